@@ -1,0 +1,118 @@
+"""What every decoder and encoder is made of. Pure: no I/O, usable without a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypedDict
+
+from penstock.sse import Frame
+
+Json = Any  # a JSON value: a recursive alias costs the type checker more than it tells
+JsonObject = dict[str, Any]
+
+
+class Source(TypedDict):
+    """Who said it (executions-sse.md). All four keys are always there."""
+
+    agent_id: str
+    agent_type: str  # "agent" | "team" | "workflow" for the outer run, "worker" for one inside it
+    agent_name: str
+    team_name: str | None
+
+
+class Subrun(TypedDict, total=False):
+    """The inner run that an event belongs to."""
+
+    id: str
+    parent_id: str
+    name: str
+
+
+@dataclass(slots=True)
+class Draft:
+    """A canonical event before it has its place in the run: no sequence and no timestamp yet.
+
+    `type` is `category.action`; `data` has the fields of that type in `penstock.events`.
+    """
+
+    type: str
+    data: JsonObject
+    source: Source | None = None
+    subrun: Subrun | None = None
+    step_id: str | None = None
+
+
+@dataclass(slots=True)
+class PauseItem:
+    """One thing that somebody must decide before the upstream can go on.
+
+    `kind`: confirmation, input, external, credential, feedback, selection, review, long_running.
+    `item_id` is the id by which the upstream knows the request (unique within the pause).
+    """
+
+    item_id: str
+    kind: str
+    tool_call_id: str | None = None
+    tool: str | None = None
+    args: JsonObject | None = None
+    description: str | None = None
+    input_schema: JsonObject | None = None
+    options: list[Json] | None = None
+    editable: bool = False
+    subrun: Subrun | None = None
+
+
+@dataclass(slots=True)
+class Pause:
+    """The upstream waits. `resume` is what its adapter needs to continue, kept verbatim."""
+
+    items: list[PauseItem]
+    resume: JsonObject
+    source: Source | None = None
+
+
+@dataclass(slots=True)
+class AgentFacts:
+    """What a decoder may know of the agent besides its frames: the configuration's words."""
+
+    id: str
+    name: str | None = None
+    kind: str = "agent"  # agent | team | workflow
+    drop: frozenset[str] = field(default_factory=frozenset)  # upstream event names to leave out
+
+
+class Decoder(Protocol):
+    """One protocol's frames to drafts. One instance lives as long as the run, over all its legs.
+
+    Deterministic: the same frames give the same drafts, whatever the chunking and the clock.
+    Never raises on any frame: what it cannot read becomes `custom.event` or `lifecycle.failed`.
+    """
+
+    def open(self, leg: int) -> Sequence[Draft | Pause]:
+        """A leg's response begins (leg 1 is the start, each continue is one more)."""
+        ...
+
+    def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
+        """What was decided about the pause before this leg; called right after `open(leg > 1)`.
+
+        `items`: item id to `{"decision": "approve" | "reject", "note": str | None, "value": Any}`.
+        Gives at once the tool results of which the upstream will say nothing.
+        """
+        ...
+
+    def feed(self, frame: Frame) -> Sequence[Draft | Pause]: ...
+
+    def end(self) -> Sequence[Draft | Pause]:
+        """The response ended cleanly: complete, pause, or report the upstream as lost."""
+        ...
+
+    def abort(self) -> Sequence[Draft | Pause]:
+        """The response was cut: close what is open. The caller reports the reason afterwards."""
+        ...
+
+    def snapshot(self) -> JsonObject:
+        """The state as JSON, from which `restore` goes on; taken between legs."""
+        ...
+
+    def restore(self, state: JsonObject) -> None: ...
