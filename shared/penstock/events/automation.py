@@ -1,0 +1,46 @@
+"""automation.*: rules that fired, and what became of their deliveries. May follow a run's end."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from penstock.events.base import Data
+from penstock.events.workflow import ErrorInfo
+
+
+class Triggered(Data, title="Automation triggered"):
+    """A rule matched an event."""
+
+    TYPE: ClassVar[str] = "automation.triggered"
+    automation: str = Field(description="The rule's id.")
+    trigger: str = Field(description="The event that it matched.")
+    delivery_id: str = Field(description="The delivery; the same over all its attempts.")
+    workflow: str = Field(description="The rule's name.")
+
+
+class _Outcome(Data):
+    automation: str = Field(description="The rule's id.")
+    workflow: str = Field(description="The rule's name.")
+    delivery_id: str = Field(description="The delivery.")
+    status_code: int | None = Field(default=None, description="The receiver's last HTTP status.")
+    result: str = Field(description="What came of it, for people.")
+    attempts: int = Field(description="How many attempts were made.")
+    duration_s: float = Field(description="From the first attempt to the end, in seconds.")
+    error: ErrorInfo | None = Field(default=None, description="What went wrong.")
+
+
+class Completed(_Outcome, title="Automation completed"):
+    """A delivery succeeded."""
+
+    TYPE: ClassVar[str] = "automation.completed"
+
+
+class Failed(_Outcome, title="Automation failed"):
+    """A delivery failed for good."""
+
+    TYPE: ClassVar[str] = "automation.failed"
+
+
+EVENTS: tuple[type[Data], ...] = (Triggered, Completed, Failed)

@@ -1,0 +1,99 @@
+"""lifecycle.*: a run's beginning, its waits and its one end."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from penstock.events.base import Data, Model
+
+
+class Usage(Model):
+    """Tokens that the models of a run used, as far as the upstream tells."""
+
+    input_tokens: int | None = Field(default=None, description="Tokens read.")
+    output_tokens: int | None = Field(default=None, description="Tokens written.")
+    total_tokens: int | None = Field(default=None, description="Both together.")
+    reasoning_tokens: int | None = Field(default=None, description="Tokens spent on thoughts.")
+    cached_input_tokens: int | None = Field(default=None, description="Tokens read from a cache.")
+
+
+class Started(Data, title="Run started"):
+    """A run was accepted. Always sequence 1, before the upstream answers."""
+
+    TYPE: ClassVar[str] = "lifecycle.started"
+    agent: str = Field(description="The agent's id in the configuration.")
+    user_id: str = Field(description="Whose run it is.")
+    message: str | None = Field(default=None, description="What the user said.")
+    idempotency_key: str | None = Field(default=None, description="The start's key, if it had one.")
+
+
+class Paused(Data, title="Run paused"):
+    """The run waits for a person."""
+
+    TYPE: ClassVar[str] = "lifecycle.paused"
+    reason: str = Field(description="Why it waits: `approval_required`.")
+    approval_id: str = Field(description="The approval that it waits for.")
+
+
+class Resumed(Data, title="Run resumed"):
+    """A paused run goes on; said only after `lifecycle.paused`."""
+
+    TYPE: ClassVar[str] = "lifecycle.resumed"
+    approval_id: str | None = Field(default=None, description="The approval that was decided.")
+    upstream_run_id: str | None = Field(
+        default=None, description="The upstream's id of what goes on."
+    )
+
+
+class Retrying(Data, title="Run retried"):
+    """Something failed and is tried again."""
+
+    TYPE: ClassVar[str] = "lifecycle.retrying"
+    retry_count: int = Field(description="Which retry begins: 1 is the first.")
+    max_retries: int = Field(description="How many there may be.")
+    reason: str = Field(description="What failed.")
+    step: str | None = Field(default=None, description="The step that is tried again.")
+
+
+class Completed(Data, title="Run completed"):
+    """The run ended well. Terminal."""
+
+    TYPE: ClassVar[str] = "lifecycle.completed"
+    summary: str = Field(description="The final text.")
+    content: str | None = Field(default=None, description="The whole answer, if not the summary.")
+    value: Any = Field(default=None, description="Structured output, as JSON.")
+    content_type: str | None = Field(default=None, description="What `value` or `content` is.")
+    usage: Usage | None = Field(default=None, description="Tokens used.")
+    metrics: dict[str, Any] | None = Field(default=None, description="The upstream's own figures.")
+    session_state: Any = Field(default=None, description="The session's state at the end.")
+
+
+class Failed(Data, title="Run failed"):
+    """The run ended in an error. Terminal."""
+
+    TYPE: ClassVar[str] = "lifecycle.failed"
+    error: str = Field(description="What went wrong, in the upstream's own words if it had any.")
+    code: str = Field(
+        description="`upstream_lost`, `upstream_http`, `upstream_error`, `timeout`, "
+        "`outcome_unknown`, `limit` or `internal`."
+    )
+    error_type: str | None = Field(default=None, description="The upstream's class of error.")
+    step: str | None = Field(default=None, description="The step that failed.")
+    status_code: int | None = Field(default=None, description="The upstream's HTTP status.")
+    detail: Any = Field(default=None, description="What else is known.")
+    retryable: bool | None = Field(default=None, description="Whether a new run may succeed.")
+
+
+class Cancelled(Data, title="Run cancelled"):
+    """The run was stopped. Terminal."""
+
+    TYPE: ClassVar[str] = "lifecycle.cancelled"
+    reason: str = Field(description="`user_stop`, `superseded` or `shutdown`.")
+    by: str | None = Field(default=None, description="Who stopped it.")
+    step: str | None = Field(default=None, description="The step that was under way.")
+    confirmed: bool = Field(description="Whether the upstream said that it stopped.")
+
+
+EVENTS: tuple[type[Data], ...] = (Started, Paused, Resumed, Retrying, Completed, Failed, Cancelled)

@@ -1,0 +1,121 @@
+"""llm.*: what a model says, thinks and asks tools to do."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from penstock.events.base import Data
+
+
+class MessageStarted(Data, title="Message started"):
+    """A message begins; said at its first text."""
+
+    TYPE: ClassVar[str] = "llm.message_started"
+    message_id: str = Field(description="The message's id, unique in the run.")
+    role: str = Field(description="`assistant`, or who else speaks.")
+    name: str | None = Field(default=None, description="The speaker's name.")
+
+
+class Stream(Data, title="Text streamed"):
+    """A piece of a message's text."""
+
+    TYPE: ClassVar[str] = "llm.stream"
+    content: str = Field(description="The next piece, never empty.")
+    message_id: str = Field(description="The message that it continues.")
+
+
+class MessageCompleted(Data, title="Message completed"):
+    """A message is whole."""
+
+    TYPE: ClassVar[str] = "llm.message_completed"
+    message_id: str = Field(description="The message's id.")
+    role: str = Field(description="`assistant`, or who else spoke.")
+    content: str = Field(description="The whole text.")
+    value: Any = Field(default=None, description="Structured output, as JSON.")
+    content_type: str | None = Field(default=None, description="What `value` or `content` is.")
+    citations: dict[str, Any] | None = Field(default=None, description="Where it is taken from.")
+    parts: list[Any] | None = Field(default=None, description="Parts that are not text.")
+    status: str | None = Field(default=None, description="How the message ended.")
+    result_type: str | None = Field(default=None, description="What kind of result it is.")
+    key_points: list[Any] | None = Field(default=None, description="Its main points.")
+    suggested_actions: list[Any] | None = Field(default=None, description="What to do next.")
+    ui_schema: dict[str, Any] | None = Field(default=None, description="How to show it.")
+    error: str | None = Field(default=None, description="Why it is not whole.")
+
+
+class Reasoning(Data, title="Thought streamed"):
+    """A piece of a model's thoughts."""
+
+    TYPE: ClassVar[str] = "llm.reasoning"
+    thought: str = Field(description="The next piece (a delta).")
+    reasoning_id: str = Field(description="The train of thought that it continues.")
+    title: str | None = Field(default=None, description="What this thought is about.")
+    final: bool | None = Field(default=None, description="True at the last piece.")
+    debug: bool | None = Field(default=None, description="True when not meant for users.")
+
+
+class ToolArgs(Data, title="Tool arguments streamed"):
+    """A piece of a call's arguments: JSON text (`delta`), or one value at a path."""
+
+    TYPE: ClassVar[str] = "llm.tool_args"
+    tool_call_id: str = Field(description="The call that it belongs to.")
+    tool: str = Field(description="The tool's name.")
+    delta: str | None = Field(default=None, description="The next piece of the JSON text.")
+    path: str | None = Field(default=None, description="A JSONPath into the arguments.")
+    value: Any = Field(default=None, description="The value, or its next piece, at `path`.")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if self.delta is None and not {"path", "value"} <= self.model_fields_set:
+            raise ValueError("needs `delta`, or `path` and `value`")
+        return self
+
+
+class ToolCall(Data, title="Tool called"):
+    """The model asked for a tool; exactly once per call id."""
+
+    TYPE: ClassVar[str] = "llm.tool_call"
+    tool: str = Field(description="The tool's name.")
+    args: dict[str, Any] = Field(description="Its arguments.")
+    tool_call_id: str = Field(description="The call's id, unique in the run.")
+    message_id: str | None = Field(default=None, description="The message that asked for it.")
+    pending: bool | None = Field(default=None, description="True when it awaits a decision.")
+    args_text: str | None = Field(default=None, description="Arguments that are no JSON.")
+    execution: str | None = Field(default=None, description="Where it runs: `server`, `client`.")
+
+
+class ToolProgress(Data, title="Tool progressed"):
+    """A tool runs (`status: running`), or tells how far it is."""
+
+    TYPE: ClassVar[str] = "llm.tool_progress"
+    tool_call_id: str = Field(description="The call.")
+    status: str | None = Field(default=None, description="`running`, or the tool's own word.")
+    delta: str | None = Field(default=None, description="A piece of output.")
+
+
+class ToolResult(Data, title="Tool answered"):
+    """What a call came to; once per call id."""
+
+    TYPE: ClassVar[str] = "llm.tool_result"
+    tool: str = Field(description="The tool's name.")
+    result: Any = Field(description="What it returned, as JSON.")
+    tool_call_id: str = Field(description="The call.")
+    outcome: str = Field(description="`ok`, `error`, `rejected`, `expired` or `partial`.")
+    error: str | None = Field(default=None, description="What went wrong.")
+    content: list[Any] | None = Field(default=None, description="The result in parts.")
+    duration_s: float | None = Field(default=None, description="How long it ran, in seconds.")
+    message_id: str | None = Field(default=None, description="The message that carries it.")
+
+
+EVENTS: tuple[type[Data], ...] = (
+    MessageStarted,
+    Stream,
+    MessageCompleted,
+    Reasoning,
+    ToolArgs,
+    ToolCall,
+    ToolProgress,
+    ToolResult,
+)

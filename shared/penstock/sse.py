@@ -1,0 +1,152 @@
+"""`text/event-stream` bytes to frames and back (WHATWG HTML, section 9.2).
+
+Pure: no I/O. A line ends at CR, LF or CRLF and nowhere else: U+2028, U+2029 and U+0085 inside
+`data` are data (real Agno and ADK servers send them raw, and line iterators split there).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+
+
+class FrameTooLarge(ValueError):
+    """A frame grew past the limit before its blank line came."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"a frame is larger than {limit_bytes} bytes")
+        self.limit_bytes = limit_bytes
+
+
+@dataclass(slots=True)
+class Frame:
+    """One dispatched event. `data` holds UTF-8 bytes, its lines joined by LF."""
+
+    data: bytes
+    event: str | None = None
+    id: str | None = None
+    retry_ms: int | None = None
+
+
+class Parser:
+    """Bytes in any chunking to frames.
+
+    `feed` returns the frames that the chunk completed, and raises `FrameTooLarge` when the frame
+    under way passes the limit; the parser cannot be used after that. Frames without a `data`
+    line are not dispatched, as the specification says.
+    """
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._tail: list[bytes] = []  # pieces of the line under way
+        self._after_cr = False  # the last chunk ended in CR: a leading LF belongs to it
+        self._at_start = True  # a byte order mark may come
+        self._size = 0  # bytes of the frame under way
+        self._data: list[bytes] = []
+        self._event: str | None = None
+        self._id: str | None = None
+        self._retry_ms: int | None = None
+
+    @property
+    def at_boundary(self) -> bool:
+        """True when nothing of a further frame has been read."""
+        return not self._size
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        if self._after_cr and chunk:
+            self._after_cr = False
+            if chunk[:1] == b"\n":
+                chunk = chunk[1:]
+        if self._at_start and chunk:
+            chunk = self._without_bom(chunk)
+        if not chunk:
+            return []
+        if b"\r" in chunk:
+            lines = _LINE_END.split(chunk)
+            self._after_cr = chunk.endswith(b"\r")
+        else:
+            lines = chunk.split(b"\n")
+        if len(lines) == 1:  # the line goes on
+            self._tail.append(chunk)
+            self._grow(len(chunk))
+            return []
+        if self._tail:
+            self._tail.append(lines[0])
+            # its earlier pieces are counted already
+            self._size -= sum(map(len, self._tail[:-1]))
+            lines[0] = b"".join(self._tail)
+            self._tail.clear()
+        unfinished = lines.pop()
+        frames: list[Frame] = []
+        for line in lines:
+            if line:
+                self._grow(len(line) + 1)
+                self._field(line)
+            else:
+                self._dispatch(frames)
+        if unfinished:
+            self._tail.append(unfinished)
+            self._grow(len(unfinished))
+        return frames
+
+    def _without_bom(self, chunk: bytes) -> bytes:
+        head = b"".join((*self._tail, chunk))
+        if len(head) < len(_BOM) and _BOM.startswith(head):
+            self._tail = [head]
+            self._size = len(head)
+            return b""
+        self._at_start = False
+        self._tail.clear()
+        self._size = 0
+        return head.removeprefix(_BOM)
+
+    def _grow(self, n_bytes: int) -> None:
+        self._size += n_bytes
+        if self._size > self._max_frame_bytes:
+            raise FrameTooLarge(self._max_frame_bytes)
+
+    def _field(self, line: bytes) -> None:
+        name, colon, value = line.partition(b":")
+        if not name and colon:
+            return  # a comment
+        if value[:1] == b" ":
+            value = value[1:]
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"event":
+            self._event = value.decode("utf-8", "replace")
+        elif name == b"id":
+            if b"\0" not in value:
+                self._id = value.decode("utf-8", "replace")
+        elif name == b"retry" and value.isdigit():
+            self._retry_ms = int(value)
+
+    def _dispatch(self, frames: list[Frame]) -> None:
+        if self._data:
+            data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+            frames.append(Frame(data, self._event, self._id, self._retry_ms))
+        self._data = []
+        self._event = self._id = self._retry_ms = None
+        self._size = 0
+
+
+def encode(data: bytes, *, event: str | None = None, id: str | None = None) -> bytes:
+    """One frame: `id`, `event`, `data`, blank line; LF only. Lines of `data` become data lines."""
+    head = b""
+    if id is not None:
+        head = b"id: " + id.encode() + b"\n"
+    if event is not None:
+        head += b"event: " + event.encode() + b"\n"
+    if b"\n" in data or b"\r" in data:
+        data = b"\ndata: ".join(_LINE_END.split(data))
+    return head + b"data: " + data + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """A comment frame; every client ignores it, and it keeps the connection from idling out."""
+    return b": " + text.encode() + b"\n\n"
