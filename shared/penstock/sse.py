@@ -13,14 +13,21 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
+_NO_LINE = re.compile(r"[\r\n\0]")
+_RETRY = re.compile(rb"[0-9]{1,15}")  # more digits are no waiting time, and cost to convert
 
 
 class FrameTooLarge(ValueError):
-    """A frame grew past the limit before its blank line came."""
+    """A frame grew past the limit before its blank line came.
 
-    def __init__(self, limit_bytes: int) -> None:
+    `frames` are those that the same chunk completed before it: they would be lost otherwise, and
+    what a reader gets would depend on the chunking.
+    """
+
+    def __init__(self, limit_bytes: int, frames: list[Frame]) -> None:
         super().__init__(f"a frame is larger than {limit_bytes} bytes")
         self.limit_bytes = limit_bytes
+        self.frames = frames
 
 
 @dataclass(slots=True)
@@ -36,9 +43,7 @@ class Frame:
 class Parser:
     """Bytes in any chunking to frames.
 
-    `feed` returns the frames that the chunk completed, and raises `FrameTooLarge` when the frame
-    under way passes the limit; the parser cannot be used after that. Frames without a `data`
-    line are not dispatched, as the specification says.
+    Frames without a `data` line are not dispatched, as the specification says.
     """
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -58,6 +63,11 @@ class Parser:
         return not self._size
 
     def feed(self, chunk: bytes) -> list[Frame]:
+        """The frames that the chunk completes.
+
+        Raises `FrameTooLarge` when the frame under way passes the limit; the parser cannot be
+        used after that.
+        """
         if self._after_cr and chunk:
             self._after_cr = False
             if chunk[:1] == b"\n":
@@ -71,10 +81,11 @@ class Parser:
             self._after_cr = chunk.endswith(b"\r")
         else:
             lines = chunk.split(b"\n")
+        frames: list[Frame] = []
         if len(lines) == 1:  # the line goes on
             self._tail.append(chunk)
-            self._grow(len(chunk))
-            return []
+            self._grow(len(chunk), frames)
+            return frames
         if self._tail:
             self._tail.append(lines[0])
             # its earlier pieces are counted already
@@ -82,16 +93,15 @@ class Parser:
             lines[0] = b"".join(self._tail)
             self._tail.clear()
         unfinished = lines.pop()
-        frames: list[Frame] = []
         for line in lines:
             if line:
-                self._grow(len(line) + 1)
+                self._grow(len(line) + 1, frames)
                 self._field(line)
             else:
                 self._dispatch(frames)
         if unfinished:
             self._tail.append(unfinished)
-            self._grow(len(unfinished))
+            self._grow(len(unfinished), frames)
         return frames
 
     def _without_bom(self, chunk: bytes) -> bytes:
@@ -105,10 +115,10 @@ class Parser:
         self._size = 0
         return head.removeprefix(_BOM)
 
-    def _grow(self, n_bytes: int) -> None:
+    def _grow(self, n_bytes: int, frames: list[Frame]) -> None:
         self._size += n_bytes
         if self._size > self._max_frame_bytes:
-            raise FrameTooLarge(self._max_frame_bytes)
+            raise FrameTooLarge(self._max_frame_bytes, frames)
 
     def _field(self, line: bytes) -> None:
         name, colon, value = line.partition(b":")
@@ -123,7 +133,7 @@ class Parser:
         elif name == b"id":
             if b"\0" not in value:
                 self._id = value.decode("utf-8", "replace")
-        elif name == b"retry" and value.isdigit():
+        elif name == b"retry" and _RETRY.fullmatch(value):
             self._retry_ms = int(value)
 
     def _dispatch(self, frames: list[Frame]) -> None:
@@ -136,12 +146,16 @@ class Parser:
 
 
 def encode(data: bytes, *, event: str | None = None, id: str | None = None) -> bytes:
-    """One frame: `id`, `event`, `data`, blank line; LF only. Lines of `data` become data lines."""
+    """One frame: `id`, `event`, `data`, blank line; LF only. Lines of `data` become data lines.
+
+    A line end in `data` reads back as LF, whichever it was. Raises `ValueError` for an `event` or
+    `id` with a line end or NUL in it: it would forge a field.
+    """
     head = b""
     if id is not None:
-        head = b"id: " + id.encode() + b"\n"
+        head = b"id: " + _line(id) + b"\n"
     if event is not None:
-        head += b"event: " + event.encode() + b"\n"
+        head += b"event: " + _line(event) + b"\n"
     if b"\n" in data or b"\r" in data:
         data = b"\ndata: ".join(_LINE_END.split(data))
     return head + b"data: " + data + b"\n\n"
@@ -149,4 +163,10 @@ def encode(data: bytes, *, event: str | None = None, id: str | None = None) -> b
 
 def comment(text: str) -> bytes:
     """A comment frame; every client ignores it, and it keeps the connection from idling out."""
-    return b": " + text.encode() + b"\n\n"
+    return b": " + _line(text) + b"\n\n"
+
+
+def _line(text: str) -> bytes:
+    if _NO_LINE.search(text):
+        raise ValueError(f"not one line: {text!r}")
+    return text.encode()
