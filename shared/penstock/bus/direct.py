@@ -1,0 +1,108 @@
+"""Batched direct get: reading a stream's past without a consumer.
+
+nats-py exposes one message at a time. A replica that lags behind may answer, so a caller that
+needs everything checks that what it got is contiguous.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from nats.aio.msg import Msg
+
+from penstock.bus.errors import BusUnavailable, OutcomeUnknown
+
+if TYPE_CHECKING:
+    from penstock.bus.client import Bus
+
+BATCH = 500
+MAX_BATCH_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Stored:
+    """A message as a stream holds it."""
+
+    subject: str
+    sequence: int
+    headers: dict[str, str]
+    payload: bytes
+
+
+async def read(
+    bus: Bus, stream: str, pattern: str, start: int = 1, limit: int = BATCH
+) -> tuple[list[Stored], int]:
+    """Up to `limit` messages that match, from stream sequence `start` on, and how many follow.
+
+    Raises BusUnavailable when nobody answers, OutcomeUnknown when the answer stops half-way.
+    """
+    inbox = bus.client.new_inbox()
+    found: list[Stored] = []
+    done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def collect(msg: Msg) -> None:
+        headers = msg.headers or {}
+        status = headers.get("Status")
+        if status is None:
+            found.append(
+                Stored(
+                    headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, msg.data
+                )
+            )
+        elif done.done():
+            return
+        elif status == "204":
+            done.set_result(int(headers.get("Nats-Num-Pending", 0)))
+        elif status == "404":
+            done.set_result(0)
+        else:
+            done.set_exception(
+                BusUnavailable(f"{stream}: {status} {headers.get('Description', '')}")
+            )
+
+    subscription = await bus.client.subscribe(inbox, cb=collect)
+    try:
+        request = {
+            "seq": max(start, 1),
+            "next_by_subj": pattern,
+            "batch": limit,
+            "max_bytes": MAX_BATCH_BYTES,
+        }
+        await bus.client.publish(f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(request), inbox)
+        pending = await asyncio.wait_for(done, bus.settings.publish_timeout_s)
+    except TimeoutError as error:
+        raise OutcomeUnknown(f"{stream}: the direct get did not end in time") from error
+    finally:
+        await subscription.unsubscribe()
+    return found, pending
+
+
+async def replay(bus: Bus, stream: str, pattern: str, start: int = 1) -> AsyncIterator[Stored]:
+    """Every message that matches, from stream sequence `start` to the end as it is now."""
+    while True:
+        found, pending = await read(bus, stream, pattern, start)
+        for stored in found:
+            yield stored
+        if not found or not pending:
+            return
+        start = found[-1].sequence + 1
+
+
+def stored_of(message: dict[str, Any]) -> Stored:
+    """The JSON of STREAM.MSG.GET as a message."""
+    headers: dict[str, str] = {}
+    for line in base64.b64decode(message.get("hdrs", "")).split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name:
+            headers[name.decode()] = value.strip().decode()
+    return Stored(
+        message["subject"],
+        message["seq"],
+        headers,
+        base64.b64decode(message.get("data", "")),
+    )

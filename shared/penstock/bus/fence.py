@@ -1,0 +1,139 @@
+"""Fenced appends: what must not be written twice carries the expected last sequence.
+
+The only place that builds fence headers. The pattern comes from the subject, because a pattern that
+does not cover it is accepted by the server in silence, and then fences nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.bus import messages, streams, subjects
+from penstock.bus.direct import Stored
+from penstock.bus.errors import BusUnavailable, FenceConflict, OutcomeUnknown, StreamFull
+from penstock.bus.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, Message
+
+if TYPE_CHECKING:
+    from penstock.bus.client import Bus
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 512 * 1024
+RETRY_S = 0.25
+
+
+def _fenced(message: Message, pattern: str, last: int) -> Message:
+    return Message(
+        message.subject,
+        message.payload,
+        {**message.headers, EXPECTED_SUBJECT: pattern, EXPECTED_SEQUENCE: str(last)},
+    )
+
+
+async def append(bus: Bus, pattern: str, batch: Sequence[Message], last: int) -> int:
+    """Store one message, or several all together, after stream sequence `last` (0: nothing yet).
+
+    Returns the stream sequence of the last one. Raises FenceConflict, OutcomeUnknown,
+    BusUnavailable, StreamFull, MessageTooLarge.
+    """
+    first = _fenced(batch[0], pattern, last)
+    if len(batch) == 1:
+        return await bus.publisher.publish(first)
+    return await bus.publisher.publish_batch([first, *batch[1:]])
+
+
+async def tail(bus: Bus, stream: str, pattern: str) -> Stored | None:
+    """The last stored message under a fence, from the leader; waits for the bus as needed."""
+    while True:
+        try:
+            return await bus.tail(stream, pattern)
+        except (BusUnavailable, OutcomeUnknown):
+            await asyncio.sleep(RETRY_S)
+
+
+@dataclass(slots=True)
+class RawWriter:
+    """Appends source frames of one run and writer to RAW, each once, in order.
+
+    `write` returns when the frame is stored. While the bus is away it waits, which is what holds
+    an upstream back. Raises FenceConflict when another writer has taken the run over, and
+    nothing of this one can be stored any more.
+    """
+
+    bus: Bus
+    run_id: str
+    writer: str
+    connection: str  # unique to this writer: tells its own frames from a successor's
+    last: int = 0
+    index: int = 0
+
+    @classmethod
+    async def resume(cls, bus: Bus, run_id: str, writer: str, connection: str) -> RawWriter:
+        """A writer that goes on after whatever stands there."""
+        stored = await tail(bus, streams.RAW, subjects.raw_stored(run_id, writer))
+        return cls(bus, run_id, writer, connection, stored.sequence if stored else 0)
+
+    async def write(
+        self,
+        kind: str,
+        payload: bytes = b"",
+        *,
+        leg: int,
+        received: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> int:
+        """Store one source frame; over 512 KiB as parts in one atomic batch."""
+        self.index += 1
+        common = {
+            messages.LEG: str(leg),
+            messages.CONNECTION: self.connection,
+            messages.INDEX: str(self.index),
+            messages.RECEIVED: received or messages.now(),
+            **(headers or {}),
+        }
+        subject = subjects.raw(self.run_id, self.writer)
+        pieces = [
+            payload[start : start + MAX_MESSAGE_BYTES]
+            for start in range(0, len(payload), MAX_MESSAGE_BYTES)
+        ] or [b""]
+        if len(pieces) == 1:
+            batch = [Message(subject, payload, {**common, messages.KIND: kind})]
+        else:
+            batch = [
+                Message(
+                    subject,
+                    piece,
+                    {**common, messages.KIND: "part", messages.PART: f"{n}/{len(pieces)}"},
+                )
+                for n, piece in enumerate(pieces, 1)
+            ]
+        return await self._store(batch)
+
+    async def _store(self, batch: Sequence[Message]) -> int:
+        pattern = subjects.raw_stored(self.run_id, self.writer)
+        while True:
+            try:
+                self.last = await append(self.bus, pattern, batch, self.last)
+                return self.last
+            except (BusUnavailable, StreamFull) as error:
+                log.warning("run %s: RAW does not take frames: %s", self.run_id, error)
+                await asyncio.sleep(RETRY_S)
+            except (OutcomeUnknown, FenceConflict):
+                stored = await tail(self.bus, streams.RAW, pattern)
+                if stored is None or stored.sequence == self.last:
+                    # nothing came in between (or all of it has aged): the frame is not there
+                    self.last = stored.sequence if stored else 0
+                elif self._is_mine(stored):
+                    self.last = stored.sequence
+                    return self.last
+                else:
+                    raise FenceConflict(f"run {self.run_id} was taken over") from None
+
+    def _is_mine(self, stored: Stored) -> bool:
+        return stored.headers.get(messages.CONNECTION) == self.connection and stored.headers.get(
+            messages.INDEX
+        ) == str(self.index)

@@ -1,0 +1,192 @@
+"""Live follow with gap repair: the stored past, then what comes, each once and in order.
+
+One core subscription a followed run, and no JetStream consumer. Core messages can be lost (a
+reconnect, a slow reader), so what arrives must follow on what came before; where it does not, and
+after each reconnect and silence, the stream itself is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+
+from penstock.bus import messages, streams, subjects
+from penstock.bus.direct import Stored, read
+from penstock.bus.errors import BusError
+
+if TYPE_CHECKING:
+    from penstock.bus.client import Bus
+
+log = logging.getLogger(__name__)
+
+PROBE_S = 5.0
+RETRY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What to follow: the stored pattern, its republished subject, and what "next" means."""
+
+    stream: str
+    pattern: str
+    live: str
+    follows: Callable[[Stored, Stored], bool]
+
+
+def _next_sequence(before: Stored, after: Stored) -> bool:
+    return int(after.headers[messages.SEQUENCE]) == int(before.headers[messages.SEQUENCE]) + 1
+
+
+def _next_on_subject(before: Stored, after: Stored) -> bool:
+    # of a direct get this is the message before it in the answer, which is the same
+    return int(after.headers.get("Nats-Last-Sequence", 0)) in (before.sequence, 0)
+
+
+def events(run_id: str) -> Followed:
+    """The canonical events of a run."""
+    return Followed(
+        streams.EVENTS,
+        subjects.events_of_run(run_id),
+        subjects.live_of_run(run_id),
+        _next_sequence,
+    )
+
+
+def raw(run_id: str, writer: str) -> Followed:
+    """The source frames of a run's writer."""
+    return Followed(
+        streams.RAW,
+        subjects.raw_stored(run_id, writer),
+        subjects.frames(run_id, writer),
+        _next_on_subject,
+    )
+
+
+class Follow:
+    """Delivers lists of messages, from stream sequence `start` on, until `stop`.
+
+    `deliver` is called in order, never twice with the same message, and must not wait.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        followed: Followed,
+        start: int,
+        deliver: Callable[[list[Stored]], None],
+        probe_s: float = PROBE_S,
+    ) -> None:
+        self._bus = bus
+        self._followed = followed
+        self._next = max(start, 1)
+        self._deliver = deliver
+        self._probe_s = probe_s
+        self._last: Stored | None = None
+        self._early: list[Stored] = []  # live ones that wait for the repair
+        self._repair: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._subscription: Subscription | None = None
+        self._stop_listening: Callable[[], None] | None = None
+        self._stopped = False
+
+    async def start(self) -> None:
+        """Subscribe first, then read the past: so nothing falls between."""
+        self._stop_listening = self._bus.on_reconnect(self._begin_repair)
+        self._subscription = await self._bus.subscribe(self._followed.live, self._on_live)
+        self._begin_repair()
+
+    async def stop(self) -> None:
+        """Deliver nothing more."""
+        self._stopped = True
+        if self._stop_listening:
+            self._stop_listening()
+        if self._timer:
+            self._timer.cancel()
+        if self._repair:
+            self._repair.cancel()
+        if self._subscription:
+            try:
+                await self._subscription.unsubscribe()
+            except NatsError:
+                log.debug("unsubscribed by a closed connection")
+
+    async def _on_live(self, msg: Msg) -> None:
+        headers = msg.headers or {}
+        stored = Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, msg.data)
+        if self._repair is not None:
+            self._early.append(stored)
+        elif self._is_next(stored):
+            self._accept([stored])
+        elif stored.sequence >= self._next:
+            self._early.append(stored)
+            self._begin_repair()
+
+    def _is_next(self, stored: Stored) -> bool:
+        if stored.sequence < self._next:
+            return False
+        return self._last is not None and self._followed.follows(self._last, stored)
+
+    def _accept(self, batch: list[Stored]) -> None:
+        self._last = batch[-1]
+        self._next = self._last.sequence + 1
+        self._set_timer()
+        if not self._stopped:
+            self._deliver(batch)
+
+    def _set_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._probe_s, self._begin_repair)
+
+    def _begin_repair(self) -> None:
+        if self._repair is None and not self._stopped:
+            self._repair = asyncio.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        while not self._stopped:
+            try:
+                found, pending = await read(
+                    self._bus, self._followed.stream, self._followed.pattern, self._next
+                )
+            except (BusError, NatsError) as error:
+                log.warning("reading %s: %s", self._followed.pattern, error)
+                await asyncio.sleep(RETRY_S * 10)
+                continue
+            self._accept_found(found)
+            self._accept_early()
+            if pending:
+                continue
+            if not self._early:
+                break
+            await asyncio.sleep(RETRY_S)  # a replica lags behind what was republished
+        self._repair = None
+        self._set_timer()
+
+    def _accept_found(self, found: list[Stored]) -> None:
+        if not found:
+            return
+        taken = 1
+        while taken < len(found) and self._followed.follows(found[taken - 1], found[taken]):
+            taken += 1
+        if self._last is None or self._followed.follows(self._last, found[0]):
+            self._accept(found[:taken])
+        else:
+            log.warning("%s: a gap in the stream itself", self._followed.pattern)
+            self._accept(found[:taken])
+
+    def _accept_early(self) -> None:
+        early, self._early = self._early, []
+        for at, stored in enumerate(early):
+            if stored.sequence < self._next:
+                continue
+            if not self._is_next(stored):
+                self._early = early[at:]
+                return
+            self._accept([stored])

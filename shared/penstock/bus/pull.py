@@ -1,0 +1,353 @@
+"""Our own pull loop: 7 to 9 µs a message, where nats-py's fetch takes 25 to 46.
+
+`Reader` follows a stream in order, every message once, without acknowledgements. `WorkQueue` takes
+commands from a durable consumer, many at a time, each acknowledged when its handler returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+
+from penstock.bus.direct import Stored
+from penstock.bus.errors import BusError
+
+if TYPE_CHECKING:
+    from penstock.bus.client import Bus
+
+log = logging.getLogger(__name__)
+
+NANO = 1_000_000_000
+EXPIRES_S = 30
+SILENCE_S = EXPIRES_S + 5  # longer than any request lives: something was lost
+RETRY_S = 0.25
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A message with its place in the stream and in its consumer, and how to acknowledge it."""
+
+    stored: Stored
+    consumer_sequence: int
+    delivered: int  # 1 the first time
+    reply: str
+
+
+def _delivery(msg: Msg) -> Delivery:
+    # $JS.ACK.[domain.hash.]stream.consumer.delivered.stream_seq.consumer_seq.time.pending[.token]
+    tokens = msg.reply.split(".")
+    at = 4 if len(tokens) < 11 else 6
+    return Delivery(
+        Stored(msg.subject, int(tokens[at + 1]), msg.headers or {}, msg.data),
+        int(tokens[at + 2]),
+        int(tokens[at]),
+        msg.reply,
+    )
+
+
+class _Pull:
+    """Keeps requests open at one consumer, and hands over what comes."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        stream: str,
+        on_message: Callable[[Delivery], None],
+        on_room: Callable[[], object],
+        batch: int,
+    ) -> None:
+        self._bus = bus
+        self._on_room = on_room
+        self._stream = stream
+        self._on_message = on_message
+        self._batch = batch
+        self._outstanding = 0
+        self._inbox = ""
+        self._subscription: Subscription | None = None
+        self.consumer = ""
+        self.broken = asyncio.Event()
+        self.last_heard = 0.0
+
+    async def open(self, consumer: str) -> None:
+        await self.close()
+        self.consumer = consumer
+        self._outstanding = 0
+        self.broken.clear()
+        self._inbox = self._bus.client.new_inbox()
+        self._subscription = await self._bus.client.subscribe(self._inbox, cb=self._on_msg)
+        self._heard()
+
+    async def close(self) -> None:
+        if self._subscription is not None:
+            with contextlib.suppress(NatsError):
+                await self._subscription.unsubscribe()
+            self._subscription = None
+
+    async def request(self, room: int) -> None:
+        """Ask for up to `room` messages more, once enough of the last request has come."""
+        want = min(room, self._batch) - self._outstanding
+        if want <= 0 or (self._outstanding and want < self._batch // 2):
+            return
+        self._outstanding += want
+        await self._bus.client.publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self.consumer}",
+            orjson.dumps({"batch": want, "expires": EXPIRES_S * NANO}),
+            self._inbox,
+        )
+
+    def _heard(self) -> None:
+        self.last_heard = asyncio.get_running_loop().time()
+
+    @property
+    def silent(self) -> bool:
+        """True when an open request should have been answered by now."""
+        return (
+            self._outstanding > 0
+            and asyncio.get_running_loop().time() - self.last_heard > SILENCE_S
+        )
+
+    async def _on_msg(self, msg: Msg) -> None:
+        self._heard()
+        status = msg.headers.get("Status") if msg.headers else None
+        if status is None or msg.reply:
+            self._outstanding -= 1
+            self._on_message(_delivery(msg))
+            return
+        assert msg.headers is not None
+        if status in ("404", "408") or (
+            status == "409" and "Batch Completed" in msg.headers.get("Description", "")
+        ):
+            left = int(msg.headers.get("Nats-Pending-Messages", self._outstanding))
+            self._outstanding = max(0, self._outstanding - left)
+            self._on_room()
+        elif status != "100":
+            self.broken.set()
+            self._on_room()
+
+class Reader:
+    """Every message of a filter from a stream sequence on, in order, each once.
+
+    `handle` is called with each; it may wait, and then nothing more than a batch is read ahead.
+    Nothing is acknowledged: whoever needs to remember how far it came writes that down itself.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        stream: str,
+        pattern: str,
+        start: int,
+        handle: Callable[[Stored], Awaitable[None]],
+        batch: int = 500,
+    ) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._pattern = pattern
+        self._next = start
+        self._handle = handle
+        self._batch = batch
+        self._wake = asyncio.Event()
+        self._pending: list[Delivery] = []
+        self._expected = 1  # the consumer's own count tells of every loss
+        self._pull = _Pull(bus, stream, self._on_message, self._wake.set, batch)
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        stop = self._bus.on_reconnect(self._on_reconnect)
+        try:
+            while True:
+                try:
+                    await self._open()
+                    await self._read()
+                except (BusError, NatsError) as error:
+                    log.warning("reading %s of %s: %s", self._pattern, self._stream, error)
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            stop()
+            await self._pull.close()
+            if self._bus.ready:
+                with contextlib.suppress(BusError):
+                    await self._delete()
+
+    async def _open(self) -> None:
+        self._pending.clear()
+        self._expected = 1
+        answer = await self._bus.api(
+            f"CONSUMER.CREATE.{self._stream}",
+            {
+                "stream_name": self._stream,
+                "config": {
+                    "deliver_policy": "by_start_sequence",
+                    "opt_start_seq": max(self._next, 1),
+                    "filter_subject": self._pattern,
+                    "ack_policy": "none",
+                    "mem_storage": True,
+                    "num_replicas": 1,
+                    "inactive_threshold": 60 * NANO,
+                },
+            },
+        )
+        await self._pull.open(answer["name"])
+
+    async def _read(self) -> None:
+        while not self._pull.broken.is_set():
+            await self._pull.request(self._batch)
+            self._wake.clear()
+            if not self._pending:
+                try:
+                    await asyncio.wait_for(self._wake.wait(), 5)
+                except TimeoutError:
+                    if self._pull.silent:
+                        return
+                continue
+            batch, self._pending = self._pending, []
+            for delivery in batch:
+                if delivery.consumer_sequence != self._expected:
+                    return  # something was dropped on the way: begin again after the last
+                self._expected += 1
+                await self._handle(delivery.stored)
+                self._next = delivery.stored.sequence + 1
+
+    def _on_message(self, delivery: Delivery) -> None:
+        self._pending.append(delivery)
+        self._wake.set()
+
+    def _on_reconnect(self) -> None:
+        self._pull.broken.set()
+        self._wake.set()
+
+    async def _delete(self) -> None:
+        await self._bus.api(f"CONSUMER.DELETE.{self._stream}.{self._pull.consumer}")
+
+
+class Retry(Exception):
+    """A handler cannot finish now; deliver the message again after `delay_s`."""
+
+    def __init__(self, delay_s: float) -> None:
+        super().__init__(f"again in {delay_s:g} s")
+        self.delay_s = delay_s
+
+
+class WorkQueue:
+    """Commands of one durable consumer, up to `concurrency` at a time.
+
+    A handler that returns acknowledges; `Retry` delivers again; any other exception is logged and
+    delivers again too, up to `max_deliver` times, then `on_poison` gets the message.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        stream: str,
+        durable: str,
+        pattern: str,
+        handle: Callable[[Stored], Awaitable[None]],
+        *,
+        on_poison: Callable[[Stored, Exception], Awaitable[None]],
+        concurrency: int = 64,
+        ack_wait_s: float = 30.0,
+        max_deliver: int = 5,
+    ) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._durable = durable
+        self._pattern = pattern
+        self._handle = handle
+        self._on_poison = on_poison
+        self._concurrency = concurrency
+        self._ack_wait_s = ack_wait_s
+        self._max_deliver = max_deliver
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._pull = _Pull(bus, stream, self._on_message, self._wake.set, concurrency)
+
+    async def run(self) -> None:
+        """Take work until cancelled; then wait for what is being handled."""
+        stop = self._bus.on_reconnect(self._on_reconnect)
+        try:
+            while True:
+                try:
+                    await self._open()
+                    await self._take()
+                except (BusError, NatsError) as error:
+                    log.warning("taking work from %s: %s", self._durable, error)
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            stop()
+            await self._pull.close()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    async def _open(self) -> None:
+        await self._bus.api(
+            f"CONSUMER.DURABLE.CREATE.{self._stream}.{self._durable}",
+            {
+                "stream_name": self._stream,
+                "config": {
+                    "durable_name": self._durable,
+                    "filter_subject": self._pattern,
+                    "ack_policy": "explicit",
+                    "ack_wait": int(self._ack_wait_s * NANO),
+                    "max_ack_pending": 10_000,
+                },
+            },
+        )
+        await self._pull.open(self._durable)
+
+    async def _take(self) -> None:
+        while not self._pull.broken.is_set():
+            await self._pull.request(self._concurrency - len(self._tasks))
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), 5)
+            except TimeoutError:
+                if self._pull.silent:
+                    return
+
+    def _on_message(self, delivery: Delivery) -> None:
+        task = asyncio.create_task(self._work(delivery))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._wake.set()
+
+    def _on_reconnect(self) -> None:
+        self._pull.broken.set()
+        self._wake.set()
+
+    async def _work(self, delivery: Delivery) -> None:
+        heartbeat = asyncio.create_task(self._heartbeat(delivery))
+        try:
+            await self._handle(delivery.stored)
+            answer: dict[str, Any] | None = None
+            word = b"+ACK"
+        except Retry as retry:
+            word, answer = b"-NAK", {"delay": int(retry.delay_s * NANO)}
+        except Exception as error:
+            log.exception("%s: attempt %d failed", delivery.stored.subject, delivery.delivered)
+            word, answer = b"-NAK", {"delay": NANO}
+            if delivery.delivered >= self._max_deliver:
+                await self._on_poison(delivery.stored, error)
+                word, answer = b"+TERM", None
+        finally:
+            heartbeat.cancel()
+        payload = word + b" " + orjson.dumps(answer) if answer else word
+        with contextlib.suppress(NatsError):  # unanswered, it is delivered again
+            await self._bus.client.publish(delivery.reply, payload)
+
+    async def _heartbeat(self, delivery: Delivery) -> None:
+        while True:
+            await asyncio.sleep(self._ack_wait_s / 3)
+            with contextlib.suppress(NatsError):
+                await self._bus.client.publish(delivery.reply, b"+WPI")

@@ -1,0 +1,179 @@
+"""What services tell each other besides events: commands, and the records in KV.
+
+pydantic at this border: a record that does not parse is refused with the field's name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+RunStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
+ENDED: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
+
+
+class Record(BaseModel):
+    """Unknown fields are kept, so that two versions can run side by side."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def dump(self) -> bytes:
+        """As JSON."""
+        return self.model_dump_json(exclude_none=True).encode()
+
+
+class StartCommand(Record):
+    """`command.connector.start.<run>`: open leg 1."""
+
+    run_id: str
+    agent: str = Field(description="The agent's id in the configuration")
+    session_id: str
+    user_id: str = "anonymous"
+    message: str = ""
+    input: dict[str, Any] | None = Field(None, description="Further fields for the upstream")
+    body: str | None = Field(None, description="The upstream's request body, to go on verbatim")
+    idempotency_key: str | None = None
+    created_at: str
+
+
+class Decided(Record):
+    """One item's decision."""
+
+    item_id: str
+    decision: Literal["approve", "reject"]
+    note: str | None = None
+    value: Any = Field(None, description="The answer to an input or external item")
+
+
+class ContinueCommand(Record):
+    """`command.connector.continue.<run>`: open leg `leg`, at most once, as decided."""
+
+    run_id: str
+    agent: str
+    session_id: str
+    user_id: str = "anonymous"
+    leg: int
+    approval_id: str
+    items: list[Decided]
+
+
+class CancelCommand(Record):
+    """`command.connector.cancel.<run>`."""
+
+    run_id: str
+    by: str = "anonymous"
+    reason: str = "user_stop"
+
+
+class RunRecord(Record):
+    """KV `runs`, key run id: what a list of runs shows.
+
+    The edge creates it (queued); from then on the normalizer moves it with the lifecycle events.
+    """
+
+    run_id: str
+    agent: str
+    session_id: str
+    user_id: str
+    status: RunStatus = "queued"
+    message: str = Field("", description="The first 200 characters")
+    created_at: str
+    updated_at: str
+    sequence: int = Field(0, description="Of the lifecycle event that it shows")
+    legs: int = 0
+    first_event: int | None = Field(None, description="Stream sequence of lifecycle.started")
+    approval_id: str | None = Field(None, description="Of the request that it waits for")
+    code: str | None = None
+    error: str | None = None
+    summary: str | None = None
+
+
+class Turn(Record):
+    """One leg in a session's queue."""
+
+    run_id: str
+    leg: int
+    pod: str
+
+
+class SessionRecord(Record):
+    """KV `sessions`, key hash of (agent, session id): its runs in order, and whose turn it is."""
+
+    agent: str
+    session_id: str
+    runs: list[str] = []
+    queue: list[Turn] = Field([], description="The first one runs")
+
+
+class Claim(Record):
+    """KV `claims`, key `claim.<run>`: who took the run's start. Never deleted while it matters."""
+
+    pod: str
+    state: Literal["held", "cancelled"] = "held"
+
+
+class Sent(Record):
+    """KV `sent`, key approval id: a continue goes upstream at most once."""
+
+    pod: str
+    state: Literal["claimed", "done", "refused", "outcome_unknown"] = "claimed"
+
+
+class PauseRecord(Record):
+    """KV `pauses`, key run id: what is needed to go on after the events have aged out."""
+
+    run_id: str
+    approval_id: str
+    leg: int
+    protocol: str
+    fold: dict[str, Any]
+    resume: dict[str, Any] = Field(description="The upstream's own objects, verbatim")
+
+
+class Decision(Record):
+    """Who decided what, and when."""
+
+    outcome: Literal["approved", "rejected", "mixed"]
+    by: str
+    at: str
+    automatic: bool = False
+    note: str | None = None
+    items: list[Decided]
+
+
+class ApprovalRecord(Record):
+    """KV `approvals`, key approval id."""
+
+    approval_id: str
+    run_id: str
+    agent: str
+    session_id: str
+    user_id: str
+    leg: int
+    status: Literal["pending", "decided", "withdrawn", "expired"] = "pending"
+    digest: str
+    items: list[dict[str, Any]] = Field(description="As approval.requested has them")
+    requested_at: str
+    updated_at: str
+    decision: Decision | None = None
+    command_published: bool = False
+    event_published: bool = False
+    reason: str | None = None
+
+
+class DecideRequest(Record):
+    """Core request `decide.<approval id>`."""
+
+    by: str = "anonymous"
+    note: str | None = None
+    digest: str | None = Field(None, description="If given, must be the request's")
+    items: list[Decided]
+
+
+class DecideReply(Record):
+    """The outcome, after the compare-and-set. `status` is an HTTP status code."""
+
+    status: Literal[200, 404, 409, 422]
+    detail: str = ""
+    approval: ApprovalRecord | None = None

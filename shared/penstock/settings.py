@@ -1,0 +1,151 @@
+"""The configuration file and the environment, checked once at start."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class ConfigurationError(Exception):
+    """The configuration cannot be used. The text names the file and the field."""
+
+
+class AgentConfig(BaseModel):
+    """One agent server's agent, as every service knows it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")] = Field(
+        description="Our name for it, in every API"
+    )
+    protocol: Literal["agno", "adk"] = Field(description="What the server speaks")
+    url: Annotated[str, Field(description="Base URL of the server")]
+    agent: str = Field("", description="The upstream's own id: Agno agent, ADK appName")
+    kind: Literal["agent", "team", "workflow"] = "agent"
+    name: str | None = Field(None, description="For people; default: the id")
+    topology_id: int | None = Field(None, description="What executions-sse.md calls it")
+    timeout_s: Annotated[float, Field(gt=0, description="Per upstream request")] = 300.0
+    headers: dict[str, str] = Field({}, description="Sent upstream; ${NAME} from the environment")
+    drop: list[str] = Field([], description="Upstream event names to leave out")
+    resumable: bool = Field(
+        False, description="ADK 1.16 only: the app is resumable, so answers name the invocation"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        TypeAdapter(HttpUrl).validate_python(value)
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _upstream_id(self) -> AgentConfig:
+        self.agent = self.agent or self.id
+        return self
+
+
+class Config(BaseModel):
+    """The configuration file, the same for every service."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    agents: list[AgentConfig] = []
+
+    @model_validator(mode="after")
+    def _unique(self) -> Config:
+        for name in ("id", "topology_id"):
+            seen = [v for a in self.agents if (v := getattr(a, name)) is not None]
+            for value in seen:
+                if seen.count(value) > 1:
+                    raise ValueError(f"two agents have the {name} {value}")
+        return self
+
+    def agent(self, id: str) -> AgentConfig | None:
+        """The agent of that id."""
+        return next((agent for agent in self.agents if agent.id == id), None)
+
+    def by_topology(self, topology_id: int) -> AgentConfig | None:
+        """The agent that executions-sse.md calls so."""
+        return next((a for a in self.agents if a.topology_id == topology_id), None)
+
+    def by_app_name(self, app_name: str) -> AgentConfig | None:
+        """The ADK agent whose upstream calls it so."""
+        return next(
+            (a for a in self.agents if a.protocol == "adk" and a.agent == app_name), None
+        )
+
+
+def load_config(path: Path) -> Config:
+    """Read the file. Raises ConfigurationError that names the file and the field."""
+    try:
+        document = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path} is not YAML: {error}") from error
+    try:
+        return Config.model_validate(_expanded(document or {}, path))
+    except ValidationError as error:
+        lines = [
+            f"  {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
+        ]
+        raise ConfigurationError("\n".join([f"{path}:", *lines])) from error
+
+
+def _expanded(value: Any, path: Path) -> Any:
+    if isinstance(value, str):
+        return _VARIABLE.sub(lambda match: _variable(match[1], path), value)
+    if isinstance(value, dict):
+        return {key: _expanded(item, path) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expanded(item, path) for item in value]
+    return value
+
+
+def _variable(name: str, path: Path) -> str:
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise ConfigurationError(
+            f"{path} names ${{{name}}}, which is not set in the environment"
+        ) from None
+
+
+class Settings(BaseSettings):
+    """What every service takes from the environment, as `PENSTOCK_<NAME>`."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", extra="ignore")
+
+    config: Path = Field(Path("penstock.yaml"), description="The configuration file")
+    nats_url: str = Field("nats://127.0.0.1:4222", description="The NATS servers")
+    nats_user: str | None = Field(None, description="NATS user")
+    nats_password: str | None = Field(None, description="NATS password", repr=False)
+    nats_credentials: str | None = Field(None, description="NATS credentials file")
+    replicas: int = Field(1, ge=1, le=5, description="Replicas of each stream")
+    raw_max_age_s: float = Field(24 * 3600, gt=0, description="How long source frames are kept")
+    events_max_age_s: float = Field(7 * 24 * 3600, gt=0, description="How long events are kept")
+    host: str = Field("127.0.0.1", description="Where HTTP is served")
+    port: int = Field(8000, ge=0, le=65535, description="HTTP port")
+    probe_port: int = Field(9000, ge=0, le=65535, description="Port of probes and metrics")
+    insecure_bind: str = Field(
+        "", description="`yes` allows an address beyond loopback without authentication"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    drain_s: float = Field(10.0, ge=0, description="How long SIGTERM waits for what runs")

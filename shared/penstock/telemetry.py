@@ -1,0 +1,60 @@
+"""Logs and metrics: structured lines that carry the run id, and Prometheus counters."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+from prometheus_client import Counter, Gauge, Histogram
+
+LogFormat = Literal["text", "json"]
+
+FRAMES = Counter("penstock_raw_frames_total", "Source frames written to RAW", ["kind"])
+EVENTS = Counter("penstock_events_total", "Canonical events published", ["type"])
+CONFLICTS = Counter("penstock_fence_conflicts_total", "Publishes that the fence refused")
+LEGS = Counter("penstock_legs_total", "Upstream requests, by how they ended", ["outcome"])
+LEGS_OPEN = Gauge("penstock_legs_open", "Upstream connections held now")
+PARTITIONS = Gauge("penstock_partitions", "Partitions that this normalizer works on")
+CLIENTS = Gauge("penstock_clients", "Client streams open now", ["dialect"])
+DELIVERED = Counter("penstock_delivered_total", "Events written to clients", ["dialect"])
+SLOW_CLIENTS = Counter("penstock_slow_clients_total", "Clients dropped since they did not read")
+DECISIONS = Counter("penstock_decisions_total", "Decisions taken", ["outcome"])
+DEADLETTERS = Counter("penstock_deadletters_total", "Messages given up", ["service"])
+FOLD_SECONDS = Histogram(
+    "penstock_fold_seconds",
+    "From a source frame's receipt to its events' publication",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30),
+)
+
+
+def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
+    """One line an entry on stderr: for people (`text`), or JSON objects."""
+    shared: list[structlog.types.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: structlog.types.Processor = (
+        structlog.processors.JSONRenderer()
+        if format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
+    )
+    last: list[structlog.types.Processor] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    ]
+    if format == "json":
+        last.append(structlog.processors.format_exc_info)
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[*last, renderer]
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for chatty in ("httpx", "httpcore", "nats", "uvicorn.access"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -1,0 +1,1 @@
+"""What services with HTTP share."""

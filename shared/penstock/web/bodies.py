@@ -1,0 +1,53 @@
+"""Request bodies: bounded, of the right media type, and valid, or a clear refusal."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from penstock.web.problems import Problem, invalid
+
+MAX_BODY_BYTES = 10 * 1024 * 1024
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """The whole body. Raises Problem 413 over the limit, before all of it was read."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit_bytes:
+        raise _too_large(limit_bytes)
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit_bytes:
+            raise _too_large(limit_bytes)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def read_json(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> object:
+    """The body as JSON. Raises Problem 415 for another media type, 422 for what is no JSON."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type and media_type != "application/json" and not media_type.endswith("+json"):
+        raise Problem(415, f"the body is {media_type}; send application/json")
+    body = await read_body(request, limit_bytes)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Problem(422, f"the body is not JSON: {error}") from error
+
+
+async def read_model(
+    request: Request, model: type[Model], limit_bytes: int = MAX_BODY_BYTES
+) -> Model:
+    """The body as this model. Raises Problem 415, 413, or 422 that names the fields."""
+    document = await read_json(request, limit_bytes)
+    try:
+        return model.model_validate(document, strict=True)
+    except ValidationError as error:
+        raise invalid(error) from error

@@ -1,0 +1,86 @@
+"""uvicorn, started and stopped from within; and the refusal to be open to the world by accident."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+
+from penstock.web.problems import exception_handlers
+
+
+class BindRefused(Exception):
+    """The address must not, or cannot, be bound. The text says what to do."""
+
+
+def check_bind(host: str, insecure: bool) -> None:
+    """Refuse an address beyond loopback: there is no authentication yet."""
+    if insecure or host == "localhost":
+        return
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    raise BindRefused(
+        f"{host} is reachable from other machines, and nothing asks who is calling. Bind "
+        "127.0.0.1, or set PENSTOCK_INSECURE_BIND=yes if something in front of it does"
+    )
+
+
+class Server:
+    """One port. `port` 0 takes a free one, which `port` then tells."""
+
+    def __init__(
+        self, routes: Sequence[BaseRoute], host: str, port: int, insecure: bool = False
+    ) -> None:
+        check_bind(host, insecure)
+        self._host = host
+        self.port = port
+        app = Starlette(routes=list(routes), exception_handlers=exception_handlers)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=2,
+                h11_max_incomplete_event_size=64 * 1024,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen; raises BindRefused when the address is taken."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self._host, self.port))
+        except OSError as error:
+            listener.close()
+            raise BindRefused(
+                f"cannot listen on {self._host}:{self.port}: {error.strerror}. "
+                "Is another Penstock running? Choose another port with --port"
+            ) from error
+        self.port = listener.getsockname()[1]
+        listener.set_inheritable(True)
+        # signals belong to the process, not to a server in it
+        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+        self._task = asyncio.create_task(self._server.serve([listener]))
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Close the listener, give open streams two seconds, then cut them."""
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task
