@@ -1,0 +1,86 @@
+"""Fixtures that every part may use: real servers. See tests/support for what they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from support import servers, upstreams
+from support.nats import NatsServer
+from support.upstreams import Recipe, Upstream
+
+
+def _is_worker() -> bool:
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this test run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if _is_worker() else base
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A nats-server with JetStream, one per worker. Do not stop it: see `fresh_nats`."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def fresh_nats(tmp_path: Path) -> Iterator[NatsServer]:
+    """A nats-server of the test's own, empty: to stop, kill, restart or count in."""
+    server = NatsServer(tmp_path / "nats", name="fresh nats")
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(scope="session")
+def agno_server(run_folder: Path) -> Upstream:
+    """The real Agno 3.1.10 AgentOS with scripted models, one for the whole run."""
+    return _upstream(upstreams.AGNO, run_folder)
+
+
+@pytest.fixture(scope="session")
+def adk_server(run_folder: Path) -> Upstream:
+    """The real google-adk 2.13.0 server with scripted models, one for the whole run."""
+    return _upstream(upstreams.ADK, run_folder)
+
+
+def _upstream(recipe: Recipe, folder: Path) -> Upstream:
+    if not recipe.python.exists():
+        reason = f"no environment for the real {recipe.name} server: run `make upstreams`"
+        # A skip that nobody sees would be a hole in what CI says.
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    # The process that outlives every worker: the one that was started by hand.
+    owner_pid = os.getppid() if _is_worker() else os.getpid()
+    return upstreams.shared(recipe, folder / "upstreams", owner_pid)
+
+
+_log_sizes = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_log_sizes] = {
+        name: log.stat().st_size for name, log in servers.LOGS.items() if log.exists()
+    }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what the servers wrote meanwhile."""
+    report = yield
+    if report.failed:
+        for name, log in servers.LOGS.items():
+            if text := servers.tail(log, item.stash.get(_log_sizes, {}).get(name, 0)):
+                report.sections.append((f"{name} wrote", text))
+    return report

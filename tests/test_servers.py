@@ -1,0 +1,61 @@
+"""The servers that tests stand on are the real ones, and they answer."""
+
+from __future__ import annotations
+
+import httpx
+import nats
+import pytest
+
+from support.nats import NatsServer
+from support.upstreams import Upstream
+
+
+async def test_the_nats_server_has_jetstream(nats_server: NatsServer) -> None:
+    client = await nats.connect(nats_server.url)
+    try:
+        assert (await client.jetstream().account_info()).streams >= 0
+    finally:
+        await client.close()
+
+
+async def test_a_killed_nats_server_comes_back_with_its_messages(fresh_nats: NatsServer) -> None:
+    client = await nats.connect(fresh_nats.url)
+    await client.jetstream().add_stream(name="S", subjects=["s"])
+    await client.jetstream().publish("s", b"kept")
+    await client.close()
+    url = fresh_nats.url
+    fresh_nats.kill()
+    fresh_nats.start()
+    assert fresh_nats.url == url
+    client = await nats.connect(url)
+    assert (await client.jetstream().get_msg("S", 1)).data == b"kept"
+    await client.close()
+
+
+@pytest.mark.real
+def test_the_agno_server_streams(agno_server: Upstream) -> None:
+    with httpx.Client(base_url=agno_server.url) as client:
+        assert client.get("/health").status_code == 200
+        run = client.post(
+            "/agents/demo-agent/runs", data={"message": "text", "stream": "true", "session_id": "t"}
+        )
+    assert "event: RunStarted" in run.text
+    assert "event: RunCompleted" in run.text
+
+
+@pytest.mark.real
+def test_the_adk_server_streams(adk_server: Upstream) -> None:
+    with httpx.Client(base_url=adk_server.url) as client:
+        client.post("/apps/demo/users/u/sessions", json={"sessionId": "t"}).raise_for_status()
+        run = client.post(
+            "/run_sse",
+            json={
+                "appName": "demo",
+                "userId": "u",
+                "sessionId": "t",
+                "newMessage": {"role": "user", "parts": [{"text": "hi"}]},
+                "streaming": True,
+            },
+        )
+    assert '"partial":true' in run.text
+    assert run.text.endswith("\n\n")
