@@ -16,6 +16,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from starlette.routing import BaseRoute
 
@@ -44,7 +45,8 @@ class Context:
 class Service(ABC):
     """One service. Subclasses say what they start, and in which order they stop."""
 
-    name: str
+    name: ClassVar[str]
+    settings_type: ClassVar[type[Settings]] = Settings
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -101,9 +103,9 @@ def pod_name(service: str) -> str:
     return f"{service}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-async def connect(settings: Settings, config: Config, service: str) -> Context:
+async def connect(service_type: type[Service], settings: Settings, config: Config) -> Context:
     """A context with a connection of its own. Raises StartUpError."""
-    pod = pod_name(service)
+    pod = pod_name(service_type.name)
     bus = await Bus.connect(
         BusSettings(
             url=settings.nats_url,
@@ -118,7 +120,9 @@ async def connect(settings: Settings, config: Config, service: str) -> Context:
             ),
         )
     )
-    return Context(config, settings, bus, pod)
+    # what is common was decided by the caller; what is the service's own comes from the environment
+    own = service_type.settings_type(**settings.model_dump())
+    return Context(config, own, bus, pod)
 
 
 async def serve(
@@ -136,18 +140,17 @@ async def serve(
     services: list[Service] = []
     server: Server | None = None
     probes: Server | None = None
+    insecure = settings.insecure_bind == "yes"
     try:
         for service_type in service_types:
-            services.append(service_type(await connect(settings, config, service_type.name)))
+            services.append(service_type(await connect(service_type, settings, config)))
         for service in services:
             await service.run()
         routes = [route for service in services for route in service.routes]
         if routes:
-            server = Server(routes, settings.host, settings.port, settings.insecure_bind == "yes")
+            server = Server(routes, settings.host, settings.port, insecure)
             await server.start()
-        probes = Server(
-            probe_routes(services), settings.host, settings.probe_port, settings.insecure_bind == "yes"
-        )
+        probes = Server(probe_routes(services), settings.host, settings.probe_port, insecure)
         await probes.start()
         on_ready()
         await until.wait()
@@ -173,7 +176,7 @@ def stop_on_signals() -> asyncio.Event:
 
 def main(service_type: type[Service]) -> None:
     """The process of one service: exit 0 after a drain, 2 when it cannot start."""
-    settings = Settings()
+    settings = service_type.settings_type()
     configure_logging(settings.log_level, settings.log_format)
 
     async def run() -> None:

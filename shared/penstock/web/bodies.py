@@ -51,3 +51,7 @@ async def read_model(
         return model.model_validate(document, strict=True)
     except ValidationError as error:
         raise invalid(error) from error
+
+
+def _too_large(limit_bytes: int) -> Problem:
+    return Problem(413, f"the body is larger than {limit_bytes} bytes")

@@ -14,7 +14,8 @@ from starlette.routing import BaseRoute, Route
 class Probed(Protocol):
     """What the probes ask."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     @property
     def ready(self) -> bool: ...

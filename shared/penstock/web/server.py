@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 from starlette.applications import Starlette
@@ -32,6 +32,13 @@ def check_bind(host: str, insecure: bool) -> None:
     )
 
 
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the process, not to a server in it."""
+        yield
+
+
 class Server:
     """One port. `port` 0 takes a free one, which `port` then tells."""
 
@@ -42,7 +49,7 @@ class Server:
         self._host = host
         self.port = port
         app = Starlette(routes=list(routes), exception_handlers=exception_handlers)
-        self._server = uvicorn.Server(
+        self._server = _Server(
             uvicorn.Config(
                 app,
                 log_config=None,
@@ -71,8 +78,6 @@ class Server:
             ) from error
         self.port = listener.getsockname()[1]
         listener.set_inheritable(True)
-        # signals belong to the process, not to a server in it
-        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
         self._task = asyncio.create_task(self._server.serve([listener]))
         while not self._server.started:
             if self._task.done():
