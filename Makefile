@@ -1,0 +1,57 @@
+# Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup upstreams run test lint types imports bench lock format clean
+
+BIN := .venv/bin
+MEMBERS := shared services/approvals services/cli services/connector services/edge \
+	services/normalizer
+UPSTREAMS := agno adk
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Make .venv from the lock; does nothing when it is current
+	@deploy/venv.sh .venv deploy/requirements-dev.txt $(MEMBERS)
+
+upstreams: ## Make the environments of the real agent servers (demo and tests)
+	@for name in $(UPSTREAMS); do \
+		deploy/venv.sh .penstock/venvs/$$name deploy/upstreams/$$name.txt || exit 1; \
+	done
+
+run: setup upstreams ## Start everything with demo agents on http://127.0.0.1:8000
+	@exec $(BIN)/penstock up --demo
+
+test: setup upstreams lint types imports ## Run all that CI runs
+	@$(BIN)/python -m pytest -n 2
+
+lint: setup ## Check style and format
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --quiet --check
+
+types: setup ## Check types, strictly
+	@$(BIN)/mypy
+
+imports: setup ## Check who imports whom
+	@$(BIN)/lint-imports --no-cache
+
+format: setup ## Put the code into the one format
+	@$(BIN)/ruff check --quiet --fix
+	@$(BIN)/ruff format --quiet
+
+bench: setup upstreams ## Measure
+	@$(BIN)/python -m pytest tests/bench -m bench -p no:xdist --timeout 900 -s
+
+COMPILE := CUSTOM_COMPILE_COMMAND="make lock" ../.venv/bin/pip-compile --quiet --generate-hashes \
+	--allow-unsafe --strip-extras --no-emit-options
+
+lock: setup ## Resolve the locks again, with hashes (ARGS=--upgrade for newer versions)
+	@cd deploy && $(COMPILE) $(ARGS) requirements.in
+	@cd deploy && $(COMPILE) $(ARGS) requirements-dev.in
+	@for name in $(UPSTREAMS); do \
+		(cd deploy && $(COMPILE) $(ARGS) upstreams/$$name.in) || exit 1; \
+	done
+
+clean: ## Remove what was made: environments, demo data, caches
+	@rm -rf .venv .penstock .hypothesis .import_linter_cache .ruff_cache build dist
+	@find shared services tests -name __pycache__ -type d -prune -exec rm -rf {} +

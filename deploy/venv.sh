@@ -1,0 +1,43 @@
+#!/bin/sh
+# venv.sh FOLDER LOCK [MEMBER…]: a virtual environment with exactly what LOCK names, and the
+# MEMBERs of this workspace in editable form. Does nothing when FOLDER was made from the same.
+set -eu
+folder=$1
+lock=$2
+shift 2
+
+# The locks were resolved on 3.11, so that comes first. PYTHON=… overrides the choice.
+for python in ${PYTHON:-} python3.11 python3.12 python3.13 python3; do
+    # A name may be there and not run: a version manager's shim.
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
+    python=
+done
+if [ -z "$python" ]; then
+    echo "Penstock needs Python 3.11 or later: none is on the PATH (or set PYTHON=…)" >&2
+    exit 1
+fi
+
+# All that the environment depends on: its place, the interpreter, the lock and the members.
+wanted=$(
+    pwd
+    "$python" --version
+    cat "$lock"
+    for member in "$@"; do cat "$member/pyproject.toml"; done
+)
+if [ "$wanted" = "$(cat "$folder/made-from" 2>/dev/null)" ]; then
+    exit 0
+fi
+
+echo "Setting up $folder from $lock (takes a minute or two, once)"
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+rm -rf "$folder"
+"$python" -m venv "$folder"
+"$folder/bin/python" -m pip install -qq --require-hashes -r "$lock"
+editables=
+for member in "$@"; do editables="$editables -e ./$member"; done
+if [ -n "$editables" ]; then
+    # The build backend is in the lock, so nothing is fetched here.
+    # shellcheck disable=SC2086 # folder names of ours, without blanks
+    "$folder/bin/python" -m pip install -qq --no-deps --no-build-isolation $editables
+fi
+printf '%s\n' "$wanted" >"$folder/made-from"
