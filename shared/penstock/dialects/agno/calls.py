@@ -1,0 +1,109 @@
+"""Tool calls under way: each gets one id that is unique in the run, over all legs.
+
+Agno's ids repeat (another member, another leg, some models), and a call that awaits a decision
+is heard of twice: at the pause, and when it runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from penstock.dialects.agno.values import obj, string
+from penstock.dialects.base import Json, JsonObject
+
+
+@dataclass(slots=True)
+class Call:
+    """One call that has no result yet. `run` is the key of the run that it belongs to."""
+
+    id: str
+    run: str
+    upstream_id: str
+    tool: str
+    args: JsonObject
+    pending: bool
+    kind: str | None = None  # of the pause item that it waits for
+    decision: str | None = None
+    value: Json = None  # what was answered
+
+
+@dataclass(slots=True)
+class Calls:
+    """The calls of a run and of the runs inside it."""
+
+    open: list[Call] = field(default_factory=list)
+    used: dict[str, int] = field(default_factory=dict)  # how often each id was asked for
+    failed: list[tuple[str, str]] = field(default_factory=list)  # run, upstream id
+
+    def add(self, run: str, tool: JsonObject, *, pending: bool) -> Call:
+        """A call that was not heard of before."""
+        upstream_id = _id(tool)
+        call = Call(
+            self._unique(upstream_id), run, upstream_id, tool_name(tool), tool_args(tool), pending
+        )
+        self.open.append(call)
+        return call
+
+    def find(self, run: str, tool: JsonObject, *, pending: bool | None = None) -> Call | None:
+        """The open call that the frame is about: of one id the same tool and arguments first."""
+        upstream_id = _id(tool)
+        same = [
+            call
+            for call in self.open
+            if call.run == run
+            and call.upstream_id == upstream_id
+            and (pending is None or call.pending is pending)
+        ]
+        if len(same) > 1:
+            wanted = tool_name(tool), tool_args(tool)
+            same.sort(key=lambda call: (call.tool, call.args) != wanted)  # stable: else the oldest
+        return same[0] if same else None
+
+    def close(self, call: Call, *, failed: bool = False) -> None:
+        """The call has its result. A failure is told twice, and the second time means nothing."""
+        self.open = [other for other in self.open if other is not call]
+        if failed:
+            self.failed.append((call.run, call.upstream_id))
+
+    def told_already(self, run: str, tool: JsonObject) -> bool:
+        """True, once, for the second half of ToolCallCompleted and ToolCallError."""
+        told = (run, _id(tool))
+        if told not in self.failed:
+            return False
+        self.failed.remove(told)
+        return True
+
+    def dump(self) -> JsonObject:
+        """As JSON, between legs."""
+        return {
+            "open": [asdict(call) for call in self.open],
+            "used": dict(self.used),
+            "failed": [list(told) for told in self.failed],
+        }
+
+    @classmethod
+    def load(cls, state: JsonObject) -> Calls:
+        """The opposite of `dump`."""
+        return cls(
+            [Call(**call) for call in state["open"]],
+            dict(state["used"]),
+            [(run, upstream_id) for run, upstream_id in state["failed"]],
+        )
+
+    def _unique(self, wanted: str) -> str:
+        times = self.used[wanted] = self.used.get(wanted, 0) + 1
+        return wanted if times == 1 else self._unique(f"{wanted}#{times}")
+
+
+def tool_name(tool: JsonObject) -> str:
+    """The tool's name; a call without one is still told."""
+    return string(tool.get("tool_name")) or "unknown"
+
+
+def tool_args(tool: JsonObject) -> JsonObject:
+    """The arguments, an object."""
+    return obj(tool.get("tool_args"))
+
+
+def _id(tool: JsonObject) -> str:
+    return string(tool.get("tool_call_id")) or "call"

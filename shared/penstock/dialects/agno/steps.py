@@ -1,0 +1,222 @@
+"""The steps of Agno workflows: what each event says, and ids that are unique in the run.
+
+A loop runs the same step again under the same id; the second time it is `<id>#2`. Each turn of
+a loop is a step of its own, `<loop>/<iteration>`, and the steps of that turn are inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.dialects.agno.values import obj, objects, present, string, text
+from penstock.dialects.base import Json, JsonObject
+
+# An event's type, its data and the step that it is about.
+Said = tuple[str, JsonObject, str]
+
+
+@dataclass(slots=True)
+class Steps:
+    """The steps under way: the upstream's id to ours."""
+
+    open: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # our id to the step's name
+    used: dict[str, int] = field(default_factory=dict)  # how often each id was begun
+    turns: dict[str, int] = field(default_factory=dict)  # a loop's id to the turn under way
+
+    def id_of(self, upstream_id: str) -> str:
+        """Our id of a step, or of the turn that a loop is in."""
+        ours = self.open.get(upstream_id, upstream_id)
+        turn = self.turns.get(upstream_id)
+        return ours if turn is None else f"{ours}/{turn}"
+
+    def feed(self, name: str, run_id: str, body: JsonObject) -> list[Said]:
+        """What the event says, if it is one of `EVENTS`."""
+        handle, kind = EVENTS[name]
+        return handle(self, run_id, body, kind)
+
+    def failures(self, run_id: str, results: Json) -> list[Said]:
+        """Steps that never ended, of which the workflow's end says that they failed.
+
+        Agno 3.1 skips a step whose attempts are used up: no event, and the workflow completes.
+        """
+        errors = {
+            name: string(result.get("error")) or "the step failed"
+            for result in _flat(results)
+            if result.get("success") is False and (name := string(result.get("step_name")))
+        }
+        return [
+            _failed(run_id, ours, errors[name])
+            for upstream_id, ours in list(self.open.items())
+            if (name := self.names.get(ours, "")) in errors and self._close(upstream_id)
+        ]
+
+    def dump(self) -> JsonObject:
+        """As JSON, between legs."""
+        return {
+            "open": dict(self.open),
+            "names": dict(self.names),
+            "used": dict(self.used),
+            "turns": dict(self.turns),
+        }
+
+    @classmethod
+    def load(cls, state: JsonObject) -> Steps:
+        """The opposite of `dump`."""
+        return cls(**{name: dict(value) for name, value in state.items()})
+
+    def _begin(self, run_id: str, body: JsonObject, kind: str) -> list[Said]:
+        upstream_id = _step_id(body)
+        times = self.used[upstream_id] = self.used.get(upstream_id, 0) + 1
+        step_id = upstream_id if times == 1 else f"{upstream_id}#{times}"
+        self.open[upstream_id] = step_id
+        name = self.names[step_id] = string(body.get("step_name")) or upstream_id
+        parent = string(body.get("parent_step_id"))
+        data = {
+            "run_id": run_id,
+            "step_id": step_id,
+            "description": name,
+            "kind": kind,
+            "iteration": self.turns.get(parent) if parent else None,
+            "branch": _branch(body) if kind == "condition" else None,
+            "parent_step_id": self.id_of(parent) if parent else None,
+        }
+        said: list[Said] = [("workflow.step_started", present(data), step_id)]
+        if kind == "router":
+            said += _chosen(run_id, name, step_id, body.get("selected_steps"))
+        return said
+
+    def _complete(self, run_id: str, body: JsonObject, kind: str) -> list[Said]:
+        upstream_id = _step_id(body)
+        step_id = self._close(upstream_id) or upstream_id
+        response = obj(body.get("step_response"))
+        if response.get("success") is False:
+            return [_failed(run_id, step_id, string(response.get("error")) or "the step failed")]
+        output = body.get("content") if kind == "step" else _outputs(body)
+        return [_completed(run_id, step_id, output)]
+
+    def _fail(self, run_id: str, body: JsonObject, _kind: str) -> list[Said]:
+        upstream_id = _step_id(body)
+        step_id = self._close(upstream_id) or upstream_id
+        return [_failed(run_id, step_id, text(body.get("error")) or "the step failed")]
+
+    def _progress(self, _run_id: str, body: JsonObject, _kind: str) -> list[Said]:
+        step_id = self.id_of(_step_id(body))
+        data = {"step_id": step_id, "message": text(body.get("content") or body.get("data"))}
+        return [("workflow.step_progress", data, step_id)]
+
+    def _begin_turn(self, run_id: str, body: JsonObject, kind: str) -> list[Said]:
+        loop = _step_id(body)
+        turn = self.turns[loop] = _turn(body)
+        step_id = self.id_of(loop)
+        data = {
+            "run_id": run_id,
+            "step_id": step_id,
+            "description": string(body.get("step_name")) or loop,
+            "kind": kind,
+            "iteration": turn,
+            "parent_step_id": self.open.get(loop, loop),
+        }
+        return [("workflow.step_started", data, step_id)]
+
+    def _complete_turn(self, run_id: str, body: JsonObject, _kind: str) -> list[Said]:
+        loop = _step_id(body)
+        self.turns.setdefault(loop, _turn(body))
+        step_id = self.id_of(loop)
+        del self.turns[loop]
+        return [_completed(run_id, step_id, _results(body.get("iteration_results")))]
+
+    def _close(self, upstream_id: str) -> str | None:
+        self.turns.pop(upstream_id, None)
+        step_id = self.open.pop(upstream_id, None)
+        if step_id is not None:
+            self.names.pop(step_id, None)
+        return step_id
+
+
+Handler = Callable[[Steps, str, JsonObject, str], list[Said]]
+
+EVENTS: dict[str, tuple[Handler, str]] = {
+    "StepProgress": (Steps._progress, "step"),
+    "StepError": (Steps._fail, "step"),
+    "LoopIterationStarted": (Steps._begin_turn, "iteration"),
+    "LoopIterationCompleted": (Steps._complete_turn, "iteration"),
+    **{
+        f"{name}{end}": (handle, kind)
+        for name, kind in (
+            ("Step", "step"),
+            ("StepsExecution", "steps"),
+            ("LoopExecution", "loop"),
+            ("ParallelExecution", "parallel"),
+            ("ConditionExecution", "condition"),
+            ("RouterExecution", "router"),
+        )
+        for end, handle in (("Started", Steps._begin), ("Completed", Steps._complete))
+    },
+}
+
+
+def _completed(run_id: str, step_id: str, output: Json) -> Said:
+    data = {"run_id": run_id, "step_id": step_id, "output": output}
+    return "workflow.step_completed", data, step_id
+
+
+def _failed(run_id: str, step_id: str, message: str) -> Said:
+    error = {"code": "upstream_error", "message": message}
+    return "workflow.step_failed", {"run_id": run_id, "step_id": step_id, "error": error}, step_id
+
+
+def _chosen(run_id: str, router: str, step_id: str, selected: Json) -> list[Said]:
+    """A router tells its choice by names, so both ends of the transition are names."""
+    return [
+        (
+            "workflow.transition",
+            {"run_id": run_id, "from_step": router, "to_step": name, "reason": "selected"},
+            step_id,
+        )
+        for name in (selected if isinstance(selected, list) else ())
+        if isinstance(name, str)
+    ]
+
+
+def _branch(body: JsonObject) -> str | None:
+    result = body.get("condition_result")
+    return ("if" if result else "else") if isinstance(result, bool) else None
+
+
+def _outputs(body: JsonObject) -> Json:
+    """What a step made of steps came to: what each of them did, in their order."""
+    return _results(body.get("step_results") or body.get("all_results"))
+
+
+def _results(results: Json) -> Json:
+    if isinstance(results, list):
+        return [_results(result) for result in results]
+    if isinstance(results, dict):
+        keys = ("step_name", "content", "success", "error")
+        return present({key: results.get(key) for key in keys})
+    return results
+
+
+def _flat(results: Json) -> list[JsonObject]:
+    """Step results with those of the steps inside them. Not recursive: the depth is theirs."""
+    flat: list[JsonObject] = []
+    queue = [results]
+    while queue:
+        item = queue.pop()
+        if isinstance(item, list):
+            queue += item
+        elif isinstance(item, dict):
+            flat.append(item)
+            queue.append(objects(item.get("steps")))
+    return flat
+
+
+def _step_id(body: JsonObject) -> str:
+    return string(body.get("step_id")) or string(body.get("step_name")) or "step"
+
+
+def _turn(body: JsonObject) -> int:
+    iteration = body.get("iteration")
+    return iteration if type(iteration) is int else 1

@@ -1,0 +1,114 @@
+"""Custom events of an upstream that are named like ours: they become what they are named.
+
+So every type has a source from every protocol: an agent that emits `retrieval.result`, or
+`metrics_update` by the older names (contract: unified events), needs no support of its framework.
+Whatever does not fit stays a `custom.event`; the caller makes that.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+from penstock.dialects.base import Draft, Json, JsonObject
+from penstock.events import CATALOGUE, InvalidEvent, typed_data
+
+# A custom event is said by whoever writes an agent's tools. It must never end or pause a run,
+# nor say that a person decided: that is for the upstream's own frames and for our services.
+FORBIDDEN = ("lifecycle.", "approval.")
+
+
+def from_custom(name: str, value: Json) -> Draft | None:
+    """The canonical draft (without source) of a custom event, or None if it is none of ours.
+
+    `name` is `category.action` or one of the 22 unified names; `value` must be an object with
+    that event's required fields, of the right types; further fields are kept.
+
+    Security: `lifecycle.*` and `approval.*` are always None, and so are the unified names that
+    mean them (session_started, session_ended, run_retry, run_interrupted). `run_error` becomes
+    `system.error`, which ends nothing.
+    """
+    if not isinstance(value, dict):
+        return None
+    event_type, data = name, value
+    if name in _UNIFIED:
+        event_type, translate = _UNIFIED[name]
+        data = translate(value)
+    if event_type not in CATALOGUE or event_type.startswith(FORBIDDEN):
+        return None
+    try:
+        typed_data(event_type, data)
+    except InvalidEvent:
+        return None
+    return Draft(event_type, data)
+
+
+Translate = Callable[[JsonObject], JsonObject]
+
+
+def _fields(names: dict[str, str], **defaults: Json) -> Translate:
+    """Unified field names to ours; a default stands where the value has nothing."""
+
+    def translate(value: JsonObject) -> JsonObject:
+        return {**defaults, **{names.get(name, name): item for name, item in value.items()}}
+
+    return translate
+
+
+def _identified(key: str, by: str, translate: Translate) -> Translate:
+    """Adds the id that ours needs and theirs has not: the same words give the same id."""
+
+    def translated(value: JsonObject) -> JsonObject:
+        digest = zlib.crc32(str(value.get(by)).encode("utf-8", "replace"))
+        return {key: f"custom-{digest:08x}", **translate(value)}
+
+    return translated
+
+
+def _system_error(value: JsonObject) -> JsonObject:
+    data = {"message": value.get("message"), "code": value.get("error_type", "run_error")}
+    detail = {key: item for key, item in value.items() if key not in ("message", "error_type")}
+    return {**data, "detail": detail} if detail else data
+
+
+def _automation(value: JsonObject) -> JsonObject:
+    return {"automation": value.get("workflow"), **value}
+
+
+_UNIFIED: dict[str, tuple[str, Translate]] = {
+    "session_started": ("lifecycle.started", _fields({})),
+    "session_ended": ("lifecycle.completed", _fields({})),
+    "run_retry": ("lifecycle.retrying", _fields({})),
+    "run_interrupted": ("lifecycle.cancelled", _fields({})),
+    "run_error": ("system.error", _system_error),
+    "agent_message_start": ("llm.message_started", _fields({"agent": "name"}, role="assistant")),
+    "agent_message_delta": ("llm.stream", _fields({"delta": "content"})),
+    "agent_message_end": ("llm.message_completed", _fields({}, role="assistant")),
+    "tool_call_started": ("llm.tool_call", _fields({"tool_name": "tool"}, args={})),
+    "tool_call_delta": ("llm.tool_progress", _fields({})),
+    "tool_call_result": ("llm.tool_result", _fields({"tool_name": "tool"}, outcome="ok")),
+    "workflow_started": ("workflow.started", _fields({})),
+    "workflow_step_started": ("workflow.step_started", _fields({})),
+    "workflow_step_completed": ("workflow.step_completed", _fields({})),
+    "workflow_transition": ("workflow.transition", _fields({})),
+    "workflow_completed": ("workflow.completed", _fields({})),
+    "agent_thought": (
+        "llm.reasoning",
+        _identified("reasoning_id", "content", _fields({"content": "thought"})),
+    ),
+    "retrieval_started": ("retrieval.started", _identified("retrieval_id", "query", _fields({}))),
+    "retrieval_result": ("retrieval.result", _fields({})),
+    "automation_triggered": (
+        "automation.triggered",
+        _identified("delivery_id", "workflow", _automation),
+    ),
+    "automation_completed": (
+        "automation.completed",
+        _identified(
+            "delivery_id",
+            "workflow",
+            lambda value: {"attempts": 1, "duration_s": 0.0} | _automation(value),
+        ),
+    ),
+    "metrics_update": ("system.metrics", _fields({})),
+}
