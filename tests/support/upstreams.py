@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from support import servers
+from support.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 UPSTREAMS = ROOT / "tests" / "upstreams"
 
 _READY = "Uvicorn running on"

@@ -1,0 +1,142 @@
+"""The rules of the layout hold, and nothing new escapes them.
+
+The import rules themselves are import-linter's (`make imports`, contracts in pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.repository import ROOT, files, services, toml
+
+LINTER = toml("pyproject.toml")["tool"]["importlinter"]
+# The CLI composes the services and serves nothing of its own.
+SERVERS = [name for name in services() if name != "cli"]
+# The demo's agents run in other environments, as scripts.
+DEMO = ROOT / "services/cli/penstock_cli/demo"
+PACKAGES = [ROOT / "shared/penstock", *(ROOT / f"services/{s}/penstock_{s}" for s in services())]
+
+
+def contract(id: str) -> dict[str, Any]:
+    [found] = [each for each in LINTER["contracts"] if each["id"] == id]
+    return dict(found)
+
+
+def imported(module: Path) -> Iterator[str]:
+    """The top-level packages that a module imports, anywhere in it."""
+    for node in ast.walk(ast.parse(module.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: a relative import"
+            yield (node.module or "").split(".")[0]
+
+
+def test_the_import_rules_know_every_package() -> None:
+    names = sorted(package.name for package in PACKAGES)
+    assert sorted(LINTER["root_packages"]) == names
+    assert sorted(contract("nats")["source_modules"]) == names
+    layers = " | ".join(contract("services")["layers"])
+    assert sorted(layers.split(" | ")) == names
+
+
+@pytest.mark.parametrize("id", ["shared", "dialects"])
+def test_a_new_module_without_a_place_in_the_layers_breaks_the_rules(id: str) -> None:
+    assert contract(id)["exhaustive"] is True
+
+
+def test_every_python_file_is_in_a_package_that_the_rules_cover_or_is_a_test() -> None:
+    homes = [*PACKAGES, ROOT / "tests"]
+    strays = [
+        path.relative_to(ROOT)
+        for path in files()
+        if path.suffix == ".py" and not any(path.is_relative_to(home) for home in homes)
+    ]
+    assert strays == []
+
+
+def test_every_folder_of_a_package_is_a_package() -> None:
+    folders = {path.parent for path in files() if path.suffix == ".py"}
+    missing = [
+        folder.relative_to(ROOT)
+        for folder in sorted(folders)
+        if any(folder.is_relative_to(package) for package in PACKAGES)
+        and not folder.is_relative_to(DEMO)
+        and not (folder / "__init__.py").exists()
+    ]
+    assert missing == []
+
+
+def test_the_contract_needs_pydantic_and_nothing_else() -> None:
+    allowed = {*sys.stdlib_module_names, "pydantic", "penstock"}
+    for module in (ROOT / "shared/penstock/events").rglob("*.py"):
+        assert set(imported(module)) <= allowed, module.name
+    assert toml("shared/pyproject.toml")["project"]["dependencies"] == ["pydantic>=2.11"]
+
+
+def test_the_frames_need_the_standard_library_only() -> None:
+    assert set(imported(ROOT / "shared/penstock/sse.py")) <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", services())
+def test_a_service_is_a_distribution_of_one_package(name: str) -> None:
+    project = toml(f"services/{name}/pyproject.toml")
+    assert project["project"]["name"] == f"penstock-{name}"
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel == {"packages": [f"penstock_{name}"]}
+    assert (ROOT / f"services/{name}/penstock_{name}/__init__.py").exists()
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_every_service_has_the_same_skeleton(name: str) -> None:
+    package = ROOT / f"services/{name}/penstock_{name}"
+    for module in ("__init__.py", "__main__.py", "service.py", "settings.py"):
+        assert (package / module).exists(), f"{name} has no {module}"
+    readme = (ROOT / f"services/{name}/README.md").read_text()
+    headings = re.findall(r"^## (.+)$", readme, re.MULTILINE)
+    told = [h for h in headings if h in {"Consumes", "Publishes", "Owns", "Settings"}]
+    assert told == ["Consumes", "Publishes", "Owns", "Settings"]
+
+
+@pytest.mark.parametrize("name", services())
+def test_a_service_declares_what_it_imports(name: str) -> None:
+    """Members install with --no-deps, so nothing else would notice a forgotten requirement."""
+    wheels = {"yaml": "pyyaml", "prometheus_client": "prometheus-client", "nats": "nats-py"}
+    needed = {
+        wheels.get(top, top.replace("_", "-"))
+        for module in (ROOT / f"services/{name}/penstock_{name}").rglob("*.py")
+        if not module.is_relative_to(DEMO)
+        for top in imported(module)
+        if top not in sys.stdlib_module_names and top != f"penstock_{name}"
+    }
+    shared = toml("shared/pyproject.toml")["project"]
+    own = toml(f"services/{name}/pyproject.toml")["project"]["dependencies"]
+    words = [*own, *shared["dependencies"], *chain(*shared["optional-dependencies"].values())]
+    declared = {re.split(r"[\[><=]", word)[0].lower() for word in words}
+    assert needed <= declared
+
+
+# Written so that they do not match themselves.
+FORBIDDEN = {
+    "a package index's host": r"py[p]i\.org|pythonh[o]sted|registry\.npm[j]s|deb\.deb[i]an",
+    "a path of one machine": r"(?<![A-Za-z0-9])/(?:w[o]rk|f[a]rm|ro[o]t|tmp/[w])/",
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_names(what: str) -> None:
+    pattern = re.compile(FORBIDDEN[what].encode())
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0].decode()}"
+        for path in files()
+        if (match := pattern.search(path.read_bytes()))
+    ]
+    assert found == []

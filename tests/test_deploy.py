@@ -1,0 +1,115 @@
+"""Locks, images and the Compose file say what is true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from penstock.settings import load_config
+from support.repository import ROOT, services
+
+LOCKS = [
+    "deploy/requirements.txt",
+    "deploy/requirements-dev.txt",
+    "deploy/upstreams/agno.txt",
+    "deploy/upstreams/adk.txt",
+]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
+# Each stage's name and what stands in it.
+STAGES = {
+    block.split("\n", 1)[0].split(" AS ")[1]: block
+    for block in re.split(r"^(?=FROM )", DOCKERFILE, flags=re.MULTILINE)[1:]
+}
+SHIPPED = sorted(set(STAGES) - {"build", "python", "runtime"})
+
+
+def pins(path: Path) -> dict[str, str]:
+    """name -> version, as a lock or its human list pins them."""
+    found = re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==(\S+)", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[._]", "-", name).lower(): version for name, version in found}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_pins_by_hash_and_names_no_address(lock: str) -> None:
+    lines = [line for line in (ROOT / lock).read_text().splitlines() if line[:1] not in {"#", ""}]
+    for line in lines:
+        assert re.match(r"[a-z0-9._-]+==\S+( ; .+)? \\$|    --hash=sha256:[0-9a-f]{64}|    #", line)
+    heads = [number for number, line in enumerate(lines) if not line.startswith(" ")]
+    assert all("--hash=" in lines[number + 1] for number in heads)
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_holds_what_its_list_asks_for(lock: str) -> None:
+    path = ROOT / lock
+    assert pins(path.with_suffix(".in")).items() <= pins(path).items()
+
+
+def test_what_is_tested_is_what_ships() -> None:
+    assert pins(ROOT / LOCKS[0]).items() <= pins(ROOT / LOCKS[1]).items()
+
+
+def test_the_compose_file_fits_the_schema_of_the_compose_specification() -> None:
+    check = subprocess.run(
+        [
+            Path(sys.executable).with_name("check-jsonschema"),
+            "--builtin-schema",
+            "vendor.compose-spec",
+            ROOT / "docker-compose.yml",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+def test_compose_runs_every_service_with_its_own_image_and_command() -> None:
+    for name in set(services()) - {"cli"}:
+        service = COMPOSE["services"][name]
+        assert service["build"]["target"] == name
+        assert service["command"] == ["python", "-m", f"penstock_{name}"]
+        assert service["depends_on"] == {"nats": {"condition": "service_healthy"}}
+
+
+def test_compose_builds_only_stages_that_there_are() -> None:
+    for name, service in COMPOSE["services"].items():
+        if "build" in service:
+            assert service["build"]["target"] in SHIPPED, name
+            assert (ROOT / service["build"]["dockerfile"]).exists()
+
+
+def test_compose_opens_nothing_beyond_loopback() -> None:
+    ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_the_agents_of_compose_are_a_valid_configuration() -> None:
+    config = load_config(ROOT / "deploy/compose/penstock.yaml")
+    hosts = {urlsplit(agent.url).hostname for agent in config.agents}
+    assert hosts <= set(COMPOSE["services"])
+
+
+@pytest.mark.parametrize("stage", SHIPPED)
+def test_an_image_runs_without_rights(stage: str) -> None:
+    assert "\nUSER 10001\n" in STAGES[stage]
+
+
+def test_there_is_an_image_of_every_service() -> None:
+    assert set(services()) - {"cli"} | {"penstock"} <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_image_copies_only_what_there_is_and_installs_only_by_hash(stage: str) -> None:
+    for source in re.findall(r"^COPY (\S+) ", STAGES[stage], re.MULTILINE):
+        assert (ROOT / source).exists()
+    for install in re.findall(r"pip install(?:[^\\\n]|\\\n)*", STAGES[stage]):
+        assert "--require-hashes" in install or "--no-index" in install
