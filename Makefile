@@ -33,7 +33,7 @@ types: setup ## Check types, strictly
 	@$(BIN)/mypy
 
 imports: setup ## Check who imports whom
-	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/lint-imports --no-cache --no-logo
 
 format: setup ## Put the code into the one format
 	@$(BIN)/ruff check --quiet --fix

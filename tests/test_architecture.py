@@ -95,6 +95,11 @@ def test_a_service_is_a_distribution_of_one_package(name: str) -> None:
     assert (ROOT / f"services/{name}/penstock_{name}/__init__.py").exists()
 
 
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_a_package_says_that_it_is_typed(package: Path) -> None:
+    assert (package / "py.typed").exists()
+
+
 @pytest.mark.parametrize("name", SERVERS)
 def test_every_service_has_the_same_skeleton(name: str) -> None:
     package = ROOT / f"services/{name}/penstock_{name}"
