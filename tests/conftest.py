@@ -6,11 +6,18 @@ import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from support import servers, upstreams
 from support.nats import NatsServer
 from support.upstreams import Recipe, Upstream
+
+# A busy machine is no bug, and CI must not fail by luck: what it tries is the same every time.
+hypothesis.settings.register_profile(
+    "penstock", deadline=None, derandomize=os.environ.get("CI") == "true"
+)
+hypothesis.settings.load_profile("penstock")
 
 
 def _is_worker() -> bool:
