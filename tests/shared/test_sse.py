@@ -31,31 +31,17 @@ def of(*datas: bytes) -> list[Frame]:
     return [Frame(data) for data in datas]
 
 
-bodies = st.lists(
-    st.sampled_from(
-        [
-            b"\r",
-            b"\n",
-            b"\r\n",
-            b"data",
-            b"event",
-            b"id",
-            b"retry",
-            b":",
-            b" ",
-            b"x",
-            b"7",
-            b"\x00",
-            b"\xef\xbb\xbf",
-            b"\xef",
-            b"data: ",
-            b"\n\n",
-            "\u2028\x85".encode(),
-        ]
-    ),
-    max_size=40,
-).map(b"".join)
-places = st.lists(st.integers(min_value=0, max_value=1 << 16), max_size=12)
+# Lines that mean something, each with any end: random bytes would hardly ever make a frame.
+lines = st.sampled_from(
+    [
+        *[b"", b"data: x", b"data: y", b"data", b"id: 7", b"event: a.b", b"retry: 5", b": ping"],
+        *[b"\xef\xbb\xbfdata: z", b"\xef\xbb", b"id: \0", "data: \u2028\u0085".encode()],
+    ]
+)
+bodies = st.lists(st.tuples(lines, st.sampled_from(LINE_ENDS)).map(b"".join), max_size=12).map(
+    b"".join
+)
+places = st.lists(st.integers(min_value=0, max_value=200), max_size=40)
 one_line = st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["Cs"]))
 
 
@@ -67,8 +53,8 @@ def test_every_line_end_ends_a_line(end: bytes) -> None:
 
 @pytest.mark.parametrize("end", LINE_ENDS)
 def test_a_frame_fed_byte_by_byte_is_the_same_frame(end: bytes) -> None:
-    body = end.join([b"data: x", b"", b"data: y", b"", b""])
-    assert frames_of(bytes([byte]) for byte in body) == of(b"x", b"y")
+    body = end.join([b"data: x", b"data: y", b"", b"data: z", b"", b""])
+    assert frames_of(bytes([byte]) for byte in body) == of(b"x\ny", b"z")
 
 
 @given(body=bodies, at=places)
@@ -145,6 +131,7 @@ def test_a_byte_order_mark_is_skipped_once_at_the_start() -> None:
     bom = b"\xef\xbb\xbf"
     assert frames_of([bom[:1], bom[1:2], bom[2:] + b"data: x\n\n"]) == of(b"x")
     assert frames_of([bom + bom + b"data: x\n\ndata: y\n\n"]) == of(b"y")
+    assert frames_of([b"data: x\n\n", bom + b"data: y\n\n"]) == of(b"x")
 
 
 def test_the_boundary_is_known_between_frames_only() -> None:
@@ -164,6 +151,11 @@ def test_a_frame_at_the_limit_passes_and_one_byte_more_does_not() -> None:
         frames_of([b"data: 123\n\n" * 2 + b"data: 1234\n\n"], max_frame_bytes=10)
     assert caught.value.limit_bytes == 10
     assert caught.value.frames == of(b"123", b"123")
+
+
+def test_a_line_in_pieces_counts_once() -> None:
+    pieces = [b"data: 1", b"2", b"3", b"4\n", b"\n"]
+    assert frames_of(pieces, max_frame_bytes=11) == of(b"1234")
 
 
 def test_an_endless_line_is_refused_before_its_end() -> None:
