@@ -1,0 +1,1 @@
+"""Penstock: a workflow-orchestrated streaming bridge for AI agents on NATS JetStream."""

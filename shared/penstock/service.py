@@ -20,8 +20,10 @@ from typing import ClassVar
 
 from starlette.routing import BaseRoute
 
-from penstock.bus import Bus, BusSettings, StartUpError
+from penstock import telemetry
+from penstock.bus import Bus, BusError, BusSettings, Message, StartUpError, Stored
 from penstock.bus.streams import Retention
+from penstock.bus.subjects import deadletter, run_id_of
 from penstock.settings import Config, ConfigurationError, Settings, load_config
 from penstock.telemetry import configure_logging
 from penstock.web.probes import probe_routes
@@ -87,6 +89,27 @@ class Service(ABC):
                     await asyncio.sleep(RESTART_S)
 
         self._loops[name] = asyncio.create_task(forever(), name=f"{self.name}:{name}")
+
+    async def give_up(self, stored: Stored, error: Exception) -> None:
+        """Put a message that cannot be processed among the dead letters: logged, counted, kept."""
+        run_id = run_id_of(stored.subject)
+        log.error(
+            "%s: run %s: %s goes to the dead letters: %r", self.name, run_id, stored.subject, error
+        )
+        telemetry.DEADLETTERS.labels(self.name).inc()
+        reason = repr(error)[:1000].encode("ascii", "backslashreplace").decode()
+        letter = Message(
+            deadletter(self.name, run_id),
+            stored.payload,
+            {"Penstock-Reason": reason, "Penstock-From": f"{stored.subject} {stored.sequence}"},
+        )
+        while True:
+            try:
+                await self.bus.publisher.publish(letter)
+                return
+            except BusError as failure:
+                log.warning("%s: run %s: no dead letter yet: %s", self.name, run_id, failure)
+                await asyncio.sleep(RESTART_S)
 
     async def cancel(self, *names: str) -> None:
         """End these loops, in this order, each before the next."""

@@ -86,9 +86,7 @@ class Config(BaseModel):
 
     def by_app_name(self, app_name: str) -> AgentConfig | None:
         """The ADK agent whose upstream calls it so."""
-        return next(
-            (a for a in self.agents if a.protocol == "adk" and a.agent == app_name), None
-        )
+        return next((a for a in self.agents if a.protocol == "adk" and a.agent == app_name), None)
 
 
 def load_config(path: Path) -> Config:
@@ -102,9 +100,7 @@ def load_config(path: Path) -> Config:
     try:
         return Config.model_validate(_expanded(document or {}, path))
     except ValidationError as error:
-        lines = [
-            f"  {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
-        ]
+        lines = [f"  {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
         raise ConfigurationError("\n".join([f"{path}:", *lines])) from error
 
 

@@ -49,9 +49,7 @@ def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
         last.append(structlog.processors.format_exc_info)
     handler = logging.StreamHandler()
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[*last, renderer]
-        )
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[*last, renderer])
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -1,5 +1,8 @@
 """The bus: the only code of Penstock that speaks NATS."""
 
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
 from penstock.bus.client import Bus, BusSettings
 from penstock.bus.direct import Stored
 from penstock.bus.errors import (
@@ -18,7 +21,9 @@ __all__ = [
     "BusUnavailable",
     "FenceConflict",
     "Message",
+    "Msg",
     "OutcomeUnknown",
     "StartUpError",
     "Stored",
+    "Subscription",
 ]

@@ -50,9 +50,7 @@ async def read(
         status = headers.get("Status")
         if status is None:
             found.append(
-                Stored(
-                    headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, msg.data
-                )
+                Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, msg.data)
             )
         elif done.done():
             return

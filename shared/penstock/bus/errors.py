@@ -1,12 +1,12 @@
 """What can go wrong on the bus.
 
-    BusError
-    ├── BusUnavailable      no connection, or no leader answered: nothing was stored, try again
-    ├── OutcomeUnknown      no answer in time: it may be stored or not, read the tail
-    ├── FenceConflict       somebody else wrote first: reload the tail and decide anew
-    ├── StreamFull          a limit of the stream was reached (discard new)
-    ├── MessageTooLarge     over the server's max_payload
-    └── StartUpError        the server cannot carry Penstock: the text says what to do
+BusError
+├── BusUnavailable      no connection, or no leader answered: nothing was stored, try again
+├── OutcomeUnknown      no answer in time: it may be stored or not, read the tail
+├── FenceConflict       somebody else wrote first: reload the tail and decide anew
+├── StreamFull          a limit of the stream was reached (discard new)
+├── MessageTooLarge     over the server's max_payload
+└── StartUpError        the server cannot carry Penstock: the text says what to do
 """
 
 from __future__ import annotations

@@ -49,9 +49,7 @@ class Lease:
         """Keep it; False when it is lost. A bus that is away changes nothing until the TTL ends."""
         asked_at = time.monotonic()
         try:
-            revision = await self._bucket.update(
-                self.key, self._owner, self._revision, self._ttl_s
-            )
+            revision = await self._bucket.update(self.key, self._owner, self._revision, self._ttl_s)
             if revision is None:
                 # an earlier renewal whose answer was lost has moved the revision on
                 entry = await self._bucket.get(self.key)

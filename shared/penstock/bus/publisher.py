@@ -129,9 +129,7 @@ class Publisher:
     def _expire(self, reply: str) -> None:
         ack = self._waiting.get(reply)
         if ack is not None and not ack.done():
-            ack.set_exception(
-                OutcomeUnknown(f"no acknowledgement within {self._timeout_s:g} s")
-            )
+            ack.set_exception(OutcomeUnknown(f"no acknowledgement within {self._timeout_s:g} s"))
 
     async def _on_ack(self, msg: Msg) -> None:
         ack = self._waiting.get(msg.subject)

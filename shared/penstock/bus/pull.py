@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +133,7 @@ class _Pull:
             self.broken.set()
             self._on_room()
 
+
 class Reader:
     """Every message of a filter from a stream sequence on, in order, each once.
 
@@ -241,7 +242,8 @@ class WorkQueue:
     """Commands of one durable consumer, up to `concurrency` at a time.
 
     A handler that returns acknowledges; `Retry` delivers again; any other exception is logged and
-    delivers again too, up to `max_deliver` times, then `on_poison` gets the message.
+    delivers again too, up to `max_deliver` times, then `on_poison` gets the message. `room` says
+    how many more may be taken, where that is not only a matter of handlers at work.
     """
 
     def __init__(
@@ -249,10 +251,11 @@ class WorkQueue:
         bus: Bus,
         stream: str,
         durable: str,
-        pattern: str,
+        patterns: Sequence[str],
         handle: Callable[[Stored], Awaitable[None]],
         *,
         on_poison: Callable[[Stored, Exception], Awaitable[None]],
+        room: Callable[[], int] | None = None,
         concurrency: int = 64,
         ack_wait_s: float = 30.0,
         max_deliver: int = 5,
@@ -260,9 +263,10 @@ class WorkQueue:
         self._bus = bus
         self._stream = stream
         self._durable = durable
-        self._pattern = pattern
+        self._patterns = patterns
         self._handle = handle
         self._on_poison = on_poison
+        self._room = room or (lambda: concurrency)
         self._concurrency = concurrency
         self._ack_wait_s = ack_wait_s
         self._max_deliver = max_deliver
@@ -294,7 +298,7 @@ class WorkQueue:
                 "stream_name": self._stream,
                 "config": {
                     "durable_name": self._durable,
-                    "filter_subject": self._pattern,
+                    "filter_subjects": list(self._patterns),
                     "ack_policy": "explicit",
                     "ack_wait": int(self._ack_wait_s * NANO),
                     "max_ack_pending": 10_000,
@@ -305,10 +309,10 @@ class WorkQueue:
 
     async def _take(self) -> None:
         while not self._pull.broken.is_set():
-            await self._pull.request(self._concurrency - len(self._tasks))
+            await self._pull.request(min(self._concurrency - len(self._tasks), self._room()))
             self._wake.clear()
             try:
-                await asyncio.wait_for(self._wake.wait(), 5)
+                await asyncio.wait_for(self._wake.wait(), 1)
             except TimeoutError:
                 if self._pull.silent:
                     return

@@ -157,8 +157,6 @@ class ApprovalRecord(Record):
     requested_at: str
     updated_at: str
     decision: Decision | None = None
-    command_published: bool = False
-    event_published: bool = False
     reason: str | None = None
 
 

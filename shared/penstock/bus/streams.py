@@ -113,6 +113,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "approvals": forever,  # decisions and their audit
         "pauses": forever,  # a paused run's fold, which may outlive its events
         "rules": forever,  # automations
+        "checkpoints": forever,  # how far each partition is done
         "leases": forever,  # each key has a TTL of its own
     }
     # a large request or event, by reference

@@ -84,6 +84,11 @@ def control(run_id: str) -> str:
     return f"control.{run_id}"
 
 
+def turn(session_key: str) -> str:
+    """Core notice that a session's queue has moved on."""
+    return f"turn.{session_key}"
+
+
 def decide(approval_id: str) -> str:
     """Core request that carries a decision to the approvals service."""
     return f"decide.{approval_id}"

@@ -15,10 +15,14 @@ class Probed(Protocol):
     """What the probes ask."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What the service is called."""
+        ...
 
     @property
-    def ready(self) -> bool: ...
+    def ready(self) -> bool:
+        """Whether it can work now."""
+        ...
 
 
 def probe_routes(services: Sequence[Probed]) -> list[BaseRoute]:

@@ -34,9 +34,7 @@ def problem_response(problem: Problem) -> Response:
         "detail": problem.detail,
         **problem.more,
     }
-    return Response(
-        orjson.dumps(body), problem.status, media_type="application/problem+json"
-    )
+    return Response(orjson.dumps(body), problem.status, media_type="application/problem+json")
 
 
 def invalid(error: ValidationError) -> Problem:

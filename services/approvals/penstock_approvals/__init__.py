@@ -1,0 +1,1 @@
+"""Approvals: one decision for each pause, by a person, sent upstream at most once."""

@@ -1,0 +1,118 @@
+"""`/v1/approvals`: list, look, decide."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from penstock.bus import BusError
+from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
+from penstock.web.bodies import read_model
+from penstock.web.problems import Problem, invalid
+from penstock_approvals.decisions import Approvals
+
+T = TypeVar("T")
+Decide = Callable[[str, DecideRequest], Awaitable[DecideReply]]
+
+
+class ItemBody(BaseModel):
+    """One item's decision, as a client sends it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    item_id: str
+    decision: Literal["approve", "reject"]
+    note: str | None = None
+    value: Any = None
+
+
+class DecisionBody(BaseModel):
+    """A whole decision: every item, an optional note for all of them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    items: list[ItemBody]
+    note: str | None = None
+    by: str = Field("anonymous", description="Who decides; until there is authentication, a claim")
+    digest: str | None = Field(None, description="Of the request that was shown")
+
+
+class Query(BaseModel):
+    """Which requests to list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    status: Literal["pending", "decided", "withdrawn", "expired"] | None = None
+    run_id: str | None = None
+    agent: str | None = None
+    session_id: str | None = None
+    limit: int = Field(100, ge=1, le=1000)
+
+
+def routes(approvals: Approvals, decide: Decide) -> list[BaseRoute]:
+    """The routes; `decide` takes a decision and sees to what follows."""
+
+    async def list_all(request: Request) -> Response:
+        try:
+            query = Query.model_validate(dict(request.query_params))
+        except ValidationError as error:
+            raise invalid(error) from error
+        wanted = query.model_dump(exclude={"limit"}, exclude_none=True)
+        found = [
+            record
+            for record in await _asked(approvals.all())
+            if all(getattr(record, name) == value for name, value in wanted.items())
+        ]
+        page = [record.model_dump(exclude_none=True) for record in found[: query.limit]]
+        return _json({"approvals": page})
+
+    async def show(request: Request) -> Response:
+        return _json(await _found(request.path_params["approval_id"]))
+
+    async def take(request: Request) -> Response:
+        approval_id = request.path_params["approval_id"]
+        await _found(approval_id)
+        body = await read_model(request, DecisionBody)
+        reply = await _asked(decide(approval_id, DecideRequest.model_validate(body.model_dump())))
+        if reply.status != 200 or reply.approval is None:
+            raise Problem(reply.status, reply.detail)
+        return _json(reply.approval)
+
+    async def _found(approval_id: str) -> ApprovalRecord:
+        # a foreign id may hold what no key may
+        record = await _asked(approvals.get(approval_id)) if _is_key(approval_id) else None
+        if record is None:
+            raise Problem(404, f"there is no approval {approval_id}")
+        return record
+
+    return [
+        Route("/v1/approvals", list_all, methods=["GET"]),
+        Route("/v1/approvals/{approval_id}", show, methods=["GET"]),
+        Route("/v1/approvals/{approval_id}/decision", take, methods=["POST"]),
+    ]
+
+
+def _is_key(text: str) -> bool:
+    return text.replace("-", "").isalnum() and text.isascii()
+
+
+async def _asked(answer: Awaitable[T]) -> T:
+    try:
+        return await answer
+    except BusError as error:
+        raise Problem(503, f"the bus does not answer: {error}; try again") from error
+
+
+def _json(value: BaseModel | dict[str, Any]) -> Response:
+    body = (
+        value.model_dump_json(exclude_none=True).encode()
+        if isinstance(value, BaseModel)
+        else orjson.dumps(value)
+    )
+    return Response(body, media_type="application/json")

@@ -1,0 +1,247 @@
+"""Requests, decisions, and how a decision goes out.
+
+The decision is a compare-and-set of the request's record: one wins, later ones are told so. An
+outbox entry, written before, makes sure that a decision whose process died is sent on by another.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+import orjson
+
+from penstock import telemetry
+from penstock.bus import Bus, Message, Stored, messages, objects
+from penstock.bus.fence import RawWriter, tail
+from penstock.bus.records import (
+    ApprovalRecord,
+    ContinueCommand,
+    Decided,
+    DecideReply,
+    DecideRequest,
+    Decision,
+    PauseRecord,
+    RunRecord,
+)
+from penstock.bus.streams import EVENTS
+from penstock.bus.subjects import command, events_of_run, key_of
+from penstock_approvals.rules import Unfit, check, outcome
+
+log = logging.getLogger(__name__)
+
+WRITER = "approvals"
+ABANDONED_S = 30.0  # an outbox entry whose decision was never taken
+
+
+class Approvals:
+    """What the service does; HTTP and subjects are elsewhere."""
+
+    def __init__(self, bus: Bus, pod: str) -> None:
+        self._bus = bus
+        self._pod = pod
+        self._bucket = bus.bucket("approvals")
+        self._writes = 0
+
+    # what the bus says
+
+    async def on_event(self, stored: Stored) -> None:
+        """An approval.requested, or a run's end."""
+        body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
+        if body["event"]["category"] == "approval":
+            await self._on_requested(body)
+        else:
+            await self._on_ended(body["run_id"])
+
+    async def _on_requested(self, body: dict[str, object]) -> None:
+        data = body["data"]
+        assert isinstance(data, dict)
+        run_id, approval_id = str(body["run_id"]), data["approval_id"]
+        run = await self._run(run_id)
+        record = ApprovalRecord(
+            approval_id=approval_id,
+            run_id=run_id,
+            agent=run.agent,
+            session_id=run.session_id,
+            user_id=run.user_id,
+            leg=int(str(body["leg"])),
+            digest=data["digest"],
+            items=data["items"],
+            requested_at=str(body["timestamp"]),
+            updated_at=str(body["timestamp"]),
+        )
+        created = await self._bucket.create(approval_id, record.dump())
+        for item in record.items:
+            alias = key_of("approval", run.agent, run.session_id, item["item_id"])
+            pointer = {
+                "approval_id": approval_id,
+                "run_id": run_id,
+                "leg": record.leg,
+                "item_id": item["item_id"],
+            }
+            await self._bus.bucket("aliases").put(alias, orjson.dumps(pointer))
+        if created is not None:
+            log.info("run %s waits for approval %s", run_id, approval_id)
+        # the policy of this version: a person is always asked
+        paused = {"reason": "approval_required", "approval_id": approval_id}
+        await self._say(run_id, record.leg, "lifecycle.paused", paused)
+        last = await tail(self._bus, EVENTS, events_of_run(run_id))
+        if last is not None and last.headers.get("ce-type") in _ENDS:
+            await self._on_ended(run_id)  # it ended while we wrote
+
+    async def _on_ended(self, run_id: str) -> None:
+        entry = await self._bus.bucket("pauses").get(run_id)
+        if entry is None or entry.value is None:
+            return
+        approval_id = PauseRecord.model_validate_json(entry.value).approval_id
+        while True:
+            approval = await self._bucket.get(approval_id)
+            if approval is None or approval.value is None:
+                return
+            record = ApprovalRecord.model_validate_json(approval.value)
+            if record.status != "pending":
+                return
+            changed = record.model_copy(
+                update={
+                    "status": "withdrawn",
+                    "reason": "the run has ended",
+                    "updated_at": messages.now(),
+                }
+            )
+            if await self._bucket.update(approval_id, changed.dump(), approval.revision):
+                break
+        withdrawn = {"approval_id": approval_id, "reason": "the run has ended"}
+        await self._say(run_id, record.leg, "approval.withdrawn", withdrawn)
+
+    # what people say
+
+    async def get(self, approval_id: str) -> ApprovalRecord | None:
+        """One request."""
+        entry = await self._bucket.get(approval_id)
+        if entry is None or entry.value is None:
+            return None
+        return ApprovalRecord.model_validate_json(entry.value)
+
+    async def all(self) -> list[ApprovalRecord]:
+        """Every request that is kept, the last one first."""
+        entries = await self._bucket.entries("*")
+        records = [ApprovalRecord.model_validate_json(entry.value or b"") for entry in entries]
+        return sorted(records, key=lambda record: record.requested_at, reverse=True)
+
+    async def decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
+        """Take the decision, if it is the first and fits; what must follow is in the outbox."""
+        entry = await self._bucket.get(approval_id)
+        if entry is None or entry.value is None:
+            return DecideReply(status=404, detail=f"there is no approval {approval_id}")
+        record = ApprovalRecord.model_validate_json(entry.value)
+        if record.status != "pending":
+            return _too_late(record)
+        if request.digest is not None and request.digest != record.digest:
+            return DecideReply(
+                status=409,
+                detail="the request is not the one that was shown: its digest differs",
+                approval=record,
+            )
+        try:
+            check(record, request)
+        except Unfit as error:
+            return DecideReply(status=422, detail=str(error), approval=record)
+        now = messages.now()
+        decided = record.model_copy(
+            update={
+                "status": "decided",
+                "updated_at": now,
+                "decision": Decision(
+                    outcome=outcome(request.items),
+                    by=request.by,
+                    at=now,
+                    note=request.note,
+                    items=request.items,
+                ),
+            }
+        )
+        await self._bucket.put(f"outbox.{approval_id}", str(time.time()).encode())
+        if await self._bucket.update(approval_id, decided.dump(), entry.revision) is None:
+            return _too_late(await self.get(approval_id) or record)
+        assert decided.decision is not None
+        telemetry.DECISIONS.labels(decided.decision.outcome).inc()
+        log.info("run %s: %s by %s", record.run_id, decided.decision.outcome, decided.decision.by)
+        return DecideReply(status=200, approval=decided)
+
+    async def send_on(self, approval_id: str) -> None:
+        """Say what was decided, and have the upstream continued. Safe to be done again."""
+        record = await self.get(approval_id)
+        if record is None or record.decision is None:
+            return
+        decision = record.decision
+        await self._say(
+            record.run_id,
+            record.leg,
+            "approval.decided",
+            {
+                "approval_id": approval_id,
+                "outcome": decision.outcome,
+                "by": decision.by,
+                "automatic": decision.automatic,
+                **({"note": decision.note} if decision.note else {}),
+                "items": [item.model_dump(exclude_none=True) for item in decision.items],
+            },
+        )
+        going_on = ContinueCommand(
+            run_id=record.run_id,
+            agent=record.agent,
+            session_id=record.session_id,
+            user_id=record.user_id,
+            leg=record.leg + 1,
+            approval_id=approval_id,
+            items=[_with_note(item, decision.note) for item in decision.items],
+        )
+        payload = await objects.wrap(self._bus, f"{approval_id}.continue", going_on.dump())
+        await self._bus.publisher.publish(
+            Message(
+                command("connector", "continue", record.run_id),
+                payload,
+                {"Nats-Msg-Id": approval_id},
+            )
+        )
+        await self._bucket.delete(f"outbox.{approval_id}")
+
+    async def sweep(self) -> None:
+        """Send on what a process that died had decided."""
+        for entry in await self._bucket.entries("outbox.*"):
+            approval_id = entry.key.removeprefix("outbox.")
+            record = await self.get(approval_id)
+            if record is not None and record.status == "decided":
+                await self.send_on(approval_id)
+            elif float(entry.value or 0) < time.time() - ABANDONED_S:
+                await self._bucket.delete(entry.key, entry.revision)
+
+    async def _run(self, run_id: str) -> RunRecord:
+        entry = await self._bus.bucket("runs").get(run_id)
+        if entry is None or entry.value is None:
+            raise LookupError(f"run {run_id} has no record")
+        return RunRecord.model_validate_json(entry.value)
+
+    async def _say(self, run_id: str, leg: int, type_: str, data: Mapping[str, object]) -> None:
+        self._writes += 1
+        writer = await RawWriter.resume(self._bus, run_id, WRITER, f"{self._pod}/{self._writes}")
+        await writer.write("event", orjson.dumps({"type": type_, "data": data}), leg=leg)
+
+
+_ENDS = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"})
+
+
+def _too_late(record: ApprovalRecord) -> DecideReply:
+    words = {
+        "decided": f"it was decided already, at {record.updated_at}",
+        "withdrawn": f"it was withdrawn: {record.reason}",
+        "expired": "it has expired",
+    }
+    return DecideReply(
+        status=409, detail=words.get(record.status, "somebody else was first"), approval=record
+    )
+
+
+def _with_note(item: Decided, note: str | None) -> Decided:
+    return item if item.note or not note else item.model_copy(update={"note": note})

@@ -1,0 +1,68 @@
+"""Whether a decision fits its request. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
+
+# these can only be answered: the upstream has no way to be told no
+ANSWERED_ONLY = frozenset({"input", "feedback", "selection"})
+NEEDS_VALUE = ANSWERED_ONLY | {"external"}
+
+
+class Unfit(ValueError):
+    """The decision does not fit the request. The text names the item."""
+
+
+def check(approval: ApprovalRecord, request: DecideRequest) -> None:
+    """Raise Unfit unless every item, and nothing else, is decided, as its kind allows."""
+    wanted = {item["item_id"]: item for item in approval.items}
+    given = Counter(item.item_id for item in request.items)
+    for item_id, count in given.items():
+        if item_id not in wanted:
+            raise Unfit(f"there is no item {item_id} in this request")
+        if count > 1:
+            raise Unfit(f"item {item_id} is decided {count} times")
+    if missing := [item_id for item_id in wanted if item_id not in given]:
+        raise Unfit(f"not decided: {', '.join(missing)}; all items are decided together")
+    for item in request.items:
+        _check_item(wanted[item.item_id], item)
+
+
+def _check_item(asked: dict[str, Any], item: Decided) -> None:
+    kind = asked["kind"]
+    if item.decision == "reject":
+        if kind in ANSWERED_ONLY:
+            raise Unfit(f"item {item.item_id} ({kind}) cannot be rejected, only answered")
+        return
+    if kind in NEEDS_VALUE and item.value is None:
+        raise Unfit(f"item {item.item_id} ({kind}) needs a value")
+    schema = asked.get("input_schema")
+    if schema and kind in NEEDS_VALUE and item.value is not None:
+        _check_schema(schema, item)
+
+
+def _check_schema(schema: dict[str, Any], item: Decided) -> None:
+    """An answer that does not fit poisons the session of an ADK server for good."""
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError:
+        return  # the upstream's own schema is no schema: it must judge by itself
+    errors = sorted(Draft202012Validator(schema).iter_errors(item.value), key=str)
+    if errors:
+        where = "".join(f"[{step!r}]" for step in errors[0].absolute_path)
+        raise Unfit(f"item {item.item_id}: value{where}: {errors[0].message}")
+
+
+def outcome(items: Sequence[Decided]) -> Literal["approved", "rejected", "mixed"]:
+    """What the items say together."""
+    decisions = {item.decision for item in items}
+    if decisions == {"approve"}:
+        return "approved"
+    return "rejected" if decisions == {"reject"} else "mixed"

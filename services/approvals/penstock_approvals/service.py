@@ -1,0 +1,101 @@
+"""The approvals service: asks people, takes their decisions, and has runs continued."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import ClassVar
+
+from pydantic import ValidationError
+
+from penstock.bus import BusError, Msg, Subscription, streams
+from penstock.bus.pull import WorkQueue
+from penstock.bus.records import DecideReply, DecideRequest
+from penstock.service import Context, Service
+from penstock.settings import Settings
+from penstock_approvals.api import routes
+from penstock_approvals.decisions import Approvals
+from penstock_approvals.settings import ApprovalsSettings
+
+log = logging.getLogger(__name__)
+
+CONCERNS = (
+    "approval.requested.*",
+    "lifecycle.completed.*",
+    "lifecycle.failed.*",
+    "lifecycle.cancelled.*",
+)
+
+
+class ApprovalsService(Service):
+    """Requests in, decisions out; also over HTTP."""
+
+    name: ClassVar[str] = "approvals"
+    settings_type: ClassVar[type[Settings]] = ApprovalsSettings
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        assert isinstance(context.settings, ApprovalsSettings)
+        self._settings = context.settings
+        self._approvals = Approvals(self.bus, context.pod)
+        self._listening: Subscription | None = None
+        self._sending: set[asyncio.Task[None]] = set()
+        self.routes = routes(self._approvals, self._decide)
+
+    async def start(self) -> None:
+        """Answer decisions, then take requests."""
+        self._listening = await self.bus.subscribe("decide.*", self._on_decide, self.name)
+        self.spawn("outbox", self._sweep)
+        queue = WorkQueue(
+            self.bus,
+            streams.EVENTS,
+            self.name,
+            CONCERNS,
+            self._approvals.on_event,
+            on_poison=self.give_up,
+        )
+        self.spawn("requests", queue.run)
+
+    async def stop(self) -> None:
+        """Take no more decisions; send on the ones that were taken."""
+        if self._listening is not None:
+            await self._listening.unsubscribe()
+        await self.cancel("requests")
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=self._settings.drain_s)
+        await self.cancel("outbox")
+
+    async def _decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
+        reply = await self._approvals.decide(approval_id, request)
+        if reply.status == 200:
+            task = asyncio.create_task(self._send_on(approval_id))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+        return reply
+
+    async def _send_on(self, approval_id: str) -> None:
+        try:
+            await self._approvals.send_on(approval_id)
+        except BusError as error:
+            log.warning("approval %s stays in the outbox: %s", approval_id, error)
+
+    async def _on_decide(self, msg: Msg) -> None:
+        approval_id = msg.subject.removeprefix("decide.")
+        try:
+            request = DecideRequest.model_validate_json(msg.data)
+            reply = await self._decide(approval_id, request)
+        except ValidationError as error:
+            reply = DecideReply(status=422, detail=str(error))
+        except BusError as error:
+            # no answer: the caller's request times out, and it may look what stands
+            log.warning("approval %s: %s", approval_id, error)
+            return
+        await self.bus.client.publish(msg.reply, reply.dump())
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.outbox_s)
+            try:
+                await self._approvals.sweep()
+            except BusError as error:
+                log.warning("the outbox: %s", error)

@@ -1,0 +1,15 @@
+"""The service's own knobs."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from penstock.settings import Settings
+
+
+class ApprovalsSettings(Settings):
+    """From the environment, as `PENSTOCK_<NAME>`."""
+
+    outbox_s: float = Field(
+        2.0, gt=0, description="How often decisions are looked for that were not sent on yet"
+    )

@@ -1,0 +1,1 @@
+"""The connector: the HTTP connections to agent servers."""

@@ -1,0 +1,190 @@
+"""Who holds what: claims on runs, turns in sessions, and which connectors live."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from penstock.bus import Bus, Msg
+from penstock.bus.kv import Entry
+from penstock.bus.records import Claim, Sent, SessionRecord, Turn
+from penstock.bus.subjects import key_of, turn
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 2.0
+MAX_RUNS_LISTED = 1000
+
+
+class Claims:
+    """The records by which connectors divide runs among themselves. Every write is a CAS."""
+
+    def __init__(self, bus: Bus, pod: str) -> None:
+        self._bus = bus
+        self._pod = pod
+        self._claims = bus.bucket("claims")
+        self._sent = bus.bucket("sent")
+        self._leases = bus.bucket("leases")
+
+    async def lives(self, pod: str) -> bool:
+        """True while that connector's lease stands."""
+        return pod == self._pod or await self._leases.get(f"pod.{pod}") is not None
+
+    async def living(self) -> set[str]:
+        """All connectors whose lease stands, and this one."""
+        keys = await self._leases.keys("pod.>")
+        return {key.removeprefix("pod.") for key in keys} | {self._pod}
+
+    async def claim(self, run_id: str, state: str = "held") -> Claim | None:
+        """Take a run's start; None when it is ours now, else the claim that stands."""
+        claim = Claim.model_validate({"pod": self._pod, "state": state})
+        if await self._claims.create(f"claim.{run_id}", claim.dump()) is not None:
+            return None
+        return await self.claimed(run_id)
+
+    async def claimed(self, run_id: str) -> Claim | None:
+        """The claim that stands."""
+        entry = await self._claims.get(f"claim.{run_id}")
+        return Claim.model_validate_json(entry.value) if entry and entry.value else None
+
+    async def take_over(self, run_id: str, state: str = "held") -> bool:
+        """Replace the claim of a dead connector."""
+        entry = await self._claims.get(f"claim.{run_id}")
+        if entry is None or not entry.value:
+            return False
+        if await self.lives(Claim.model_validate_json(entry.value).pod):
+            return False
+        claim = Claim.model_validate({"pod": self._pod, "state": state})
+        return (
+            await self._claims.update(f"claim.{run_id}", claim.dump(), entry.revision) is not None
+        )
+
+    async def begin(self, run_id: str) -> None:
+        """Note that this connector holds a leg of the run, for the reaper."""
+        await self._claims.put(f"active.{self._pod}.{run_id}", b"{}")
+
+    async def end(self, run_id: str, pod: str | None = None) -> None:
+        """The leg has ended."""
+        await self._claims.delete(f"active.{pod or self._pod}.{run_id}")
+
+    async def active(self) -> list[tuple[str, str]]:
+        """Pod and run of every leg that is held."""
+        pairs = []
+        for key in await self._claims.keys("active.>"):
+            _, pod, run_id = key.split(".")
+            pairs.append((pod, run_id))
+        return pairs
+
+    async def claim_sending(self, approval_id: str) -> tuple[Sent, int] | None:
+        """Take the one sending of a decision; None when it is ours now, else what stands."""
+        sent = Sent(pod=self._pod)
+        if await self._sent.create(approval_id, sent.dump()) is not None:
+            return None
+        entry = await self._sent.get(approval_id)
+        assert entry is not None
+        assert entry.value is not None
+        return Sent.model_validate_json(entry.value), entry.revision
+
+    async def take_over_sending(self, approval_id: str, revision: int) -> bool:
+        """Replace the sending of a dead connector that had not begun it."""
+        sent = Sent(pod=self._pod)
+        return await self._sent.update(approval_id, sent.dump(), revision) is not None
+
+    async def record_sending(self, approval_id: str, state: str) -> None:
+        """Write down what became of it."""
+        sent = Sent.model_validate({"pod": self._pod, "state": state})
+        await self._sent.put(approval_id, sent.dump())
+
+
+class Sessions:
+    """The legs of one session run one after another, in the order in which they came."""
+
+    def __init__(self, bus: Bus, claims: Claims) -> None:
+        self._bus = bus
+        self._claims = claims
+        self._bucket = bus.bucket("sessions")
+
+    async def join(self, key: str, agent: str, session_id: str, mine: Turn) -> None:
+        """Stand in the queue."""
+
+        def change(record: SessionRecord) -> None:
+            if mine not in record.queue:
+                record.queue.append(mine)
+            if mine.run_id not in record.runs:
+                record.runs.append(mine.run_id)
+                del record.runs[:-MAX_RUNS_LISTED]
+
+        await self._change(key, change, SessionRecord(agent=agent, session_id=session_id))
+
+    async def wait(self, key: str, mine: Turn) -> None:
+        """Until the leg is at the head of the queue; passes over the legs of dead connectors."""
+        moved = asyncio.Event()
+
+        async def on_move(msg: Msg) -> None:
+            moved.set()
+
+        if await self._is_first(key, mine):
+            return
+        subscription = await self._bus.subscribe(turn(key), on_move)
+        try:
+            while not await self._is_first(key, mine):
+                try:
+                    await asyncio.wait_for(moved.wait(), LOOK_AGAIN_S)
+                except TimeoutError:
+                    await self._pass_over_dead(key)
+                moved.clear()
+        finally:
+            await subscription.unsubscribe()
+
+    async def leave(self, key: str, run_id: str) -> None:
+        """The run's leg has ended: the next one's turn."""
+
+        def change(record: SessionRecord) -> None:
+            record.queue = [turn for turn in record.queue if turn.run_id != run_id]
+
+        await self._change(key, change)
+        await self._bus.client.publish(turn(key))
+
+    async def _is_first(self, key: str, mine: Turn) -> bool:
+        entry = await self._bucket.get(key)
+        queue = _session(entry).queue if entry is not None else []
+        return mine not in queue or queue[0] == mine
+
+    async def _pass_over_dead(self, key: str) -> None:
+        living = await self._claims.living()
+
+        def change(record: SessionRecord) -> None:
+            record.queue = [turn for turn in record.queue if turn.pod in living]
+
+        await self._change(key, change)
+
+    async def _change(
+        self,
+        key: str,
+        change: Callable[[SessionRecord], None],
+        new: SessionRecord | None = None,
+    ) -> None:
+        while True:
+            entry = await self._bucket.get(key)
+            if entry is None and new is None:
+                return
+            record = _session(entry) if entry is not None else new
+            assert record is not None
+            before = record.dump()
+            change(record)
+            after = record.dump()
+            if entry is not None and after == before:
+                return
+            revision = entry.revision if entry is not None else 0
+            if await self._bucket.update(key, after, revision) is not None:
+                return
+
+
+def session_key(user_id: str, agent: str, session_id: str) -> str:
+    """A session is its owner's: KV `sessions`."""
+    return key_of("session", user_id, agent, session_id)
+
+
+def _session(entry: Entry) -> SessionRecord:
+    return SessionRecord.model_validate_json(entry.value or b"{}")

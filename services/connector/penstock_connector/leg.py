@@ -1,0 +1,295 @@
+"""One leg: one request to an agent server, its body put on the bus verbatim as it comes.
+
+Bytes first, meaning later: what arrives is in RAW before anybody interprets it. While the broker is
+slow the upstream is not read. A leg ends in exactly one `end` or `lost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+
+from penstock import telemetry
+from penstock.bus import FenceConflict, messages
+from penstock.bus.fence import RawWriter
+from penstock.settings import AgentConfig
+from penstock.sse import FrameTooLarge, Parser
+from penstock_connector.settings import ConnectorSettings
+from penstock_connector.upstreams.base import Attachment, Call, Refused, Upstream
+
+log = logging.getLogger(__name__)
+
+MAX_DETAIL_CHARACTERS = 4000
+REATTACH_TRIES = 5
+REATTACH_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a leg ended: the kind of its last source frame, and that frame's facts."""
+
+    kind: str  # "end" | "lost"
+    facts: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """For the metric: eof, cancelled, or the code of what was lost."""
+        return str(self.facts.get("outcome") or self.facts.get("code"))
+
+
+def ended(outcome: str, **facts: Any) -> Outcome:
+    """The body ended cleanly: `eof`, or `cancelled`."""
+    return Outcome("end", {"outcome": outcome, **facts})
+
+
+def lost(code: str, error: str, **facts: Any) -> Outcome:
+    """It did not, or could not begin; the codes are lifecycle.failed's."""
+    return Outcome("lost", {"code": code, "error": error, **facts})
+
+
+class _Cut(Exception):
+    """The connection broke before the body had ended."""
+
+
+@dataclass(slots=True)
+class Leg:
+    """A leg that this process holds. `run` does all of it and always returns."""
+
+    run_id: str
+    number: int
+    agent: AgentConfig
+    upstream: Upstream
+    client: httpx.AsyncClient
+    writer: RawWriter
+    settings: ConnectorSettings
+    prepare: Callable[[], Awaitable[Call]]  # the adapter's start or resume
+    turn: Callable[[], Awaitable[None]]  # until the session's earlier legs have ended
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled_by: dict[str, str] = field(default_factory=dict)
+    _seen: Attachment = field(default_factory=Attachment)
+    _call: Call | None = None
+
+    def cancel(self, by: str, reason: str) -> None:
+        """Ask the leg to end; it says when it has."""
+        self.cancelled_by = {"by": by, "reason": reason}
+        self.cancelled.set()
+
+    async def run(self) -> Outcome | None:
+        """Wait for the turn, stream, and write how it ended. None: somebody else ended the run."""
+        try:
+            outcome = await self._outcome()
+            telemetry.LEGS.labels(outcome.label).inc()
+            log.info("run %s leg %d: %s", self.run_id, self.number, outcome.label)
+            await self.writer.write(outcome.kind, orjson.dumps(outcome.facts), leg=self.number)
+            telemetry.FRAMES.labels(outcome.kind).inc()
+        except FenceConflict:
+            log.warning("run %s leg %d: ended by somebody else", self.run_id, self.number)
+            return None
+        return outcome
+
+    async def _outcome(self) -> Outcome:
+        turn = asyncio.ensure_future(self.turn())
+        if not await self._unless_cancelled(turn):
+            return ended("cancelled", **self.cancelled_by, confirmed=True)
+        turn.result()
+        stream = asyncio.create_task(self._stream())
+        try:
+            async with asyncio.timeout(self.agent.timeout_s):
+                if not await self._unless_cancelled(stream, keep=True):
+                    return await self._cancel(stream)
+                return stream.result()
+        except TimeoutError:
+            await _stop(stream)
+            await self._ask_to_cancel()
+            return lost("timeout", f"Request timeout after {self.agent.timeout_s:g} seconds")
+        finally:
+            await _stop(stream)
+
+    async def _unless_cancelled(self, task: asyncio.Future[Any], keep: bool = False) -> bool:
+        """True when the task was done before anybody cancelled the leg."""
+        waiter = asyncio.create_task(self.cancelled.wait())
+        try:
+            await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
+        if task.done():
+            return True
+        if not keep:
+            await _stop(task)
+        return False
+
+    async def _cancel(self, stream: asyncio.Task[Outcome]) -> Outcome:
+        """Let the upstream end by itself if it can be asked, else close the connection."""
+        asked = await self._ask_to_cancel()
+        if asked:
+            await asyncio.wait({stream}, timeout=self.settings.cancel_grace_s)
+            if stream.done():
+                return stream.result()
+        await _stop(stream)
+        return ended("cancelled", **self.cancelled_by, confirmed=not asked)
+
+    async def _ask_to_cancel(self) -> bool:
+        if self._call is None:
+            return False
+        try:
+            return await self.upstream.cancel(self.client, self.agent, self._call)
+        except httpx.HTTPError as error:
+            log.warning("run %s: the upstream did not take the cancel: %r", self.run_id, error)
+            return False
+
+    async def _stream(self) -> Outcome:
+        try:
+            self._call = await self.prepare()
+        except Refused as error:
+            return self._refused(error.status_code, error.detail)
+        except httpx.HTTPError as error:
+            return lost(
+                "upstream_lost",
+                f"cannot reach the agent server at {self.agent.url}: {_words(error)}",
+                retryable=True,
+            )
+        except Exception as error:
+            # the decision or the stored objects do not fit this upstream: nothing was sent
+            log.exception("run %s: the request cannot be made", self.run_id)
+            return lost("internal", f"the request cannot be made: {error!r}")
+        call = self._call
+        for attempt in range(REATTACH_TRIES + 1):
+            try:
+                return await self._respond(call)
+            except _Cut as cut:
+                again = self.upstream.reattach(self.agent, self._call, self._seen)
+                if again is None or attempt == REATTACH_TRIES:
+                    return lost("upstream_lost", f"the upstream's stream was cut: {cut}")
+                log.warning("run %s: the stream was cut (%s), going on with it", self.run_id, cut)
+                await asyncio.sleep(REATTACH_S * attempt)
+                # another response, whose bytes must not be joined with this one's
+                self.writer.connection += f".{attempt + 1}"
+                call = again
+        raise AssertionError("the loop returns")
+
+    async def _respond(self, call: Call) -> Outcome:
+        request = self.client.build_request(
+            "POST",
+            call.url,
+            # whatever is compressed could not go on verbatim
+            headers={"accept-encoding": "identity", **self.agent.headers, **call.headers},
+            content=call.content,
+        )
+        attached_before = call is not self._call
+        try:
+            response = await self.client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            if attached_before:
+                raise _Cut(_words(error)) from error
+            return lost(
+                "upstream_lost",
+                f"cannot reach the agent server at {self.agent.url}: {_words(error)}",
+                retryable=True,
+            )
+        except httpx.HTTPError as error:
+            if attached_before:
+                raise _Cut(_words(error)) from error
+            return lost(
+                "outcome_unknown",
+                "the connection broke before the agent server answered, so that nobody knows "
+                f"whether it has begun: {_words(error)}",
+            )
+        try:
+            if response.is_error:
+                await response.aread()
+                return self._refused(response.status_code, response.text)
+            return await self._pump(response)
+        finally:
+            await response.aclose()
+
+    def _refused(self, status_code: int, detail: str) -> Outcome:
+        detail = detail[:MAX_DETAIL_CHARACTERS]
+        return lost(
+            "upstream_http",
+            f"the agent server answered {status_code}: {detail}",
+            status_code=status_code,
+            detail=detail,
+        )
+
+    async def _pump(self, response: httpx.Response) -> Outcome:
+        """Read and write side by side; what arrives during a write goes into the next one."""
+        body = _Body(self.settings.max_buffered_bytes)
+        reader = asyncio.create_task(self._read(response, body))
+        try:
+            while True:
+                received, chunk = await body.take()
+                if not chunk:
+                    break
+                await self.writer.write("bytes", chunk, leg=self.number, received=received)
+                telemetry.FRAMES.labels("bytes").inc()
+            return await reader
+        finally:
+            await _stop(reader)
+
+    async def _read(self, response: httpx.Response, body: _Body) -> Outcome:
+        frames = Parser(self.settings.max_frame_bytes)
+        try:
+            async for chunk in response.aiter_bytes():
+                for frame in frames.feed(chunk):
+                    self.upstream.watch(frame.data, self._seen)
+                await body.put(chunk)
+            return ended("eof")
+        except FrameTooLarge as error:
+            return lost("limit", f"the upstream sent too much: {error}")
+        except httpx.HTTPError as error:
+            raise _Cut(_words(error)) from error
+        finally:
+            body.close()
+
+
+class _Body:
+    """Chunks between the reader and the writer, bounded in bytes."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._received = ""
+        self._closed = False
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def put(self, chunk: bytes) -> None:
+        if not self._chunks:
+            self._received = messages.now()
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        self._changed.set()
+        while self._size > self._limit_bytes:
+            self._room.clear()
+            await self._room.wait()
+
+    async def take(self) -> tuple[str, bytes]:
+        """All that has arrived and when it began to; empty at the end."""
+        while not self._chunks and not self._closed:
+            self._changed.clear()
+            await self._changed.wait()
+        chunks, self._chunks = self._chunks, []
+        self._size = 0
+        self._room.set()
+        return self._received, b"".join(chunks)
+
+    def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+
+
+async def _stop(task: asyncio.Future[Any]) -> None:
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,79 @@
+"""The connector: takes commands, holds legs, and ends those of dead connectors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import ClassVar
+
+import httpx
+
+from penstock.bus import BusError, streams
+from penstock.bus.leases import Lease, keep
+from penstock.bus.pull import WorkQueue
+from penstock.service import Context, Service
+from penstock.settings import Settings
+from penstock_connector.commands import Commands
+from penstock_connector.settings import ConnectorSettings
+
+log = logging.getLogger(__name__)
+
+
+class ConnectorService(Service):
+    """Commands in, source frames out."""
+
+    name: ClassVar[str] = "connector"
+    settings_type: ClassVar[type[Settings]] = ConnectorSettings
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        assert isinstance(context.settings, ConnectorSettings)
+        self._settings = context.settings
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(
+                None, connect=self._settings.connect_timeout_s, write=60.0, pool=None
+            ),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+            follow_redirects=False,
+        )
+        self._commands = Commands(
+            self.bus, context.config, self._settings, self._client, context.pod
+        )
+        self._lease = Lease(self.bus, f"pod.{context.pod}", context.pod, self._settings.pod_ttl_s)
+
+    async def start(self) -> None:
+        """Say that it lives before it takes anything."""
+        await self._lease.acquire()
+        self.spawn("lease", lambda: keep(self._lease, self._settings.pod_renew_s))
+        self.spawn("reaper", self._reap)
+        handlers = {
+            "cancel": self._commands.cancel,
+            "continue": self._commands.resume,
+            "start": self._commands.start,
+        }
+        for kind, handle in handlers.items():
+            queue = WorkQueue(
+                self.bus,
+                streams.COMMANDS,
+                f"connector-{kind}",
+                [f"command.connector.{kind}.*"],
+                handle,
+                on_poison=self.give_up,
+                room=(lambda: self._commands.room) if kind == "start" else None,
+            )
+            self.spawn(kind, queue.run)
+
+    async def stop(self) -> None:
+        """Take no commands, let the legs end, then give the lease back."""
+        await self.cancel("start", "continue")
+        await self._commands.drain(self._settings.drain_s)
+        await self.cancel("cancel", "reaper", "lease")
+        await self._client.aclose()
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.reap_s)
+            try:
+                await self._commands.reap()
+            except BusError as error:
+                log.warning("looking for dead connectors: %s", error)

@@ -1,0 +1,24 @@
+"""The connector's own knobs."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from penstock.settings import Settings
+
+
+class ConnectorSettings(Settings):
+    """From the environment, as `PENSTOCK_<NAME>`."""
+
+    max_legs: int = Field(1000, ge=1, description="Upstream connections held at once")
+    connect_timeout_s: float = Field(10.0, gt=0, description="For reaching an agent server")
+    cancel_grace_s: float = Field(
+        8.0, ge=0, description="How long a cancelled upstream may take to end by itself"
+    )
+    max_buffered_bytes: int = Field(
+        4 * 1024 * 1024, ge=1, description="Read from an upstream ahead of the broker, a leg"
+    )
+    max_frame_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Of one upstream frame")
+    pod_ttl_s: float = Field(15.0, ge=1, description="After it a dead connector's runs are ended")
+    pod_renew_s: float = Field(3.0, gt=0, description="How often the connector says it lives")
+    reap_s: float = Field(4.0, gt=0, description="How often runs of dead connectors are looked for")

@@ -1,0 +1,188 @@
+"""Agno AgentOS, 2.3 and 3.x: agents, teams, workflows.
+
+`background=true` always: 2.3 ignores it; in 3.x the run survives a cut connection and can be
+resumed. Our run id goes along as `run_id`, which 2.3.18 and later take as theirs.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import httpx
+import orjson
+
+from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
+from penstock.settings import AgentConfig
+from penstock_connector.upstreams.base import Attachment, Call
+
+_HEADERS = {
+    "content-type": "application/x-www-form-urlencoded",
+    "accept": "text/event-stream",
+}
+_EVENT_INDEX = re.compile(rb'"event_index":\s*(\d+)')
+
+
+class AgnoUpstream:
+    """Form posts to /agents, /teams and /workflows."""
+
+    async def start(
+        self, client: httpx.AsyncClient, agent: AgentConfig, command: StartCommand
+    ) -> Call:
+        """POST /{kind}s/{agent}/runs."""
+        fields: dict[str, Any] = {
+            **(command.input or {}),
+            "message": command.message,
+            "stream": "true",
+            "background": "true",
+            "session_id": command.session_id,
+            "user_id": command.user_id,
+            "run_id": command.run_id,
+        }
+        return _call(f"{_base(agent)}/runs", fields, command.run_id, command.session_id)
+
+    async def resume(
+        self,
+        client: httpx.AsyncClient,
+        agent: AgentConfig,
+        command: ContinueCommand,
+        pause: PauseRecord,
+    ) -> Call:
+        """POST …/runs/{run_id}/continue with the stored objects and the decisions in them."""
+        resume = pause.resume
+        run_id = resume.get("run_id") or command.run_id
+        session_id = resume.get("session_id") or command.session_id
+        fields: dict[str, Any] = {
+            "stream": "true",
+            "background": "true",
+            "session_id": session_id,
+            "user_id": command.user_id,
+            **_answers(resume, {item.item_id: item for item in command.items}),
+        }
+        return _call(f"{_base(agent)}/runs/{quote(run_id)}/continue", fields, run_id, session_id)
+
+    async def cancel(self, client: httpx.AsyncClient, agent: AgentConfig, call: Call) -> bool:
+        """POST …/runs/{run_id}/cancel. Its answer tells nothing: the stream says RunCancelled."""
+        url = f"{_base(agent)}/runs/{quote(call.run_id or '')}/cancel"
+        await client.post(url, headers=agent.headers)
+        return True
+
+    def watch(self, data: bytes, seen: Attachment) -> None:
+        """3.x numbers the events of a background run."""
+        match = _EVENT_INDEX.search(data)
+        if match:
+            seen.last_event_index = int(match[1])
+
+    def reattach(self, agent: AgentConfig, call: Call, seen: Attachment) -> Call | None:
+        """POST …/runs/{run_id}/resume (3.x), after the last event that came whole."""
+        if seen.last_event_index is None or call.run_id is None:
+            return None
+        fields = {"last_event_index": seen.last_event_index, "session_id": call.session_id}
+        return _call(
+            f"{_base(agent)}/runs/{quote(call.run_id)}/resume",
+            fields,
+            call.run_id,
+            call.session_id,
+        )
+
+
+def _base(agent: AgentConfig) -> str:
+    return f"{agent.url}/{agent.kind}s/{quote(agent.agent, safe='')}"
+
+
+def _call(url: str, fields: Mapping[str, Any], run_id: str, session_id: str) -> Call:
+    form = {
+        name: value if isinstance(value, str) else orjson.dumps(value).decode()
+        for name, value in fields.items()
+    }
+    return Call(url, _HEADERS, urlencode(form).encode(), run_id, session_id)
+
+
+def _answers(resume: Mapping[str, Any], decided: Mapping[str, Decided]) -> dict[str, Any]:
+    """The one form field that this kind of run takes its decisions in."""
+    match resume.get("kind"):
+        case "team":
+            return {"requirements": _requirements(resume.get("requirements", []), decided)}
+        case "workflow":
+            steps = copy.deepcopy(resume.get("step_requirements", []))
+            for step in steps:
+                _decide_step(step, decided)
+            return {"step_requirements": steps}
+        case _:
+            tools = copy.deepcopy(resume.get("tools", []))
+            for tool in tools:
+                _decide_tool(tool, decided)
+            return {"tools": tools}
+
+
+def _decide_tool(tool: dict[str, Any], decided: Mapping[str, Decided]) -> bool:
+    item = decided.get(tool.get("tool_call_id", ""))
+    if item is None:
+        return False
+    for mark, decide in _TOOL_MARKS.items():
+        if tool.get(mark):
+            decide(tool, item)
+            return True
+    return False
+
+
+def _confirm(tool: dict[str, Any], item: Decided) -> None:
+    tool["confirmed"] = item.decision == "approve"
+    if item.note is not None:
+        tool["confirmation_note"] = item.note
+
+
+def _answer(tool: dict[str, Any], item: Decided) -> None:
+    values = item.value if isinstance(item.value, dict) else {}
+    for question in tool.get("user_input_schema") or ():
+        if question.get("name") in values:
+            question["value"] = values[question["name"]]
+    for question in tool.get("user_feedback_schema") or ():
+        if question.get("question") in values:
+            question["selected_options"] = values[question["question"]]
+    tool["answered"] = True
+
+
+def _execute(tool: dict[str, Any], item: Decided) -> None:
+    value = item.value
+    if item.decision == "reject":
+        value = item.note or "Rejected: the tool was not run."
+    tool["result"] = value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+_TOOL_MARKS: Mapping[str, Callable[[dict[str, Any], Decided], None]] = {
+    "requires_confirmation": _confirm,
+    "requires_user_input": _answer,
+    "external_execution_required": _execute,
+}
+
+
+def _requirements(
+    requirements: list[dict[str, Any]], decided: Mapping[str, Decided]
+) -> list[dict[str, Any]]:
+    answered = copy.deepcopy(requirements)
+    for requirement in answered:
+        tool = requirement.get("tool_execution") or {}
+        if _decide_tool(tool, decided) and tool.get("requires_confirmation"):
+            requirement["confirmation"] = tool["confirmed"]
+            if tool.get("confirmation_note") is not None:
+                requirement["confirmation_note"] = tool["confirmation_note"]
+    return answered
+
+
+def _decide_step(step: dict[str, Any], decided: Mapping[str, Decided]) -> None:
+    if step.get("executor_requirements"):
+        step["executor_requirements"] = _requirements(step["executor_requirements"], decided)
+    item = decided.get(step.get("step_id") or "")
+    if item is None:
+        return
+    step["confirmed"] = item.decision == "approve"
+    if step.get("requires_user_input") and item.value is not None:
+        step["user_input"] = item.value
+    if step.get("requires_route_selection") and item.value is not None:
+        step["selected_choices"] = item.value if isinstance(item.value, list) else [item.value]
+    if item.note is not None and item.decision == "reject":
+        step["rejection_feedback"] = item.note

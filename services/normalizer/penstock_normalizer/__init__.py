@@ -1,0 +1,1 @@
+"""The normalizer: the one order and meaning of every run."""

@@ -1,0 +1,14 @@
+"""Which decoder reads which protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from penstock.dialects.adk import AdkDecoder
+from penstock.dialects.agno import AgnoDecoder
+from penstock.dialects.base import AgentFacts, Decoder
+
+DECODERS: Mapping[str, Callable[[AgentFacts], Decoder]] = {
+    "agno": AgnoDecoder,
+    "adk": AdkDecoder,
+}

@@ -1,0 +1,84 @@
+"""The list of runs: KV `runs`, moved along with each run's lifecycle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.bus import Bus, BusError
+from penstock.bus.fence import RETRY_S
+from penstock.bus.records import RunRecord, RunStatus
+from penstock_normalizer.fold import Placed, RunFold
+
+log = logging.getLogger(__name__)
+
+_STATUS: Mapping[str, RunStatus] = {
+    "lifecycle.started": "running",
+    "lifecycle.paused": "paused",
+    "lifecycle.resumed": "running",
+    "lifecycle.completed": "completed",
+    "lifecycle.failed": "failed",
+    "lifecycle.cancelled": "cancelled",
+}
+
+
+class RunIndex:
+    """Brings a run's record up to its last lifecycle event; never back."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bucket = bus.bucket("runs")
+
+    async def follow(
+        self, run_id: str, fold: RunFold, placed: list[Placed], first_event: int
+    ) -> None:
+        """Write down what these events changed; a repeat changes nothing."""
+        telling = [event for event in placed if event.type in _STATUS]
+        if not telling:
+            return
+        event = telling[-1]
+        while True:
+            try:
+                entry = await self._bucket.get(run_id)
+                record = (
+                    RunRecord.model_validate_json(entry.value)
+                    if entry is not None and entry.value is not None
+                    else _record(run_id, fold, event)
+                )
+                if record.sequence >= event.sequence:
+                    return
+                record = record.model_copy(update=_changes(fold, event, first_event))
+                revision = entry.revision if entry is not None else 0
+                if await self._bucket.update(run_id, record.dump(), revision) is not None:
+                    return
+            except BusError as error:
+                log.warning("run %s: its record is not written yet: %s", run_id, error)
+                await asyncio.sleep(RETRY_S)
+
+
+def _record(run_id: str, fold: RunFold, event: Placed) -> RunRecord:
+    return RunRecord(
+        run_id=run_id,
+        agent=fold.facts.get("agent", ""),
+        session_id=fold.facts.get("session_id", ""),
+        user_id=fold.facts.get("user_id", "anonymous"),
+        message=fold.facts.get("message", "")[:200],
+        created_at=event.body["timestamp"],
+        updated_at=event.body["timestamp"],
+    )
+
+
+def _changes(fold: RunFold, event: Placed, first_event: int) -> dict[str, Any]:
+    data = event.body["data"]
+    return {
+        "status": _STATUS[event.type],
+        "sequence": event.sequence,
+        "updated_at": event.body["timestamp"],
+        "legs": fold.leg,
+        "first_event": first_event,
+        "approval_id": data.get("approval_id") if event.type == "lifecycle.paused" else None,
+        "code": data.get("code"),
+        "error": data.get("error"),
+        "summary": data.get("summary"),
+    }

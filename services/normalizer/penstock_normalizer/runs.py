@@ -1,0 +1,249 @@
+"""The runs of a partition at work: each folds and publishes in order, many side by side.
+
+Acknowledged after publication: a frame is done when its events are in EVENTS. Whoever comes later
+(a successor, or a zombie) folds the same frames to the same events; the fence lets each in once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+
+import orjson
+
+from penstock import telemetry
+from penstock.bus import (
+    Bus,
+    BusError,
+    BusUnavailable,
+    FenceConflict,
+    Message,
+    OutcomeUnknown,
+    Stored,
+    direct,
+    fence,
+    messages,
+    objects,
+    streams,
+    subjects,
+)
+from penstock.bus.errors import StreamFull
+from penstock.bus.messages import RawFrame, raw_frame
+from penstock.bus.publisher import MAX_BATCH
+from penstock.bus.records import PauseRecord
+from penstock_normalizer.fold import DecoderFor, Placed, RunFold
+from penstock_normalizer.index import RunIndex
+
+log = logging.getLogger(__name__)
+
+# an atomic batch costs 4 to 7 ms whatever its size: below this, one by one is faster
+BATCH_FROM = 50
+
+
+GiveUp = Callable[[Stored, Exception], Awaitable[None]]
+
+
+class Run:
+    """One run's frames in order, to its events in order."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        run_id: str,
+        decoders: DecoderFor,
+        max_frame_bytes: int,
+        index: RunIndex,
+        done: Callable[[int], None],
+        give_up: GiveUp,
+    ) -> None:
+        self._bus = bus
+        self._run_id = run_id
+        self._decoders = decoders
+        self._max_frame_bytes = max_frame_bytes
+        self._index = index
+        self._done = done
+        self._give_up = give_up
+        self._fold: RunFold | None = None
+        self._frames: deque[Stored] = deque()
+        self._wake = asyncio.Event()
+        self._last = 0  # stream sequence of the run's last event, which the next one's fence names
+        self._first = 0  # of its first
+        self._published = 0  # sequence of the last event that is in EVENTS
+        self.idle_since = time.monotonic()
+
+    @property
+    def idle(self) -> bool:
+        """True when there is nothing to do."""
+        return not self._frames
+
+    def push(self, stored: Stored) -> None:
+        """Take the next source frame."""
+        self._frames.append(stored)
+        self._wake.set()
+
+    async def work(self) -> None:
+        """Fold and publish until cancelled."""
+        while True:
+            if not self._frames:
+                self._wake.clear()
+                self.idle_since = time.monotonic()
+                await self._wake.wait()
+            stored = self._frames[0]
+            try:
+                await self._handle(stored)
+            except BusError as error:
+                log.warning("run %s: once more, from the streams: %s", self._run_id, error)
+                self._fold = None
+                await asyncio.sleep(fence.RETRY_S)
+                continue
+            self._frames.popleft()
+            self._done(stored.sequence)
+
+    async def _handle(self, stored: Stored) -> None:
+        try:
+            frame = raw_frame(stored)
+        except (KeyError, ValueError) as error:
+            await self._give_up(stored, error)
+            return
+        if self._fold is None:
+            self._fold = await self._load(frame)
+        await self._advance(self._fold, frame, stored)
+
+    async def _advance(self, fold: RunFold, frame: RawFrame, stored: Stored) -> None:
+        placed = fold.feed(frame)
+        if fold.error is not None:
+            log.error(
+                "run %s: RAW %d cannot be read", self._run_id, frame.sequence, exc_info=fold.error
+            )
+            await self._give_up(stored, fold.error)
+        if not placed or placed[-1].sequence <= self._published:
+            return
+        if placed[-1].type == "approval.requested":
+            await self._keep_pause(fold)
+        await self._publish(fold, frame, placed)
+        age_s = datetime.now(UTC).timestamp() - datetime.fromisoformat(frame.received).timestamp()
+        telemetry.FOLD_SECONDS.observe(max(0.0, age_s))
+
+    async def _load(self, frame: RawFrame) -> RunFold:
+        """The fold as it stands before `frame`: fresh, replayed from RAW, or from the pause."""
+        fold = RunFold(self._run_id, self._decoders, self._max_frame_bytes)
+        if frame.kind == "open" and frame.leg == 1:
+            return fold  # the run begins; if it is a repeat, the fence tells
+        await self._reload_tail()
+        events = await fence.tail(self._bus, streams.EVENTS, subjects.events_of_run(self._run_id))
+        start = int(events.headers.get(messages.RAW_FIRST, 0)) if events else 0
+        first = True
+        async for earlier in self._raw(start, frame.sequence):
+            older = raw_frame(earlier)
+            if first and not (older.kind == "open" and older.leg == 1):
+                await self._restore(fold)  # the beginning has aged out
+            first = False
+            await self._advance(fold, older, earlier)
+        if first:
+            await self._restore(fold)
+        return fold
+
+    async def _raw(self, start: int, before: int) -> AsyncIterator[Stored]:
+        """The run's frames in RAW from `start` to `before`, all of them."""
+        pattern = subjects.raw_of_run(self._run_id)
+        while True:
+            # what the leader has last: a replica that has it has everything before it
+            tail = await fence.tail(self._bus, streams.RAW, pattern)
+            found: list[Stored] = []
+            try:
+                async for stored in direct.replay(self._bus, streams.RAW, pattern, start):
+                    found.append(stored)
+            except BusError as error:
+                log.warning("run %s: replaying: %s", self._run_id, error)
+                await asyncio.sleep(fence.RETRY_S)
+                continue
+            if tail is None or (found and found[-1].sequence >= tail.sequence):
+                break
+            await asyncio.sleep(fence.RETRY_S)
+        for stored in found:
+            if stored.sequence < before:
+                yield stored
+
+    async def _restore(self, fold: RunFold) -> None:
+        entry = await self._bus.bucket("pauses").get(self._run_id)
+        if entry is not None and entry.value is not None:
+            fold.restore(PauseRecord.model_validate_json(entry.value).fold)
+
+    async def _keep_pause(self, fold: RunFold) -> None:
+        """Before anybody hears of the request: what it takes to go on, however long it waits."""
+        assert fold.approval_id is not None
+        record = PauseRecord(
+            run_id=self._run_id,
+            approval_id=fold.approval_id,
+            leg=fold.leg,
+            protocol=fold.facts["protocol"],
+            fold=fold.snapshot(),
+            resume=fold.resume or {},
+        )
+        while True:
+            try:
+                await self._bus.bucket("pauses").put(self._run_id, record.dump())
+                return
+            except BusError as error:
+                log.warning("run %s: its pause is not kept yet: %s", self._run_id, error)
+                await asyncio.sleep(fence.RETRY_S)
+
+    async def _publish(self, fold: RunFold, frame: RawFrame, placed: list[Placed]) -> None:
+        pattern = subjects.events_of_run(self._run_id)
+        waiting = [event for event in placed if event.sequence > self._published]
+        while waiting:
+            # the first event of a run goes alone: the later ones carry its stream sequence
+            size = 1 if len(waiting) < BATCH_FROM or not self._first else MAX_BATCH
+            batch = waiting[:size]
+            try:
+                encoded = [await self._message(fold, frame, event) for event in batch]
+                self._last = await fence.append(self._bus, pattern, encoded, self._last)
+            except (FenceConflict, OutcomeUnknown):
+                # somebody published meanwhile, perhaps this very event: it would be the same
+                telemetry.CONFLICTS.inc()
+                await self._reload_tail()
+            except (BusUnavailable, StreamFull) as error:
+                log.warning("run %s: EVENTS does not take events: %s", self._run_id, error)
+                await asyncio.sleep(fence.RETRY_S)
+                continue
+            else:
+                self._published = batch[-1].sequence
+                self._first = self._first or self._last
+                for event in batch:
+                    telemetry.EVENTS.labels(event.type).inc()
+            waiting = [event for event in waiting if event.sequence > self._published]
+        await self._index.follow(self._run_id, fold, placed, self._first)
+
+    async def _reload_tail(self) -> None:
+        tail = await fence.tail(self._bus, streams.EVENTS, subjects.events_of_run(self._run_id))
+        if tail is None:
+            self._last = 0  # all has aged out: the fence begins anew, the numbers do not
+            return
+        self._last = tail.sequence
+        self._first = int(tail.headers.get(messages.FIRST, 0)) or tail.sequence
+        self._published = max(self._published, int(tail.headers[messages.SEQUENCE]))
+
+    async def _message(self, fold: RunFold, frame: RawFrame, event: Placed) -> Message:
+        body = orjson.dumps(event.body)
+        if len(body) > fence.MAX_MESSAGE_BYTES:
+            body = await objects.wrap(self._bus, f"{self._run_id}.{event.sequence}", body)
+        headers = {
+            messages.SEQUENCE: str(event.sequence),
+            messages.RAW_POSITION: str(frame.sequence),
+            messages.RAW_FIRST: str(fold.raw_first),
+            "ce-specversion": "1.0",
+            "ce-id": f"{self._run_id}.{event.sequence}",
+            "ce-source": f"/penstock/{fold.facts['agent']}",
+            "ce-type": event.type,
+            "ce-time": event.body["timestamp"],
+            "ce-datacontenttype": "application/json",
+        }
+        if self._first:
+            headers[messages.FIRST] = str(self._first)
+        if "traceparent" in fold.facts:
+            headers["traceparent"] = fold.facts["traceparent"]
+        return Message(subjects.event(event.type, self._run_id), body, headers)

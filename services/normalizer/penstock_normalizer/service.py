@@ -1,0 +1,55 @@
+"""The normalizer: holds its share of the partitions, and works on each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+from penstock import telemetry
+from penstock.bus.leases import FairShare
+from penstock.bus.subjects import PARTITIONS
+from penstock.service import Context, Service
+from penstock.settings import Settings
+from penstock_normalizer.partitions import Partition
+from penstock_normalizer.settings import NormalizerSettings
+
+
+class NormalizerService(Service):
+    """Source frames in, canonical events out. The only writer of EVENTS."""
+
+    name: ClassVar[str] = "normalizer"
+    settings_type: ClassVar[type[Settings]] = NormalizerSettings
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        assert isinstance(context.settings, NormalizerSettings)
+        self._settings = context.settings
+        self._share = FairShare(
+            self.bus,
+            self.name,
+            context.pod,
+            range(PARTITIONS),
+            start=self._begin,
+            stop=self._end,
+            ttl_s=self._settings.partition_ttl_s,
+            renew_s=self._settings.partition_renew_s,
+        )
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """Those that it works on now."""
+        return self._share.held
+
+    async def start(self) -> None:
+        """Take part; partitions come within a renewal."""
+        self.spawn("share", self._share.run)
+        await asyncio.sleep(0)
+
+    async def _begin(self, number: int) -> None:
+        partition = Partition(self.bus, number, self._settings, self.give_up)
+        self.spawn(f"partition {number}", partition.work)
+        telemetry.PARTITIONS.inc()
+
+    async def _end(self, number: int) -> None:
+        await self.cancel(f"partition {number}")
+        telemetry.PARTITIONS.dec()
