@@ -1,0 +1,122 @@
+"""ADK's content parts, grounding and token counts as the contract has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.dialects.adk.values import array, obj, objects, text
+from penstock.dialects.base import Json, JsonObject
+
+_TO_STANDARD_BASE64 = str.maketrans("-_", "+/")
+
+# usageMetadata -> usage
+_TOKENS = {
+    "promptTokenCount": "input_tokens",
+    "candidatesTokenCount": "output_tokens",
+    "totalTokenCount": "total_tokens",
+    "thoughtsTokenCount": "reasoning_tokens",
+    "cachedContentTokenCount": "cached_input_tokens",
+}
+
+
+def media(part: JsonObject) -> JsonObject | None:
+    """A part that is no text, for `llm.message_completed.parts`; None for any other part.
+
+    Shapes: `{type: data, media_type, data}` (standard base64), `{type: file, media_type, uri}`,
+    `{type: code, language, code}`, `{type: code_result, outcome, output}`; `name` if it has one.
+    """
+    for key, convert in _MEDIA.items():
+        value = part.get(key)
+        if isinstance(value, dict):
+            return convert(value)
+    return None
+
+
+def _data(blob: JsonObject) -> JsonObject:
+    return _named(blob, type="data", media_type=blob.get("mimeType"), data=_base64(blob))
+
+
+def _file(file: JsonObject) -> JsonObject:
+    return _named(file, type="file", media_type=file.get("mimeType"), uri=file.get("fileUri"))
+
+
+def _code(code: JsonObject) -> JsonObject:
+    return {"type": "code", "language": code.get("language"), "code": code.get("code")}
+
+
+def _code_result(result: JsonObject) -> JsonObject:
+    return {
+        "type": "code_result",
+        "outcome": result.get("outcome"),
+        "output": result.get("output"),
+    }
+
+
+_MEDIA: dict[str, Callable[[JsonObject], JsonObject]] = {
+    "inlineData": _data,
+    "fileData": _file,
+    "executableCode": _code,
+    "codeExecutionResult": _code_result,
+}
+MEDIA_KEYS = frozenset(_MEDIA)
+
+
+def _named(value: JsonObject, **fields: Json) -> JsonObject:
+    name = text(value.get("displayName"))
+    return fields | {"name": name} if name else fields
+
+
+def _base64(blob: JsonObject) -> str:
+    # ADK writes the URL-safe alphabet, which browsers' atob refuses.
+    data = (text(blob.get("data")) or "").translate(_TO_STANDARD_BASE64)
+    return data + "=" * (-len(data) % 4)
+
+
+def documents(grounding: JsonObject) -> list[JsonObject]:
+    """The documents of a groundingMetadata, as `retrieval.result` has them.
+
+    `content` is the retrieved text, else what the answer says on its ground; `score` the highest
+    confidence of any such sentence.
+    """
+    said, scores = _supports(grounding)
+    return [
+        _document(index, chunk, said.get(index, []), scores.get(index))
+        for index, chunk in enumerate(objects(grounding.get("groundingChunks")))
+    ]
+
+
+def _supports(grounding: JsonObject) -> tuple[dict[int, list[str]], dict[int, float]]:
+    said: dict[int, list[str]] = {}
+    scores: dict[int, float] = {}
+    for support in objects(grounding.get("groundingSupports")):
+        sentence = text(obj(support.get("segment")).get("text"))
+        confidence = array(support.get("confidenceScores"))
+        for position, index in enumerate(array(support.get("groundingChunkIndices"))):
+            if not isinstance(index, int):
+                continue
+            if sentence:
+                said.setdefault(index, []).append(sentence)
+            score = confidence[position] if position < len(confidence) else None
+            if isinstance(score, int | float):
+                scores[index] = max(scores.get(index, float(score)), float(score))
+    return said, scores
+
+
+def _document(index: int, chunk: JsonObject, said: list[str], score: float | None) -> JsonObject:
+    found = next((inner for inner in chunk.values() if isinstance(inner, dict)), {})
+    title, url = text(found.get("title")), text(found.get("uri"))
+    content = text(found.get("text")) or " ".join(said) or title or ""
+    document: JsonObject = {
+        "id": text(found.get("documentName")) or url or str(index),
+        "content": content,
+    }
+    optional = {"score": score, "title": title, "url": url}
+    return document | {name: value for name, value in optional.items() if value is not None}
+
+
+def add_usage(total: JsonObject, counts: JsonObject) -> None:
+    """Adds a usageMetadata to the `usage` of `lifecycle.completed`."""
+    for theirs, ours in _TOKENS.items():
+        count = counts.get(theirs)
+        if type(count) is int:  # a bool is an int to isinstance
+            total[ours] = total.get(ours, 0) + count

@@ -1,0 +1,260 @@
+"""Which step of a workflow an event belongs to: ADK never says that a step begins.
+
+Two shapes have steps.
+
+- **graph** (2.x Workflow): a node is a step, its path (`wf@1/classify@1`) the step's id. It begins
+  when the path is first seen, and is completed by its output. The output that is also the root's
+  completes the workflow. A chosen route becomes a transition when the next node is seen.
+- **tree** (Sequential, Parallel, Loop): a child is a step, its name the step's id; it begins when
+  the child first speaks and is completed when another one speaks that cannot run beside it, or at
+  the end. A child that speaks again later is another turn (`writer#2`, iteration 2).
+
+A graph shows itself by an output, or by a path below an author of the same name; a 2.x tree by an
+empty path, a 1.x tree by a branch, or by a second author whom nobody transferred to (so its first
+child is no step, unless the configuration says `kind: workflow`). An agent with sub agents has
+no steps: control moves there by `dispatch.transfer`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from penstock.dialects.base import Draft, Json, JsonObject, Source
+
+
+class Place(NamedTuple):
+    """Where an event comes from. `path` is None before 2.x, "" in a tree."""
+
+    author: str
+    branch: str | None
+    path: str | None
+
+    @property
+    def root(self) -> str | None:
+        """The outermost agent's name, as far as the place tells."""
+        outermost = self.path.split("/", 1)[0] if self.path else ""
+        return (outermost or (self.branch or "").split(".", 1)[0]).split("@", 1)[0] or None
+
+    def beside(self, other: Place) -> bool:
+        """Whether both may run at once: neither path or branch lies within the other's."""
+        return _apart(self.path, other.path, "/") or _apart(self.branch, other.branch, ".")
+
+
+def _apart(one: str | None, other: str | None, separator: str) -> bool:
+    if not one or not other:
+        return False
+    return not (f"{one}{separator}").startswith(f"{other}{separator}") and not (
+        f"{other}{separator}"
+    ).startswith(f"{one}{separator}")
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that has begun."""
+
+    id: str
+    place: Place
+    source: Source
+    output: str | None = None  # what was said last in it
+
+
+class Steps:
+    """The steps of a run, by what its events show."""
+
+    def __init__(self, is_workflow: bool) -> None:
+        self._is_workflow = is_workflow
+        self.graph = False
+        self.run_id = ""  # the first invocation's id
+        self._tree = False
+        self._first: str | None = None  # the first author, before a tree showed itself
+        self._transferred: set[str] = set()
+        self._turns: dict[str, int] = {}
+        self._seen: set[str] = set()  # node paths
+        self._routes: list[tuple[str, str]] = []  # (from step, label), until the next node
+        self._open: dict[str, Step] = {}
+
+    def transferred(self, author: str) -> None:
+        """Control goes to this agent by a transfer, not by a workflow."""
+        self._transferred.add(author)
+
+    def notice(self, place: Place) -> None:
+        """A new place may show that the run is a graph."""
+        if not self.graph and place.path and "/" in place.path:
+            self.graph = self._is_workflow or place.author == place.root
+
+    def enter(self, place: Place, source: Source, out: list[Draft], *, speaks: bool) -> str | None:
+        """The step of an event at this place, begun if it is new. `speaks`: it has content."""
+        if place.path:
+            return self._enter_node(place, source, out) if self.graph else None
+        if speaks and self._in_tree(place):
+            return self._enter_child(place, source, out)
+        step = self._at(place)
+        return step.id if step else None
+
+    def _in_tree(self, place: Place) -> bool:
+        if not self._tree:
+            newcomer = self._first is not None and place.author not in (
+                self._first,
+                *self._transferred,
+            )
+            self._tree = bool(
+                place.path is not None or place.branch or self._is_workflow or newcomer
+            )
+            if self._tree and self._first is not None:
+                self._turns[self._first] = 1
+            self._first = self._first or place.author
+        return self._tree
+
+    def _at(self, place: Place) -> Step | None:
+        for step in self._open.values():
+            if step.place.branch == place.branch and step.place.author == place.author:
+                return step
+        return None
+
+    def _enter_child(self, place: Place, source: Source, out: list[Draft]) -> str | None:
+        step = self._at(place)
+        if step:
+            return step.id
+        if place.author in self._transferred:  # within the step that transferred to it
+            around = [step for step in self._open.values() if step.place.branch == place.branch]
+            return around[-1].id if around else None
+        for other in [step for step in self._open.values() if not step.place.beside(place)]:
+            self._complete(other, other.output, out)
+        turn = self._turns.get(place.author, 0) + 1
+        self._turns[place.author] = turn
+        step_id = place.author if turn == 1 else f"{place.author}#{turn}"
+        data: JsonObject = {"description": place.author, "kind": "agent"}
+        if turn > 1:
+            data["iteration"] = turn
+        if place.branch:
+            data["branch"] = place.branch
+        self._begin(Step(step_id, place, source), data, out)
+        return step_id
+
+    def _enter_node(self, place: Place, source: Source, out: list[Draft]) -> str | None:
+        names = (place.path or "").split("/")
+        parent: str | None = None
+        for depth in range(2, len(names) + 1):
+            path = "/".join(names[:depth])
+            if path not in self._seen:
+                self._seen.add(path)
+                self._begin_node(Step(path, place, source), parent, out)
+            parent = path
+        return parent
+
+    def _begin_node(self, step: Step, parent: str | None, out: list[Draft]) -> None:
+        for chooser, label in self._routes:
+            data = {
+                "run_id": self.run_id,
+                "from_step": chooser,
+                "to_step": step.id,
+                "reason": label,
+            }
+            out.append(Draft("workflow.transition", data, step.source, None, chooser))
+        self._routes = []
+        described: JsonObject = {
+            "description": step.id.rsplit("/", 1)[-1].split("@", 1)[0],
+            "kind": "node",
+        }
+        if step.place.branch:
+            described["branch"] = step.place.branch
+        if parent:
+            described["parent_step_id"] = parent
+        self._begin(step, described, out)
+
+    def _begin(self, step: Step, described: JsonObject, out: list[Draft]) -> None:
+        self._open[step.id] = step
+        data = {"run_id": self.run_id, "step_id": step.id, **described}
+        out.append(Draft("workflow.step_started", data, step.source, None, step.id))
+
+    def said(self, step_id: str | None, content: str) -> None:
+        """A message was completed in a step: its output, unless a better one comes."""
+        if step_id in self._open:
+            self._open[step_id].output = content
+
+    def output(
+        self,
+        place: Place,
+        paths: list[str],
+        value: Json,
+        source: Source,
+        out: list[Draft],
+    ) -> bool:
+        """A node's output, and whose else it is. True when it is the whole run's."""
+        is_result = False
+        for path in paths:
+            if "/" not in path:
+                is_result = True
+            elif path not in self._seen:
+                self.graph = True
+                self._enter_node(place._replace(path=path), source, out)
+            if path in self._open:
+                self._complete(self._open[path], value, out)
+        if is_result and self.graph:
+            self.complete_all(out)  # a node that only waited for an answer gives no output
+            data = {"run_id": self.run_id, "result": value}
+            out.append(Draft("workflow.completed", data, source))
+        return is_result
+
+    def chose(self, step_id: str, label: str) -> None:
+        """A node chose how to go on."""
+        self._routes.append((step_id, label))
+
+    def left(self, place: Place, out: list[Draft]) -> None:
+        """The agent at this place is done (`endOfAgent`)."""
+        step = self._at(place)
+        if step and not self.graph:
+            self._complete(step, step.output, out)
+
+    def fail(self, step_id: str | None, error: JsonObject, out: list[Draft]) -> None:
+        """A step ended in an error."""
+        step = self._open.pop(step_id, None) if step_id else None
+        if step:
+            data = {"run_id": self.run_id, "step_id": step.id, "error": error}
+            out.append(Draft("workflow.step_failed", data, step.source, None, step.id))
+
+    def fail_workflow(self, error: JsonObject, source: Source, out: list[Draft]) -> None:
+        """The run failed, and so did its workflow, if it is one."""
+        if self.graph:
+            data = {"run_id": self.run_id, "error": error}
+            out.append(Draft("workflow.failed", data, source))
+
+    def complete_all(self, out: list[Draft]) -> None:
+        """The run ended well, and so did every step of it."""
+        for step in list(self._open.values()):
+            self._complete(step, step.output, out)
+
+    def _complete(self, step: Step, output: Json, out: list[Draft]) -> None:
+        del self._open[step.id]
+        data = {"run_id": self.run_id, "step_id": step.id, "output": output}
+        out.append(Draft("workflow.step_completed", data, step.source, None, step.id))
+
+    def snapshot(self) -> JsonObject:
+        """What `restore` needs."""
+        return {
+            "graph": self.graph,
+            "run_id": self.run_id,
+            "tree": self._tree,
+            "first": self._first,
+            "transferred": sorted(self._transferred),
+            "turns": dict(self._turns),
+            "seen": sorted(self._seen),
+            "routes": [list(route) for route in self._routes],
+            "open": [asdict(step) | {"place": list(step.place)} for step in self._open.values()],
+        }
+
+    def restore(self, state: JsonObject) -> None:
+        """Goes on from a snapshot."""
+        self.graph = state["graph"]
+        self.run_id = state["run_id"]
+        self._tree = state["tree"]
+        self._first = state["first"]
+        self._transferred = set(state["transferred"])
+        self._turns = dict(state["turns"])
+        self._seen = set(state["seen"])
+        self._routes = [(chooser, label) for chooser, label in state["routes"]]
+        self._open = {
+            step["id"]: Step(step["id"], Place(*step["place"]), step["source"], step["output"])
+            for step in state["open"]
+        }
