@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from penstock.dialects.adk import AdkDecoder
-from penstock.dialects.agno import AgnoDecoder
+from penstock.dialects.adk.decode import AdkDecoder
+from penstock.dialects.agno.decode import AgnoDecoder
 from penstock.dialects.base import AgentFacts, Decoder
 
 DECODERS: Mapping[str, Callable[[AgentFacts], Decoder]] = {

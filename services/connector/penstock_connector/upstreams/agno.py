@@ -1,6 +1,6 @@
 """Agno AgentOS, 2.3 and 3.x: agents, teams, workflows.
 
-`background=true` always: 2.3 ignores it; in 3.x the run survives a cut connection and can be
+`background=true` but for workflows: 2.3 ignores it; in 3.x the run survives a cut connection and can be
 resumed. Our run id goes along as `run_id`, which 2.3.18 and later take as theirs.
 """
 
@@ -37,7 +37,7 @@ class AgnoUpstream:
             **(command.input or {}),
             "message": command.message,
             "stream": "true",
-            "background": "true",
+            **_background(agent),
             "session_id": command.session_id,
             "user_id": command.user_id,
             "run_id": command.run_id,
@@ -57,7 +57,7 @@ class AgnoUpstream:
         session_id = resume.get("session_id") or command.session_id
         fields: dict[str, Any] = {
             "stream": "true",
-            "background": "true",
+            **_background(agent),
             "session_id": session_id,
             "user_id": command.user_id,
             **_answers(resume, {item.item_id: item for item in command.items}),
@@ -91,6 +91,11 @@ class AgnoUpstream:
 
 def _base(agent: AgentConfig) -> str:
     return f"{agent.url}/{agent.kind}s/{quote(agent.agent, safe='')}"
+
+
+def _background(agent: AgentConfig) -> dict[str, str]:
+    # 3.1.10 ends the stream of a workflow in the background without saying that it paused
+    return {} if agent.kind == "workflow" else {"background": "true"}
 
 
 def _call(url: str, fields: Mapping[str, Any], run_id: str, session_id: str) -> Call:

@@ -7,7 +7,7 @@ workflow `step_requirements` (gates, or the tools of a step's agent). Nulls may 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.dialects.agno.values import objects, present, string
 from penstock.dialects.base import Json, JsonObject
@@ -41,7 +41,6 @@ class Need:
     description: str | None = None
     input_schema: JsonObject | None = None
     options: list[Json] | None = None
-    args: JsonObject = field(default_factory=dict)
 
 
 def run_needs(body: JsonObject, *, team: bool) -> list[Need]:

@@ -61,10 +61,10 @@ class Steps:
             "turns": dict(self.turns),
         }
 
-    @classmethod
-    def load(cls, state: JsonObject) -> Steps:
+    def load(self, state: JsonObject) -> None:
         """The opposite of `dump`."""
-        return cls(**{name: dict(value) for name, value in state.items()})
+        self.open, self.names = dict(state["open"]), dict(state["names"])
+        self.used, self.turns = dict(state["used"]), dict(state["turns"])
 
     def _begin(self, run_id: str, body: JsonObject, kind: str) -> list[Said]:
         upstream_id = _step_id(body)
