@@ -12,7 +12,7 @@ from jsonschema.exceptions import SchemaError
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 
 # these can only be answered: the upstream has no way to be told no
-ANSWERED_ONLY = frozenset({"input", "feedback", "selection"})
+ANSWERED_ONLY = frozenset({"input", "feedback", "selection", "credential"})
 NEEDS_VALUE = ANSWERED_ONLY | {"external"}
 
 

@@ -26,23 +26,26 @@ from penstock.dialects.base import (
     PauseItem,
     Source,
 )
+from penstock.events import TERMINAL, is_epilogue
 from penstock.sse import MAX_FRAME_BYTES, FrameTooLarge, Parser
 
 log = logging.getLogger(__name__)
 
 DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]
 
-TERMINAL = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"})
+# of ids made from a run's id and leg, so that every fold makes the same
 APPROVAL_NAMESPACE = uuid.UUID("6f9d1c1e-5b5b-5d38-9c52-3f3a8c7e1a10")
 
 
 @dataclass(slots=True)
 class Placed:
-    """A canonical event in its place. `body` is the whole envelope."""
+    """A canonical event in its place. `body` is the whole envelope as JSON."""
 
     type: str
     sequence: int
-    body: JsonObject
+    timestamp: str
+    data: JsonObject
+    body: bytes
 
 
 @dataclass(slots=True)
@@ -277,7 +280,7 @@ class RunFold:
                     self.ended = draft.type
                     self.approval_id = self.resume = None
                 yield draft
-            elif _is_epilogue(draft.type):
+            elif is_epilogue(draft.type):
                 yield draft
 
     def _place(self, draft: Draft) -> Placed:
@@ -299,7 +302,18 @@ class RunFold:
             body["step_id"] = draft.step_id
         if draft.subrun is not None:
             body["subrun"] = draft.subrun
-        return Placed(draft.type, self.sequence, body)
+        try:
+            encoded = orjson.dumps(body)
+        except orjson.JSONEncodeError as error:  # nested too deep, or a number out of range
+            unwritable = {"message": f"{draft.type} cannot be written: {error}", "code": "internal"}
+            return self._place_instead(draft, unwritable)
+        return Placed(draft.type, self.sequence, self.timestamp, draft.data, encoded)
+
+    def _place_instead(self, draft: Draft, data: JsonObject) -> Placed:
+        self.sequence -= 1
+        if draft.type in TERMINAL:
+            return self._place(Draft(draft.type, {"error": data["message"], **data}))
+        return self._place(Draft("system.error", data))
 
     # what outlives the events of a long pause
 
@@ -363,10 +377,6 @@ _SOURCE_EVENTS: Mapping[str, Callable[[RunFold, JsonObject], bool]] = {
     "automation.failed": _any_time,
     "system.warning": _any_time,
 }
-
-
-def _is_epilogue(type_: str) -> bool:
-    return type_.startswith("automation.") or type_ == "approval.withdrawn"
 
 
 def _present(**fields: Any) -> JsonObject:

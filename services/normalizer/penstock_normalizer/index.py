@@ -64,17 +64,17 @@ def _record(run_id: str, fold: RunFold, event: Placed) -> RunRecord:
         session_id=fold.facts.get("session_id", ""),
         user_id=fold.facts.get("user_id", "anonymous"),
         message=fold.facts.get("message", "")[:200],
-        created_at=event.body["timestamp"],
-        updated_at=event.body["timestamp"],
+        created_at=event.timestamp,
+        updated_at=event.timestamp,
     )
 
 
 def _changes(fold: RunFold, event: Placed, first_event: int) -> dict[str, Any]:
-    data = event.body["data"]
+    data = event.data
     return {
         "status": _STATUS[event.type],
         "sequence": event.sequence,
-        "updated_at": event.body["timestamp"],
+        "updated_at": event.timestamp,
         "legs": fold.leg,
         "first_event": first_event,
         "approval_id": data.get("approval_id") if event.type == "lifecycle.paused" else None,

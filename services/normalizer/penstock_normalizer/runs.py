@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 
-import orjson
-
 from penstock import telemetry
 from penstock.bus import (
     Bus,
@@ -228,9 +226,7 @@ class Run:
         self._published = max(self._published, int(tail.headers[messages.SEQUENCE]))
 
     async def _message(self, fold: RunFold, frame: RawFrame, event: Placed) -> Message:
-        body = orjson.dumps(event.body)
-        if len(body) > fence.MAX_MESSAGE_BYTES:
-            body = await objects.wrap(self._bus, f"{self._run_id}.{event.sequence}", body)
+        body = await objects.wrap(self._bus, f"{self._run_id}.{event.sequence}", event.body)
         headers = {
             messages.SEQUENCE: str(event.sequence),
             messages.RAW_POSITION: str(frame.sequence),
@@ -239,7 +235,7 @@ class Run:
             "ce-id": f"{self._run_id}.{event.sequence}",
             "ce-source": f"/penstock/{fold.facts['agent']}",
             "ce-type": event.type,
-            "ce-time": event.body["timestamp"],
+            "ce-time": event.timestamp,
             "ce-datacontenttype": "application/json",
         }
         if self._first:

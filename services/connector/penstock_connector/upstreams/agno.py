@@ -1,7 +1,7 @@
 """Agno AgentOS, 2.3 and 3.x: agents, teams, workflows.
 
-`background=true` but for workflows: 2.3 ignores it; in 3.x the run survives a cut connection and can be
-resumed. Our run id goes along as `run_id`, which 2.3.18 and later take as theirs.
+`background=true` but for workflows: 2.3 ignores it; in 3.x the run survives a cut connection and
+can be resumed. Our run id goes along as `run_id`, which 2.3.18 and later take as theirs.
 """
 
 from __future__ import annotations
