@@ -1,0 +1,1 @@
+"""`penstock`: every service in one process, and the terminal client."""

@@ -1,0 +1,118 @@
+"""Approvals in the terminal: list, show, decide, and ask the person who follows a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock_cli import render
+from penstock_cli.client import Api
+from penstock_cli.output import Output
+
+Record = Mapping[str, Any]
+Item = dict[str, Any]
+
+# Kinds whose approval carries an answer; for all others yes or no says it all.
+_WANTS_VALUE = frozenset({"input", "external", "feedback", "selection", "credential"})
+_WORDS = {"y": "approve", "yes": "approve", "n": "reject", "no": "reject"}
+
+
+def show_list(api: Api, output: Output, status: str | None, run_id: str | None) -> None:
+    """The approvals of that status."""
+    approvals = api.approvals(status=status, run_id=run_id)["approvals"]
+    if output.as_json:
+        for approval in approvals:
+            output.json_line(approval)
+        return
+    rows = [
+        (a["approval_id"], a["status"], a["agent"], "; ".join(map(render.item, a["items"])))
+        for a in approvals
+    ]
+    output.table(("approval", "status", "agent", "asks"), rows)
+
+
+def show(output: Output, approval: Record) -> None:
+    """One approval, whole."""
+    if output.as_json:
+        output.json_line(approval)
+        return
+    hidden = ("items", "command_published", "event_published")
+    output.pieces(render.fields({k: v for k, v in approval.items() if k not in hidden}))
+    for item in approval["items"]:
+        output.pieces([("\n", ""), (f"{render.item(item)}\n", "bold")])
+        output.pieces(render.fields(item))
+
+
+def decided(
+    approval: Record,
+    decision: str,
+    values: Mapping[str, Any] | None = None,
+    rejected: Sequence[str] = (),
+) -> list[Item]:
+    """The decision on every item but those rejected; `values` by item id.
+
+    An item that the approval has not is passed on: the service names it in its refusal.
+    """
+    decisions = dict.fromkeys((item["item_id"] for item in approval["items"]), decision)
+    decisions |= dict.fromkeys(values or {}, decision) | dict.fromkeys(rejected, "reject")
+    return [
+        {"item_id": item_id, "decision": decided}
+        | ({"value": values[item_id]} if values and item_id in values else {})
+        for item_id, decided in decisions.items()
+    ]
+
+
+def parse_values(given: Sequence[str]) -> dict[str, Any]:
+    """`ITEM=VALUE` to a value each. Raises ValueError for one without `=`."""
+    values: dict[str, Any] = {}
+    for pair in given:
+        item_id, equals, text = pair.partition("=")
+        if not equals:
+            raise ValueError(f"{pair!r} is not ITEM=VALUE")
+        values[item_id] = parse_value(text)
+    return values
+
+
+def parse_value(text: str) -> Any:
+    """JSON, or else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def parse_answer(text: str) -> tuple[str | None, str | None]:
+    """`y`, `n`, and a note behind it; the decision is None for anything else."""
+    word, _, note = text.partition(" ")
+    return _WORDS.get(word.lower().rstrip(",.:")), note.strip() or None
+
+
+def ask(output: Output, approval: Record) -> list[Item] | None:
+    """Ask the person at the terminal about each item; None if they leave it to others."""
+    items: list[Item] = []
+    for item in approval["items"]:
+        output.pieces([(f"{render.item(item)}\n", "bold yellow")])
+        answered = _ask_value(output, item) if item["kind"] in _WANTS_VALUE else _ask(output)
+        if answered is None:
+            return None
+        items.append({"item_id": item["item_id"], **answered})
+    return items
+
+
+def _ask(output: Output) -> Item | None:
+    while True:
+        answer = output.ask("approve? y or n, then a note if you like (empty: leave it) ")
+        if not answer:
+            return None
+        decision, note = parse_answer(answer)
+        if decision is not None:
+            return {"decision": decision} | ({"note": note} if note else {})
+
+
+def _ask_value(output: Output, item: Record) -> Item | None:
+    for name in ("input_schema", "options"):
+        if item.get(name):
+            output.pieces([(f"{name}: {render.short(item[name], 2000)}\n", "dim")])
+    answer = output.ask("your answer, JSON or text (empty: leave it) ")
+    return {"decision": "approve", "value": parse_value(answer)} if answer else None

@@ -1,0 +1,79 @@
+"""A server process that is ours: its log in a file, gone when we are, however we go."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from penstock_cli import guard
+
+_TAIL_LINES = 8
+_TAIL_BYTES = 64 * 1024
+
+
+class StartFailed(Exception):
+    """Something that `penstock up` needs cannot be started. The text says what to do."""
+
+
+class Child:
+    """A running server. `stop` it; the guard in between stops it when we are killed."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._process = process
+        self._log_start = log.stat().st_size
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        log: Path,
+        pass_fds: Sequence[int] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Start it; its output is appended to `log`. Raises StartFailed."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", guard.__file__, *command),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=pass_fds,
+                env=env,
+                # Ctrl-C in a terminal is for us: our services drain before their servers go
+                start_new_session=True,
+            )
+        return cls(name, process, log)
+
+    async def ended(self) -> int:
+        """Wait until it has ended; its exit code."""
+        return await self._process.wait()
+
+    def tail(self) -> str:
+        """The last lines that it wrote."""
+        with self.log.open("rb") as file:
+            file.seek(max(self._log_start, self.log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+
+    def failure(self, what: str) -> StartFailed:
+        """The error that says what is wrong with it, and what it wrote last."""
+        return StartFailed(f"{self.name} {what}. Its last lines in {self.log}:\n{self.tail()}")
+
+    async def stop(self) -> None:
+        """Ask it to stop, and wait until it has."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), guard.STOP_TIMEOUT_S + 2)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()

@@ -1,0 +1,241 @@
+"""Penstock's HTTP API, as the terminal uses it: requests, and a run's stream over lost connections.
+
+CallFailed
+├── Unreachable    nothing answers there
+└── ApiError       it answered no: RFC 9457 problem details
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from penstock.sse import Frame, Parser
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+REQUEST_TIMEOUT_S = 30.0
+STREAM_READ_TIMEOUT_S = 45.0  # three keep-alive comments
+BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the last one again and again
+GIVE_UP_S = 120.0
+CALL_GIVE_UP_S = 10.0
+_TRY_AGAIN = frozenset({502, 503, 504})
+CONFLICT = 409
+
+
+class CallFailed(Exception):
+    """The text says what is wrong; `exit_code` is that of the command."""
+
+    exit_code = 2
+
+
+class Unreachable(CallFailed):
+    """Nothing answers there."""
+
+
+class ApiError(CallFailed):
+    """The service answered no."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.exit_code = 1 if status == CONFLICT or status >= 500 else 2
+
+
+class Api:
+    """One Penstock. `notice` is told what happens to the connection."""
+
+    def __init__(self, url: str, notice: Callable[[str], None]) -> None:
+        self.url = url.rstrip("/")
+        self._notice = notice
+        try:
+            self._http = httpx.Client(
+                base_url=self.url,
+                timeout=REQUEST_TIMEOUT_S,
+                trust_env=not _is_loopback(self.url),  # no proxy leads back to this machine
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise Unreachable(f"{url} is no URL: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def start(self, agent: str, message: str, session_id: str | None) -> dict[str, Any]:
+        """Start a run; its record. The key makes a repeated request find the first run."""
+        body = {"agent": agent, "message": message, "idempotency_key": str(uuid.uuid4())}
+        if session_id is not None:
+            body["session_id"] = session_id
+        return self._call("POST", "/v1/runs", body=body)
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        """A run's record."""
+        return self._call("GET", f"/v1/runs/{_segment(run_id)}")
+
+    def runs(self, **filters: object) -> dict[str, Any]:
+        """`{"runs": [...], "next": …}`, newest first."""
+        return self._call("GET", "/v1/runs", filters)
+
+    def cancel(self, run_id: str) -> dict[str, Any]:
+        """Cancel a run; its record."""
+        return self._call("POST", f"/v1/runs/{_segment(run_id)}/cancel")
+
+    def approval(self, approval_id: str) -> dict[str, Any]:
+        """An approval's record."""
+        return self._call("GET", f"/v1/approvals/{_segment(approval_id)}")
+
+    def approvals(self, **filters: object) -> dict[str, Any]:
+        """`{"approvals": [...]}`."""
+        return self._call("GET", "/v1/approvals", filters)
+
+    def decide(
+        self, approval: Mapping[str, Any], items: Sequence[Mapping[str, Any]], note: str | None
+    ) -> dict[str, Any]:
+        """Decide what this record asks, and nothing that it may have become since."""
+        body = {"items": items, "note": note, "digest": approval.get("digest")}
+        path = f"/v1/approvals/{_segment(approval['approval_id'])}/decision"
+        return self._call("POST", path, body={k: v for k, v in body.items() if v is not None})
+
+    def follow(
+        self, run_id: str, *, dialect: str = "canonical", after: str | None = None
+    ) -> Generator[Frame, None, None]:
+        """A run's frames after a cursor, until its end; comes back when the connection is lost.
+
+        Raises ApiError, and Unreachable where nothing answers: at once, or for two minutes.
+        """
+        cursor = after
+        patience = _Patience(self.url, self._notice)
+        while True:
+            any_frame = False
+            try:
+                for frame in self._connection(run_id, dialect, cursor):
+                    cursor, any_frame = frame.id or cursor, True
+                    patience.renew()
+                    yield frame
+            except _Finished:
+                return
+            except (httpx.TransportError, _Busy) as error:
+                if isinstance(error, httpx.ConnectError) and patience.untried:
+                    raise self._unreachable() from error
+                patience.spend(str(error) or type(error).__name__)
+                continue
+            if not any_frame:
+                patience.spend("the stream ended")
+            elif cursor is None:
+                return  # frames without ids: a new connection would only repeat them
+
+    def _connection(self, run_id: str, dialect: str, cursor: str | None) -> Iterator[Frame]:
+        with self._http.stream(
+            "GET",
+            f"/v1/runs/{_segment(run_id)}/events",
+            params={"dialect": dialect},
+            headers={"Accept": "text/event-stream"} | ({"Last-Event-ID": cursor} if cursor else {}),
+            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, read=STREAM_READ_TIMEOUT_S),
+        ) as response:
+            if response.status_code == httpx.codes.NO_CONTENT:
+                raise _Finished
+            if response.status_code in _TRY_AGAIN:
+                raise _Busy(f"it answered {response.status_code}")
+            if response.status_code != httpx.codes.OK:
+                response.read()
+                raise _refusal(response)
+            parser = Parser()
+            for chunk in response.iter_bytes():
+                yield from parser.feed(chunk)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, object] | None = None,
+        body: Mapping[str, object] | None = None,
+    ) -> dict[str, Any]:
+        given = {k: str(v) for k, v in (params or {}).items() if v is not None}
+        patience = _Patience(self.url, self._notice, give_up_s=CALL_GIVE_UP_S)
+        while True:
+            try:
+                response = self._http.request(method, path, params=given, json=body)
+            except (httpx.ConnectError, httpx.TimeoutException) as error:
+                raise self._unreachable() from error
+            except httpx.UnsupportedProtocol as error:
+                raise Unreachable(f"{self.url} is no http:// or https:// address") from error
+            except httpx.TransportError as error:
+                # every call may be repeated: starts carry a key, and a decision is taken once
+                patience.spend(str(error) or type(error).__name__)
+                continue
+            if response.status_code in _TRY_AGAIN:
+                patience.spend(f"it answered {response.status_code}")
+                continue
+            if not response.is_success:
+                raise _refusal(response)
+            answer: dict[str, Any] = response.json()
+            return answer
+
+    def _unreachable(self) -> Unreachable:
+        return Unreachable(f"nothing answers at {self.url}; start it with `make run`")
+
+
+class _Busy(Exception):
+    """The service cannot answer right now."""
+
+
+class _Finished(Exception):
+    """The stream is at the run's end."""
+
+
+class _Patience:
+    """How long to go on trying: it grows tired with each failure, and is renewed by success."""
+
+    def __init__(
+        self, url: str, notice: Callable[[str], None], give_up_s: float = GIVE_UP_S
+    ) -> None:
+        self.untried = True
+        self._url = url
+        self._notice = notice
+        self._give_up_s = give_up_s
+        self._failures = 0
+        self._since = time.monotonic()
+
+    def renew(self) -> None:
+        """Something came."""
+        self.untried = False
+        self._failures = 0
+        self._since = time.monotonic()
+
+    def spend(self, why: str) -> None:
+        """Say so, and wait before the next try. Raises Unreachable when it was too long."""
+        self.untried = False
+        if time.monotonic() - self._since > self._give_up_s:
+            raise Unreachable(f"{self._url} does not answer since {self._give_up_s:g} s: {why}")
+        pause_s = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
+        self._failures += 1
+        self._notice(f"connection lost ({why}); trying again in {pause_s:g} s")
+        time.sleep(pause_s)
+
+
+def _refusal(response: httpx.Response) -> ApiError:
+    """RFC 9457's `detail`, or what else the body says."""
+    try:
+        detail = response.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        detail = response.text.strip()[:200] or response.reason_phrase
+    return ApiError(response.status_code, f"{detail} ({response.status_code})")
+
+
+def _segment(id: str) -> str:
+    return quote(id, safe="")
+
+
+def _is_loopback(url: str) -> bool:
+    host = httpx.URL(url).host
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

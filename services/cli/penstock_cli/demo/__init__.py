@@ -1,0 +1,121 @@
+"""Demo agents that need no key: a real Agno AgentOS and a real ADK server, with scripted models.
+
+Each runs in an environment of its own (`make upstreams`), since their dependencies do not agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from penstock.settings import AgentConfig
+from penstock_cli.child import Child, StartFailed
+
+START_TIMEOUT_S = 120.0  # importing them takes seconds, on a busy machine many
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to start one server, and which agents it has."""
+
+    name: str  # the protocol, too
+    app: str
+    health: str
+    agents: Sequence[Mapping[str, Any]]
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of its environment; `PENSTOCK_DEMO_<NAME>_PYTHON` overrides it."""
+        given = os.environ.get(f"PENSTOCK_DEMO_{self.name.upper()}_PYTHON")
+        return Path(given or Path(".penstock") / "venvs" / self.name / "bin" / "python").absolute()
+
+
+RECIPES = (
+    Recipe(
+        "agno",
+        "agno_app",
+        "/health",
+        (
+            {"id": "assistant", "name": "Demo Assistant", "topology_id": 123},
+            {"id": "mindrian-agent", "name": "Mindrian"},
+        ),
+    ),
+    Recipe("adk", "adk_app", "/list-apps", ({"id": "vana", "name": "Vana"},)),
+)
+
+
+class DemoServer:
+    """One agent server. It listens from the start, and answers when it has come up."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.url = ""
+        self._child: Child | None = None
+
+    @property
+    def agents(self) -> list[AgentConfig]:
+        """Its agents, for the configuration; known once started."""
+        return [
+            AgentConfig.model_validate({"protocol": self.recipe.name, "url": self.url, **agent})
+            for agent in self.recipe.agents
+        ]
+
+    async def start(self, data: Path) -> None:
+        """Bind a free port and start the server on it. Raises StartFailed."""
+        python = self.recipe.python
+        if not python.exists():
+            raise StartFailed(
+                f"no environment for the demo {self.recipe.name} server ({python} is missing): "
+                "run `make upstreams`, or start without --demo"
+            )
+        folder = (data / "demo").absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            fd = listener.fileno()
+            self._child = await Child.start(
+                f"the demo {self.recipe.name} server",
+                [python, _HERE / "serve.py", self.recipe.app, "--fd", str(fd)],
+                log=data / "logs" / f"{self.recipe.name}.log",
+                pass_fds=[fd],
+                env=os.environ
+                | {
+                    "DEMO_DATA": str(folder),
+                    "PYTHONPATH": "",  # its own packages, not ours
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                },
+            )
+
+    async def healthy(self) -> None:
+        """Return when it answers. Raises StartFailed when it ended, or takes too long."""
+        assert self._child is not None, "not started"
+        asked = asyncio.create_task(self._ask())
+        ended = asyncio.create_task(self._child.ended())
+        try:
+            await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            asked.cancel()
+            [failure] = await asyncio.gather(asked, return_exceptions=True)
+        if failure is not None:
+            raise self._child.failure("did not start")
+
+    async def _ask(self) -> None:
+        # the socket listens already, so that the request waits there until the server is up
+        async with httpx.AsyncClient(timeout=START_TIMEOUT_S, trust_env=False) as client:
+            (await client.get(self.url + self.recipe.health)).raise_for_status()
+
+    async def stop(self) -> None:
+        """Stop the server."""
+        if self._child is not None:
+            await self._child.stop()
+            self._child = None

@@ -1,0 +1,1 @@
+"""The app `vana` of the demo ADK server."""

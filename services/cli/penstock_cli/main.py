@@ -1,0 +1,199 @@
+"""The command line. Each command says what it takes, and leaves the work to its module.
+
+Exit codes: 0 completed, 1 failed (or refused: it was too late), 2 usage or nothing answers,
+3 cancelled, 4 waits for an approval, 130 Ctrl-C.
+"""
+
+# A command's options are its parameters.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock_cli import approvals, runs
+from penstock_cli.client import DEFAULT_URL, Api, CallFailed
+from penstock_cli.output import Output
+
+app = typer.Typer(
+    help="Penstock: the event streams of AI agents, over NATS JetStream.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+runs_app = typer.Typer(help="List runs, or show one.", invoke_without_command=True)
+approvals_app = typer.Typer(help="What waits for a decision.", no_args_is_help=True)
+app.add_typer(runs_app, name="runs")
+app.add_typer(approvals_app, name="approvals")
+
+Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="Where Penstock is.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line.")]
+RunId = Annotated[str, typer.Argument(help="The run's id.")]
+ApprovalId = Annotated[str, typer.Argument(help="The approval's id.")]
+Note = Annotated[str | None, typer.Option("--note", help="Why; the agent is told.")]
+
+
+@contextmanager
+def _connected(url: str, as_json: bool) -> Iterator[tuple[Api, Output]]:
+    output = Output(as_json)
+    try:
+        with Api(url, output.notice) as api:
+            yield api, output
+    except CallFailed as error:
+        output.notice(f"penstock: {error}")
+        raise typer.Exit(error.exit_code) from None
+
+
+@app.command()
+def up(
+    config: Annotated[Path | None, typer.Option(help="The agents' file (penstock.yaml).")] = None,
+    host: Annotated[str | None, typer.Option(help="Where HTTP is served (127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="HTTP port (8000).")] = None,
+    probe_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of probes and metrics (9000).")
+    ] = None,
+    data: Annotated[Path, typer.Option(help="Where NATS and the logs live.")] = Path(".penstock"),
+    nats: Annotated[
+        str | None,
+        typer.Option(envvar="PENSTOCK_NATS_URL", help="A NATS server, in place of our own."),
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="With agents that need no key.")] = False,
+) -> None:
+    """Run every service in this process, until Ctrl-C."""
+    from penstock_cli import up as composed  # noqa: PLC0415 - the client needs no service
+
+    options = composed.Options(
+        data=data, config=config, host=host, port=port, probe_port=probe_port, nats=nats, demo=demo
+    )
+    raise typer.Exit(composed.up(options))
+
+
+@app.command()
+def run(
+    message: Annotated[str, typer.Argument(help="What to say to the agent.")],
+    agent: Annotated[str, typer.Option(help="Which agent, by its id in the configuration.")],
+    session: Annotated[str | None, typer.Option(help="Go on with this conversation.")] = None,
+    answer: Annotated[
+        bool | None, typer.Option("--yes/--no", help="Approve, or reject, whatever is asked.")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Go on following while others decide.")] = True,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run and follow it; Ctrl-C leaves it running."""
+    with _connected(url, as_json) as (api, output):
+        follower = runs.Follower(api, output, answer=_answer(answer, output), wait=wait)
+        run_id = api.start(agent, message, session)["run_id"]
+        raise typer.Exit(follower.follow(run_id))
+
+
+def _answer(given: bool | None, output: Output) -> runs.Answer | None:
+    if given is not None:
+        return partial(approvals.decided, decision="approve" if given else "reject")
+    return partial(approvals.ask, output) if output.interactive else None
+
+
+@app.command()
+def events(
+    run_id: RunId,
+    dialect: Annotated[
+        str, typer.Option(help="canonical is shown for reading, others as they are.")
+    ] = "canonical",
+    after: Annotated[str | None, typer.Option(help="The cursor to go on from.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a run's events from its start, or from a cursor."""
+    with _connected(url, as_json) as (api, output):
+        if dialect == "canonical":
+            raise typer.Exit(runs.Follower(api, output).follow(run_id, after))
+        runs.show_frames(api, output, run_id, dialect, after)
+
+
+@app.command()
+def cancel(run_id: RunId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Stop a run."""
+    with _connected(url, as_json) as (api, output):
+        runs.show(output, api.cancel(run_id))
+
+
+@runs_app.callback()
+def list_runs(
+    context: typer.Context,
+    status: Annotated[str | None, typer.Option(help="queued, running, paused, …")] = None,
+    agent: Annotated[str | None, typer.Option(help="Of this agent only.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, the newest first."""
+    if context.invoked_subcommand is None:
+        with _connected(url, as_json) as (api, output):
+            runs.show_list(api, output, status, agent, limit)
+
+
+@runs_app.command("show")
+def show_run(run_id: RunId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show one run."""
+    with _connected(url, as_json) as (api, output):
+        runs.show(output, api.run(run_id))
+
+
+@approvals_app.command("list")
+def list_approvals(
+    status: Annotated[
+        str | None, typer.Option(help="pending, decided, withdrawn, expired, or all.")
+    ] = "pending",
+    run: Annotated[str | None, typer.Option(help="Of this run only.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List what waits for a decision."""
+    with _connected(url, as_json) as (api, output):
+        approvals.show_list(api, output, None if status == "all" else status, run)
+
+
+@approvals_app.command("show")
+def show_approval(approval_id: ApprovalId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show one approval."""
+    with _connected(url, as_json) as (api, output):
+        approvals.show(output, api.approval(approval_id))
+
+
+@approvals_app.command("approve")
+def approve(
+    approval_id: ApprovalId,
+    value: Annotated[
+        list[str] | None, typer.Option(help="ITEM=VALUE (JSON or text), where one is asked for.")
+    ] = None,
+    reject: Annotated[
+        list[str] | None, typer.Option(help="ITEM to reject, while the others are approved.")
+    ] = None,
+    note: Note = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Approve what it asks; the run goes on."""
+    try:
+        values = approvals.parse_values(value or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--value") from None
+    with _connected(url, as_json) as (api, output):
+        approval = api.approval(approval_id)
+        items = approvals.decided(approval, "approve", values, rejected=reject or [])
+        approvals.show(output, api.decide(approval, items, note))
+
+
+@approvals_app.command("reject")
+def reject(
+    approval_id: ApprovalId, note: Note = None, url: Url = DEFAULT_URL, as_json: AsJson = False
+) -> None:
+    """Reject all that it asks; the run goes on without."""
+    with _connected(url, as_json) as (api, output):
+        approval = api.approval(approval_id)
+        approvals.show(output, api.decide(approval, approvals.decided(approval, "reject"), note))

@@ -1,0 +1,232 @@
+"""Canonical events to what a person reads in a terminal. Pure.
+
+A piece is a text with a style of rich (`dim`, `bold red`, or empty). What comes from outside is
+cleaned: an escape sequence in an agent's answer must not reach the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Piece = tuple[str, str]
+Data = Mapping[str, Any]
+
+MAX_VALUE_CHARS = 200
+
+_THOUGHT = "dim italic"
+_CONTROLS = {
+    code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t\x85"
+}
+
+
+def clean(text: object) -> str:
+    """The text without control characters; line ends and tabs stay."""
+    return str(text).replace("\r\n", "\n").replace("\x85", "\n").translate(_CONTROLS)
+
+
+def short(value: object, max_chars: int = MAX_VALUE_CHARS) -> str:
+    """A value on one line, cut to `max_chars`: strings as they are, all else as JSON."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = " ".join(clean(text).split())
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
+
+
+def call(tool: object, args: object) -> str:
+    """`tool(name="value", …)`."""
+    if not isinstance(args, Mapping):
+        return f"{short(tool)}({'' if args is None else short(args)})"
+    inside = ", ".join(
+        f"{short(name)}={short(json.dumps(value, ensure_ascii=False))}"
+        for name, value in args.items()
+    )
+    return f"{short(tool)}({inside})"
+
+
+def item(asked: Data) -> str:
+    """One item of an approval: what would run, or what is asked."""
+    parts = [call(asked["tool"], asked.get("args"))] if asked.get("tool") else []
+    if asked.get("description"):
+        parts.append(short(asked["description"]))
+    return " - ".join(parts) or short(asked.get("kind", "decision"))
+
+
+class View:
+    """One run. Keeps what it needs to join streamed pieces to lines."""
+
+    def __init__(self) -> None:
+        self._under_way: str | None = None  # whose line is not ended yet
+        self._spoken: set[object] = set()  # messages whose text was shown
+
+    def render(self, event: Mapping[str, Any]) -> list[Piece]:
+        """What this envelope adds to the screen."""
+        name = f"{event['event']['category']}.{event['event']['action']}"
+        data: Data = event["data"]
+        who = (event.get("subrun") or {}).get("name")
+        match name:
+            case "llm.stream":
+                return self._text(name, data.get("message_id"), data["content"], who, "")
+            case "llm.reasoning":
+                return self._text(name, data.get("reasoning_id"), data["thought"], who, _THOUGHT)
+            case "llm.message_completed" if data.get("message_id") not in self._spoken:
+                return self._text(name, data.get("message_id"), data["content"], who, "")
+            case "lifecycle.completed" if not self._spoken and data.get("summary"):
+                summary = self._text(name, None, data["summary"], None, "")
+                return summary + self._line(_LINES[name](data), None)
+        return self._line(_LINES.get(name, _unknown(name))(data), who)
+
+    def end(self) -> list[Piece]:
+        """Ends the line under way, so that something else may be said."""
+        if self._under_way is None:
+            return []
+        self._under_way = None
+        return [("\n", "")]
+
+    def _text(self, name: str, id: object, text: str, who: str | None, style: str) -> list[Piece]:
+        text = clean(text)
+        if not text:
+            return []
+        key = f"{name} {id}"
+        pieces: list[Piece] = []
+        if key != self._under_way:
+            pieces = self.end()
+            self._under_way = key
+            if who:
+                pieces.append((f"{short(who)}: ", "bold"))
+        if name != "llm.reasoning":
+            self._spoken.add(id)
+        return [*pieces, (text, style)]
+
+    def _line(self, piece: Piece | None, who: str | None) -> list[Piece]:
+        if piece is None:
+            return []
+        text, style = piece
+        prefix = f"{short(who)}: " if who else ""
+        return [*self.end(), (f"{prefix}{text}\n", style)]
+
+
+def _nothing(_: Data) -> None:
+    return None
+
+
+def _tool_call(data: Data) -> Piece:
+    waits = " (waits for an approval)" if data.get("pending") else ""
+    return f"→ {call(data['tool'], data.get('args_text') or data['args'])}{waits}", "cyan"
+
+
+def _tool_progress(data: Data) -> Piece | None:
+    return (f"  {short(data['delta'])}", "dim") if data.get("delta") else None
+
+
+_OUTCOMES = {
+    "ok": ("←", "green"),
+    "partial": ("← so far:", "green"),
+    "error": ("← error:", "red"),
+    "rejected": ("← rejected:", "yellow"),
+    "expired": ("← expired:", "yellow"),
+}
+
+
+def _tool_result(data: Data) -> Piece:
+    mark, style = _OUTCOMES.get(data["outcome"], ("←", ""))
+    return f"{mark} {short(data['tool'])}: {short(data.get('error') or data['result'])}", style
+
+
+def _requested(data: Data) -> Piece:
+    items = "".join(f"\n  {item(asked)}" for asked in data["items"])
+    return f"? approval {short(data['approval_id'])}{items}", "bold yellow"
+
+
+def _decided(data: Data) -> Piece:
+    note = f": {short(data['note'])}" if data.get("note") else ""
+    return f"{short(data['outcome'])} by {short(data['by'])}{note}", "yellow"
+
+
+def _completed(data: Data) -> Piece:
+    tokens = (data.get("usage") or {}).get("total_tokens")
+    return "completed" + (f" ({tokens} tokens)" if tokens else ""), "dim"
+
+
+def _failed(data: Data) -> Piece:
+    return f"failed ({short(data['code'])}): {short(data['error'], 2000)}", "bold red"
+
+
+def _cancelled(data: Data) -> Piece:
+    by = f" by {short(data['by'])}" if data.get("by") else ""
+    unsure = "" if data.get("confirmed") else "; the agent server did not confirm it"
+    return f"cancelled{by} ({short(data['reason'])}{unsure})", "bold yellow"
+
+
+def _retrying(data: Data) -> Piece:
+    return (
+        f"retry {data['retry_count']} of {data['max_retries']}: {short(data['reason'])}",
+        "yellow",
+    )
+
+
+def _step(word: str) -> Callable[[Data], Piece]:
+    return lambda data: (
+        f"{word} {short(data.get('description') or data.get('workflow') or data.get('step_id'))}",
+        "magenta",
+    )
+
+
+def _message(style: str) -> Callable[[Data], Piece]:
+    return lambda data: (f"! {short(data['message'], 2000)}", style)
+
+
+def _unknown(name: str) -> Callable[[Data], Piece]:
+    return lambda data: (f"· {name} {short(data)}", "dim")
+
+
+# One line for each event that is not streamed text; what is not here is shown as it is.
+_LINES: dict[str, Callable[[Data], Piece | None]] = {
+    "lifecycle.started": lambda data: (f"▶ {short(data.get('agent', 'started'))}", "dim"),
+    "lifecycle.paused": _nothing,  # the approval was shown
+    "lifecycle.resumed": lambda _: ("▶ resumed", "dim"),
+    "lifecycle.retrying": _retrying,
+    "lifecycle.completed": _completed,
+    "lifecycle.failed": _failed,
+    "lifecycle.cancelled": _cancelled,
+    "llm.message_started": _nothing,
+    "llm.message_completed": _nothing,  # its text was streamed
+    "llm.tool_args": _nothing,  # the call has them whole
+    "llm.tool_call": _tool_call,
+    "llm.tool_progress": _tool_progress,
+    "llm.tool_result": _tool_result,
+    "dispatch.team": lambda d: (f"⇒ {short(d['team_name'])}: {short(d['task'])}", "magenta"),
+    "dispatch.worker": lambda d: (f"⇒ {short(d['worker_name'])}: {short(d['task'])}", "magenta"),
+    "dispatch.transfer": lambda d: (
+        f"⇒ {short(d['from'])} hands over to {short(d['to'])}",
+        "magenta",
+    ),
+    "dispatch.finished": _nothing,
+    "workflow.started": _step("workflow"),
+    "workflow.step_started": _step("step"),
+    "workflow.step_completed": _step("done:"),
+    "workflow.step_failed": _step("failed:"),
+    "workflow.completed": _nothing,  # the run's own end says it
+    "retrieval.started": lambda d: (f"→ search: {short(d['query'])}", "cyan"),
+    "retrieval.result": lambda d: (f"← {len(d['documents'])} documents", "green"),
+    "approval.requested": _requested,
+    "approval.decided": _decided,
+    "approval.expired": lambda d: (f"expired: {short(d['reason'])}", "yellow"),
+    "approval.withdrawn": lambda d: (f"withdrawn: {short(d['reason'])}", "yellow"),
+    "artifact.updated": lambda d: (f"file: {short(d['name'])}", "magenta"),
+    "system.warning": _message("yellow"),
+    "system.error": _message("red"),
+}
+
+
+def fields(record: Mapping[str, Any]) -> list[Piece]:
+    """A record, one field a line; fields without a value are left out."""
+    present: Sequence[tuple[str, Any]] = [
+        (k, v) for k, v in record.items() if v not in (None, "", [])
+    ]
+    width = max((len(name) for name, _ in present), default=0)
+    return [
+        piece
+        for name, value in present
+        for piece in ((f"{name:<{width}}  ", "dim"), (f"{short(value, 2000)}\n", ""))
+    ]

@@ -1,0 +1,145 @@
+"""Runs in the terminal: start and follow, come back, list."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Any
+
+from penstock import sse
+from penstock_cli import render
+from penstock_cli.approvals import Item
+from penstock_cli.client import CONFLICT, Api, ApiError
+from penstock_cli.output import Output, command
+
+WAITS = 4  # for an approval that nobody here answers
+INTERRUPTED = 130  # as a shell says it for Ctrl-C
+EXIT_CODES = {"completed": 0, "failed": 1, "cancelled": 3, "paused": WAITS}
+_APPROVAL_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+
+# What to decide about an approval; None leaves it to others.
+Answer = Callable[[Mapping[str, Any]], list[Item] | None]
+
+
+class Follower:
+    """Follows one run on the terminal, and answers its approvals."""
+
+    def __init__(
+        self, api: Api, output: Output, *, answer: Answer | None = None, wait: bool = True
+    ) -> None:
+        """`answer`: None is for nobody; `wait`: go on following while others decide."""
+        self._api = api
+        self._output = output
+        self._answer = answer
+        self._wait = wait
+        self._view = render.View()
+        self._cursor: str | None = None
+
+    def follow(self, run_id: str, after: str | None = None) -> int:
+        """Until the run ends; the exit code that says how."""
+        self._cursor = after
+        try:
+            with closing(self._api.follow(run_id, after=after)) as frames:
+                for frame in frames:
+                    self._cursor = frame.id or self._cursor
+                    code = self._on_event(run_id, json.loads(frame.data))
+                    if code is not None:
+                        return code
+        except KeyboardInterrupt:
+            since = ("--after", self._cursor) if self._cursor else ()
+            self._say(
+                f"the run goes on. Come back: {command(self._api.url, 'events', run_id, *since)}\n"
+                f"Stop it: {command(self._api.url, 'cancel', run_id)}"
+            )
+            return INTERRUPTED
+        return EXIT_CODES.get(self._api.run(run_id)["status"], 1)  # it ended before the cursor
+
+    def _on_event(self, run_id: str, event: dict[str, Any]) -> int | None:
+        if self._output.as_json:
+            self._output.json_line(event)
+        else:
+            self._output.pieces(self._view.render(event))
+        if event["event"]["category"] != "lifecycle":
+            return None
+        action = event["event"]["action"]
+        if action == "paused":
+            return self._on_pause(event["data"]["approval_id"])
+        return EXIT_CODES.get(action)
+
+    def _on_pause(self, approval_id: str) -> int | None:
+        approval = self._approval(approval_id)
+        if approval["status"] != "pending":
+            return None  # what is replayed here was decided long ago
+        if self._answered(approval):
+            return None
+        url = self._api.url
+        self._say(
+            f"the run waits. To allow it: {command(url, 'approvals', 'approve', approval_id)}\n"
+            f"To refuse: {command(url, 'approvals', 'reject', approval_id)}"
+        )
+        return None if self._wait else WAITS
+
+    def _answered(self, approval: Mapping[str, Any]) -> bool:
+        while self._answer is not None and (items := self._answer(approval)) is not None:
+            try:
+                self._api.decide(approval, items, None)
+                return True
+            except ApiError as error:
+                self._say(f"penstock: {error}")
+                if error.status == CONFLICT:
+                    return True  # somebody was faster
+                if not self._output.interactive:
+                    self._wait = False  # the answer given beforehand is no answer to this
+                    return False
+        return False
+
+    def _approval(self, approval_id: str) -> dict[str, Any]:
+        deadline = time.monotonic() + _APPROVAL_TIMEOUT_S
+        while True:
+            try:
+                return self._api.approval(approval_id)
+            except ApiError as error:
+                # the event may be faster than its record
+                if error.status != 404 or time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)
+
+    def _say(self, text: str) -> None:
+        self._output.pieces(self._view.end())
+        self._output.notice(text)
+
+
+def show_frames(api: Api, output: Output, run_id: str, dialect: str, after: str | None) -> None:
+    """A run's frames in any dialect, as they come; with `--json` their data only."""
+    with closing(api.follow(run_id, dialect=dialect, after=after)) as frames:
+        for frame in frames:
+            encoded = (
+                frame.data.replace(b"\n", b" ")
+                if output.as_json
+                else sse.encode(frame.data, event=frame.event, id=frame.id).rstrip(b"\n") + b"\n"
+            )
+            output.text(encoded.decode("utf-8", "replace"))
+
+
+def show_list(api: Api, output: Output, status: str | None, agent: str | None, limit: int) -> None:
+    """The newest runs first."""
+    runs = api.runs(status=status, agent=agent, limit=limit)["runs"]
+    if output.as_json:
+        for run in runs:
+            output.json_line(run)
+        return
+    rows = [
+        (r["run_id"], r["status"], r["agent"], r["created_at"], r.get("message", "")) for r in runs
+    ]
+    output.table(("run", "status", "agent", "created", "message"), rows)
+
+
+def show(output: Output, run: Mapping[str, Any]) -> None:
+    """One run's record."""
+    if output.as_json:
+        output.json_line(run)
+    else:
+        output.pieces(render.fields(run))

@@ -1,0 +1,188 @@
+"""`penstock up`: every service in one process, over an embedded NATS server."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from penstock.bus import StartUpError
+from penstock.service import Service, serve, stop_on_signals
+from penstock.settings import AgentConfig, Config, ConfigurationError, Settings, load_config
+from penstock.telemetry import configure_logging
+from penstock.web.server import BindRefused
+from penstock_cli.child import StartFailed
+from penstock_cli.demo import RECIPES, DemoServer
+from penstock_cli.embedded_nats import EmbeddedNats
+from penstock_cli.output import command
+
+# In the order in which they start: who reads before who writes.
+SERVICES = (
+    "penstock_normalizer.service:NormalizerService",
+    "penstock_approvals.service:ApprovalsService",
+    "penstock_connector.service:ConnectorService",
+    "penstock_edge.service:EdgeService",
+)
+# What the contracts' own example requests need.
+DEMO_FLAGS = ("ENABLE_ADK_CANONICAL_STREAM", "ALLOW_UNAUTHENTICATED_SSE")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says; None leaves it to the environment and the defaults."""
+
+    data: Path
+    config: Path | None = None
+    host: str | None = None
+    port: int | None = None
+    probe_port: int | None = None
+    nats: str | None = None
+    demo: bool = False
+
+
+def up(options: Options) -> int:
+    """Run until SIGTERM or SIGINT: 0 after a drain, 2 when it cannot start, 1 if NATS ended."""
+    failures: list[str] = []
+    ready = asyncio.Event()
+    try:
+        if options.demo:
+            for flag in DEMO_FLAGS:
+                os.environ.setdefault(flag, "true")
+        settings = _settings(options)
+        configure_logging(settings.log_level, settings.log_format)
+        agents = _agents(options, settings)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_run(options, settings, agents, ready))
+    except* (ConfigurationError, StartUpError, BindRefused, StartFailed) as group:
+        failures += [str(error) for error in _leaves(group)]
+    except* ValidationError as group:
+        failures += [_explained(error) for error in _leaves(group)]
+    for failure in failures:
+        print(f"penstock: {failure}", file=sys.stderr)
+    if failures:
+        return 1 if ready.is_set() else 2
+    return 0
+
+
+async def _run(
+    options: Options, settings: Settings, agents: list[AgentConfig], ready: asyncio.Event
+) -> None:
+    until = stop_on_signals()
+    async with AsyncExitStack() as stack:  # services stop first, then NATS, then demo agents
+        demos = [DemoServer(recipe) for recipe in RECIPES] if options.demo else []
+        for demo in demos:
+            stack.push_async_callback(demo.stop)
+            await demo.start(options.data)
+        config = Config(agents=agents + [agent for demo in demos for agent in demo.agents])
+        nats = EmbeddedNats(options.data) if options.nats is None else None
+        if nats is not None:
+            stack.push_async_callback(nats.stop)
+            await nats.start()
+            settings = settings.model_copy(update={"nats_url": nats.url})
+        async with asyncio.TaskGroup() as group:
+            helpers = [group.create_task(_greet(options, settings, demos, ready))]
+            if nats is not None:
+                helpers.append(group.create_task(_watch(nats)))
+            await serve(_services(), settings, config, until=until, on_ready=ready.set)
+            for helper in helpers:
+                helper.cancel()
+
+
+async def _watch(nats: EmbeddedNats) -> None:
+    raise await nats.ended()
+
+
+async def _greet(
+    options: Options, settings: Settings, demos: list[DemoServer], ready: asyncio.Event
+) -> None:
+    await ready.wait()
+    for demo in demos:
+        await demo.healthy()
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{settings.port}"
+    print(f"\nPenstock is at {url}. Ctrl-C stops it; what ran is kept in {options.data}.")
+    if demos:
+        print(_TRY.format(url=url, penstock=command(url)))
+    sys.stdout.flush()
+
+
+_TRY = """
+Try, in another terminal:
+
+  {penstock} run "What is the weather in Paris?" --agent assistant
+
+  {penstock} run "Please delete report.txt" --agent vana
+
+  curl -N {url}/api/service/v1/executions/trigger -H 'Content-Type: application/json' \\
+    -d '{{"topologyId": 123, "userMessage": "Analyze system state and health status."}}'
+"""
+
+
+def _settings(options: Options) -> Settings:
+    given: dict[str, Any] = {
+        "config": options.config,
+        "host": options.host,
+        "port": options.port,
+        "probe_port": options.probe_port,
+        "nats_url": options.nats,
+    }
+    return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def _agents(options: Options, settings: Settings) -> list[AgentConfig]:
+    """Those of the file; the demo needs none."""
+    if options.demo and options.config is None:
+        return []
+    if options.config is None and not settings.config.exists():
+        raise ConfigurationError(
+            f"there is no {settings.config} here: name your agents' file with --config, "
+            "or try it with --demo"
+        )
+    return load_config(settings.config).agents
+
+
+def _services() -> list[type[Service]]:
+    # imported here: the client commands need none of them
+    found = []
+    for path in SERVICES:
+        module, _, name = path.partition(":")
+        found.append(getattr(importlib.import_module(module), name))
+    return found
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(
+        "uvloop"
+    ).new_event_loop
+    return factory
+
+
+def _explained(error: ValidationError) -> str:
+    """What is wrong in the environment, or in the agents together."""
+    problems = []
+    for problem in error.errors():
+        name = f"PENSTOCK_{problem['loc'][0]}: ".upper() if problem["loc"] else ""
+        problems.append(name + problem["msg"])
+    return "; ".join(problems)
+
+
+E = TypeVar("E", bound=Exception)
+
+
+def _leaves(group: ExceptionGroup[E]) -> Iterator[E]:
+    for error in group.exceptions:
+        if isinstance(error, ExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -1,0 +1,351 @@
+"""The client commands, against an API that misbehaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock_cli import client
+from penstock_cli.main import app
+from support.penstock_api import APPROVAL_ID, RUN_ID, PenstockApi, events
+from support.waiting import wait_for
+
+Invoke = Callable[..., Result]
+
+STARTED = ("lifecycle.started", {"agent": "assistant", "user_id": "anonymous"})
+HELLO = ("llm.stream", {"content": "Hello ", "message_id": "m"})
+WORLD = ("llm.stream", {"content": "world", "message_id": "m"})
+COMPLETED = ("lifecycle.completed", {"summary": "Hello world"})
+FAILED = ("lifecycle.failed", {"error": "no model", "code": "upstream_error"})
+CANCELLED = ("lifecycle.cancelled", {"reason": "user_stop", "confirmed": True})
+PAUSED = ("lifecycle.paused", {"reason": "approval_required", "approval_id": APPROVAL_ID})
+RUN = ("run", "hi", "--agent", "assistant")
+DECISION = f"/v1/approvals/{APPROVAL_ID}/decision"
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[PenstockApi]:
+    """A run that says hello."""
+    monkeypatch.setattr(client, "BACKOFF_S", (0.01,))
+    server = PenstockApi(events(STARTED, HELLO, WORLD, COMPLETED))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def penstock(api: PenstockApi) -> Invoke:
+    """Runs `penstock` with these arguments, in this process."""
+    return lambda *arguments: CliRunner().invoke(app, [*arguments, "--url", api.url])
+
+
+def json_lines(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_a_run_is_shown_as_it_goes(penstock: Invoke, api: PenstockApi) -> None:
+    result = penstock(*RUN, "--session", "s-1")
+    assert result.stdout == "▶ assistant\nHello world\ncompleted\n"
+    assert result.exit_code == 0
+    [body] = api.sent("/v1/runs")
+    assert (body["agent"], body["message"], body["session_id"]) == ("assistant", "hi", "s-1")
+
+
+def test_with_json_stdout_has_the_events_and_nothing_else(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    api.trouble.cuts = [1]
+    assert json_lines(penstock(*RUN, "--json")) == api.events
+
+
+@pytest.mark.parametrize(
+    ("last", "code"), [(COMPLETED, 0), (FAILED, 1), (CANCELLED, 3)], ids=lambda x: str(x)[:25]
+)
+def test_the_exit_code_says_how_the_run_ended(
+    penstock: Invoke, api: PenstockApi, last: Any, code: int
+) -> None:
+    api.events = events(STARTED, last)
+    assert penstock(*RUN).exit_code == code
+
+
+def test_a_dropped_connection_costs_nothing_and_is_told(penstock: Invoke, api: PenstockApi) -> None:
+    api.trouble.cuts = [2, 0, 1]
+    result = penstock(*RUN)
+    assert result.stdout == "▶ assistant\nHello world\ncompleted\n"
+    assert result.stderr.count("connection lost") == 3
+    assert api.cursors == [None, "2-0", "2-0", "3-0"]
+
+
+def test_a_busy_service_is_asked_again_with_the_same_key(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    api.trouble.busy = 1
+    assert penstock(*RUN).exit_code == 0
+    first, second = api.sent("/v1/runs")
+    assert first == second
+    assert first["idempotency_key"]
+
+
+def test_a_service_that_stays_busy_is_given_up(
+    penstock: Invoke, api: PenstockApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "CALL_GIVE_UP_S", 0.05)
+    api.trouble.busy = 1_000_000
+    result = penstock("runs")
+    assert result.exit_code == 2
+    assert "503" in result.stderr
+
+
+@pytest.mark.parametrize(("flag", "decision"), [("--yes", "approve"), ("--no", "reject")])
+def test_an_answer_given_beforehand_is_sent_for_what_was_asked(
+    penstock: Invoke, api: PenstockApi, flag: str, decision: str
+) -> None:
+    api.events = events(STARTED, PAUSED, COMPLETED)
+    assert penstock(*RUN, flag).exit_code == 0
+    assert api.sent(DECISION) == [
+        {"items": [{"item_id": "i1", "decision": decision}], "digest": "d1"}
+    ]
+
+
+def test_an_approval_whose_record_is_late_is_waited_for(penstock: Invoke, api: PenstockApi) -> None:
+    api.events = events(STARTED, PAUSED, COMPLETED)
+    api.trouble.approval_missing = 2
+    assert penstock(*RUN, "--yes").exit_code == 0
+
+
+def test_an_approval_that_was_decided_long_ago_is_not_asked_again(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    api.events = events(STARTED, PAUSED, COMPLETED)
+    api.decide_elsewhere()
+    assert penstock(*RUN, "--yes").exit_code == 0
+    assert api.sent(DECISION) == []
+
+
+def test_who_was_faster_has_decided(penstock: Invoke, api: PenstockApi) -> None:
+    api.events = events(STARTED, PAUSED, COMPLETED)
+    api.trouble.refuse_decision = (409, "it is decided")
+    result = penstock(*RUN, "--yes")
+    assert result.exit_code == 0
+    assert "it is decided" in result.stderr
+
+
+def test_an_answer_that_is_refused_leaves_the_run_waiting(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    api.events = events(STARTED, PAUSED, COMPLETED)
+    api.trouble.refuse_decision = (422, "i1: a value is needed")
+    result = penstock(*RUN, "--yes")
+    assert result.exit_code == 4
+    assert "i1: a value is needed" in result.stderr
+
+
+def test_without_waiting_a_pause_ends_it_and_says_how_to_decide(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    api.events = events(STARTED, PAUSED, COMPLETED)
+    result = penstock(*RUN, "--no-wait")
+    assert result.exit_code == 4
+    assert f"penstock approvals approve {APPROVAL_ID} --url {api.url}" in result.stderr
+    assert f"penstock approvals reject {APPROVAL_ID} --url {api.url}" in result.stderr
+
+
+def test_a_refused_start_says_why(penstock: Invoke, api: PenstockApi) -> None:
+    api.trouble.refuse_start = (404, "there is no agent 'assistant'")
+    result = penstock(*RUN)
+    assert result.exit_code == 2
+    assert result.stderr == "penstock: there is no agent 'assistant' (404)\n"
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        RUN,
+        ("events", "r"),
+        ("runs",),
+        ("runs", "show", "r"),
+        ("cancel", "r"),
+        ("approvals", "list"),
+        ("approvals", "approve", "a"),
+    ],
+    ids=" ".join,
+)
+def test_where_nothing_answers_it_says_what_to_do(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*arguments, "--url", "http://127.0.0.1:1"])
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "penstock: nothing answers at http://127.0.0.1:1; start it with `make run`\n"
+    )
+
+
+@pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1", "http://[::"])
+def test_what_is_no_url_is_told(url: str) -> None:
+    result = CliRunner().invoke(app, ["runs", "--url", url])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("penstock: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("events", "nope"),
+        ("runs", "show", "nope"),
+        ("cancel", "nope"),
+        ("approvals", "show", "nope"),
+    ],
+    ids=" ".join,
+)
+def test_what_there_is_not_is_told(penstock: Invoke, arguments: tuple[str, ...]) -> None:
+    result = penstock(*arguments)
+    assert result.exit_code == 2
+    assert "there is no such thing" in result.stderr
+
+
+def test_events_go_on_from_a_cursor(penstock: Invoke, api: PenstockApi) -> None:
+    result = penstock("events", RUN_ID, "--after", "2-0")
+    assert result.stdout == "world\ncompleted\n"
+    assert api.cursors == ["2-0"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("completed", 0), ("failed", 1), ("cancelled", 3), ("paused", 4)]
+)
+def test_behind_the_last_event_the_record_says_how_it_ended(
+    penstock: Invoke, api: PenstockApi, status: str, code: int
+) -> None:
+    api.record["status"] = status
+    assert penstock("events", RUN_ID, "--after", "4-0").exit_code == code
+
+
+def test_another_dialect_is_shown_as_it_comes(penstock: Invoke, api: PenstockApi) -> None:
+    result = penstock("events", RUN_ID, "--dialect", "unified")
+    first = json.dumps(api.events[0])
+    assert result.stdout.startswith(f"id: 1-0\nevent: lifecycle.started\ndata: {first}\n\nid: 2-0")
+    assert json_lines(penstock("events", RUN_ID, "--dialect", "unified", "--json")) == api.events
+
+
+def test_lists_are_tables_for_people_and_lines_for_scripts(
+    penstock: Invoke, api: PenstockApi
+) -> None:
+    table = penstock("runs").stdout
+    assert RUN_ID in table
+    assert "running" in table
+    assert json_lines(penstock("runs", "--json")) == [api.record]
+    assert 'delete_file(path="a")' in penstock("approvals", "list").stdout
+    assert json_lines(penstock("approvals", "list", "--json")) == [api.approval]
+
+
+def test_one_record_is_shown_whole(penstock: Invoke, api: PenstockApi) -> None:
+    assert json_lines(penstock("runs", "show", RUN_ID, "--json")) == [api.record]
+    assert "agent       assistant\n" in penstock("runs", "show", RUN_ID).stdout
+    assert "delete_file" in penstock("approvals", "show", APPROVAL_ID).stdout
+
+
+def test_an_approval_is_decided_item_by_item(penstock: Invoke, api: PenstockApi) -> None:
+    api.approval["items"] = [{"item_id": id, "kind": "input"} for id in ("a", "b", "c")]
+    more = (
+        "--reject",
+        "b",
+        "--value",
+        'a={"city": "Rome"}',
+        "--value",
+        "c=as text",
+        "--note",
+        "ok",
+    )
+    assert penstock("approvals", "approve", APPROVAL_ID, *more).exit_code == 0
+    assert api.sent(DECISION) == [
+        {
+            "items": [
+                {"item_id": "a", "decision": "approve", "value": {"city": "Rome"}},
+                {"item_id": "b", "decision": "reject"},
+                {"item_id": "c", "decision": "approve", "value": "as text"},
+            ],
+            "note": "ok",
+            "digest": "d1",
+        }
+    ]
+
+
+def test_a_value_for_no_item_is_a_mistake(penstock: Invoke, api: PenstockApi) -> None:
+    assert penstock("approvals", "approve", APPROVAL_ID, "--value", "Rome").exit_code == 2
+    assert api.sent(DECISION) == []
+
+
+def test_rejecting_refuses_all_items(penstock: Invoke, api: PenstockApi) -> None:
+    assert penstock("approvals", "reject", APPROVAL_ID, "--note", "no").exit_code == 0
+    assert api.sent(DECISION) == [
+        {"items": [{"item_id": "i1", "decision": "reject"}], "note": "no", "digest": "d1"}
+    ]
+
+
+def test_cancelling_what_is_over_comes_too_late(penstock: Invoke, api: PenstockApi) -> None:
+    assert json_lines(penstock("cancel", RUN_ID, "--json"))[0]["status"] == "cancelled"
+    api.record["status"] = "completed"
+    assert penstock("cancel", RUN_ID).exit_code == 1
+
+
+def spawn(api: PenstockApi, *arguments: str, **more: Any) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "penstock_cli", *arguments, "--url", api.url]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, **more)
+
+
+def test_a_pause_that_others_decide_is_waited_out(api: PenstockApi) -> None:
+    api.events = events(STARTED, PAUSED, COMPLETED)
+    with spawn(api, *RUN, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"To allow it: penstock approvals approve" in process.stderr.readline()
+        api.decide_elsewhere()
+        assert process.wait(10) == 0
+    assert api.sent(DECISION) == []
+
+
+def test_ctrl_c_leaves_the_run_running_and_says_how_to_come_back(api: PenstockApi) -> None:
+    api.events = events(STARTED, HELLO, PAUSED, COMPLETED)
+    with spawn(api, *RUN, "--json", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(3):
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert f"penstock events {RUN_ID} --after 3-0 --url {api.url}".encode() in told
+    assert f"penstock cancel {RUN_ID} --url {api.url}".encode() in told
+    assert api.sent(f"/v1/runs/{RUN_ID}/cancel") == []
+
+
+def test_a_person_at_the_terminal_is_asked(api: PenstockApi) -> None:
+    api.events = events(STARTED, PAUSED, COMPLETED)
+    ours, theirs = pty.openpty()
+    with spawn(api, *RUN, stdin=theirs, stdout=theirs) as process:
+        os.close(theirs)
+        read_until(ours, b"approve? ")
+        os.write(ours, b"perhaps\n")
+        read_until(ours, b"approve? ")
+        os.write(ours, b"n too risky\n")
+        assert process.wait(10) == 0
+    os.close(ours)
+    [decision] = api.sent(DECISION)
+    assert decision["items"] == [{"item_id": "i1", "decision": "reject", "note": "too risky"}]
+
+
+def read_until(terminal: int, probe: bytes) -> None:
+    seen = b""
+
+    def probe_seen() -> bool:
+        nonlocal seen
+        seen += os.read(terminal, 4096)
+        return probe in seen
+
+    wait_for(probe_seen, 10, f"{probe!r} on the terminal")

@@ -1,0 +1,141 @@
+"""The demo agents: what their script says, and that the real servers play it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock_cli import demo
+from penstock_cli.child import StartFailed
+from penstock_cli.demo import RECIPES, DemoServer, script
+from penstock_cli.demo.script import Call, Fail, Say, Think
+from support.upstreams import ADK, AGNO
+
+AGNO_DEMO, ADK_DEMO = RECIPES
+
+
+def played(message: str, *results: str) -> tuple[str, list[script.Step]]:
+    steps = list(script.steps(message, results))
+    said = "".join(step.text for step in steps if isinstance(step, Say))
+    return said, [step for step in steps if not isinstance(step, Say)]
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        ("What is the weather in New York?", Call("get_weather", {"city": "New York"})),
+        ("weather", Call("get_weather", {"city": "Paris"})),
+        ("Please delete report.txt.", Call("delete_file", {"path": "report.txt"})),
+        ("Delete the file /tmp/a.b!", Call("delete_file", {"path": "/tmp/a.b"})),
+        ("Research quantum computing", Call("search", {"topic": "quantum computing"})),
+    ],
+)
+def test_a_keyword_calls_its_tool(message: str, call: Call) -> None:
+    assert played(message)[1] == [call]
+
+
+def test_the_example_of_the_executions_contract_reasons_calls_and_answers() -> None:
+    said, steps = played("Analyze system state and health status.")
+    assert said
+    assert [type(step) for step in steps] == [Think, Think, Call]
+    assert "one warning" in played("Analyze it", "{}")[0]
+
+
+@pytest.mark.parametrize(
+    ("result", "says"), [('{"deleted": "a"}', "Done"), ('{"error": "rejected"}', "stays")]
+)
+def test_a_deletion_ends_as_it_was_decided(result: str, says: str) -> None:
+    assert says in played("delete a", result)[0]
+
+
+def test_it_fails_on_purpose_in_the_middle_of_a_sentence() -> None:
+    said, [failure] = played("fail please")
+    assert said
+    assert isinstance(failure, Fail)
+
+
+def test_anything_else_is_told_what_there_is_to_try() -> None:
+    assert "delete report.txt" in played("hi")[0]
+
+
+async def test_a_missing_environment_says_what_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DEMO_ADK_PYTHON", str(tmp_path / "python"))
+    with pytest.raises(StartFailed, match="run `make upstreams`, or start without --demo"):
+        await DemoServer(ADK_DEMO).start(tmp_path)
+
+
+async def test_a_server_that_ends_tells_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DEMO_AGNO_PYTHON", sys.executable)  # where there is no Agno
+    server = DemoServer(AGNO_DEMO)
+    await server.start(tmp_path)
+    with pytest.raises(
+        StartFailed, match=r"(?s)the demo agno server did not start.*No module named 'agno'"
+    ):
+        await server.healthy()
+    await server.stop()
+
+
+@pytest.fixture
+def real_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environments that the other tests use."""
+    for recipe in (AGNO, ADK):
+        if not recipe.python.exists():
+            reason = f"no environment for the real {recipe.name} server: run `make upstreams`"
+            pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+        monkeypatch.setenv(f"PENSTOCK_DEMO_{recipe.name.upper()}_PYTHON", str(recipe.python))
+
+
+@pytest.mark.real
+@pytest.mark.timeout(180)
+@pytest.mark.usefixtures("real_environments")
+async def test_the_real_servers_play_the_script(tmp_path: Path) -> None:
+    agno, adk = (DemoServer(recipe) for recipe in RECIPES)
+    try:
+        for server in (agno, adk):
+            await server.start(tmp_path)
+        for server in (agno, adk):
+            await server.healthy()
+        assert {agent.id for agent in (*agno.agents, *adk.agents)} == {
+            "assistant",
+            "mindrian-agent",
+            "vana",
+        }
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            for agent in agno.agents:
+                run = await client.post(
+                    f"{agent.url}/agents/{agent.agent}/runs",
+                    data={"message": "delete a.txt", "stream": "true"},
+                )
+                assert "event: RunPaused" in run.text
+            created = await client.post(
+                f"{adk.url}/apps/vana/users/u/sessions", json={"sessionId": "s"}
+            )
+            assert created.status_code == 200
+            run = await client.post(
+                f"{adk.url}/run_sse",
+                json={
+                    "appName": "vana",
+                    "userId": "u",
+                    "sessionId": "s",
+                    "newMessage": {"role": "user", "parts": [{"text": "Research tea"}]},
+                    "streaming": True,
+                },
+            )
+            assert "I found two sources on tea." in run.text
+    finally:
+        for server in (agno, adk):
+            await server.stop()
+
+
+def test_every_script_file_runs_without_our_packages() -> None:
+    for name in ("script.py", "tools.py", "serve.py"):
+        text = (Path(demo.__file__).parent / name).read_text()
+        assert "penstock_cli" not in text

@@ -1,0 +1,133 @@
+"""The embedded NATS server: comes up, keeps its data, is alone on it, and never outlives us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+
+from penstock_cli import embedded_nats
+from penstock_cli.child import StartFailed
+from penstock_cli.embedded_nats import EmbeddedNats
+from support.waiting import eventually
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from penstock_cli.embedded_nats import EmbeddedNats
+
+async def main() -> None:
+    server = EmbeddedNats(Path(sys.argv[1]))
+    await server.start()
+    print(server.url, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
+    """One that runs."""
+    server = EmbeddedNats(tmp_path / "data")
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def store(url: str, text: bytes) -> None:
+    client = await nats.connect(url)
+    await client.jetstream().add_stream(name="S", subjects=["s"])
+    await client.jetstream().publish("s", text)
+    await client.close()
+
+
+async def stored(url: str) -> bytes | None:
+    client = await nats.connect(url)
+    try:
+        return (await client.jetstream().get_msg("S", 1)).data
+    finally:
+        await client.close()
+
+
+async def test_a_second_start_on_the_same_data_goes_on(server: EmbeddedNats) -> None:
+    await store(server.url, b"kept")
+    await server.stop()
+    await server.start()
+    assert await stored(server.url) == b"kept"
+
+
+async def test_it_listens_on_loopback_only(server: EmbeddedNats) -> None:
+    assert server.url.startswith("nats://127.0.0.1:")
+
+
+async def test_data_in_use_is_refused_and_names_who_uses_it(
+    server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_nats, "LOCK_TIMEOUT_S", 0.0)
+    second = EmbeddedNats(server.data)
+    with pytest.raises(StartFailed, match=rf"in use by another penstock \(process {os.getpid()}\)"):
+        await second.start()
+    await second.stop()
+    await store(server.url, b"unharmed")
+
+
+async def test_a_server_that_cannot_start_tells_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "nats").mkdir()
+    (tmp_path / "nats" / "jetstream").write_text("a file where the store should be")
+    with pytest.raises(StartFailed, match=r"(?s)nats-server ended at once.*not a directory"):
+        await EmbeddedNats(tmp_path).start()
+
+
+async def test_a_server_that_does_not_come_up_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\necho dreaming\nexec sleep 60\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr(embedded_nats, "binary", lambda: str(sleeper))
+    monkeypatch.setattr(embedded_nats, "START_TIMEOUT_S", 0.5)
+    with pytest.raises(StartFailed, match=r"(?s)did not come up within 0\.5 s.*dreaming"):
+        await EmbeddedNats(tmp_path / "data").start()
+
+
+async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file")
+    with pytest.raises(StartFailed, match="cannot use"):
+        await EmbeddedNats(tmp_path / "data").start()
+
+
+async def test_an_end_that_nobody_asked_for_is_reported(server: EmbeddedNats) -> None:
+    [ports] = (server.data / "nats").glob("*.ports")
+    os.kill(int(ports.stem.rsplit("_", 1)[1]), signal.SIGKILL)
+    assert "nats-server ended" in str(await server.ended())
+
+
+async def test_it_does_not_outlive_whoever_started_it(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER, tmp_path], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        url = owner.stdout.readline().decode().strip()
+        await store(url, b"kept")
+        owner.kill()
+    host, _, port = url.removeprefix("nats://").partition(":")
+    address = (host, int(port))
+
+    async def gone() -> bool:
+        try:
+            socket.create_connection(address).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    await eventually(gone, what="the server's end")
+    second = EmbeddedNats(tmp_path)
+    await second.start()  # the folder is free again, with what was in it
+    assert await stored(second.url) == b"kept"
+    await second.stop()

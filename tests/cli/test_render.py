@@ -1,0 +1,185 @@
+"""What a person reads: events in, pieces of styled text out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.events.catalogue import CATALOGUE
+from penstock_cli import render
+from penstock_cli.render import Piece, View
+
+
+def event(name: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:
+    category, action = name.split(".")
+    return {"event": {"category": category, "action": action}, "data": data, **more}
+
+
+def shown(*events: dict[str, Any]) -> list[Piece]:
+    view = View()
+    return [piece for each in events for piece in view.render(each)]
+
+
+def said(*events: dict[str, Any]) -> str:
+    return "".join(text for text, _ in shown(*events))
+
+
+def stream(text: str, message_id: str = "m1", **more: Any) -> dict[str, Any]:
+    return event("llm.stream", {"content": text, "message_id": message_id}, **more)
+
+
+def test_streamed_text_grows_on_one_line_and_what_follows_begins_a_new_one() -> None:
+    assert shown(
+        stream("Hello "),
+        stream("world"),
+        event("lifecycle.completed", {"summary": "Hello world", "usage": {"total_tokens": 7}}),
+    ) == [("Hello ", ""), ("world", ""), ("\n", ""), ("completed (7 tokens)\n", "dim")]
+
+
+def test_thoughts_are_dimmed_and_apart_from_the_answer() -> None:
+    assert shown(
+        event("llm.reasoning", {"thought": "Hm, ", "reasoning_id": "r"}),
+        event("llm.reasoning", {"thought": "yes.", "reasoning_id": "r"}),
+        stream("Yes."),
+    ) == [("Hm, ", "dim italic"), ("yes.", "dim italic"), ("\n", ""), ("Yes.", "")]
+
+
+def test_each_message_has_its_own_line() -> None:
+    assert said(stream("one", "a"), stream("two", "b"), stream("!", "b")) == "one\ntwo!"
+
+
+def test_the_worker_who_speaks_is_named_once_a_line() -> None:
+    worker = {"id": "s", "name": "Researcher"}
+    assert said(stream("I ", subrun=worker), stream("found it", subrun=worker)) == (
+        "Researcher: I found it"
+    )
+
+
+def test_a_tool_call_and_its_result_take_a_line_each() -> None:
+    assert shown(
+        event(
+            "llm.tool_call",
+            {"tool": "weather", "args": {"city": "Paris", "days": 2}, "tool_call_id": "t"},
+        ),
+        event(
+            "llm.tool_result",
+            {"tool": "weather", "result": {"sky": "clear"}, "tool_call_id": "t", "outcome": "ok"},
+        ),
+    ) == [
+        ('→ weather(city="Paris", days=2)\n', "cyan"),
+        ('← weather: {"sky": "clear"}\n', "green"),
+    ]
+
+
+def test_a_pending_call_says_that_it_waits() -> None:
+    pending = {"tool": "rm", "args": {}, "tool_call_id": "t", "pending": True}
+    assert said(event("llm.tool_call", pending)) == "→ rm() (waits for an approval)\n"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "line", "style"),
+    [
+        ("error", "disk full", "← error: rm: disk full\n", "red"),
+        ("rejected", None, "← rejected: rm: no\n", "yellow"),
+        ("unheard_of", None, "← rm: no\n", ""),
+    ],
+)
+def test_a_result_that_is_none_says_so(
+    outcome: str, error: str | None, line: str, style: str
+) -> None:
+    data = {"tool": "rm", "result": "no", "tool_call_id": "t", "outcome": outcome, "error": error}
+    assert shown(event("llm.tool_result", data)) == [(line, style)]
+
+
+def test_an_approval_shows_what_would_run() -> None:
+    items = [
+        {"item_id": "1", "kind": "confirmation", "tool": "delete_file", "args": {"path": "a"}},
+        {"item_id": "2", "kind": "input", "description": "Which colour?"},
+    ]
+    requested = event("approval.requested", {"approval_id": "ap-1", "items": items})
+    paused = event("lifecycle.paused", {"reason": "approval_required", "approval_id": "ap-1"})
+    assert said(requested, paused) == (
+        '? approval ap-1\n  delete_file(path="a")\n  Which colour?\n'
+    )
+
+
+def test_a_decision_names_who_took_it_and_why() -> None:
+    data = {"approval_id": "a", "outcome": "rejected", "by": "ann", "note": "not today"}
+    assert said(event("approval.decided", data)) == "rejected by ann: not today\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "line"),
+    [
+        (
+            "failed",
+            {"error": "no model", "code": "upstream_error"},
+            "failed (upstream_error): no model",
+        ),
+        (
+            "cancelled",
+            {"reason": "user_stop", "by": "ann", "confirmed": True},
+            "cancelled by ann (user_stop)",
+        ),
+        (
+            "cancelled",
+            {"reason": "user_stop", "confirmed": False},
+            "cancelled (user_stop; the agent server did not confirm it)",
+        ),
+    ],
+)
+def test_a_bad_end_says_why(name: str, data: dict[str, Any], line: str) -> None:
+    assert said(event(f"lifecycle.{name}", data)) == f"{line}\n"
+
+
+def test_an_answer_that_was_not_streamed_is_shown_whole() -> None:
+    message = {"message_id": "m", "role": "assistant", "content": "All at once."}
+    assert said(event("llm.message_completed", message)) == "All at once."
+    assert said(event("lifecycle.completed", {"summary": "The end."})) == "The end.\ncompleted\n"
+
+
+def test_an_answer_that_was_streamed_is_not_repeated() -> None:
+    message = {"message_id": "m1", "role": "assistant", "content": "Hi"}
+    assert said(stream("Hi"), event("llm.message_completed", message)) == "Hi"
+
+
+def test_escape_sequences_of_an_agent_do_not_reach_the_terminal() -> None:
+    assert said(stream("a\x1b[2Jb\x9b31m\x07\r\nc\td")) == "a[2Jb31m\nc\td"
+    call = {"tool": "t\x1b]0;x", "args": {"a": "\x1b[0m"}, "tool_call_id": "1"}
+    assert "\x1b" not in said(event("llm.tool_call", call))
+
+
+def test_what_nobody_knows_yet_is_shown_as_it_is() -> None:
+    assert shown(event("quantum.leap", {"to": 2})) == [('· quantum.leap {"to": 2}\n', "dim")]
+
+
+def test_a_long_value_is_cut() -> None:
+    assert render.short("x" * 300) == "x" * 199 + "…"
+    assert render.short("a\n  b") == "a b"
+
+
+def test_a_record_is_shown_without_its_empty_fields() -> None:
+    assert "".join(text for text, _ in render.fields({"run_id": "r", "code": None, "legs": 2})) == (
+        "run_id  r\nlegs    2\n"
+    )
+
+
+# Whoever adds an event type decides how a person reads it, or that it is shown as it is.
+PLAIN = {
+    "state.snapshot",
+    "state.delta",
+    "state.messages",
+    "custom.event",
+    "system.metrics",
+    "workflow.step_progress",
+    "workflow.transition",
+    "workflow.failed",
+    "automation.triggered",
+    "automation.completed",
+    "automation.failed",
+}
+
+
+def test_every_event_type_has_its_line_or_is_plain_on_purpose() -> None:
+    assert set(CATALOGUE) - PLAIN == set(render._LINES) | {"llm.stream", "llm.reasoning"}
