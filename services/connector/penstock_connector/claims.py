@@ -130,7 +130,8 @@ class Sessions:
         try:
             while not await self._is_first(key, mine):
                 try:
-                    await asyncio.wait_for(moved.wait(), LOOK_AGAIN_S)
+                    async with asyncio.timeout(LOOK_AGAIN_S):
+                        await moved.wait()
                 except TimeoutError:
                     await self._pass_over_dead(key)
                 moved.clear()

@@ -72,7 +72,8 @@ async def read(
             "max_bytes": MAX_BATCH_BYTES,
         }
         await bus.client.publish(f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(request), inbox)
-        pending = await asyncio.wait_for(done, bus.settings.publish_timeout_s)
+        async with asyncio.timeout(bus.settings.publish_timeout_s):
+            pending = await done
     except TimeoutError as error:
         raise OutcomeUnknown(f"{stream}: the direct get did not end in time") from error
     finally:

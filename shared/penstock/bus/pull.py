@@ -205,7 +205,9 @@ class Reader:
             self._wake.clear()
             if not self._pending:
                 try:
-                    await asyncio.wait_for(self._wake.wait(), 5)
+                    # not wait_for: in Python 3.11 it can swallow a cancellation
+                    async with asyncio.timeout(5):
+                        await self._wake.wait()
                 except TimeoutError:
                     if self._pull.silent:
                         return
@@ -312,7 +314,8 @@ class WorkQueue:
             await self._pull.request(min(self._concurrency - len(self._tasks), self._room()))
             self._wake.clear()
             try:
-                await asyncio.wait_for(self._wake.wait(), 1)
+                async with asyncio.timeout(1):
+                    await self._wake.wait()
             except TimeoutError:
                 if self._pull.silent:
                     return

@@ -1,0 +1,424 @@
+"""The fold: one order, one end, pauses, and the same again whoever folds."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.bus.messages import RawFrame
+from penstock.dialects.base import AgentFacts, Draft
+from penstock.events import TERMINAL, is_epilogue, parse, typed_data
+from penstock.sse import Frame
+from penstock_normalizer.decoders import DECODERS
+from penstock_normalizer.fold import Placed, RunFold
+from support.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, agno_text
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+RECORDINGS = sorted(
+    path
+    for protocol in ("agno", "adk")
+    for path in GOLDEN.glob(f"{protocol}/*/*.sse")
+    if "__" not in path.stem and "answer" not in path.stem and "update" not in path.stem
+)
+
+
+def fold(max_frame_bytes: int = 1 << 20) -> RunFold:
+    return RunFold(RUN_ID, DECODERS, max_frame_bytes)
+
+
+def fold_all(frames: Iterable[RawFrame], into: RunFold | None = None) -> list[Placed]:
+    into = into or fold()
+    return [event for frame in frames for event in into.feed(copy.copy(frame))]
+
+
+def types(events: Iterable[Placed]) -> list[str]:
+    return [event.type for event in events]
+
+
+def body(event: Placed) -> dict[str, Any]:
+    decoded: dict[str, Any] = orjson.loads(event.body)
+    return decoded
+
+
+def paused(frames: Frames) -> list[RawFrame]:
+    """A run up to the moment at which a person is asked."""
+    return [frames.open(), frames.bytes(agno_pause()), frames.end()]
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_recorded_run_is_whole_and_valid(path: Path) -> None:
+    protocol = path.parent.parent.name
+    frames = Frames(protocol)
+    events = fold_all([frames.open(), frames.bytes(path.read_bytes()), frames.end()])
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    assert events[0].type == "lifecycle.started"
+    assert events[-1].type in TERMINAL | {"approval.requested"}
+    assert not TERMINAL.intersection(types(events[:-1]))
+    for event in events:
+        parse(event.body)
+        typed_data(event.type, event.data)
+
+
+@pytest.mark.parametrize("path", RECORDINGS[::7], ids=lambda path: path.stem)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_the_cut_of_the_bytes_changes_nothing_but_the_times(path: Path, size: int) -> None:
+    def folded(step: int) -> list[tuple[str, Any]]:
+        frames = Frames(path.parent.parent.name)
+        content = path.read_bytes()
+        parts = [content[at : at + step] for at in range(0, len(content), step)]
+        events = fold_all([frames.open(), *map(frames.bytes, parts), frames.end()])
+        return [(event.type, event.data) for event in events]
+
+    assert folded(size) == folded(1 << 20)
+
+
+def test_a_run_starts_with_who_asked_what() -> None:
+    frames = Frames()
+    (started,) = fold_all([frames.open()])
+    assert body(started) == {
+        "run_id": RUN_ID,
+        "timestamp": "2026-11-20T10:00:00.001Z",
+        "sequence": 1,
+        "source": None,
+        "event": {"category": "lifecycle", "action": "started"},
+        "data": {"agent": "assistant", "user_id": "u-1", "message": "hello"},
+        "session_id": "s-1",
+        "leg": 1,
+    }
+
+
+def test_a_pause_becomes_a_request_when_its_leg_has_closed() -> None:
+    frames = Frames()
+    opened, said, closed = paused(frames)
+    one = fold()
+    before = fold_all([opened, said], one)
+    assert "approval.requested" not in types(before)
+    (requested,) = fold_all([closed], one)
+    assert requested.type == "approval.requested"
+    assert [item["tool"] for item in requested.data["items"]] == ["delete_file"]
+    assert requested.data["digest"].startswith("sha256:")
+    assert one.resume is not None
+    assert one.resume["tools"][0]["tool_call_id"] == "t1"
+
+
+def test_an_upstream_that_is_cut_after_its_pause_has_paused() -> None:
+    frames = Frames()
+    events = fold_all([frames.open(), frames.bytes(agno_pause()), frames.lost()])
+    assert events[-1].type == "approval.requested"
+
+
+def test_paused_is_said_only_of_the_request_that_is_open_and_once() -> None:
+    frames = Frames()
+    one = fold()
+    fold_all(paused(frames), one)
+    other = frames.event("lifecycle.paused", reason="approval_required", approval_id="other")
+    assert fold_all([other], one) == []
+    right = frames.event(
+        "lifecycle.paused", reason="approval_required", approval_id=one.approval_id
+    )
+    again = frames.event(
+        "lifecycle.paused", reason="approval_required", approval_id=one.approval_id
+    )
+    assert types(fold_all([right, again], one)) == ["lifecycle.paused"]
+
+
+def test_a_decision_resumes_the_run_in_its_next_leg() -> None:
+    frames = Frames()
+    one = fold()
+    fold_all(paused(frames), one)
+    approval_id = one.approval_id or ""
+    events = fold_all(
+        [
+            frames.event("lifecycle.paused", approval_id=approval_id),
+            frames.event("approval.decided", approval_id=approval_id, outcome="approved"),
+            frames.open_next(approval_id, t1="approve"),
+            frames.bytes(agno_approved()),
+            frames.end(),
+        ],
+        one,
+    )
+    assert types(events) == [
+        "lifecycle.paused",
+        "approval.decided",
+        "lifecycle.resumed",
+        "llm.tool_progress",
+        "llm.tool_result",
+        "llm.message_started",
+        "llm.stream",
+        "llm.message_completed",
+        "lifecycle.completed",
+    ]
+    assert {body(event)["leg"] for event in events[:2]} == {1}
+    assert {body(event)["leg"] for event in events[2:]} == {2}
+
+
+def test_resumed_is_not_said_when_nobody_was_asked() -> None:
+    frames = Frames()
+    one = fold()
+    fold_all(paused(frames), one)
+    events = fold_all([frames.open_next(one.approval_id or "", t1="approve")], one)
+    assert "lifecycle.resumed" not in types(events)
+
+
+def test_a_leg_that_nobody_waits_for_is_not_opened() -> None:
+    frames = Frames()
+    one = fold()
+    fold_all([frames.open(), frames.bytes(agno("RunStarted"))], one)
+    assert fold_all([frames.open_next("any")], one) == []
+
+
+def test_the_first_end_wins_and_only_an_epilogue_follows() -> None:
+    frames = Frames()
+    events = fold_all(
+        [
+            frames.open(),
+            frames.event("lifecycle.cancelled", "edge", reason="user_stop", confirmed=False),
+            frames.bytes(agno_text("too late")),
+            frames.end(),
+            frames.lost(),
+            frames.event("automation.triggered", "automations", automation="a"),
+            frames.event("approval.withdrawn", approval_id="x", reason="ended"),
+            frames.event("system.warning", message="late", code="late"),
+        ]
+    )
+    assert types(events) == [
+        "lifecycle.started",
+        "lifecycle.cancelled",
+        "automation.triggered",
+        "approval.withdrawn",
+    ]
+
+
+def test_what_is_open_is_closed_before_the_end_is_said() -> None:
+    frames = Frames()
+    events = fold_all(
+        [
+            frames.open(),
+            frames.bytes(agno("RunStarted") + agno("RunContent", content="half a ")),
+            frames.event("lifecycle.cancelled", "edge", reason="user_stop", confirmed=False),
+        ]
+    )
+    assert types(events)[-2:] == ["llm.message_completed", "lifecycle.cancelled"]
+
+
+def test_an_event_that_comes_before_the_start_waits_for_it() -> None:
+    frames = Frames()
+    early = frames.event("lifecycle.cancelled", "edge", reason="user_stop", confirmed=False)
+    events = fold_all([early, frames.open(), frames.bytes(agno_text("x"))])
+    assert types(events) == ["lifecycle.started", "lifecycle.cancelled"]
+
+
+def test_a_lost_upstream_ends_with_its_own_words() -> None:
+    frames = Frames()
+    facts = {"status_code": 503, "detail": "overloaded"}
+    events = fold_all([frames.open(), frames.lost("upstream_http", "answered 503", **facts)])
+    assert events[-1].type == "lifecycle.failed"
+    assert events[-1].data == {"code": "upstream_http", "error": "answered 503", **facts}
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"data: {half", "upstream_lost"),
+        (agno("RunStarted") + b"event: RunContent\ndata: {", "upstream_lost"),
+        (b"garbage\r\n\r\n\xff\xfe\n\n", "upstream_lost"),
+        (b"data: " + b"x" * 5000, "limit"),
+        (b"", "upstream_lost"),
+    ],
+)
+def test_a_body_that_makes_no_sense_ends_in_a_clear_event(content: bytes, code: str) -> None:
+    frames = Frames()
+    events = fold_all([frames.open(), frames.bytes(content), frames.end()], fold(4096))
+    assert events[-1].type == "lifecycle.failed"
+    assert events[-1].data["code"] == code
+
+
+def test_what_came_before_a_frame_that_is_too_large_is_kept() -> None:
+    frames = Frames()
+    content = agno("RunStarted") + agno("RunContent", content="kept") + b"data: " + b"x" * 5000
+    events = fold_all([frames.open(), frames.bytes(content)], fold(4096))
+    assert "llm.stream" in types(events)
+    assert events[-1].data["code"] == "limit"
+
+
+def test_a_stream_that_is_attached_again_does_not_join_with_the_cut_one() -> None:
+    frames = Frames()
+    opened = frames.open()
+    cut = frames.bytes(agno("RunStarted") + b"event: RunContent\ndata: {cut")
+    frames.connection = "pod/1.1"
+    rest = frames.bytes(agno_text("whole").removeprefix(agno("RunStarted")))
+    events = fold_all([opened, cut, rest, frames.end()])
+    assert events[-1].type == "lifecycle.completed"
+    assert events[-1].data["summary"] == "whole"
+
+
+def test_parts_are_one_frame() -> None:
+    whole = agno_text("in", " parts")
+    frames = Frames()
+    opened = frames.open()
+    third = len(whole) // 3
+    parts = [frames.frame("part", piece) for piece in (whole[:third], whole[third:])]
+    for number, part in enumerate(parts, 1):
+        part.part = (number, 2)
+    events = fold_all([opened, *parts, frames.end()])
+    assert events[-1].data["summary"] == "in parts"
+
+
+def test_times_never_run_backwards() -> None:
+    frames = Frames()
+    opened = frames.open()
+    early = frames.bytes(agno_text("x"))
+    early.received = "2020-01-01T00:00:00.000Z"
+    events = fold_all([opened, early])
+    assert {body(event)["timestamp"] for event in events} == {opened.received}
+
+
+def test_a_frame_that_was_fed_before_gives_nothing() -> None:
+    frames = Frames()
+    one = fold()
+    opened = frames.open()
+    assert fold_all([opened, opened], one) == fold_all([opened], fold())
+
+
+def test_a_fold_goes_on_from_the_snapshot_of_its_pause() -> None:
+    frames = Frames()
+    whole = fold()
+    fold_all(paused(frames), whole)
+    restored = fold()
+    restored.restore(json.loads(json.dumps(whole.snapshot())))
+    rest = [
+        frames.event("lifecycle.paused", approval_id=whole.approval_id),
+        frames.open_next(whole.approval_id or "", t1="reject"),
+        frames.bytes(agno("RunContinued") + agno_text("fine")),
+        frames.end(),
+    ]
+    expected = fold_all(rest, whole)
+    assert fold_all(rest, restored) == expected
+    assert [e.data["outcome"] for e in expected if e.type == "llm.tool_result"] == ["rejected"]
+
+
+class _Broken:
+    """A decoder with a bug."""
+
+    def __init__(self, facts: AgentFacts) -> None:
+        self.facts = facts
+
+    def open(self, leg: int) -> list[Draft]:
+        return []
+
+    def decided(self, items: object) -> list[Draft]:
+        return []
+
+    def feed(self, frame: Frame) -> list[Draft]:
+        if frame.data == b"deep":
+            nested: Any = "x"
+            for _ in range(2000):
+                nested = [nested]
+            return [Draft("custom.event", {"protocol": "x", "name": "deep", "value": nested})]
+        raise RuntimeError("a bug")
+
+    def end(self) -> list[Draft]:
+        return [Draft("lifecycle.completed", {"summary": ""})]
+
+    def abort(self) -> list[Draft]:
+        return []
+
+    def snapshot(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+def test_a_decoder_that_raises_ends_its_run_and_says_so() -> None:
+    frames = Frames("broken")
+    one = RunFold(RUN_ID, {"broken": _Broken})
+    events = fold_all([frames.open(), frames.bytes(b"data: x\n\n"), frames.end()], one)
+    assert types(events) == ["lifecycle.started", "lifecycle.failed"]
+    assert events[-1].data["code"] == "internal"
+    assert "a bug" in events[-1].data["error"]
+
+
+def test_an_event_that_is_no_json_is_replaced_by_an_error() -> None:
+    frames = Frames("broken")
+    one = RunFold(RUN_ID, {"broken": _Broken})
+    events = fold_all([frames.open(), frames.bytes(b"data: deep\n\n"), frames.end()], one)
+    assert types(events) == ["lifecycle.started", "system.error", "lifecycle.completed"]
+    assert [event.sequence for event in events] == [1, 2, 3]
+
+
+_CONTENT = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from(
+        [
+            agno_text("a", "b"),
+            agno_pause(),
+            agno_approved(),
+            agno("RunError", content="no"),
+            agno("RunCancelled", reason="r"),
+            agno("RunContent", content="more"),
+        ]
+    ),
+)
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("bytes"), _CONTENT),
+        st.tuples(st.sampled_from(["open", "open_next", "end", "cancelled", "lost"]), st.none()),
+        st.tuples(
+            st.just("event"),
+            st.sampled_from(
+                [
+                    "lifecycle.paused",
+                    "lifecycle.cancelled",
+                    "lifecycle.completed",
+                    "approval.decided",
+                    "approval.withdrawn",
+                    "automation.triggered",
+                    "llm.stream",
+                    "nonsense",
+                ]
+            ),
+        ),
+    ),
+    max_size=20,
+)
+
+
+@given(_STEPS)
+def test_whatever_comes_a_run_has_one_order_and_at_most_one_end(
+    steps: list[tuple[str, Any]],
+) -> None:
+    frames = Frames()
+    one = fold(4096)
+    raw: list[RawFrame] = []
+    events: list[Placed] = []
+    for kind, what in steps:
+        match kind:
+            case "bytes":
+                frame = frames.bytes(what)
+            case "open_next":
+                frame = frames.open_next(one.approval_id or "none", t1="approve")
+            case "cancelled":
+                frame = frames.end("cancelled", by="u")
+            case "event":
+                frame = frames.event(what, approval_id=one.approval_id, reason="r")
+            case _:
+                frame = getattr(frames, kind)()
+        raw.append(copy.copy(frame))
+        events += one.feed(frame)
+        assert one.error is None
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    said = types(events)
+    assert said[:1] in ([], ["lifecycle.started"])
+    ends = [at for at, name in enumerate(said) if name in TERMINAL]
+    assert len(ends) <= 1
+    if ends:
+        assert all(is_epilogue(name) for name in said[ends[0] + 1 :])
+    assert fold_all(raw, fold(4096)) == events

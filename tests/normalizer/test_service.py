@@ -1,0 +1,331 @@
+"""The normalizer over a real NATS server: alone, in company, killed, and after a long pause."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import uuid_utils
+
+from penstock.bus import Bus, BusSettings, Message, Stored, direct, messages, streams, subjects
+from penstock.bus.fence import RawWriter
+from penstock.bus.records import RunRecord
+from penstock.service import Context, pod_name
+from penstock.settings import Config
+from penstock_normalizer.partitions import Partition
+from penstock_normalizer.service import NormalizerService
+from penstock_normalizer.settings import NormalizerSettings
+from support.nats import NatsServer
+from support.raw import agno, agno_approved, agno_pause, agno_text
+from support.waiting import eventually
+
+FAST = {"partition_ttl_s": 2.0, "partition_renew_s": 0.3, "checkpoint_s": 0.1}
+
+
+@asynccontextmanager
+async def bus_to(url: str) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(BusSettings(url=url))
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+@asynccontextmanager
+async def normalizer(url: str, **settings: Any) -> AsyncIterator[NormalizerService]:
+    async with bus_to(url) as bus:
+        own = NormalizerSettings(nats_url=url, **{**FAST, **settings})
+        service = NormalizerService(Context(Config(), own, bus, pod_name("normalizer")))
+        await service.run()
+        try:
+            yield service
+        finally:
+            await service.stop()
+
+
+class Run:
+    """A run that a connector writes."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.run_id = str(uuid_utils.uuid7())
+        self.writer = RawWriter(bus, self.run_id, "upstream", f"pod/{self.run_id}")
+        self.leg = 1
+
+    async def open(self, **facts: Any) -> None:
+        opened = {"agent": "a", "protocol": "agno", "session_id": "s", "user_id": "u", **facts}
+        await self.writer.write("open", orjson.dumps(opened), leg=self.leg)
+
+    async def bytes(self, body: bytes) -> None:
+        await self.writer.write("bytes", body, leg=self.leg)
+
+    async def end(self) -> None:
+        await self.writer.write("end", b'{"outcome":"eof"}', leg=self.leg)
+
+    async def whole(self, *chunks: str) -> None:
+        await self.open()
+        await self.bytes(agno("RunStarted"))
+        for chunk in chunks:
+            await self.bytes(agno("RunContent", content=chunk))
+        await self.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
+        await self.end()
+
+    async def events(self) -> list[Stored]:
+        pattern = subjects.events_of_run(self.run_id)
+        return [m async for m in direct.replay(self.bus, streams.EVENTS, pattern)]
+
+    async def until(self, type_: str, timeout_s: float = 15) -> list[Stored]:
+        async def found() -> list[Stored] | None:
+            events = await self.events()
+            return events if events and events[-1].headers["ce-type"] == type_ else None
+
+        return await eventually(found, timeout_s, f"{type_} of {self.run_id}")
+
+
+def check_order(events: list[Stored], chunks: list[str]) -> None:
+    """Every number once, and every chunk in its place."""
+    numbers = [int(event.headers[messages.SEQUENCE]) for event in events]
+    assert numbers == list(range(1, len(events) + 1))
+    bodies = [orjson.loads(event.payload) for event in events]
+    assert [body["sequence"] for body in bodies] == numbers
+    said = [body["data"]["content"] for body in bodies if body["event"]["action"] == "stream"]
+    assert said == chunks
+
+
+async def test_source_frames_become_events_with_their_headers(nats_server: NatsServer) -> None:
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
+        run = Run(bus)
+        await run.open(traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+        await run.bytes(agno_text("one", "two"))
+        await run.end()
+        events = await run.until("lifecycle.completed")
+    check_order(events, ["one", "two"])
+    first, second = events[0], events[1]
+    assert first.subject == f"lifecycle.started.{run.run_id}"
+    assert messages.FIRST not in first.headers
+    assert second.headers[messages.FIRST] == str(first.sequence)
+    assert second.headers["ce-specversion"] == "1.0"
+    assert second.headers["ce-id"] == f"{run.run_id}.2"
+    assert second.headers["ce-type"] == "custom.event"
+    assert second.headers["ce-source"] == "/penstock/a"
+    assert second.headers["traceparent"].startswith("00-aaaa")
+    assert "Nats-Msg-Id" not in second.headers
+
+
+async def test_the_list_of_runs_follows_the_lifecycle(nats_server: NatsServer) -> None:
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
+        run = Run(bus)
+
+        async def status(wanted: str) -> RunRecord | None:
+            entry = await bus.bucket("runs").get(run.run_id)
+            if entry is None or entry.value is None:
+                return None
+            record = RunRecord.model_validate_json(entry.value)
+            return record if record.status == wanted else None
+
+        await run.open(message="hello")
+        running = await eventually(lambda: status("running"))
+        assert (running.agent, running.session_id, running.message) == ("a", "s", "hello")
+        await run.bytes(agno("RunError", content="it broke"))
+        failed = await eventually(lambda: status("failed"))
+        assert failed.error == "it broke"
+        assert failed.first_event is not None
+
+
+async def test_a_large_backlog_of_one_run_goes_out_in_batches(nats_server: NatsServer) -> None:
+    chunks = [f"word{n} " for n in range(2500)]
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
+        run = Run(bus)
+        await run.open()
+        await run.bytes(agno_text(*chunks))
+        await run.end()
+        events = await run.until("lifecycle.completed")
+    check_order(events, chunks)
+    assert "Nats-Batch-Id" in events[10].headers
+
+
+async def test_an_event_over_the_payload_limit_goes_by_reference(nats_server: NatsServer) -> None:
+    from penstock.bus import objects
+
+    large = "x" * (700 * 1024)
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
+        run = Run(bus)
+        await run.open()
+        await run.bytes(agno_text(large))
+        await run.end()
+        events = await run.until("lifecycle.completed")
+        (stream,) = [event for event in events if event.headers["ce-type"] == "llm.stream"]
+        assert len(stream.payload) < 1000
+        body = orjson.loads(await objects.unwrap(bus, stream.payload))
+    assert body["data"]["content"] == large
+
+
+async def test_a_message_that_is_no_source_frame_becomes_a_dead_letter(
+    nats_server: NatsServer,
+) -> None:
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
+        run = Run(bus)
+        await run.open()
+        await bus.publisher.publish(Message(subjects.raw(run.run_id, "stray"), b"what?", {}))
+        await run.bytes(agno_text("fine"))
+        await run.end()
+        events = await run.until("lifecycle.completed")
+        letter = await bus.tail(streams.DEADLETTERS, subjects.deadletter("normalizer", run.run_id))
+    check_order(events, ["fine"])
+    assert letter is not None
+    assert letter.payload == b"what?"
+    assert "KeyError" in letter.headers["Penstock-Reason"]
+
+
+async def test_a_normalizer_goes_on_where_the_last_one_stopped(nats_server: NatsServer) -> None:
+    async with bus_to(nats_server.url) as bus:
+        run = Run(bus)
+        async with normalizer(nats_server.url):
+            await run.open()
+            await run.bytes(agno("RunStarted") + agno("RunContent", content="one"))
+            await run.until("llm.stream")
+        await run.bytes(agno("RunContent", content="two"))
+        async with normalizer(nats_server.url):
+            await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
+            events = await run.until("lifecycle.completed")
+    check_order(events, ["one", "two"])
+
+
+async def test_two_normalizers_share_the_partitions_and_lose_and_repeat_nothing(
+    fresh_nats: NatsServer,
+) -> None:
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(bus_to(fresh_nats.url))
+        one = await stack.enter_async_context(normalizer(fresh_nats.url))
+        two = await stack.enter_async_context(normalizer(fresh_nats.url))
+
+        async def shared() -> bool:
+            return len(one.partitions) == len(two.partitions) == 8
+
+        runs = [Run(bus) for _ in range(20)]
+        # runs go on while the partitions move
+        writing = asyncio.gather(*(run.whole(*map(str, range(30))) for run in runs))
+        await eventually(shared)
+        await writing
+        assert not one.partitions & two.partitions
+        for run in runs:
+            check_order(await run.until("lifecycle.completed"), [*map(str, range(30))])
+
+
+async def test_two_owners_of_one_partition_publish_each_event_once(
+    fresh_nats: NatsServer,
+) -> None:
+    """A zombie: two that both believe the partition theirs. Only the fence stands between."""
+
+    async def give_up(stored: Stored, error: Exception) -> None:
+        raise AssertionError(error)
+
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(bus_to(fresh_nats.url))
+        tasks = []
+        for _ in range(2):
+            own = await stack.enter_async_context(bus_to(fresh_nats.url))
+            settings = NormalizerSettings(nats_url=fresh_nats.url, **FAST)
+            tasks += [
+                asyncio.create_task(Partition(own, number, settings, give_up).work())
+                for number in range(subjects.PARTITIONS)
+            ]
+        runs = [Run(bus) for _ in range(20)]
+        await asyncio.gather(*(run.whole(*map(str, range(30))) for run in runs))
+        for run in runs:
+            check_order(await run.until("lifecycle.completed"), [*map(str, range(30))])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_runs_survive_kill_9_of_their_normalizer(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    config = tmp_path / "penstock.yaml"
+    config.write_text("agents: []\n")
+    environment = {
+        **os.environ,
+        "PENSTOCK_CONFIG": str(config),
+        "PENSTOCK_NATS_URL": fresh_nats.url,
+        "PENSTOCK_PROBE_PORT": "0",
+        **{f"PENSTOCK_{name.upper()}": str(value) for name, value in FAST.items()},
+    }
+
+    async def start() -> asyncio.subprocess.Process:
+        with (tmp_path / "normalizer.log").open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "penstock_normalizer", env=environment, stderr=log
+            )
+
+    async with bus_to(fresh_nats.url) as bus:
+        process = await start()
+        runs = [Run(bus) for _ in range(10)]
+        for run in runs:
+            await run.open()
+            await run.bytes(agno("RunStarted"))
+        try:
+            for round_ in range(3):
+                for run in runs:
+                    await run.bytes(agno("RunContent", content=f"{round_}"))
+                # killed in the middle of these
+                await runs[0].until("llm.stream")
+                process.send_signal(signal.SIGKILL)
+                await process.wait()
+                process = await start()
+            for run in runs:
+                await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
+            for run in runs:
+                check_order(await run.until("lifecycle.completed", 30), ["0", "1", "2"])
+        finally:
+            process.kill()
+            await process.wait()
+
+
+async def test_runs_survive_kill_9_of_the_broker(fresh_nats: NatsServer) -> None:
+    async with bus_to(fresh_nats.url) as bus, normalizer(fresh_nats.url):
+        runs = [Run(bus) for _ in range(5)]
+        writing = asyncio.gather(*(run.whole(*map(str, range(100))) for run in runs))
+        await runs[0].until("llm.stream")
+        await asyncio.to_thread(fresh_nats.kill)
+        await asyncio.to_thread(fresh_nats.start)
+        await writing
+        for run in runs:
+            check_order(await run.until("lifecycle.completed", 30), [*map(str, range(100))])
+
+
+@pytest.mark.parametrize("gone", [["RAW"], ["EVENTS", "RAW"]], ids="+".join)
+async def test_a_paused_run_goes_on_although_its_past_has_aged_out(
+    fresh_nats: NatsServer, gone: list[str]
+) -> None:
+    async with bus_to(fresh_nats.url) as bus:
+        run = Run(bus)
+        async with normalizer(fresh_nats.url):
+            await run.open()
+            await run.bytes(agno_pause())
+            await run.end()
+            before = await run.until("approval.requested")
+        approval_id = orjson.loads(before[-1].payload)["data"]["approval_id"]
+        for stream in gone:
+            await bus.api(f"STREAM.PURGE.{stream}")
+        run.leg = 2
+        async with normalizer(fresh_nats.url):
+            items = [{"item_id": "t1", "decision": "approve"}]
+            await run.open(approval_id=approval_id, items=items)
+            await run.bytes(agno_approved())
+            await run.end()
+            after = await run.until("lifecycle.completed")
+    numbers = [int(event.headers[messages.SEQUENCE]) for event in after]
+    last_before = 0 if gone == ["RAW"] else len(before)
+    assert numbers == list(range(last_before + 1, last_before + 1 + len(after)))
+    kinds = [event.headers["ce-type"] for event in after]
+    assert kinds.count("llm.tool_call") == (1 if gone == ["RAW"] else 0)
+    assert kinds.count("llm.tool_result") == 1
