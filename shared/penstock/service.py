@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import uvloop
 from starlette.routing import BaseRoute
 
 from penstock import telemetry
@@ -206,7 +207,7 @@ def main(service_type: type[Service]) -> None:
         await serve([service_type], settings, load_config(settings.config), until=stop_on_signals())
 
     try:
-        asyncio.run(run(), debug=False)
+        uvloop.run(run())
     except (ConfigurationError, StartUpError, BindRefused) as error:
         print(f"penstock-{service_type.name}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
