@@ -128,6 +128,30 @@ def test_the_same_inner_run_again_is_a_run_of_its_own() -> None:
     assert [draft.data["subrun_id"] for draft in only(drafts, "dispatch.worker")] == ["m1", "m1#2"]
 
 
+def test_an_inner_run_whose_start_was_not_seen_is_dispatched_by_its_first_word() -> None:
+    drafts = feed(decoder("team"), team("RunStarted"), member("RunCompleted", content=None))
+    assert types(drafts)[1:] == ["dispatch.worker", "dispatch.finished"]
+
+
+def test_what_an_ended_run_still_says_is_closed_at_the_end() -> None:
+    drafts = feed(
+        decoder("team"),
+        team("RunStarted"),
+        member("RunError", content="x"),
+        member("RunContent", content="late"),
+        team("RunCompleted"),
+    )
+    assert types(drafts)[-2:] == ["llm.message_completed", "lifecycle.completed"]
+    assert len(only(drafts, "dispatch.finished")) == 1
+
+
+def test_a_start_that_is_said_again_is_no_second_worker() -> None:
+    drafts = feed(
+        decoder("team"), team("RunStarted"), member("RunStarted"), member("RunStarted", model="m")
+    )
+    assert types(drafts) == ["custom.event", "dispatch.worker", "custom.event"]
+
+
 def test_a_workflows_own_agent_is_a_worker() -> None:
     drafts = feed(
         decoder("workflow"),

@@ -37,7 +37,7 @@ class Calls:
 
     def add(self, run: str, tool: JsonObject, *, pending: bool) -> Call:
         """A call that was not heard of before."""
-        upstream_id = _id(tool)
+        upstream_id = call_id(tool)
         call = Call(
             self._unique(upstream_id), run, upstream_id, tool_name(tool), tool_args(tool), pending
         )
@@ -46,7 +46,7 @@ class Calls:
 
     def find(self, run: str, tool: JsonObject, *, pending: bool | None = None) -> Call | None:
         """The open call that the frame is about: of one id the same tool and arguments first."""
-        upstream_id = _id(tool)
+        upstream_id = call_id(tool)
         same = [
             call
             for call in self.open
@@ -67,7 +67,7 @@ class Calls:
 
     def told_already(self, run: str, tool: JsonObject) -> bool:
         """True, once, for the second half of ToolCallCompleted and ToolCallError."""
-        told = (run, _id(tool))
+        told = (run, call_id(tool))
         if told not in self.failed:
             return False
         self.failed.remove(told)
@@ -105,5 +105,6 @@ def tool_args(tool: JsonObject) -> JsonObject:
     return obj(tool.get("tool_args"))
 
 
-def _id(tool: JsonObject) -> str:
+def call_id(tool: JsonObject) -> str:
+    """The upstream's id of the call; one without is still told."""
     return string(tool.get("tool_call_id")) or "call"

@@ -14,7 +14,7 @@ from functools import partial
 from penstock.dialects.agno import steps
 from penstock.dialects.agno.calls import Call, tool_args, tool_name
 from penstock.dialects.agno.pauses import Need, run_needs, workflow_needs
-from penstock.dialects.agno.runs import Run, Runs
+from penstock.dialects.agno.runs import BEGIN, Run, Runs
 from penstock.dialects.agno.speech import Speech
 from penstock.dialects.agno.steps import Steps
 from penstock.dialects.agno.tools import Tools
@@ -80,7 +80,12 @@ class AgnoDecoder:
             name = string(body.get("event")) or name
         run = self._runs.of(name, body)
         handle = self._handlers.get(name)
-        return handle(run, body) if handle else self._unknown(run, name, body)
+        if handle is None:
+            return self._unknown(run, name, body)
+        if run.inner and not run.dispatched and name not in BEGIN:
+            # its start was not seen (a stream read from the middle), and every run has one
+            return [self._dispatched(run, body), *handle(run, body)]
+        return handle(run, body)
 
     def end(self) -> Drafts:
         """The response ended: if the outer run has neither ended nor paused, it is lost."""
@@ -151,10 +156,12 @@ class AgnoDecoder:
     # --- beginnings
 
     def _started(self, run: Run, body: JsonObject) -> Drafts:
-        if run.inner:
-            if run.finished:
-                run = self._runs.again(run, body)
-            drafts = [self._dispatched(run, body)]
+        drafts: list[Draft] = []
+        if run.finished:  # a retry under the same id
+            drafts += self._speech.close(run)
+            run = self._runs.again(run, body)
+        if run.inner and not run.dispatched:
+            drafts.append(self._dispatched(run, body))
         else:
             value = {
                 "upstream_run_id": run.id,
@@ -163,7 +170,7 @@ class AgnoDecoder:
                 "model_provider": string(body.get("model_provider")),
                 "session_id": self._runs.session_id,
             }
-            drafts = [self._custom(run, "RunStarted", present(value))]
+            drafts.append(self._custom(run, "RunStarted", present(value)))
         if run.kind == "workflow":
             data = {"workflow": self._runs.source(run)["agent_name"], "run_id": run.id}
             drafts.append(self._runs.draft(run, "workflow.started", data))
@@ -171,6 +178,7 @@ class AgnoDecoder:
 
     def _dispatched(self, run: Run, body: JsonObject) -> Draft:
         """Said by whoever hands the work over, so it has the source of the run around."""
+        run.dispatched = True
         around = self._runs.around(body)
         task = self._tools.task(around, self._runs.source(run)["agent_id"])
         data = {
@@ -198,9 +206,12 @@ class AgnoDecoder:
         data = {"upstream_run_id": outer.id} if outer.id else {}
         return [self._runs.draft(outer, "lifecycle.resumed", data)]
 
-    def _workflow_agent_started(self, run: Run, _body: JsonObject) -> Drafts:
-        """A workflow's own agent decides whether the workflow runs; its run has no events."""
+    def _workflow_agent_started(self, run: Run, body: JsonObject) -> Drafts:
+        """A workflow's own agent decides whether the workflow runs; its run has no start."""
         agent = self._runs.workflow_agent()
+        if agent.dispatched:
+            return self._unknown(run, "WorkflowAgentStarted", body)
+        agent.dispatched = True
         data = {"worker_name": agent.name, "task": "", "subrun_id": agent.key}
         return [self._runs.draft(run, "dispatch.worker", data)]
 
@@ -289,7 +300,7 @@ class AgnoDecoder:
         words = text(body.get("error")) or text(body.get("content"))
         words = words or "the upstream reported an error without words"
         if run.inner:
-            return [] if run.finished else self._finish(run, "failed", error=words)
+            return self._finish(run, "failed", error=words)
         detail = present({key: body.get(key) for key in ("error_id", "additional_data")})
         return self._fail(words, string(body.get("error_type")), detail or None)
 
@@ -308,7 +319,7 @@ class AgnoDecoder:
     def _cancelled(self, run: Run, _body: JsonObject) -> Drafts:
         """Agno 3.1 says RunCompleted after it: the first end counts."""
         if run.inner:
-            return [] if run.finished else self._finish(run, "cancelled")
+            return self._finish(run, "cancelled")
         data = {"reason": "user_stop", "confirmed": True}
         return [*self._close_all("cancelled"), self._end(run, "lifecycle.cancelled", data)]
 
@@ -328,15 +339,16 @@ class AgnoDecoder:
         self, run: Run, status: str, *, result: Json = None, error: str | None = None
     ) -> list[Draft]:
         drafts = self._speech.close(run)
+        if run.dispatched and not run.finished:
+            end = {"subrun_id": run.key, "status": status, "result": result, "error": error}
+            drafts.append(self._runs.draft(run, "dispatch.finished", present(end)))
         run.finished = True
         run.thoughts.clear()  # nothing can repeat them any more
-        data = present({"subrun_id": run.key, "status": status, "result": result, "error": error})
-        return [*drafts, self._runs.draft(run, "dispatch.finished", data)]
+        return drafts
 
     def _close_all(self, status: str) -> list[Draft]:
         """Everything that is open, the inner runs before the outer."""
-        open_runs = [run for run in self._runs.inner() if not run.finished]
-        drafts = [draft for run in open_runs for draft in self._finish(run, status)]
+        drafts = [draft for run in self._runs.inner() for draft in self._finish(run, status)]
         return drafts + self._speech.close(self._runs.outer)
 
     # --- steps and the rest

@@ -60,6 +60,7 @@ class Run:
     source: Source | None = None
     subrun: Subrun | None = None
     step_id: str | None = None
+    dispatched: bool = False  # dispatch.worker was said
     finished: bool = False
     message: Message | None = None
     spoke: bool = False  # a message was begun, in any leg
