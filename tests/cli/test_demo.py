@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from penstock_cli import demo
 from penstock_cli.child import StartFailed
 from penstock_cli.demo import RECIPES, DemoServer, script
 from penstock_cli.demo.script import Call, Fail, Say, Think
-from support.upstreams import ADK, AGNO
 
 AGNO_DEMO, ADK_DEMO = RECIPES
 
@@ -81,16 +79,6 @@ async def test_a_server_that_ends_tells_its_last_words(
     ):
         await server.healthy()
     await server.stop()
-
-
-@pytest.fixture
-def real_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environments that the other tests use."""
-    for recipe in (AGNO, ADK):
-        if not recipe.python.exists():
-            reason = f"no environment for the real {recipe.name} server: run `make upstreams`"
-            pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
-        monkeypatch.setenv(f"PENSTOCK_DEMO_{recipe.name.upper()}_PYTHON", str(recipe.python))
 
 
 @pytest.mark.real

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -104,10 +105,24 @@ async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         await EmbeddedNats(tmp_path / "data").start()
 
 
-async def test_an_end_that_nobody_asked_for_is_reported(server: EmbeddedNats) -> None:
+async def test_a_server_that_dies_is_started_again_at_the_same_address(
+    server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(embedded_nats, "RESTART_PAUSE_S", 0.0)
+    client = await nats.connect(server.url, reconnect_time_wait=0.05, max_reconnect_attempts=-1)
+    await store(server.url, b"kept")
+    keeping = asyncio.create_task(server.keep())
     [ports] = (server.data / "nats").glob("*.ports")
     os.kill(int(ports.stem.rsplit("_", 1)[1]), signal.SIGKILL)
-    assert "nats-server ended" in str(await server.ended())
+
+    async def back() -> bool:
+        return client.stats["reconnects"] > 0 and client.is_connected
+
+    await eventually(back, what="the client's reconnection")
+    assert await stored(server.url) == b"kept"
+    assert "it is started again" in caplog.text
+    await client.close()
+    keeping.cancel()
 
 
 async def test_it_does_not_outlive_whoever_started_it(tmp_path: Path) -> None:

@@ -154,6 +154,12 @@ def test_what_nobody_knows_yet_is_shown_as_it_is() -> None:
     assert shown(event("quantum.leap", {"to": 2})) == [('· quantum.leap {"to": 2}\n', "dim")]
 
 
+def test_an_agents_own_events_are_shown_but_not_a_protocols_housekeeping() -> None:
+    own = {"protocol": "agno", "name": "Progress", "value": {"step": 1}}
+    assert said(event("custom.event", own)) == '· Progress {"step": 1}\n'
+    assert said(event("custom.event", {**own, "name": "agno.ModelRequestStarted"})) == ""
+
+
 def test_a_long_value_is_cut() -> None:
     assert render.short("x" * 300) == "x" * 199 + "…"
     assert render.short("a\n  b") == "a b"
@@ -170,7 +176,6 @@ PLAIN = {
     "state.snapshot",
     "state.delta",
     "state.messages",
-    "custom.event",
     "system.metrics",
     "workflow.step_progress",
     "workflow.transition",

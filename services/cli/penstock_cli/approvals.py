@@ -92,7 +92,8 @@ def ask(output: Output, approval: Record) -> list[Item] | None:
     """Ask the person at the terminal about each item; None if they leave it to others."""
     items: list[Item] = []
     for item in approval["items"]:
-        output.pieces([(f"{render.item(item)}\n", "bold yellow")])
+        if len(approval["items"]) > 1:  # a single one was just shown
+            output.pieces([(f"{render.item(item)}\n", "bold yellow")])
         answered = _ask_value(output, item) if item["kind"] in _WANTS_VALUE else _ask(output)
         if answered is None:
             return None

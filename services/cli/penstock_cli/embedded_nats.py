@@ -10,16 +10,20 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
 import sys
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from penstock_cli.child import Child, StartFailed
 
+log = logging.getLogger(__name__)
+
 START_TIMEOUT_S = 10.0
+RESTART_PAUSE_S = 1.0
 LOCK_TIMEOUT_S = 3.0
 _POLL_S = 0.02
 
@@ -39,62 +43,33 @@ def binary() -> str:
 class EmbeddedNats:
     """One nats-server over `data`. A second one over the same folder is refused."""
 
-    def __init__(self, data: Path, port: int | None = None) -> None:
-        """`port`: None takes a free one."""
+    def __init__(self, data: Path) -> None:
         self.data = data.absolute()
         self.url = ""
-        self._port = -1 if port is None else port
+        self._port = -1  # the server picks one at first, and keeps it
         self._lock: IO[str] | None = None
         self._child: Child | None = None
 
     async def start(self) -> None:
         """Return when clients can connect to `url`. Raises StartFailed."""
-        folder = self.data / "nats"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = await _locked(self.data)
-            for stale in folder.glob("*.ports"):
-                stale.unlink()
-            (folder / "nats.conf").write_text(
-                f"jetstream {{ store_dir: {json.dumps(str(folder / 'jetstream'))} }}\n"
-                f"ports_file_dir: {json.dumps(str(folder))}\n"
-            )
+            await self._run(self._lock)
         except OSError as error:
             raise StartFailed(f"cannot use {self.data} for data: {error.strerror}") from error
-        self._child = await Child.start(
-            "nats-server",
-            [binary(), "-c", folder / "nats.conf", "-a", "127.0.0.1", "-p", str(self._port)],
-            log=self.data / "logs" / "nats.log",
-            # the server holds the lock too: the folder is free once both are gone
-            pass_fds=[self._lock.fileno()],
-        )
-        try:
-            self.url = await self._listening(self._child, folder)
         except BaseException:
             await self.stop()
             raise
 
-    async def _listening(self, child: Child, folder: Path) -> str:
-        ended = asyncio.create_task(child.ended())
-        deadline = time.monotonic() + START_TIMEOUT_S
-        try:
-            while time.monotonic() < deadline:
-                # the file is written when every listener is open
-                for file in folder.glob("*.ports"):
-                    if text := file.read_text():
-                        return str(json.loads(text)["nats"][0])
-                if ended.done():
-                    raise child.failure(f"ended at once (exit code {ended.result()})")
-                await asyncio.sleep(_POLL_S)
-        finally:
-            ended.cancel()
-        raise child.failure(f"did not come up within {START_TIMEOUT_S:g} s")
-
-    async def ended(self) -> StartFailed:
-        """Wait for an end that nobody asked for; the error to report."""
-        assert self._child is not None, "not started"
-        code = await self._child.ended()
-        return self._child.failure(f"ended (exit code {code})")
+    async def keep(self) -> NoReturn:
+        """Start the server again whenever it ends, at the same address. Raises StartFailed."""
+        while self._child is not None and self._lock is not None:
+            code = await self._child.ended()
+            log.error("%s; it is started again", self._child.failure(f"ended (exit code {code})"))
+            await asyncio.sleep(RESTART_PAUSE_S)
+            await self._run(self._lock)
+        raise StartFailed("nats-server is not started")
 
     async def stop(self) -> None:
         """Stop the server in good order, and let go of the folder."""
@@ -104,6 +79,44 @@ class EmbeddedNats:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    @property
+    def _folder(self) -> Path:
+        return self.data / "nats"
+
+    async def _run(self, lock: IO[str]) -> None:
+        for stale in self._folder.glob("*.ports"):
+            stale.unlink()
+        config = self._folder / "nats.conf"
+        config.write_text(
+            f"jetstream {{ store_dir: {json.dumps(str(self._folder / 'jetstream'))} }}\n"
+            f"ports_file_dir: {json.dumps(str(self._folder))}\n"
+        )
+        self._child = await Child.start(
+            "nats-server",
+            [binary(), "-c", config, "-a", "127.0.0.1", "-p", str(self._port)],
+            log=self.data / "logs" / "nats.log",
+            # the server holds the lock too: the folder is free once both are gone
+            pass_fds=[lock.fileno()],
+        )
+        self.url = await self._listening(self._child)
+        self._port = int(self.url.rpartition(":")[2])
+
+    async def _listening(self, child: Child) -> str:
+        ended = asyncio.create_task(child.ended())
+        deadline = time.monotonic() + START_TIMEOUT_S
+        try:
+            while time.monotonic() < deadline:
+                # the file is written when every listener is open
+                for file in self._folder.glob("*.ports"):
+                    if text := file.read_text():
+                        return str(json.loads(text)["nats"][0])
+                if ended.done():
+                    raise child.failure(f"ended at once (exit code {ended.result()})")
+                await asyncio.sleep(_POLL_S)
+        finally:
+            ended.cancel()
+        raise child.failure(f"did not come up within {START_TIMEOUT_S:g} s")
 
 
 async def _locked(data: Path) -> IO[str]:

@@ -176,6 +176,12 @@ def _message(style: str) -> Callable[[Data], Piece]:
     return lambda data: (f"! {short(data['message'], 2000)}", style)
 
 
+def _custom(data: Data) -> Piece | None:
+    # what a protocol says of itself (`agno.ModelRequestStarted`) is housekeeping
+    own = short(data["name"]).startswith(f"{data['protocol']}.")
+    return None if own else (f"· {short(data['name'])} {short(data['value'])}", "dim")
+
+
 def _unknown(name: str) -> Callable[[Data], Piece]:
     return lambda data: (f"· {name} {short(data)}", "dim")
 
@@ -214,6 +220,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "approval.expired": lambda d: (f"expired: {short(d['reason'])}", "yellow"),
     "approval.withdrawn": lambda d: (f"withdrawn: {short(d['reason'])}", "yellow"),
     "artifact.updated": lambda d: (f"file: {short(d['name'])}", "magenta"),
+    "custom.event": _custom,
     "system.warning": _message("yellow"),
     "system.error": _message("red"),
 }

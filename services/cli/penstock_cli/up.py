@@ -20,18 +20,22 @@ from penstock.service import Service, serve, stop_on_signals
 from penstock.settings import AgentConfig, Config, ConfigurationError, Settings, load_config
 from penstock.telemetry import configure_logging
 from penstock.web.server import BindRefused
+from penstock_approvals.service import ApprovalsService
 from penstock_cli.child import StartFailed
 from penstock_cli.demo import RECIPES, DemoServer
 from penstock_cli.embedded_nats import EmbeddedNats
 from penstock_cli.output import command
+from penstock_connector.service import ConnectorService
+from penstock_edge.service import EdgeService
+from penstock_normalizer.service import NormalizerService
 
 # In the order in which they start: who reads before who writes.
-SERVICES = (
-    "penstock_normalizer.service:NormalizerService",
-    "penstock_approvals.service:ApprovalsService",
-    "penstock_connector.service:ConnectorService",
-    "penstock_edge.service:EdgeService",
-)
+SERVICES: list[type[Service]] = [
+    NormalizerService,
+    ApprovalsService,
+    ConnectorService,
+    EdgeService,
+]
 # What the contracts' own example requests need.
 DEMO_FLAGS = ("ENABLE_ADK_CANONICAL_STREAM", "ALLOW_UNAUTHENTICATED_SSE")
 
@@ -50,7 +54,7 @@ class Options:
 
 
 def up(options: Options) -> int:
-    """Run until SIGTERM or SIGINT: 0 after a drain, 2 when it cannot start, 1 if NATS ended."""
+    """Run until SIGTERM or SIGINT: 0 after a drain, 2 when it cannot start, 1 after a failure."""
     failures: list[str] = []
     ready = asyncio.Event()
     try:
@@ -91,14 +95,10 @@ async def _run(
         async with asyncio.TaskGroup() as group:
             helpers = [group.create_task(_greet(options, settings, demos, ready))]
             if nats is not None:
-                helpers.append(group.create_task(_watch(nats)))
-            await serve(_services(), settings, config, until=until, on_ready=ready.set)
+                helpers.append(group.create_task(nats.keep()))
+            await serve(SERVICES, settings, config, until=until, on_ready=ready.set)
             for helper in helpers:
                 helper.cancel()
-
-
-async def _watch(nats: EmbeddedNats) -> None:
-    raise await nats.ended()
 
 
 async def _greet(
@@ -111,20 +111,18 @@ async def _greet(
     url = f"http://{host}:{settings.port}"
     print(f"\nPenstock is at {url}. Ctrl-C stops it; what ran is kept in {options.data}.")
     if demos:
-        print(_TRY.format(url=url, penstock=command(url)))
+        print(
+            "\nTry, in another terminal:\n",
+            command(url, "run", "What is the weather in Paris?", "--agent", "assistant"),
+            command(url, "run", "Please delete report.txt", "--agent", "vana"),
+            f"curl -N {url}/api/service/v1/executions/trigger -H 'Content-Type: application/json'"
+            f" -d '{_DIAGNOSIS}'\n",
+            sep="\n  ",
+        )
     sys.stdout.flush()
 
 
-_TRY = """
-Try, in another terminal:
-
-  {penstock} run "What is the weather in Paris?" --agent assistant
-
-  {penstock} run "Please delete report.txt" --agent vana
-
-  curl -N {url}/api/service/v1/executions/trigger -H 'Content-Type: application/json' \\
-    -d '{{"topologyId": 123, "userMessage": "Analyze system state and health status."}}'
-"""
+_DIAGNOSIS = '{"topologyId": 123, "userMessage": "Analyze system state and health status."}'
 
 
 def _settings(options: Options) -> Settings:
@@ -148,15 +146,6 @@ def _agents(options: Options, settings: Settings) -> list[AgentConfig]:
             "or try it with --demo"
         )
     return load_config(settings.config).agents
-
-
-def _services() -> list[type[Service]]:
-    # imported here: the client commands need none of them
-    found = []
-    for path in SERVICES:
-        module, _, name = path.partition(":")
-        found.append(getattr(importlib.import_module(module), name))
-    return found
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -1,0 +1,259 @@
+"""`penstock up`: everything in one process, as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.waiting import wait_for
+
+CONFIG = """
+agents:
+  - {id: nobody, protocol: agno, url: "http://127.0.0.1:1"}
+"""
+# Both are of the contracts' documents, word for word.
+DIAGNOSIS = {"topologyId": 123, "userMessage": "Analyze system state and health status."}
+RESEARCH = {
+    "appName": "vana",
+    "userId": "test_user",
+    "sessionId": "test_session",
+    "newMessage": {"parts": [{"text": "Research quantum computing"}], "role": "user"},
+    "streaming": True,
+}
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class Up:
+    """One `penstock up`, with its data and its port over restarts."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.data = folder / "data"
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self._log = folder / "up.log"
+        port = self.url.rsplit(":", 1)[1]
+        self._command = [
+            *(sys.executable, "-m", "penstock_cli", "up", "--data", str(self.data)),
+            *("--port", port, "--probe-port", "0", *options),
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Return when it says that it is there."""
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        wait_for(self._greeted, 100, "the greeting of penstock up")
+
+    def _greeted(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log()
+        return f"Penstock is at {self.url}." in self.log()
+
+    def log(self) -> str:
+        """What it printed."""
+        return self._log.read_text()
+
+    def signal(self, number: int) -> int:
+        """Send a signal; the exit code."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+    def penstock(self, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+        """A client command with `--json`: exit code, and what it printed."""
+        command = [sys.executable, "-m", "penstock_cli", *arguments, "--url", self.url, "--json"]
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+        assert not done.stderr, done.stderr.decode()
+        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def make_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    """Makes one; it is gone after the test."""
+    made: list[Up] = []
+
+    def make(*options: str) -> Up:
+        made.append(Up(tmp_path, *options))
+        return made[-1]
+
+    yield make
+    for up in made:
+        if up.process is not None and up.process.poll() is None:
+            up.signal(signal.SIGKILL)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    """A file with an agent that does not answer."""
+    path = tmp_path / "penstock.yaml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def types(events: list[dict[str, Any]]) -> list[str]:
+    return [f"{each['event']['category']}.{each['event']['action']}" for each in events]
+
+
+@pytest.mark.real
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("real_environments")
+def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up]) -> None:
+    up = make_up("--demo")
+    up.start()
+
+    for agent in ("assistant", "mindrian-agent", "vana"):
+        code, events = up.penstock("run", "What is the weather in Rome?", "--agent", agent)
+        assert code == 0
+        assert [each["sequence"] for each in events] == list(range(1, len(events) + 1))
+        names = types(events)
+        assert names[0] == "lifecycle.started"
+        assert names[-1] == "lifecycle.completed"
+        assert names.count("llm.tool_call") == names.count("llm.tool_result") == 1
+        assert events[-1]["data"]["summary"] == "Let me check. It is 21 degrees and clear in Rome."
+
+    for agent in ("assistant", "vana"):
+        for flag, outcome in (("--yes", "ok"), ("--no", "rejected")):
+            code, events = up.penstock("run", "delete a.txt", "--agent", agent, flag)
+            assert code == 0
+            [result] = [each for each in events if each["event"]["action"] == "tool_result"]
+            assert result["data"]["outcome"] == outcome
+
+    assert up.penstock("run", "fail on purpose", "--agent", "assistant")[0] == 1
+
+    with httpx.Client(base_url=up.url, trust_env=False, timeout=30) as client:
+        diagnosis = client.post("/api/service/v1/executions/trigger", json=DIAGNOSIS).text
+        for name in ("llm.reasoning", "llm.tool_call", "llm.stream", "lifecycle.completed"):
+            assert f"event: {name}\n" in diagnosis
+        research = client.post("/run_sse", json=RESEARCH).text
+        assert "I found two sources on quantum computing." in research
+
+    code, events = up.penstock("run", "delete b.txt", "--agent", "assistant", "--no-wait")
+    assert code == 4
+    waiting = events[0]["run_id"]
+
+    assert up.signal(signal.SIGTERM) == 0
+    up.start()
+    _, listed = up.penstock("runs", "--status", "paused")
+    assert [run["run_id"] for run in listed] == [waiting]
+    _, [approval] = up.penstock("approvals", "list", "--run", waiting)
+    assert up.penstock("approvals", "approve", approval["approval_id"])[0] == 0
+    code, events = up.penstock("events", waiting)
+    assert code == 0
+    assert "approval.decided" in types(events)
+
+    up.signal(signal.SIGKILL)
+    for name in ("agno", "adk"):
+        wait_for(partial(finished_twice, up.data / "logs" / f"{name}.log"), 20, f"{name}'s end")
+
+
+def finished_twice(log: Path) -> bool:
+    """Each start of the demo has a server in this log."""
+    return log.read_text().count("Finished server process") == 2
+
+
+@pytest.mark.timeout(120)
+def test_sigint_drains_as_sigterm_does_and_leaves_the_data_free(
+    make_up: Callable[..., Up], config: str
+) -> None:
+    up = make_up("--config", config)
+    up.start()
+    assert up.penstock("run", "hello", "--agent", "nobody")[0] == 1
+    assert up.signal(signal.SIGINT) == 0
+    up.start()
+    _, [run] = up.penstock("runs")
+    assert run["status"] == "failed"
+    assert up.signal(signal.SIGTERM) == 0
+
+
+@pytest.mark.timeout(120)
+def test_it_outlives_its_nats_server(make_up: Callable[..., Up], config: str) -> None:
+    up = make_up("--config", config)
+    up.start()
+    [ports] = (up.data / "nats").glob("*.ports")
+    os.kill(int(ports.stem.rsplit("_", 1)[1]), signal.SIGKILL)
+    wait_for(lambda: "reconnected to NATS" in up.log(), 20, "the services' reconnection")
+    assert up.penstock("run", "hello", "--agent", "nobody")[0] == 1
+    assert up.signal(signal.SIGTERM) == 0
+
+
+def refused(*options: str, **environment: str) -> str:
+    """What it says on stderr when it does not start: exit code 2, and nothing else printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock_cli", "up", *options],
+        capture_output=True,
+        env=os.environ | environment,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == b""
+    return done.stderr.decode()
+
+
+def test_without_a_configuration_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused() == (
+        "penstock: there is no penstock.yaml here: name your agents' file with --config, "
+        "or try it with --demo\n"
+    )
+
+
+def test_a_wrong_configuration_names_the_field(tmp_path: Path) -> None:
+    path = tmp_path / "agents.yaml"
+    path.write_text("agents: [{id: a, protocol: smoke-signals, url: 'http://a'}]")
+    assert "agents.0.protocol" in refused("--config", str(path))
+
+
+def test_a_wrong_setting_names_the_variable(config: str) -> None:
+    told = refused("--config", config, PENSTOCK_LOG_LEVEL="loud")
+    assert told.startswith("penstock: PENSTOCK_LOG_LEVEL: ")
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path, config: str) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = str(listener.getsockname()[1])
+        told = refused(
+            *("--config", config, "--data", str(tmp_path / "d"), "--port", port),
+            PENSTOCK_LOG_LEVEL="error",
+        )
+    assert told.startswith(f"penstock: cannot listen on 127.0.0.1:{port}")
+    assert len(told.splitlines()) == 1
+
+
+def test_an_address_beyond_loopback_is_refused(tmp_path: Path, config: str) -> None:
+    told = refused("--config", config, "--data", str(tmp_path / "d"), "--host", "0.0.0.0")
+    assert "PENSTOCK_INSECURE_BIND=yes" in told
+
+
+def test_a_missing_demo_environment_is_told(tmp_path: Path) -> None:
+    told = refused(
+        *("--demo", "--data", str(tmp_path / "d")),
+        PENSTOCK_DEMO_AGNO_PYTHON=str(tmp_path / "none"),
+    )
+    assert "run `make upstreams`, or start without --demo" in told
+    assert len(told.splitlines()) == 1
+
+
+def test_a_nats_server_that_does_not_answer_is_told(tmp_path: Path, config: str) -> None:
+    told = refused("--config", config, "--nats", "nats://127.0.0.1:1")
+    assert told.splitlines()[-1].startswith(
+        "penstock: cannot connect to NATS at nats://127.0.0.1:1"
+    )
