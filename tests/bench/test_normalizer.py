@@ -65,9 +65,7 @@ class Load:
         ]
 
     async def open(self) -> None:
-        opened = orjson.dumps(
-            {"agent": "a", "protocol": "agno", "session_id": "s", "user_id": "u"}
-        )
+        opened = orjson.dumps({"agent": "a", "protocol": "agno", "session_id": "s", "user_id": "u"})
         await asyncio.gather(*(w.write("open", opened, leg=1) for w in self.writers))
         first = agno("RunStarted")
         await asyncio.gather(*(w.write("bytes", first, leg=1) for w in self.writers))

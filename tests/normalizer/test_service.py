@@ -27,7 +27,7 @@ from support.nats import NatsServer
 from support.raw import agno, agno_approved, agno_pause, agno_text
 from support.waiting import eventually
 
-FAST = {"partition_ttl_s": 2.0, "partition_renew_s": 0.3, "checkpoint_s": 0.1}
+FAST: dict[str, Any] = {"partition_ttl_s": 2.0, "partition_renew_s": 0.3, "checkpoint_s": 0.1}
 
 
 @asynccontextmanager

@@ -107,31 +107,39 @@ def _call(url: str, fields: Mapping[str, Any], run_id: str, session_id: str) -> 
 
 
 def _answers(resume: Mapping[str, Any], decided: Mapping[str, Decided]) -> dict[str, Any]:
-    """The one form field that this kind of run takes its decisions in."""
-    match resume.get("kind"):
-        case "team":
-            return {"requirements": _requirements(resume.get("requirements", []), decided)}
-        case "workflow":
-            steps = copy.deepcopy(resume.get("step_requirements", []))
-            for step in steps:
-                _decide_step(step, decided)
-            return {"step_requirements": steps}
-        case _:
-            tools = copy.deepcopy(resume.get("tools", []))
-            for tool in tools:
-                _decide_tool(tool, decided)
-            return {"tools": tools}
+    """The one form field that this kind of run takes its decisions in.
+
+    `resume["items"]` leads from each item to its own object, which alone is changed: two members of
+    a team may ask under the same tool call id.
+    """
+    section = _SECTIONS.get(resume.get("kind", ""), "tools")
+    answered = {section: copy.deepcopy(resume.get(section, []))}
+    for item_id, path in resume.get("items", {}).items():
+        if item_id in decided and path[0] == section:
+            target: Any = answered
+            for step in path:
+                target = target[step]
+            _decide(target, decided[item_id])
+    return answered
 
 
-def _decide_tool(tool: dict[str, Any], decided: Mapping[str, Decided]) -> bool:
-    item = decided.get(tool.get("tool_call_id", ""))
-    if item is None:
-        return False
+_SECTIONS = {"agent": "tools", "team": "requirements", "workflow": "step_requirements"}
+
+
+def _decide(target: dict[str, Any], item: Decided) -> None:
+    if "tool_execution" in target:
+        _decide_requirement(target, item)
+    elif "tool_name" in target:
+        _decide_tool(target, item)
+    else:
+        _decide_step(target, item)
+
+
+def _decide_tool(tool: dict[str, Any], item: Decided) -> None:
     for mark, decide in _TOOL_MARKS.items():
         if tool.get(mark):
             decide(tool, item)
-            return True
-    return False
+            return
 
 
 def _confirm(tool: dict[str, Any], item: Decided) -> None:
@@ -159,31 +167,23 @@ def _execute(tool: dict[str, Any], item: Decided) -> None:
 
 
 _TOOL_MARKS: Mapping[str, Callable[[dict[str, Any], Decided], None]] = {
-    "requires_confirmation": _confirm,
-    "requires_user_input": _answer,
+    # the most specific first, as in Agno's own `pause_type`
     "external_execution_required": _execute,
+    "requires_user_input": _answer,
+    "requires_confirmation": _confirm,
 }
 
 
-def _requirements(
-    requirements: list[dict[str, Any]], decided: Mapping[str, Decided]
-) -> list[dict[str, Any]]:
-    answered = copy.deepcopy(requirements)
-    for requirement in answered:
-        tool = requirement.get("tool_execution") or {}
-        if _decide_tool(tool, decided) and tool.get("requires_confirmation"):
-            requirement["confirmation"] = tool["confirmed"]
-            if tool.get("confirmation_note") is not None:
-                requirement["confirmation_note"] = tool["confirmation_note"]
-    return answered
+def _decide_requirement(requirement: dict[str, Any], item: Decided) -> None:
+    tool = requirement["tool_execution"]
+    _decide_tool(tool, item)
+    if tool.get("requires_confirmation"):
+        requirement["confirmation"] = tool["confirmed"]
+        if item.note is not None:
+            requirement["confirmation_note"] = item.note
 
 
-def _decide_step(step: dict[str, Any], decided: Mapping[str, Decided]) -> None:
-    if step.get("executor_requirements"):
-        step["executor_requirements"] = _requirements(step["executor_requirements"], decided)
-    item = decided.get(step.get("step_id") or "")
-    if item is None:
-        return
+def _decide_step(step: dict[str, Any], item: Decided) -> None:
     step["confirmed"] = item.decision == "approve"
     if step.get("requires_user_input") and item.value is not None:
         step["user_input"] = item.value

@@ -1,0 +1,40 @@
+"""Penstock as separate processes before the real Agno and ADK servers, once and twice of each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from support.deployment import Deployment, deployment
+from support.nats import NatsServer
+from support.upstreams import Upstream
+
+
+@pytest_asyncio.fixture(
+    scope="session", loop_scope="session", params=[1, 2], ids=["one of each", "two of each"]
+)
+async def penstock(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    agno_server: Upstream,
+    adk_server: Upstream,
+) -> AsyncIterator[Deployment]:
+    """A deployment over a NATS server of its own; agents `assistant`, `team`, `flow` and `adk`."""
+    agno = {"protocol": "agno", "url": agno_server.url}
+    agents = [
+        {"id": "assistant", "agent": "demo-agent", "topology_id": 123, **agno},
+        {"id": "team", "agent": "demo-team", "kind": "team", **agno},
+        {"id": "flow", "agent": "simple-wf", "kind": "workflow", **agno},
+        {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
+        {"id": "nobody", "protocol": "adk", "url": "http://127.0.0.1:1", "agent": "gone"},
+    ]
+    folder = tmp_path_factory.mktemp("penstock")
+    nats = NatsServer(folder / "nats")
+    nats.start()
+    try:
+        async with deployment(nats.url, folder, agents, request.param) as running:
+            yield running
+    finally:
+        nats.remove()
