@@ -1,0 +1,1 @@
+"""The edge: runs, served to clients over HTTP."""

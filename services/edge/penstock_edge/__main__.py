@@ -1,0 +1,6 @@
+"""`python -m penstock_edge`: the edge as a process of its own."""
+
+from penstock.service import main
+from penstock_edge.service import EdgeService
+
+main(EdgeService)

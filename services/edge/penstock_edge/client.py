@@ -1,0 +1,198 @@
+"""One client of a hub: a place in its ring, or in the stream itself while it catches up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock import sse
+from penstock.bus import BusError, Stored
+from penstock.bus.direct import read
+from penstock.telemetry import DELIVERED, SLOW_CLIENTS
+from penstock_edge.cursor import Cursor
+from penstock_edge.items import Encoding, Item
+from penstock_edge.locate import Place
+
+if TYPE_CHECKING:
+    from penstock_edge.hub import Hub
+
+log = logging.getLogger(__name__)
+
+REPLAY_BATCH = 100
+LAG_RETRY_S = 0.05
+UNAVAILABLE_RETRY_S = 0.5
+LAG_TRIES = 40
+
+_TAKEN_NOTHING = Cursor(0, 0)
+_EVERY_FRAME = 1_000_000_000
+
+KEEP_ALIVE = sse.comment("keep-alive")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Items that go out in one write. `end` is the ring's position after them."""
+
+    body: bytes
+    end: int
+    items: tuple[Item, ...]
+
+
+class Client:
+    """Gives the bytes of one client's stream, in order; never waits for another client."""
+
+    def __init__(self, hub: Hub, place: Place, on_leave: Callable[[Client], None]) -> None:
+        self.hub = hub
+        self.dropped = False
+        self.task: asyncio.Task[None] | None = None  # whose write is cancelled by a drop
+        self._writing_since: float | None = None
+        self._on_leave = on_leave
+        self._after: Cursor | None = place.after
+        self._preface = (
+            hub.view.notice("history_truncated", "earlier events are no longer kept")
+            if place.truncated
+            else b""
+        )
+        self._start = place.start
+        self._at: int | None = None  # position in the ring; None while reading the past
+        self._next = place.start  # in the stream
+        self._encoding: Encoding | None = None  # of the past
+        self._replayed: Stored | None = None
+        self._lags = 0
+        self._finished = False
+        self._gone = False
+        self._wake = asyncio.Event()
+        self._wrote_at = asyncio.get_running_loop().time()
+        self._beat_due = False
+        self._offset = 0
+        self._count = DELIVERED.labels(hub.view.dialect).inc
+
+    async def take(self) -> bytes | None:
+        """What is to be written next; None when the stream is over."""
+        while not (self._gone or self._finished):
+            if self._preface:
+                preface, self._preface = self._preface, b""
+                return preface
+            if self._beat_due:
+                self._beat_due = False
+                return KEEP_ALIVE
+            if self._at is not None and self._at < self.hub.base:
+                self._fall_behind()
+            if self._at is None:
+                if body := await self._past():
+                    return body
+            elif chunk := self.hub.chunk(self._at):
+                self._at = chunk.end
+                self._offset = chunk.items[-1].offset
+                self._next = chunk.items[-1].sequence + 1
+                if body := self._rest(chunk.items, chunk.body):
+                    return body
+            elif self.hub.closed:
+                return None
+            else:
+                await self._wake.wait()
+                self._wake.clear()
+        return None
+
+    def wake(self) -> None:
+        """There may be something to take."""
+        self._wake.set()
+
+    def leave(self) -> None:
+        """The client is gone; its stream is over."""
+        self._gone = True
+        self._wake.set()
+        self._on_leave(self)
+
+    def begin_write(self) -> None:
+        """A write is handed to the connection, which may not take it at once."""
+        self._writing_since = asyncio.get_running_loop().time()
+
+    def wrote(self) -> None:
+        """A write was taken by the connection."""
+        self._writing_since = None
+        self._wrote_at = asyncio.get_running_loop().time()
+
+    def beat(self, period_s: float, max_pending_bytes: int) -> None:
+        """Called at intervals: ask for a keep-alive after two silent ones, drop the slow.
+
+        Slow is whose one write hangs for a whole interval, with more than this pending behind it.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._writing_since is not None:
+            if now - self._writing_since >= period_s and self._pending_bytes > max_pending_bytes:
+                self._drop()
+        elif self.hub.view.comments and now - self._wrote_at >= 2 * period_s:
+            self._beat_due = True
+            self._wake.set()
+
+    @property
+    def _pending_bytes(self) -> int:
+        # whoever reads the past does so at its own pace
+        return 0 if self._at is None else self.hub.delivered_bytes - self._offset
+
+    def _drop(self) -> None:
+        if not self.dropped and self.task is not None:
+            self.dropped = True
+            SLOW_CLIENTS.inc()
+            self.task.cancel()
+
+    def _rest(self, items: tuple[Item, ...], body: bytes) -> bytes:
+        """The part of these items that this client does not have."""
+        self._finished = items[-1].last
+        self._count(len(items))
+        if self._after is None:
+            return body
+        after = self._after
+        if items[-1].sequence > after.sequence:
+            self._after = None
+        return b"".join([item.after(after) for item in items])
+
+    def _fall_behind(self) -> None:
+        """The ring has moved on: what was missed is read from the stream."""
+        self._at = None
+        if self.hub.view.stateful:
+            # all of it again, but only what follows is written
+            self._after = max(self._after or _TAKEN_NOTHING, Cursor(self._next - 1, _EVERY_FRAME))
+            self._next = self._start
+
+    def _enter(self) -> None:
+        self._at = self.hub.position(self._next)
+        self._encoding = self._replayed = None
+        self._lags = 0
+
+    async def _past(self) -> bytes:
+        """A batch from the stream itself; or, where the ring is reached, nothing."""
+        hub = self.hub
+        if self._encoding is None:
+            if self._next >= hub.floor:
+                self._enter()
+                return b""
+            self._encoding = hub.view.encoding()
+        followed = hub.view.followed
+        try:
+            found, _ = await read(
+                hub.bus, followed.stream, followed.pattern, self._next, REPLAY_BATCH
+            )
+        except BusError as error:
+            log.warning("reading %s: %s", followed.pattern, error)
+            await asyncio.sleep(UNAVAILABLE_RETRY_S)
+            return b""
+        past = [stored for stored in found if stored.sequence < hub.floor]
+        if past:
+            self._lags = 0
+            self._replayed = past[-1]
+            self._next = past[-1].sequence + 1
+            items = tuple([await hub.encode(self._encoding, stored) for stored in past])
+            return self._rest(items, b"".join([item.body for item in items]))
+        if self._lags < LAG_TRIES and not hub.joins(self._replayed):
+            self._lags += 1
+            await asyncio.sleep(LAG_RETRY_S)
+            return b""
+        if self._lags == LAG_TRIES:
+            self._preface = hub.view.notice("history_truncated", "some events are not kept")
+        self._enter()
+        return b""

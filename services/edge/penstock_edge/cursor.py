@@ -1,0 +1,28 @@
+"""Where a client stands: the `id:` of the last frame that it has."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+_FORM = re.compile(r"([1-9][0-9]{0,17})-([0-9]{1,9})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cursor:
+    """`<stream sequence>-<frame index>`: the same for every dialect over the same stream."""
+
+    sequence: int
+    frame: int
+
+    def __str__(self) -> str:
+        return f"{self.sequence}-{self.frame}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError for anything that is not of our making."""
+        match = _FORM.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"{text[:80]!r} is no cursor: send back the id of a frame")
+        return cls(int(match[1]), int(match[2]))

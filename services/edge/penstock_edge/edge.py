@@ -1,0 +1,37 @@
+"""What the handlers of every surface work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.bus import Bus
+from penstock.settings import Config
+from penstock_edge.cancel import Canceller
+from penstock_edge.hub import Hubs
+from penstock_edge.locate import Place
+from penstock_edge.settings import EdgeSettings
+from penstock_edge.start import Starter
+from penstock_edge.stream import EventStream
+from penstock_edge.views import View
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The parts of one edge."""
+
+    bus: Bus
+    config: Config
+    settings: EdgeSettings
+    hubs: Hubs
+    starter: Starter
+    canceller: Canceller
+
+    @classmethod
+    def of(cls, bus: Bus, config: Config, settings: EdgeSettings) -> Edge:
+        """An edge over this bus."""
+        canceller = Canceller(bus, settings.cancel_wait_s)
+        return cls(bus, config, settings, Hubs(bus, settings), Starter(bus), canceller)
+
+    async def stream(self, view: View, place: Place) -> EventStream:
+        """A client's stream of the view, from that place on. Raises BusError."""
+        return EventStream(await self.hubs.join(view, place), ended=place.ended)

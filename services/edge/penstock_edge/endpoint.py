@@ -1,0 +1,77 @@
+"""HTTP endpoints: methods in a table, and every refusal in the surface's own shape."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.bus import Bus, BusError
+from penstock.web.problems import Problem, problem_response
+
+log = logging.getLogger(__name__)
+
+DRAIN_BYTES = 64 * 1024 * 1024
+DRAIN_S = 10.0
+
+Handler = Callable[[Request], Awaitable[ASGIApp]]
+Shape = Callable[[Problem], Response]
+
+
+class Endpoint:
+    """One path: its handlers by method, and how its errors look."""
+
+    def __init__(self, bus: Bus, handlers: Mapping[str, Handler], shape: Shape) -> None:
+        self._bus = bus
+        self._handlers = handlers
+        self._shape = shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(request)
+        except Problem as problem:
+            if problem.status == 413:
+                await _drain(receive)
+            response = self._shape(problem)
+        except BusError as error:
+            log.warning("%s %s: %s", request.method, request.url.path, error)
+            response = self._shape(Problem(503, f"the bus does not answer; try again: {error}"))
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> ASGIApp:
+        handler = self._handlers.get(request.method)
+        if handler is None:
+            response = self._shape(Problem(405, f"{request.method} is not served here"))
+            response.headers["allow"] = ", ".join(self._handlers)
+            return response
+        if not self._bus.ready:
+            raise Problem(503, "not connected to NATS; try again")
+        return await handler(request)
+
+
+def route(
+    bus: Bus, path: str, handlers: Mapping[str, Handler], shape: Shape = problem_response
+) -> Route:
+    """The route of an endpoint; without a shape of its own, errors are problem details."""
+    return Route(path, Endpoint(bus, handlers, shape))
+
+
+async def _drain(receive: Receive) -> None:
+    """Take what the client is still sending: a connection closed on it would lose the answer."""
+    size = 0
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            while size < DRAIN_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    return
+    except TimeoutError:
+        log.debug("a client is still sending a body that is too large")

@@ -1,0 +1,251 @@
+"""One reading and one encoding for each followed run and dialect, shared by its clients.
+
+The hub keeps a ring of recent items. A client only has a place in it: what is pending for a
+client costs nothing, and a thousand clients at the same place are given the same bytes. Whoever
+stands before the ring's beginning reads the past from the stream itself, at its own pace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+from dataclasses import replace
+
+from penstock.bus import Bus, BusError, Stored
+from penstock.bus.objects import unwrap
+from penstock.telemetry import CLIENTS
+from penstock_edge.client import Chunk, Client
+from penstock_edge.items import Encoding, Item
+from penstock_edge.locate import Place
+from penstock_edge.settings import EdgeSettings
+from penstock_edge.upstream import is_raw
+from penstock_edge.views import View
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 256 * 1024
+SLICE = 100  # clients woken before the loop has its turn
+OBJECT_TRIES = 3
+OBJECT_RETRY_S = 0.5
+
+
+class Hub:
+    """Follows one view for as long as somebody looks, and a little longer."""
+
+    def __init__(self, bus: Bus, view: View, place: Place, ring_bytes: int) -> None:
+        self.bus = bus
+        self.view = view
+        self.clients: set[Client] = set()
+        self.floor = place.start  # every message from here on is in the ring, or still to come
+        self.closed = False
+        self.failed = False  # others must begin anew
+        self.delivered_bytes = 0
+        self._ring_bytes = ring_bytes
+        self._ring: list[Item] = []
+        self._held_bytes = 0
+        self._base = 0  # items that have left the ring
+        self._evicted: int | None = None  # the message right before the floor, if known
+        self._first: Stored | None = None
+        self._chunks: dict[int, Chunk] = {}
+        self._encoding = view.encoding()
+        self._arrived: list[Stored] = []
+        self._wake = asyncio.Event()
+        self._source = view.source(bus, place.start, place.events_start, self._deliver)
+        self._working: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to follow; whoever calls waits for the same beginning. Raises BusError."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._source.start())
+            self._working = asyncio.create_task(self._work())
+        await asyncio.shield(self._starting)
+
+    async def stop(self) -> None:
+        """End every client's stream where it stands; it may come back with its cursor."""
+        self._close()
+        for task in (self._starting, self._working):
+            if task is not None:
+                task.cancel()
+        await self._source.stop()
+
+    def position(self, sequence: int) -> int:
+        """The ring's position of the first item from this stream sequence on."""
+        return self._base + bisect_left(self._ring, sequence, key=lambda item: item.sequence)
+
+    @property
+    def base(self) -> int:
+        """The position of the first item that is still in the ring."""
+        return self._base
+
+    def chunk(self, at: int) -> Chunk | None:
+        """What follows a position, up to 256 KiB or one item; None when nothing does yet."""
+        known = self._chunks.get(at)
+        if known is None:
+            items = self._ring[at - self._base :]
+            if not items:
+                return None
+            known = self._chunks[at] = _chunk(items, at)
+        return known
+
+    def joins(self, last: Stored | None) -> bool:
+        """Whether the ring goes on right after this message (a lagging replica may hide some)."""
+        if last is None:
+            return True
+        if self._evicted is not None:
+            return last.sequence >= self._evicted
+        return self._first is None or self.view.followed.follows(last, self._first)
+
+    async def encode(self, encoding: Encoding, stored: Stored) -> Item:
+        """One message as an item; one that cannot be read becomes a notice, never nothing."""
+        try:
+            if not is_raw(stored):
+                stored = replace(stored, payload=await self._whole(stored.payload))
+            return encoding.feed(stored)
+        except BusError as error:
+            log.warning("%s %d: %s", stored.subject, stored.sequence, error)
+            return Item(stored.sequence, [self.view.notice("payload_lost", str(error))])
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("%s %d cannot be read: %r", stored.subject, stored.sequence, error)
+            text = f"message {stored.sequence} cannot be read"
+            return Item(stored.sequence, [self.view.notice("unreadable_event", text)])
+
+    async def _whole(self, payload: bytes) -> bytes:
+        for _ in range(OBJECT_TRIES - 1):
+            try:
+                return await unwrap(self.bus, payload)
+            except BusError:
+                await asyncio.sleep(OBJECT_RETRY_S)
+        return await unwrap(self.bus, payload)
+
+    def _deliver(self, batch: list[Stored]) -> None:
+        self._arrived += batch
+        self._wake.set()
+
+    async def _work(self) -> None:
+        try:
+            while not self.closed:
+                await self._wake.wait()
+                self._wake.clear()
+                arrived, self._arrived = self._arrived, []
+                for stored in arrived:
+                    if self._first is None:
+                        self._first = replace(stored, payload=b"")
+                    self._append(await self.encode(self._encoding, stored))
+                    if self.closed:
+                        break
+                self._evict()
+                await self._fan_out()
+            await self._source.stop()
+        except Exception:
+            log.exception("run %s (%s): not followed any more", self.view.run_id, self.view.dialect)
+            self.failed = True
+            self._close()
+            await self._source.stop()
+
+    def _append(self, item: Item) -> None:
+        self._ring.append(item)
+        self._held_bytes += len(item.body)
+        self.delivered_bytes += len(item.body)
+        item.offset = self.delivered_bytes
+        self._chunks.clear()
+        self.closed = item.last
+
+    def _evict(self) -> None:
+        gone = 0
+        while self._held_bytes > self._ring_bytes and gone < len(self._ring) - 1:
+            self._held_bytes -= len(self._ring[gone].body)
+            gone += 1
+        if gone:
+            self._evicted = self._ring[gone - 1].sequence
+            self.floor = self._evicted + 1
+            self._base += gone
+            del self._ring[:gone]
+            self._chunks.clear()
+
+    async def _fan_out(self) -> None:
+        for number, client in enumerate(tuple(self.clients), 1):
+            client.wake()
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+
+    def _close(self) -> None:
+        self.closed = True
+        for client in self.clients:
+            client.wake()
+
+
+def _chunk(items: list[Item], at: int) -> Chunk:
+    size = taken = 0
+    for item in items:
+        if taken and size + len(item.body) > CHUNK_BYTES:
+            break
+        size += len(item.body)
+        taken += 1
+    body = items[0].body if taken == 1 else b"".join(item.body for item in items[:taken])
+    return Chunk(body, at + taken, tuple(items[:taken]))
+
+
+class Hubs:
+    """Every hub of this process, and the beat that keeps idle streams alive."""
+
+    def __init__(self, bus: Bus, settings: EdgeSettings) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._hubs: dict[tuple[str, ...], Hub] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    async def join(self, view: View, place: Place) -> Client:
+        """A client of the view, from its place on. Raises BusError when it cannot be followed."""
+        hub = self._hubs.get(view.key)
+        if hub is None or hub.failed:
+            hub = self._hubs[view.key] = Hub(self._bus, view, place, self._settings.ring_bytes)
+        client = Client(hub, place, self._left)
+        hub.clients.add(client)
+        CLIENTS.labels(view.dialect).inc()
+        try:
+            await hub.start()
+        except BusError:
+            self._forget(hub)
+            client.leave()
+            raise
+        return client
+
+    async def beat(self) -> None:
+        """Three times in `keep_alive_s`: wake who has been silent, drop who does not read."""
+        period_s = self._settings.keep_alive_s / 3
+        while True:
+            await asyncio.sleep(period_s)
+            clients = [client for hub in self._hubs.values() for client in hub.clients]
+            for number, client in enumerate(clients, 1):
+                client.beat(period_s, self._settings.max_pending_bytes)
+                if number % SLICE == 0:
+                    await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """End every stream."""
+        hubs = tuple(self._hubs.values())
+        self._hubs.clear()
+        await asyncio.gather(*(hub.stop() for hub in hubs), *self._stopping)
+
+    def _left(self, client: Client) -> None:
+        hub = client.hub
+        if client not in hub.clients:
+            return
+        hub.clients.discard(client)
+        CLIENTS.labels(hub.view.dialect).dec()
+        if not hub.clients:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._settings.hub_grace_s, self._expire, hub)
+
+    def _expire(self, hub: Hub) -> None:
+        if not hub.clients and self._hubs.get(hub.view.key) is hub:
+            self._forget(hub)
+
+    def _forget(self, hub: Hub) -> None:
+        if self._hubs.get(hub.view.key) is hub:
+            del self._hubs[hub.view.key]
+        task = asyncio.create_task(hub.stop())
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)

@@ -1,0 +1,132 @@
+"""Where the messages of a run stand in the streams, and whether a cursor fits them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from penstock.bus import Bus, Stored, subjects
+from penstock.bus.direct import read
+from penstock.bus.messages import FIRST, SEQUENCE, raw_frame
+from penstock.bus.records import ENDED, RunRecord
+from penstock.bus.streams import EVENTS, RAW
+from penstock.events.catalogue import TERMINAL
+from penstock.web.problems import Problem
+from penstock_edge.cursor import Cursor
+from penstock_edge.items import type_of
+from penstock_edge.views import View
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a client begins to read. `start` and `events_start` are stream sequences."""
+
+    start: int
+    events_start: int  # where the run's end is looked for, when `start` is RAW's
+    after: Cursor | None = None
+    truncated: bool = False  # something that the client does not have is gone
+    ended: bool = False
+
+
+async def place_of_new(bus: Bus, over_raw: bool) -> Place:
+    """The place of a run, or leg, that is about to start: everything of it comes after this."""
+    if not over_raw:
+        events_end = await _end(bus, EVENTS)
+        return Place(events_end, events_end)
+    raw_end, events_end = await asyncio.gather(_end(bus, RAW), _end(bus, EVENTS))
+    return Place(raw_end, events_end)
+
+
+async def record_of(bus: Bus, run_id: str) -> RunRecord:
+    """What KV says of the run. Raises Problem 404 when there is none."""
+    entry = await bus.bucket("runs").get(run_id) if subjects.is_run_id(run_id) else None
+    if entry is None or entry.value is None:
+        raise Problem(404, f"there is no run {run_id[:64]}")
+    return RunRecord.model_validate_json(entry.value)
+
+
+async def lifecycle_of(bus: Bus, run_id: str) -> Stored | None:
+    """The run's last lifecycle event: nothing of the kind follows the terminal one."""
+    return await bus.tail(EVENTS, subjects.event("lifecycle.*", run_id))
+
+
+async def locate(bus: Bus, view: View, after: Cursor | None) -> Place:
+    """The place in a run, past or present, from which this client goes on.
+
+    Raises Problem 404 for an unknown run, 410 when nothing of it is left, 400 for a cursor that
+    is not of this run.
+    """
+    run_id = view.run_id
+    record = await record_of(bus, run_id)
+    lifecycle = await lifecycle_of(bus, run_id)
+    if lifecycle is None:
+        place = await _not_begun(bus, view, record)
+    else:
+        place = await _begun(bus, view, lifecycle)
+    if after is None:
+        return place
+    truncated = await _check(bus, view, place, after)
+    start = place.start if view.stateful or truncated else after.sequence
+    if place.ended and lifecycle is not None and not view.over_raw:
+        # an epilogue's cursor lies behind the end, which must be read to be seen
+        start = min(start, lifecycle.sequence)
+    return replace(place, start=start, after=after, truncated=truncated)
+
+
+async def _begun(bus: Bus, view: View, lifecycle: Stored) -> Place:
+    begun = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
+    ended = type_of(lifecycle) in TERMINAL
+    found, _ = await read(
+        bus, view.followed.stream, view.followed.pattern, 1 if view.over_raw else begun, 1
+    )
+    if not found and ended:
+        raise _gone(view.run_id)
+    return Place(
+        start=found[0].sequence if found else await _end(bus, view.followed.stream),
+        events_start=lifecycle.sequence if view.over_raw else begun,
+        truncated=bool(found) and not _is_first(found[0]),
+        ended=ended,
+    )
+
+
+async def _not_begun(bus: Bus, view: View, record: RunRecord) -> Place:
+    """No lifecycle event stands: the run is queued, or all of it has aged."""
+    if record.status in ENDED:
+        raise _gone(record.run_id)
+    place = await place_of_new(bus, view.over_raw)
+    # it may have begun while we looked
+    lifecycle = await lifecycle_of(bus, record.run_id)
+    if lifecycle is not None:
+        begun = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
+        return Place(1 if view.over_raw else begun, begun)
+    return Place(place.start, place.events_start, truncated=record.first_event is not None)
+
+
+def _is_first(stored: Stored) -> bool:
+    if SEQUENCE in stored.headers:
+        return stored.headers[SEQUENCE] == "1"
+    frame = raw_frame(stored)
+    return frame.kind == "open" and frame.leg == 1
+
+
+async def _check(bus: Bus, view: View, place: Place, after: Cursor) -> bool:
+    """True when what follows the cursor is not all there; Problem 400 when it is not ours."""
+    stream, pattern = view.followed.stream, view.followed.pattern
+    found, _ = await read(bus, stream, pattern, after.sequence, 1)
+    if found and found[0].sequence == after.sequence:
+        return False
+    info = await bus.api(f"STREAM.INFO.{stream}")
+    aged = after.sequence < info["state"]["first_seq"]
+    if not aged or (not view.over_raw and after.sequence < place.events_start):
+        raise Problem(400, f"the cursor {after} is not of this run")
+    return True
+
+
+async def _end(bus: Bus, stream: str) -> int:
+    """The stream sequence that the next message gets, or a lower one."""
+    info = await bus.api(f"STREAM.INFO.{stream}")
+    return int(info["state"]["last_seq"]) + 1
+
+
+def _gone(run_id: str) -> Problem:
+    return Problem(410, f"the events of run {run_id} are no longer kept")

@@ -1,0 +1,200 @@
+"""Our own API: /v1/runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_args
+
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from penstock.bus.records import RunRecord, RunStatus
+from penstock.bus.subjects import is_run_id
+from penstock.web.bodies import read_json
+from penstock.web.problems import Problem, invalid
+from penstock_edge.cursor import Cursor
+from penstock_edge.edge import Edge
+from penstock_edge.endpoint import route
+from penstock_edge.locate import locate, place_of_new, record_of
+from penstock_edge.pages import MAX_PAGE, page
+from penstock_edge.start import ANONYMOUS, Start
+from penstock_edge.views import DIALECTS, RAW_DIALECT, view
+
+LISTED = 50
+MAX_LISTED = 1000
+KEY_HEADER = "idempotency-key"
+
+
+def not_blank(text: str) -> str:
+    """Raises ValueError for a text of nothing but white space."""
+    if not text.strip():
+        raise ValueError("must not be empty or only white space")
+    return text
+
+
+Message = Annotated[str, AfterValidator(not_blank)]
+Key = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class StartRequest(BaseModel):
+    """The body of POST /v1/runs."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    agent: str
+    message: Message
+    session_id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    input: dict[str, Any] | None = None
+    idempotency_key: Key | None = None
+
+
+class Runs:
+    """Handlers of /v1/runs."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    def routes(self) -> list[BaseRoute]:
+        """All of them; errors are problem details."""
+        bus = self._edge.bus
+        return [
+            route(bus, "/v1/runs", {"GET": self.index, "POST": self.start}),
+            route(bus, "/v1/runs/{run_id}", {"GET": self.show}),
+            route(bus, "/v1/runs/{run_id}/events", {"GET": self.events}),
+            route(bus, "/v1/runs/{run_id}/cancel", {"POST": self.cancel}),
+        ]
+
+    async def start(self, request: Request) -> ASGIApp:
+        """202 with the run, or its stream where `text/event-stream` is accepted."""
+        edge = self._edge
+        body = await read_json(request, edge.settings.max_body_bytes)
+        try:
+            asked = StartRequest.model_validate(body)
+        except ValidationError as error:
+            raise invalid(error) from error
+        agent = edge.config.agent(asked.agent)
+        if agent is None:
+            raise Problem(404, f"there is no agent {asked.agent[:128]}")
+        streams = "text/event-stream" in request.headers.get("accept", "")
+        dialect, named = _dialect(request)
+        place = await place_of_new(edge.bus, dialect == RAW_DIALECT) if streams else None
+        started = await edge.starter.start(
+            Start(
+                agent,
+                asked.message,
+                asked.session_id,
+                input=asked.input,
+                key=_key(request, asked),
+                request=orjson.dumps(body, option=orjson.OPT_SORT_KEYS),
+            )
+        )
+        run_id = started.record.run_id
+        if place is None:
+            return _json(started.record.dump(), 202 if started.new else 200, started.record)
+        seen = view(run_id, dialect, named)
+        return await edge.stream(seen, place if started.new else await locate(edge.bus, seen, None))
+
+    async def index(self, request: Request) -> ASGIApp:
+        """The newest runs first: `{runs, next}`; `next` goes into `?before=`."""
+        query = request.query_params
+        limit = _number(query.get("limit"), "limit", LISTED, MAX_LISTED)
+        before, status = query.get("before"), query.get("status")
+        if before is not None and not is_run_id(before):
+            raise Problem(422, "before: must be a run id")
+        if status is not None and status not in get_args(RunStatus):
+            raise Problem(422, f"status: must be one of {', '.join(get_args(RunStatus))}")
+        wanted = {name: query[name] for name in ("agent", "session_id", "status") if name in query}
+        entries = await self._edge.bus.bucket("runs").entries()
+        found: list[dict[str, Any]] = []
+        # run ids are UUIDv7: their order is that of the runs' creation
+        for entry in sorted(entries, key=lambda entry: entry.key, reverse=True):
+            if entry.value is None or (before is not None and entry.key >= before):
+                continue
+            record = orjson.loads(entry.value)
+            if all(record.get(name) == value for name, value in wanted.items()):
+                found.append(record)
+            if len(found) > limit:
+                break
+        more = len(found) > limit
+        runs = found[:limit]
+        return _json(orjson.dumps({"runs": runs, "next": runs[-1]["run_id"] if more else None}))
+
+    async def show(self, request: Request) -> ASGIApp:
+        """The run's record."""
+        record = await record_of(self._edge.bus, request.path_params["run_id"])
+        return _json(record.dump(), 200, record)
+
+    async def events(self, request: Request) -> ASGIApp:
+        """The run's stream from the cursor on, or a page of it where JSON is accepted."""
+        edge = self._edge
+        dialect, named = _dialect(request)
+        seen = view(request.path_params["run_id"], dialect, named)
+        place = await locate(edge.bus, seen, _cursor(request))
+        if not _wants_page(request):
+            return await edge.stream(seen, place)
+        if dialect == RAW_DIALECT:
+            raise Problem(406, "the upstream's bytes have no JSON pages; accept text/event-stream")
+        limit = _number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
+        return _json(orjson.dumps(await page(edge.bus, seen, place, limit)))
+
+    async def cancel(self, request: Request) -> ASGIApp:
+        """200 once the run is cancelled, 202 while that is not known yet."""
+        run_id = request.path_params["run_id"]
+        cancelled = await self._edge.canceller.cancel(run_id, ANONYMOUS)
+        body = {"run_id": run_id, "status": "cancelled", "timestamp": cancelled.at}
+        if cancelled.at is None:
+            return _json(orjson.dumps(body | {"status": "cancelling"}), 202)
+        return _json(orjson.dumps(body))
+
+
+def _json(body: bytes, status: int = 200, record: RunRecord | None = None) -> Response:
+    headers = {}
+    if record is not None:
+        headers = {"location": f"/v1/runs/{record.run_id}", "penstock-run-id": record.run_id}
+    return Response(body, status, headers, "application/json")
+
+
+def _key(request: Request, asked: StartRequest) -> str | None:
+    header = request.headers.get(KEY_HEADER)
+    if header is not None and asked.idempotency_key not in (None, header):
+        raise Problem(422, "idempotency_key: the body and the header have different ones")
+    if header == "":
+        raise Problem(422, "Idempotency-Key: must not be empty")
+    return header or asked.idempotency_key
+
+
+def _dialect(request: Request) -> tuple[str, bool]:
+    dialect = request.query_params.get("dialect", "canonical")
+    if dialect not in DIALECTS:
+        raise Problem(422, f"dialect: must be one of {', '.join(DIALECTS)}")
+    names = request.query_params.get("names", "on")
+    if names not in ("on", "off"):
+        raise Problem(422, "names: must be on or off")
+    return dialect, names == "on"
+
+
+def _cursor(request: Request) -> Cursor | None:
+    # an EventSource that comes back sends the header with the address it began with
+    text = request.headers.get("last-event-id") or request.query_params.get("after")
+    if not text:
+        return None
+    try:
+        return Cursor.parse(text)
+    except ValueError as error:
+        raise Problem(400, str(error)) from error
+
+
+def _wants_page(request: Request) -> bool:
+    accept = request.headers.get("accept", "")
+    return "application/json" in accept and "text/event-stream" not in accept
+
+
+def _number(text: str | None, name: str, default: int, most: int) -> int:
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= most:
+        raise Problem(422, f"{name}: must be a number from 1 to {most}")
+    return int(text)

@@ -1,0 +1,39 @@
+"""The edge as a service: its routes, and the beat of its streams."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from penstock.service import Context, Service
+from penstock.settings import Settings
+from penstock_edge.edge import Edge
+from penstock_edge.executions import Executions
+from penstock_edge.run_sse import RunSse
+from penstock_edge.runs import Runs
+from penstock_edge.settings import EdgeSettings
+
+
+class EdgeService(Service):
+    """Serves runs to clients; holds nothing that another edge could not read from the bus."""
+
+    name = "edge"
+    settings_type: ClassVar[type[Settings]] = EdgeSettings
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        assert isinstance(context.settings, EdgeSettings)
+        self._edge = Edge.of(context.bus, context.config, context.settings)
+        self.routes = [
+            route
+            for surface in (Runs(self._edge), Executions(self._edge), RunSse(self._edge))
+            for route in surface.routes()
+        ]
+
+    async def start(self) -> None:
+        """Keep the streams alive; they come with the requests."""
+        self.spawn("beat", self._edge.hubs.beat)
+
+    async def stop(self) -> None:
+        """End every stream where it stands: clients come back with their cursors."""
+        await self.cancel("beat")
+        await self._edge.hubs.close()

@@ -1,0 +1,132 @@
+"""Starting runs: the record, the command, and the idempotency key that makes a repeat harmless."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import uuid_utils
+
+from penstock.bus import Bus, BusUnavailable, Message, OutcomeUnknown, subjects
+from penstock.bus.messages import now
+from penstock.bus.objects import wrap
+from penstock.bus.records import RunRecord, StartCommand
+from penstock.settings import AgentConfig
+from penstock.web.problems import Problem
+
+ANONYMOUS = "anonymous"
+SHOWN_CHARACTERS = 200
+TRIES = 3
+RETRY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What somebody asks for. `key` and `request` are for idempotency: the key, and the bytes."""
+
+    agent: AgentConfig
+    message: str
+    session_id: str | None = None
+    user_id: str = ANONYMOUS
+    input: dict[str, Any] | None = None
+    body: str | None = None
+    key: str | None = None
+    request: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The run, and whether it is a new one."""
+
+    record: RunRecord
+    new: bool
+
+
+class Starter:
+    """Puts runs on the bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def start(self, start: Start) -> Started:
+        """A new run, or the first one of the same key.
+
+        Raises Problem 409 when the key came with another body before; BusError.
+        """
+        run_id = str(uuid_utils.uuid7())
+        if start.key is not None:
+            run_id, new = await self._first_of(start, run_id)
+        else:
+            new = True
+        command = _command(start, run_id)
+        record = await self._record(command)
+        # a repeat may find that the first attempt has not come this far; a claim is taken once
+        if record.status == "queued":
+            await self._publish(command)
+        return Started(record, new)
+
+    async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
+        bucket = self._bus.bucket("idempotency")
+        key = subjects.key_of(start.user_id, start.key)
+        digest = hashlib.sha256(start.request).hexdigest()
+        value = orjson.dumps({"run_id": run_id, "sha256": digest})
+        if await bucket.create(key, value) is not None:
+            return run_id, True
+        entry = await bucket.get(key)
+        if entry is None or entry.value is None:
+            raise Problem(503, "the idempotency key has just expired; try again")
+        first = orjson.loads(entry.value)
+        if first["sha256"] != digest:
+            raise Problem(409, "this idempotency key came with another request before")
+        return str(first["run_id"]), False
+
+    async def _record(self, command: StartCommand) -> RunRecord:
+        record = RunRecord(
+            run_id=command.run_id,
+            agent=command.agent,
+            session_id=command.session_id,
+            user_id=command.user_id,
+            message=command.message[:SHOWN_CHARACTERS],
+            created_at=command.created_at,
+            updated_at=command.created_at,
+        )
+        runs = self._bus.bucket("runs")
+        if await runs.create(command.run_id, record.dump()) is not None:
+            return record
+        entry = await runs.get(command.run_id)
+        return RunRecord.model_validate_json(entry.value) if entry and entry.value else record
+
+    async def _publish(self, command: StartCommand) -> None:
+        payload = await wrap(self._bus, f"{command.run_id}.start", command.dump())
+        message = Message(
+            subjects.command("connector", "start", command.run_id),
+            payload,
+            {"Nats-Msg-Id": command.run_id},
+        )
+        for left in reversed(range(TRIES)):
+            try:
+                await self._bus.publisher.publish(message)
+                return
+            except (BusUnavailable, OutcomeUnknown):
+                if not left:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+
+def _command(start: Start, run_id: str) -> StartCommand:
+    return StartCommand(
+        run_id=run_id,
+        agent=start.agent.id,
+        # derived from the run, so that a repeat says the same
+        session_id=start.session_id or str(uuid.uuid5(uuid.UUID(run_id), "session")),
+        user_id=start.user_id,
+        message=start.message,
+        input=start.input,
+        body=start.body,
+        idempotency_key=start.key,
+        created_at=now(),
+    )

@@ -1,0 +1,21 @@
+"""Canonical events to canonical frames: `event: category.action`, the envelope as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from penstock.dialects.base import JsonObject
+from penstock.sse import Frame
+
+
+@dataclass(slots=True)
+class CanonicalEncoder:
+    """Stateless: one frame an event, with every field that the envelope has."""
+
+    def feed(self, event: JsonObject) -> Sequence[Frame]:
+        """The frames of one canonical event, given as its envelope."""
+        name = event["event"]
+        return (Frame(orjson.dumps(event), f"{name['category']}.{name['action']}"),)

@@ -1,0 +1,65 @@
+"""Canonical events to the frames of executions-sse.md.
+
+The twelve actions of that document carry exactly its keys, at the top and in `data`. What it does
+not know follows with the same six keys at the top and its data whole, so that a pause, say, is seen
+by those who look for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from penstock.dialects.base import Json, JsonObject
+from penstock.sse import Frame
+
+# The documented keys of `data`, and what stands there when the event does not have one.
+DOCUMENTED: Final[Mapping[str, JsonObject]] = {
+    "lifecycle.started": {},
+    "lifecycle.completed": {"summary": ""},
+    "lifecycle.failed": {"error": ""},
+    "lifecycle.cancelled": {},
+    "llm.stream": {"content": ""},
+    "llm.reasoning": {"thought": ""},
+    "llm.tool_call": {"tool": "", "args": {}},
+    "llm.tool_result": {"tool": "", "result": None},
+    "dispatch.team": {"team_name": "", "task": ""},
+    "dispatch.worker": {"worker_name": "", "task": ""},
+    "system.warning": {"message": ""},
+    "system.error": {"message": "", "code": ""},
+}
+SOURCELESS: Final = frozenset({"lifecycle.started", "lifecycle.cancelled"})
+SOURCE_KEYS: Final = ("agent_id", "agent_type", "agent_name", "team_name")
+
+
+@dataclass(slots=True)
+class ExecutionsEncoder:
+    """Stateless: one frame an event."""
+
+    def feed(self, event: JsonObject) -> Sequence[Frame]:
+        """The frames of one canonical event, given as its envelope."""
+        name = event["event"]
+        type = f"{name['category']}.{name['action']}"
+        body = {
+            "run_id": event["run_id"],
+            "timestamp": event["timestamp"],
+            "sequence": event["sequence"],
+            "source": None if type in SOURCELESS else _source(event.get("source")),
+            "event": {"category": name["category"], "action": name["action"]},
+            "data": _data(type, event["data"]),
+        }
+        return (Frame(orjson.dumps(body), type),)
+
+
+def _source(source: JsonObject | None) -> JsonObject | None:
+    return source and {key: source.get(key) for key in SOURCE_KEYS}
+
+
+def _data(type: str, data: JsonObject) -> Json:
+    documented = DOCUMENTED.get(type)
+    if documented is None:
+        return data
+    return {key: data.get(key, default) for key, default in documented.items()}

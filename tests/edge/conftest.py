@@ -1,0 +1,93 @@
+"""A running edge over a real nats-server; what else there is of Penstock is pretended."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.bus import Bus, BusSettings
+from penstock.service import Context
+from penstock.settings import AgentConfig, Config
+from penstock.web.server import Server
+from penstock_edge.service import EdgeService
+from penstock_edge.settings import EdgeSettings
+from support.clients import Stream
+from support.nats import NatsServer
+from support.pretend import PretendRun
+
+CONFIG = Config(
+    agents=[
+        AgentConfig(
+            id="assistant", protocol="agno", url="http://127.0.0.1:9", agent="demo", topology_id=123
+        ),
+        AgentConfig(id="helper", protocol="adk", url="http://127.0.0.1:9", agent="vana"),
+    ]
+)
+
+Client = httpx.AsyncClient
+MakeEdge = Callable[..., Awaitable[Client]]
+
+
+@pytest.fixture
+async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(BusSettings(url=nats_server.url))
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+async def make_edge(nats_server: NatsServer) -> AsyncIterator[MakeEdge]:
+    """Starts an edge with these settings; gives an HTTP client of it."""
+    async with AsyncExitStack() as stack:
+
+        async def make(nats: NatsServer = nats_server, **settings: Any) -> Client:
+            bus = await Bus.connect(BusSettings(url=nats.url))
+            stack.push_async_callback(bus.close)
+            given = {"enable_adk_canonical_stream": True, **settings}
+            edge = EdgeService(Context(CONFIG, EdgeSettings(**given), bus, "edge-test"))
+            await edge.run()
+            server = Server(edge.routes, "127.0.0.1", 0)
+            await server.start()
+            stack.push_async_callback(server.stop)
+            stack.push_async_callback(edge.stop)
+            client = Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20)
+            return await stack.enter_async_context(client)
+
+        yield make
+
+
+@pytest.fixture
+async def edge(make_edge: MakeEdge) -> Client:
+    return await make_edge()
+
+
+@pytest.fixture
+async def run(bus: Bus) -> PretendRun:
+    """A run that is on record, of which nothing is said yet."""
+    run = PretendRun(bus)
+    await run.record()
+    return run
+
+
+@pytest.fixture
+async def finished(run: PretendRun) -> PretendRun:
+    """A run of five events: started, three pieces of text, completed."""
+    await run.started()
+    await run.text("Hello", " wor", "ld")
+    await run.completed("Hello world")
+    return run
+
+
+@pytest.fixture
+def events(edge: Client) -> Callable[..., Stream]:
+    """Opens a run's stream: `events(run, **query, headers=…)`."""
+
+    def open(run: PretendRun, headers: dict[str, str] | None = None, **query: str) -> Stream:
+        path = f"/v1/runs/{run.run_id}/events"
+        return Stream(edge, "GET", path, params=query, headers=headers)
+
+    return open

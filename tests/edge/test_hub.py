@@ -1,0 +1,174 @@
+"""What the clients of a run share, and what happens to those who do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+from prometheus_client import REGISTRY
+
+from penstock.bus import Bus, BusSettings
+from penstock_edge.client import Client as Reader
+from penstock_edge.hub import Hubs
+from penstock_edge.locate import locate
+from penstock_edge.settings import EdgeSettings
+from penstock_edge.views import view
+from support.clients import Stream
+from support.nats import NatsServer
+from support.pretend import PretendRun
+from support.waiting import eventually
+
+from .conftest import MakeEdge
+
+
+@pytest.fixture
+async def hubs(bus: Bus) -> AsyncIterator[Hubs]:
+    hubs = Hubs(bus, EdgeSettings(hub_grace_s=0.05))
+    yield hubs
+    await hubs.close()
+
+
+async def join(hubs: Hubs, bus: Bus, run: PretendRun, dialect: str = "canonical") -> Reader:
+    seen = view(run.run_id, dialect)
+    return await hubs.join(seen, await locate(bus, seen, None))
+
+
+async def test_clients_of_a_run_and_dialect_share_one_reading_and_the_same_bytes(
+    hubs: Hubs, bus: Bus, run: PretendRun
+) -> None:
+    await run.started()
+    first, second = await join(hubs, bus, run), await join(hubs, bus, run)
+    other = await join(hubs, bus, run, "executions")
+    assert first.hub is second.hub
+    assert first.hub is not other.hub
+    assert await first.take() is await second.take()
+
+
+async def test_what_is_pending_goes_out_in_one_write(hubs: Hubs, bus: Bus, run: PretendRun) -> None:
+    await run.started()
+    reader = await join(hubs, bus, run)
+    await reader.take()
+    await run.text("a", "b", "c")
+
+    async def all_there() -> bool:
+        return reader.hub.position(run.places[-1] + 1) == 4
+
+    await eventually(all_there)
+    body = await reader.take()
+    assert body is not None
+    assert body.count(b"\n\n") == 3
+
+
+async def test_a_hub_is_closed_when_its_last_client_has_left_for_a_while(
+    hubs: Hubs, bus: Bus, run: PretendRun
+) -> None:
+    await run.started()
+    reader = await join(hubs, bus, run)
+    reader.leave()
+
+    async def another() -> bool:
+        new = await join(hubs, bus, run)
+        new.leave()
+        return new.hub is not reader.hub
+
+    assert await eventually(another)
+    assert reader.hub.closed
+
+
+async def test_closing_the_edge_ends_every_stream(hubs: Hubs, bus: Bus, run: PretendRun) -> None:
+    await run.started()
+    reader = await join(hubs, bus, run)
+    await reader.take()
+    waiting = asyncio.create_task(reader.take())
+    await hubs.close()
+    assert await waiting is None
+
+
+async def test_a_message_that_is_no_event_becomes_a_notice(
+    hubs: Hubs, bus: Bus, run: PretendRun
+) -> None:
+    await run.started()
+    reader = await join(hubs, bus, run)
+    await reader.take()
+    await bus.client.publish(
+        f"llm.stream.{run.run_id}", b"no json", headers={"Penstock-Sequence": "2"}
+    )
+    body = await reader.take()
+    assert body is not None
+    assert b'"code":"unreadable_event"' in body
+    assert b"id:" not in body
+
+
+def slow_clients() -> float:
+    return REGISTRY.get_sample_value("penstock_slow_clients_total") or 0.0
+
+
+async def test_a_client_that_does_not_read_is_told_and_dropped_and_the_others_go_on(
+    make_edge: MakeEdge, run: PretendRun
+) -> None:
+    edge = await make_edge(keep_alive_s=0.6, max_pending_bytes=100_000, ring_bytes=1_000_000)
+    before = slow_clients()
+    await run.started()
+    path = f"/v1/runs/{run.run_id}/events"
+    async with Stream(edge, "GET", path) as reader:
+        await reader.frame()
+        loop = asyncio.get_running_loop()
+        lazy = socket.socket()
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.setblocking(False)
+        await loop.sock_connect(lazy, (edge.base_url.host, edge.base_url.port))
+        await loop.sock_sendall(lazy, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+        async def one_more() -> bool:
+            await run.text("x" * 200_000)
+            await reader.frame()
+            return slow_clients() > before
+
+        await eventually(one_more, timeout_s=30)
+        body = b""
+        while piece := await asyncio.wait_for(loop.sock_recv(lazy, 1 << 20), 10):
+            body += piece
+            if b"dropped: this connection reads too slowly" in body:
+                break
+        lazy.close()
+        await run.completed()
+        assert (await reader.rest())[-1].event == "lifecycle.completed"
+    assert b"dropped: this connection reads too slowly" in body
+
+
+async def test_a_lost_nats_server_is_503_and_open_streams_go_on_after_it(
+    fresh_nats: NatsServer, make_edge: MakeEdge
+) -> None:
+    edge = await make_edge(nats=fresh_nats)
+    bus = await Bus.connect(BusSettings(url=fresh_nats.url))
+    run = PretendRun(bus)
+    await run.record()
+    await run.started()
+    path = f"/v1/runs/{run.run_id}/events"
+    async with Stream(edge, "GET", path) as stream:
+        await stream.frame()
+        await asyncio.to_thread(fresh_nats.stop)
+
+        async def refused() -> bool:
+            return (await edge.get(f"/v1/runs/{run.run_id}")).status_code == 503
+
+        await eventually(refused)
+        trigger = await edge.post(
+            "/api/service/v1/executions/trigger", json={"topologyId": 123, "userMessage": "hi"}
+        )
+        assert trigger.json()["code"] == "UNAVAILABLE"
+        await asyncio.to_thread(fresh_nats.start)
+
+        async def back() -> bool:
+            return bus.ready and (await edge.get(f"/v1/runs/{run.run_id}")).status_code == 200
+
+        await eventually(back, timeout_s=20)
+        await run.text("a")
+        await run.completed()
+        assert [frame.event for frame in await stream.rest()] == [
+            "llm.stream",
+            "lifecycle.completed",
+        ]
+    await bus.close()

@@ -1,0 +1,283 @@
+"""/v1/runs: start, list, show, cancel, and every way to ask wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+import uuid_utils
+
+from penstock.bus import Bus, streams, subjects
+from penstock.bus.direct import read
+from penstock.bus.messages import raw_frame
+from support.clients import Stream
+from support.pretend import PretendRun, command_of
+
+from .conftest import Client, MakeEdge
+
+START = {"agent": "assistant", "message": "hello"}
+
+
+async def start(edge: Client, **fields: Any) -> httpx.Response:
+    return await edge.post("/v1/runs", json={**START, **fields})
+
+
+async def test_a_start_is_202_with_the_record_and_where_to_find_it(edge: Client) -> None:
+    answer = await start(edge, session_id="s7")
+    record = answer.json()
+    assert answer.status_code == 202
+    assert record["status"] == "queued"
+    assert record["agent"] == "assistant"
+    assert record["session_id"] == "s7"
+    assert answer.headers["location"] == f"/v1/runs/{record['run_id']}"
+    assert answer.headers["penstock-run-id"] == record["run_id"]
+    assert (await edge.get(answer.headers["location"])).json() == record
+
+
+async def test_a_start_puts_one_command_on_the_bus(edge: Client, bus: Bus) -> None:
+    run_id = (await start(edge, session_id="s7", input={"k": [1]})).json()["run_id"]
+    command = await command_of(bus, run_id)
+    expected = {"run_id": run_id, "session_id": "s7", "message": "hello", "input": {"k": [1]}}
+    assert expected.items() <= command.items()
+
+
+async def test_a_run_without_a_session_gets_one_of_its_own(edge: Client) -> None:
+    first, second = (await start(edge)).json(), (await start(edge)).json()
+    assert first["session_id"] != second["session_id"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 10_000, "中文 عربي 👩‍👩‍👧 𝕏\U0010fffd", "a\nb\r\nc\td", "<script>'\"--\x01\x7f\u2028"],
+    ids=["long", "unicode", "lines", "markup"],
+)
+async def test_any_text_reaches_the_command_unchanged(edge: Client, bus: Bus, text: str) -> None:
+    run_id = (await start(edge, message=text)).json()["run_id"]
+    assert (await command_of(bus, run_id))["message"] == text
+
+
+async def test_a_message_too_large_for_one_bus_message_is_started_too(
+    edge: Client, bus: Bus
+) -> None:
+    text = "é" * 700_000
+    run_id = (await start(edge, message=text)).json()["run_id"]
+    assert (await command_of(bus, run_id))["message"] == text
+
+
+async def test_a_start_that_accepts_event_streams_streams(edge: Client, bus: Bus) -> None:
+    headers = {"Accept": "text/event-stream"}
+    async with Stream(edge, "POST", "/v1/runs", json=START, headers=headers) as stream:
+        run = PretendRun(bus, stream.run_id)
+        await run.started()
+        await run.completed()
+        assert [frame.event for frame in await stream.rest()] == [
+            "lifecycle.started",
+            "lifecycle.completed",
+        ]
+
+
+async def test_a_start_streams_in_the_dialect_that_is_asked_for(edge: Client, bus: Bus) -> None:
+    headers = {"Accept": "text/event-stream"}
+    path = "/v1/runs?dialect=executions"
+    async with Stream(edge, "POST", path, json=START, headers=headers) as stream:
+        run = PretendRun(bus, stream.run_id)
+        await run.started()
+        assert (await stream.event())["data"] == {}
+
+
+async def test_an_unknown_agent_is_404(edge: Client) -> None:
+    answer = await start(edge, agent="nobody")
+    assert answer.status_code == 404
+    assert "nobody" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"message": ""}, "message"),
+        ({"message": " \t\n\u3000"}, "message"),
+        ({"message": 5}, "message"),
+        ({"message": None}, "message"),
+        ({"agent": 5}, "agent"),
+        ({"session_id": ""}, "session_id"),
+        ({"session_id": 5}, "session_id"),
+        ({"input": []}, "input"),
+        ({"idempotency_key": ""}, "idempotency_key"),
+        ({"mesage": "x"}, "mesage"),
+    ],
+)
+async def test_a_wrong_field_is_422_and_named(
+    edge: Client, fields: dict[str, Any], named: str
+) -> None:
+    answer = await start(edge, **fields)
+    assert answer.status_code == 422
+    assert named in answer.json()["detail"]
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b"\xff", b"null"])
+async def test_a_body_that_is_no_json_object_is_422(edge: Client, body: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = await edge.post("/v1/runs", content=body, headers=headers)
+    assert answer.status_code == 422
+
+
+async def test_another_media_type_is_415(edge: Client) -> None:
+    answer = await edge.post("/v1/runs", content=b"hi", headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 415
+
+
+async def test_a_body_over_the_limit_is_413(make_edge: MakeEdge) -> None:
+    edge = await make_edge(max_body_bytes=1000)
+    answer = await start(edge, message="x" * 5_000_000)
+    assert answer.status_code == 413
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_body_of_unknown_length_is_bounded_too(make_edge: MakeEdge) -> None:
+    edge = await make_edge(max_body_bytes=1000)
+
+    async def endless() -> Any:
+        for _ in range(100):
+            yield b"x" * 10_000
+
+    headers = {"Content-Type": "application/json"}
+    assert (await edge.post("/v1/runs", content=endless(), headers=headers)).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("PUT", "/v1/runs", "GET, POST"),
+        ("POST", "/v1/runs/x/events", "GET"),
+        ("GET", "/v1/runs/x/cancel", "POST"),
+    ],
+)
+async def test_a_wrong_method_is_405_with_allow(
+    edge: Client, method: str, path: str, allow: str
+) -> None:
+    answer = await edge.request(method, path)
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == allow
+
+
+async def test_the_same_idempotency_key_gives_the_first_run(edge: Client) -> None:
+    key = str(uuid_utils.uuid7())
+    first = await start(edge, idempotency_key=key)
+    again = await start(edge, idempotency_key=key)
+    assert (first.status_code, again.status_code) == (202, 200)
+    assert again.json() == first.json()
+
+
+async def test_the_key_may_stand_in_the_header(edge: Client) -> None:
+    headers = {"Idempotency-Key": str(uuid_utils.uuid7())}
+    answers = [await edge.post("/v1/runs", json=START, headers=headers) for _ in range(2)]
+    assert answers[0].json() == answers[1].json()
+
+
+async def test_many_starts_at_once_with_one_key_are_one_run(edge: Client) -> None:
+    key = str(uuid_utils.uuid7())
+    answers = await asyncio.gather(*(start(edge, idempotency_key=key) for _ in range(10)))
+    assert len({answer.json()["run_id"] for answer in answers}) == 1
+
+
+async def test_the_same_key_with_another_body_is_409(edge: Client) -> None:
+    key = str(uuid_utils.uuid7())
+    await start(edge, idempotency_key=key)
+    assert (await start(edge, idempotency_key=key, message="other")).status_code == 409
+
+
+async def test_the_same_key_streams_the_first_run_from_its_beginning(
+    edge: Client, bus: Bus
+) -> None:
+    key = str(uuid_utils.uuid7())
+    run = PretendRun(bus, (await start(edge, idempotency_key=key)).json()["run_id"])
+    await run.started()
+    await run.completed()
+    request = {"json": {**START, "idempotency_key": key}}
+    headers = {"Accept": "text/event-stream"}
+    async with Stream(edge, "POST", "/v1/runs", headers=headers, **request) as stream:
+        assert stream.run_id == run.run_id
+        assert len(await stream.rest()) == 2
+
+
+async def test_runs_are_listed_newest_first_in_pages(edge: Client) -> None:
+    session = str(uuid_utils.uuid7())
+    made = [(await start(edge, session_id=session)).json()["run_id"] for _ in range(3)]
+    query = {"session_id": session, "limit": "2"}
+    first = (await edge.get("/v1/runs", params=query)).json()
+    assert [run["run_id"] for run in first["runs"]] == made[:0:-1]
+    query["before"] = first["next"]
+    rest = (await edge.get("/v1/runs", params=query)).json()
+    assert [run["run_id"] for run in rest["runs"]] == made[:1]
+    assert rest["next"] is None
+
+
+async def test_runs_are_filtered_by_agent_and_status(edge: Client, bus: Bus) -> None:
+    run = PretendRun(bus)
+    session = str(uuid_utils.uuid7())
+    await run.record(status="failed", session_id=session)
+    path = f"/v1/runs?session_id={session}"
+    assert len((await edge.get(f"{path}&status=failed")).json()["runs"]) == 1
+    assert (await edge.get(f"{path}&status=completed")).json()["runs"] == []
+    assert (await edge.get(f"{path}&agent=helper")).json()["runs"] == []
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=99999", "status=odd", "before=xyz"])
+async def test_a_wrong_query_is_422_and_named(edge: Client, query: str) -> None:
+    answer = await edge.get(f"/v1/runs?{query}")
+    assert answer.status_code == 422
+    assert query.partition("=")[0] in answer.json()["detail"]
+
+
+async def test_a_cancel_answers_when_the_run_is_cancelled(
+    edge: Client, run: PretendRun, bus: Bus
+) -> None:
+    await run.started()
+    asked = asyncio.create_task(edge.post(f"/v1/runs/{run.run_id}/cancel"))
+    assert (await command_of(bus, run.run_id, "cancel"))["reason"] == "user_stop"
+    assert not asked.done()
+    await run.say("lifecycle.cancelled", reason="user_stop", confirmed=True)
+    answer = await asked
+    assert answer.status_code == 200
+    assert answer.json()["status"] == "cancelled"
+
+
+async def test_a_queued_run_can_be_cancelled(edge: Client, run: PretendRun, bus: Bus) -> None:
+    asked = asyncio.create_task(edge.post(f"/v1/runs/{run.run_id}/cancel"))
+    await command_of(bus, run.run_id, "cancel")
+    await run.started()
+    await run.say("lifecycle.cancelled", reason="user_stop", confirmed=False)
+    assert (await asked).status_code == 200
+
+
+async def test_the_cancel_of_a_finished_run_is_409(edge: Client, finished: PretendRun) -> None:
+    assert (await edge.post(f"/v1/runs/{finished.run_id}/cancel")).status_code == 409
+
+
+async def test_a_run_that_completes_while_it_is_cancelled_is_409(
+    edge: Client, run: PretendRun, bus: Bus
+) -> None:
+    await run.started()
+    asked = asyncio.create_task(edge.post(f"/v1/runs/{run.run_id}/cancel"))
+    await command_of(bus, run.run_id, "cancel")
+    await run.completed()
+    assert (await asked).status_code == 409
+
+
+async def test_a_run_that_nobody_cancels_is_ended_by_the_edge(
+    make_edge: MakeEdge, run: PretendRun, bus: Bus
+) -> None:
+    edge = await make_edge(cancel_wait_s=0.2)
+    await run.started()
+    asked = asyncio.create_task(edge.post(f"/v1/runs/{run.run_id}/cancel"))
+    frames: list[Any] = []
+    while not frames:
+        frames, _ = await read(bus, streams.RAW, subjects.raw_stored(run.run_id, "edge"))
+    frame = raw_frame(frames[0])
+    assert frame.kind == "event"
+    assert b'"type":"lifecycle.cancelled"' in frame.payload
+    await run.say("lifecycle.cancelled", reason="user_stop", confirmed=False)
+    assert (await asked).status_code == 200
