@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from penstock.bus import Bus, Msg
+from penstock.bus import Bus, BusError, FenceConflict, Msg
 from penstock.bus.kv import Entry
 from penstock.bus.records import Claim, Sent, SessionRecord, Turn
 from penstock.bus.subjects import key_of, turn
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LOOK_AGAIN_S = 2.0
+RETRY_S = 0.25
 MAX_RUNS_LISTED = 1000
+
+
+async def patiently(step: Callable[[], Awaitable[T]]) -> T:
+    """Do it, again and again while the bus is away: what must not be left half done."""
+    while True:
+        try:
+            return await step()
+        except FenceConflict:
+            raise
+        except (BusError, TimeoutError) as error:
+            log.warning("the bus: %r; once more", error)
+            await asyncio.sleep(RETRY_S)
 
 
 class Claims:
@@ -46,14 +62,12 @@ class Claims:
     async def claimed(self, run_id: str) -> Claim | None:
         """The claim that stands."""
         entry = await self._claims.get(f"claim.{run_id}")
-        return Claim.model_validate_json(entry.value) if entry and entry.value else None
+        return _claim(entry) if entry is not None else None
 
     async def take_over(self, run_id: str, state: str = "held") -> bool:
         """Replace the claim of a dead connector."""
         entry = await self._claims.get(f"claim.{run_id}")
-        if entry is None or not entry.value:
-            return False
-        if await self.lives(Claim.model_validate_json(entry.value).pod):
+        if entry is None or await self.lives(_claim(entry).pod):
             return False
         claim = Claim.model_validate({"pod": self._pod, "state": state})
         return (
@@ -138,11 +152,13 @@ class Sessions:
         finally:
             await subscription.unsubscribe()
 
-    async def leave(self, key: str, run_id: str) -> None:
-        """The run's leg has ended: the next one's turn."""
+    async def leave(self, key: str, run_id: str, pod: str) -> None:
+        """The leg that the pod held has ended: the next one's turn."""
 
         def change(record: SessionRecord) -> None:
-            record.queue = [turn for turn in record.queue if turn.run_id != run_id]
+            record.queue = [
+                turn for turn in record.queue if (turn.run_id, turn.pod) != (run_id, pod)
+            ]
 
         await self._change(key, change)
         await self._bus.client.publish(turn(key))
@@ -185,6 +201,10 @@ class Sessions:
 def session_key(user_id: str, agent: str, session_id: str) -> str:
     """A session is its owner's: KV `sessions`."""
     return key_of("session", user_id, agent, session_id)
+
+
+def _claim(entry: Entry) -> Claim:
+    return Claim.model_validate_json(entry.value or b"{}")
 
 
 def _session(entry: Entry) -> SessionRecord:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,11 @@ import orjson
 from penstock import telemetry
 from penstock.bus import (
     Bus,
+    BusError,
     BusUnavailable,
     FenceConflict,
     Msg,
+    OutcomeUnknown,
     Stored,
     Subscription,
     messages,
@@ -32,25 +35,29 @@ from penstock.bus.pull import Retry
 from penstock.bus.records import (
     ENDED,
     CancelCommand,
+    Claim,
     ContinueCommand,
     PauseRecord,
     RunRecord,
+    Sent,
     StartCommand,
     Turn,
 )
 from penstock.bus.streams import RAW
 from penstock.bus.subjects import control, raw_stored
 from penstock.settings import AgentConfig, Config
-from penstock_connector.claims import Claims, Sessions, session_key
+from penstock_connector.claims import Claims, Sessions, patiently, session_key
 from penstock_connector.leg import Leg, Outcome, lost
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams import UPSTREAMS
-from penstock_connector.upstreams.base import Call
+from penstock_connector.upstreams.base import Call, Upstream
 
 log = logging.getLogger(__name__)
 
 WRITER = "upstream"
 MAX_SHOWN_CHARACTERS = 100_000  # of the message, in lifecycle.started
+CONTROL_TIMEOUT_S = 2.0
+STOP_S = 5.0  # for writing that legs were lost; a bus that is away must not keep the process
 CLOSED = frozenset({"end", "lost", "event"})
 
 
@@ -73,6 +80,7 @@ class Commands:
         self.claims = Claims(bus, pod)
         self.sessions = Sessions(bus, self.claims)
         self._legs: dict[str, asyncio.Task[None]] = {}
+        self._opening: set[str] = set()  # runs whose command is being carried out
         self._connections = 0
 
     @property
@@ -88,7 +96,7 @@ class Commands:
         for task in left:
             task.cancel()
         if left:
-            await asyncio.wait(left)
+            await asyncio.wait(left, timeout=STOP_S)
 
     # start
 
@@ -96,35 +104,37 @@ class Commands:
         """`command.connector.start.<run>`."""
         command = StartCommand.model_validate_json(await objects.unwrap(self._bus, stored.payload))
         run_id = command.run_id
-        claim = await self.claims.claim(run_id)
-        if claim is not None:
-            if claim.state == "cancelled" or await self.claims.lives(claim.pod):
+        with self._alone_with(run_id):
+            standing = await self.claims.claim(run_id)
+            if standing is not None and not await self._still_to_start(run_id, standing):
                 return
-            if await self._tail(run_id) is not None:
-                await self._end_for_dead(run_id, claim.pod)
-                return
-            if not await self.claims.take_over(run_id):
-                raise Retry(1)
-            log.warning("run %s: claimed by %s, which died; going on", run_id, claim.pod)
-        agent = self._config.agent(command.agent)
-        writer = RawWriter(self._bus, run_id, WRITER, self._connection())
-        opened = _opened(command, agent)
-        if agent is None:
-            await writer.write("open", orjson.dumps(opened), leg=1)
-            unknown = lost("internal", f"no agent {command.agent} in this connector's file")
-            await writer.write(unknown.kind, orjson.dumps(unknown.facts), leg=1)
-            return
-        upstream = UPSTREAMS[agent.protocol]
-        await self._hold(
-            run_id,
-            1,
-            agent,
-            writer,
-            opened,
-            partial(upstream.start, self._client, agent, command),
-            session_key(command.user_id, agent.id, command.session_id),
-            command.session_id,
-        )
+            agent = self._config.agent(command.agent)
+            await self._hold(
+                run_id,
+                1,
+                agent,
+                RawWriter(self._bus, run_id, WRITER, self._connection()),
+                _opened(command, agent),
+                lambda upstream, agent: upstream.start(self._client, agent, command),
+                command,
+            )
+
+    async def _still_to_start(self, run_id: str, standing: Claim) -> bool:
+        """Whether a run that was claimed before is still to be started, and by us."""
+        if standing.state == "cancelled" or run_id in self._legs:
+            return False
+        last = await self._tail(run_id)
+        if standing.pod != self._pod and await self.claims.lives(standing.pod):
+            if last is None:
+                raise Retry(1)  # it may still die before it opens: keep the command until then
+            return False
+        if last is not None:
+            await self._end_unless_held(run_id)
+            return False
+        if standing.pod != self._pod and not await self.claims.take_over(run_id):
+            raise Retry(1)
+        log.warning("run %s: claimed by %s and never opened; going on", run_id, standing.pod)
+        return True
 
     # continue
 
@@ -133,60 +143,58 @@ class Commands:
         command = ContinueCommand.model_validate_json(
             await objects.unwrap(self._bus, stored.payload)
         )
-        run_id = command.run_id
-        standing = await self.claims.claim_sending(command.approval_id)
-        if standing is not None:
-            sent, revision = standing
-            if sent.state != "claimed":
+        run_id, approval_id = command.run_id, command.approval_id
+        with self._alone_with(run_id):
+            pause = await self._pause(command)
+            standing = await self.claims.claim_sending(approval_id)
+            if standing is not None and not await self._still_to_send(command, *standing):
                 return
-            if sent.pod == self._pod:
-                if run_id in self._legs:
-                    return  # it is under way: only the acknowledgement was lost
-            elif await self.claims.lives(sent.pod):
-                raise Retry(2)
             last = await self._tail(run_id)
-            if last is not None and int(last.headers[messages.LEG]) >= command.leg:
-                await self._end_for_dead(run_id, sent.pod, code="outcome_unknown")
-                await self.claims.record_sending(command.approval_id, "outcome_unknown")
+            if (last is not None and _kind(last) == "event") or await self._has_ended(run_id):
+                await self._refuse(command)
                 return
-            if not await self.claims.take_over_sending(command.approval_id, revision):
-                raise Retry(1)
-        pause = await self._pause(command)
-        agent = self._config.agent(command.agent)
-        last = await self._tail(run_id)
-        refused = (
-            agent is None
-            or (last is not None and last.headers[messages.KIND] == "event")
-            or await self._has_ended(run_id)
-        )
-        if refused or agent is None:
-            log.info("run %s: it has ended, the decision is not sent", run_id)
-            await self.claims.record_sending(command.approval_id, "refused")
-            return
-        writer = RawWriter(
-            self._bus, run_id, WRITER, self._connection(), last.sequence if last else 0
-        )
-        opened = {
-            "agent": command.agent,
-            "approval_id": command.approval_id,
-            "items": [item.model_dump() for item in command.items],
-        }
-        upstream = UPSTREAMS[agent.protocol]
-        try:
-            await self._hold(
-                run_id,
-                command.leg,
-                agent,
-                writer,
-                opened,
-                partial(upstream.resume, self._client, agent, command, pause),
-                session_key(command.user_id, agent.id, command.session_id),
-                command.session_id,
-                approval_id=command.approval_id,
+            writer = RawWriter(
+                self._bus, run_id, WRITER, self._connection(), last.sequence if last else 0
             )
-        except FenceConflict:
-            log.info("run %s: it was ended meanwhile, the decision is not sent", run_id)
-            await self.claims.record_sending(command.approval_id, "refused")
+            opened = {
+                "agent": command.agent,
+                "approval_id": approval_id,
+                "items": [item.model_dump() for item in command.items],
+            }
+            try:
+                await self._hold(
+                    run_id,
+                    command.leg,
+                    self._config.agent(command.agent),
+                    writer,
+                    opened,
+                    lambda upstream, agent: upstream.resume(self._client, agent, command, pause),
+                    command,
+                )
+            except FenceConflict:
+                await self._refuse(command)
+
+    async def _still_to_send(self, command: ContinueCommand, sent: Sent, revision: int) -> bool:
+        """Whether a decision that was claimed before is still to be sent, and by us."""
+        if sent.state != "claimed":
+            return False
+        last = await self._tail(command.run_id)
+        if last is not None and int(last.headers[messages.LEG]) >= command.leg:
+            if not await self._held(command.run_id, last):
+                await self._end_unless_held(command.run_id)
+                await self.claims.record_sending(command.approval_id, "outcome_unknown")
+            return False
+        if sent.pod == self._pod:
+            return True
+        if await self.claims.lives(sent.pod):
+            raise Retry(1)
+        if not await self.claims.take_over_sending(command.approval_id, revision):
+            raise Retry(1)
+        return True
+
+    async def _refuse(self, command: ContinueCommand) -> None:
+        log.info("run %s: it has ended, the decision is not sent", command.run_id)
+        await self.claims.record_sending(command.approval_id, "refused")
 
     async def _pause(self, command: ContinueCommand) -> PauseRecord:
         entry = await self._bus.bucket("pauses").get(command.run_id)
@@ -194,11 +202,7 @@ class Commands:
             pause = PauseRecord.model_validate_json(entry.value)
             if pause.approval_id == command.approval_id:
                 return pause
-        raise Retry(0.5)
-
-    async def _has_ended(self, run_id: str) -> bool:
-        record = await self._record(run_id)
-        return record is not None and record.status in ENDED
+        raise LookupError(f"nothing is kept of the pause for approval {command.approval_id}")
 
     # cancel
 
@@ -207,33 +211,60 @@ class Commands:
         command = CancelCommand.model_validate_json(stored.payload)
         run_id = command.run_id
         try:
-            await self._bus.request(control(run_id), command.dump(), 2.0)
+            await self._bus.request(control(run_id), command.dump(), CONTROL_TIMEOUT_S)
             return  # the holder ends it
+        except OutcomeUnknown:
+            raise Retry(0.5) from None
         except BusUnavailable:
             pass  # nobody holds a connection of the run
-        facts = {"by": command.by, "reason": command.reason}
-        claim = await self.claims.claimed(run_id)
+        told = {"by": command.by, "reason": command.reason}
         last = await self._tail(run_id)
         if last is None:
-            await self._cancel_before_start(run_id, facts)
-        elif last.headers[messages.KIND] in CLOSED:
-            if not await self._has_ended(run_id):
-                await self._end(run_id, last, "event", _cancelled_event(facts))
-        elif await self._holder_lives(last):
-            raise Retry(0.5)
+            await self._cancel_before_start(run_id, told)
+        elif _kind(last) in CLOSED:
+            await self._cancel_between_legs(run_id, told)
         else:
-            dead = {"outcome": "cancelled", "confirmed": False, **facts}
-            await self._end(run_id, last, "end", dead)
-            if claim is not None:
-                await self.claims.end(run_id, claim.pod)
+            claim = await self.claims.claimed(run_id)
+            never_called = claim is not None and claim.state == "cancelled"
+            if not never_called and await self._held(run_id, last):
+                raise Retry(0.5)  # its holder is about to listen
+            facts = {"outcome": "cancelled", "confirmed": never_called, **told}
+            await self._end(run_id, last, "end", facts)
 
-    async def _cancel_before_start(self, run_id: str, facts: dict[str, Any]) -> None:
-        claim = await self.claims.claim(run_id, "cancelled")
-        if claim is not None and not await self.claims.take_over(run_id, "cancelled"):
-            raise Retry(0.5)
+    async def _cancel_before_start(self, run_id: str, told: dict[str, str]) -> None:
+        standing = await self.claims.claim(run_id, "cancelled")
+        if standing is not None and standing.state != "cancelled":
+            if not await self.claims.take_over(run_id, "cancelled"):
+                raise Retry(0.5)
+            log.info("run %s: cancelled, its connector %s died", run_id, standing.pod)
+        await self._open_and_end(run_id, _ending("lifecycle.cancelled", **told, confirmed=True))
+
+    async def _cancel_between_legs(self, run_id: str, told: dict[str, str]) -> None:
+        if await self._has_ended(run_id):
+            return
+        last = await self._tail(run_id)
+        if last is not None and _kind(last) in CLOSED:
+            ending = _ending("lifecycle.cancelled", **told, confirmed=True)
+            await self._end(run_id, last, "event", ending)
+
+    # a command that nobody can carry out
+
+    async def fail(self, run_id: str, error: Exception) -> None:
+        """End the run that a dead letter leaves without an end; one that is held goes on."""
+        ending = _ending(
+            "lifecycle.failed", code="internal", error=f"the command cannot be carried out: {error}"
+        )
+        last = await self._tail(run_id)
+        if last is None:
+            await self._open_and_end(run_id, ending)
+        elif not await self._has_ended(run_id) and not await self._held(run_id, last):
+            await self._end(run_id, last, "event", ending)
+
+    async def _open_and_end(self, run_id: str, ending: dict[str, Any]) -> None:
+        """The whole of a run whose upstream is never called."""
         record = await self._record(run_id)
         if record is None:
-            log.warning("run %s: cancelled, and nobody knows it", run_id)
+            log.warning("run %s: nobody knows it", run_id)
             return
         writer = RawWriter(self._bus, run_id, WRITER, self._connection())
         command = StartCommand.model_validate(
@@ -242,49 +273,71 @@ class Commands:
         )
         opened = _opened(command, self._config.agent(record.agent))
         await writer.write("open", orjson.dumps(opened), leg=1)
-        await writer.write("event", orjson.dumps(_cancelled_event(facts)), leg=1)
+        await writer.write("event", orjson.dumps(ending), leg=1)
 
     # what is common
+
+    @contextmanager
+    def _alone_with(self, run_id: str) -> Iterator[None]:
+        """One command of a run at a time: the same one may be delivered twice to one process."""
+        if run_id in self._opening:
+            raise Retry(1)
+        self._opening.add(run_id)
+        try:
+            yield
+        finally:
+            self._opening.remove(run_id)
 
     async def _hold(
         self,
         run_id: str,
         number: int,
-        agent: AgentConfig,
+        agent: AgentConfig | None,
         writer: RawWriter,
         opened: dict[str, Any],
-        prepare: Callable[[], Awaitable[Call]],
-        session: str,
-        session_id: str,
-        approval_id: str | None = None,
+        prepare: Callable[[Upstream, AgentConfig], Awaitable[Call]],
+        command: StartCommand | ContinueCommand,
     ) -> None:
-        """Write the `open`, listen for control, and let the leg run by itself."""
-        mine = Turn(run_id=run_id, leg=number, pod=self._pod)
+        """Write the `open`, listen for control, and let the leg run by itself.
+
+        From the `open` on it is ours to see through, so a bus that goes away is waited for.
+        """
+        if earlier := self._legs.get(run_id):
+            await asyncio.wait({earlier})  # it is putting its things in order
         await self.claims.begin(run_id)
         try:
             await writer.write("open", orjson.dumps(opened), leg=number)
         except FenceConflict:
             await self.claims.end(run_id)
             raise
-        await self.sessions.join(session, agent.id, session_id, mine)
+        if agent is None:
+            unknown = lost("internal", f"no agent {command.agent} in this connector's file")
+            await writer.write(unknown.kind, orjson.dumps(unknown.facts), leg=number)
+            await patiently(lambda: self.claims.end(run_id))
+            return
+        session = session_key(command.user_id, agent.id, command.session_id)
+        mine = Turn(run_id=run_id, leg=number, pod=self._pod)
+        await patiently(lambda: self.sessions.join(session, agent.id, command.session_id, mine))
+        upstream = UPSTREAMS[agent.protocol]
         leg = Leg(
             run_id=run_id,
             number=number,
             agent=agent,
-            upstream=UPSTREAMS[agent.protocol],
+            upstream=upstream,
             client=self._client,
             writer=writer,
             settings=self._settings,
-            prepare=prepare,
+            prepare=partial(prepare, upstream, agent),
             turn=partial(self.sessions.wait, session, mine),
         )
 
         async def on_control(msg: Msg) -> None:
-            command = CancelCommand.model_validate_json(msg.data)
-            leg.cancel(command.by, command.reason)
+            asked = CancelCommand.model_validate_json(msg.data)
+            leg.cancel(asked.by, asked.reason)
             await self._bus.client.publish(msg.reply, b"{}")
 
-        listening = await self._bus.subscribe(control(run_id), on_control)
+        listening = await patiently(lambda: self._bus.subscribe(control(run_id), on_control))
+        approval_id = command.approval_id if isinstance(command, ContinueCommand) else None
         task = asyncio.create_task(
             self._run_leg(leg, listening, session, approval_id), name=f"leg {run_id}/{number}"
         )
@@ -298,38 +351,49 @@ class Commands:
     async def _run_leg(
         self, leg: Leg, listening: Subscription, session: str, approval_id: str | None
     ) -> None:
+        run_id = leg.run_id
         telemetry.LEGS_OPEN.inc()
         outcome: Outcome | None = None
         try:
             outcome = await leg.run()
         except asyncio.CancelledError:
-            gone = lost("upstream_lost", "the connector was stopped before the upstream had ended")
-            await leg.writer.write(gone.kind, orjson.dumps(gone.facts), leg=leg.number)
+            text = "the connector was stopped before the upstream had ended"
+            await self._say_lost(leg, lost("upstream_lost", text))
         except Exception:
-            log.exception("run %s leg %d broke", leg.run_id, leg.number)
-            broken = lost("internal", "the connector failed; its log has the details")
-            await leg.writer.write(broken.kind, orjson.dumps(broken.facts), leg=leg.number)
+            log.exception("run %s leg %d broke", run_id, leg.number)
+            await self._say_lost(leg, lost("internal", "the connector failed; see its log"))
         finally:
             telemetry.LEGS_OPEN.dec()
             await listening.unsubscribe()
-            await self.sessions.leave(session, leg.run_id)
-            await self.claims.end(leg.run_id)
+            if leg.cancelled.is_set() and outcome is not None and outcome.label == "eof":
+                # it may have ended in a pause just before: then nobody has cancelled it
+                told = leg.cancelled_by
+                await patiently(lambda: self._cancel_between_legs(run_id, told))
+            await patiently(lambda: self.sessions.leave(session, run_id, self._pod))
+            await patiently(lambda: self.claims.end(run_id))
             if approval_id is not None:
                 unknown = outcome is not None and outcome.label == "outcome_unknown"
-                await self.claims.record_sending(
-                    approval_id, "outcome_unknown" if unknown else "done"
-                )
+                state = "outcome_unknown" if unknown else "done"
+                await patiently(lambda: self.claims.record_sending(approval_id, state))
 
-    async def _end_for_dead(self, run_id: str, pod: str, code: str = "upstream_lost") -> None:
-        """Say that a dead connector's leg is lost, unless it had ended."""
+    async def _say_lost(self, leg: Leg, gone: Outcome) -> None:
+        try:
+            await leg.writer.write(gone.kind, orjson.dumps(gone.facts), leg=leg.number)
+        except FenceConflict:
+            log.info("run %s leg %d: it had ended", leg.run_id, leg.number)
+
+    async def _end_unless_held(self, run_id: str) -> None:
+        """Say that a leg is lost whose connector died; not when it had ended, or is held."""
         last = await self._tail(run_id)
-        if last is not None and last.headers[messages.KIND] not in CLOSED:
-            text = f"the connector {pod}, which held the connection, died"
-            if code == "outcome_unknown":
-                text += "; whether the decision was carried out is not known"
-            gone = lost(code, text)
-            await self._end(run_id, last, gone.kind, gone.facts)
-        await self.claims.end(run_id, pod)
+        if last is None or _kind(last) in CLOSED or await self._held(run_id, last):
+            return
+        text = f"the connector {_holder(last)}, which held the connection, died"
+        if _kind(last) == "open":
+            # it may have been calling the upstream, or not yet
+            gone = lost("outcome_unknown", f"{text}; whether the upstream was called is not known")
+        else:
+            gone = lost("upstream_lost", text)
+        await self._end(run_id, last, gone.kind, gone.facts)
 
     async def reap(self) -> None:
         """End the legs of connectors that live no more."""
@@ -337,15 +401,14 @@ class Commands:
         for pod, run_id in await self.claims.active():
             if pod in living:
                 continue
-            last = await self._tail(run_id)
-            if last is None:
+            if await self._tail(run_id) is None:
                 continue  # not opened: its start command is delivered again
             log.warning("run %s: its connector %s is dead", run_id, pod)
-            record = await self._record(run_id)
-            await self._end_for_dead(run_id, pod)
-            if record is not None:
+            await self._end_unless_held(run_id)
+            if (record := await self._record(run_id)) is not None:
                 key = session_key(record.user_id, record.agent, record.session_id)
-                await self.sessions.leave(key, run_id)
+                await self.sessions.leave(key, run_id, pod)
+            await self.claims.end(run_id, pod)
 
     async def _end(self, run_id: str, last: Stored, kind: str, facts: dict[str, Any]) -> None:
         writer = RawWriter(self._bus, run_id, WRITER, self._connection(), last.sequence)
@@ -357,14 +420,22 @@ class Commands:
     async def _tail(self, run_id: str) -> Stored | None:
         return await tail(self._bus, RAW, raw_stored(run_id, WRITER))
 
-    async def _holder_lives(self, last: Stored) -> bool:
-        return await self.claims.lives(last.headers[messages.CONNECTION].partition("/")[0])
+    async def _held(self, run_id: str, last: Stored) -> bool:
+        """Whether somebody sees the leg through that this frame belongs to."""
+        pod = _holder(last)
+        if pod == self._pod:
+            return run_id in self._legs or run_id in self._opening
+        return await self.claims.lives(pod)
 
     async def _record(self, run_id: str) -> RunRecord | None:
         entry = await self._bus.bucket("runs").get(run_id)
         if entry is None or entry.value is None:
             return None
         return RunRecord.model_validate_json(entry.value)
+
+    async def _has_ended(self, run_id: str) -> bool:
+        record = await self._record(run_id)
+        return record is not None and record.status in ENDED
 
     def _connection(self) -> str:
         self._connections += 1
@@ -393,5 +464,27 @@ def _opened(command: StartCommand, agent: AgentConfig | None) -> dict[str, Any]:
     return facts
 
 
-def _cancelled_event(facts: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "lifecycle.cancelled", "data": {**facts, "confirmed": True}}
+def _ending(type_: str, **data: Any) -> dict[str, Any]:
+    """A terminal event that is no upstream's."""
+    return {"type": type_, "data": data}
+
+
+def _kind(stored: Stored) -> str:
+    return stored.headers[messages.KIND]
+
+
+def _holder(stored: Stored) -> str:
+    return stored.headers[messages.CONNECTION].partition("/")[0]
+
+
+def patient(handle: Callable[[Stored], Awaitable[None]]) -> Callable[[Stored], Awaitable[None]]:
+    """A bus that is away makes no message poisonous: it is delivered again."""
+
+    async def handled(stored: Stored) -> None:
+        try:
+            await handle(stored)
+        except BusError as error:
+            log.warning("%s: not now: %s", stored.subject, error)
+            raise Retry(1) from error
+
+    return handled

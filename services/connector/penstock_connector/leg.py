@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +27,19 @@ from penstock_connector.upstreams.base import Attachment, Call, Refused, Upstrea
 log = logging.getLogger(__name__)
 
 MAX_DETAIL_CHARACTERS = 4000
-REATTACH_TRIES = 5
+MAX_DETAIL_BYTES = 4 * MAX_DETAIL_CHARACTERS
+DETAIL_S = 5.0
+REATTACH_TRIES = 5  # without an event in between
 REATTACH_S = 0.5
+
+# httpx raises these before a byte of the request has left
+_NOT_SENT = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.LocalProtocolError,
+    httpx.UnsupportedProtocol,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +150,9 @@ class Leg:
         if self._call is None:
             return False
         try:
-            return await self.upstream.cancel(self.client, self.agent, self._call)
-        except httpx.HTTPError as error:
+            async with asyncio.timeout(self.settings.cancel_grace_s):
+                return await self.upstream.cancel(self.client, self.agent, self._call)
+        except (httpx.HTTPError, TimeoutError) as error:
             log.warning("run %s: the upstream did not take the cancel: %r", self.run_id, error)
             return False
 
@@ -149,31 +162,33 @@ class Leg:
         except Refused as error:
             return self._refused(error.status_code, error.detail)
         except httpx.HTTPError as error:
-            return lost(
-                "upstream_lost",
-                f"cannot reach the agent server at {self.agent.url}: {_words(error)}",
-                retryable=True,
-            )
+            return self._unreachable(error)
         except Exception as error:
             # the decision or the stored objects do not fit this upstream: nothing was sent
             log.exception("run %s: the request cannot be made", self.run_id)
             return lost("internal", f"the request cannot be made: {error!r}")
-        call = self._call
-        for attempt in range(REATTACH_TRIES + 1):
+        return await self._attached(self._call)
+
+    async def _attached(self, call: Call) -> Outcome:
+        """Stream; where the connection breaks and the upstream allows it, go on with another."""
+        connection, cuts, in_vain = self.writer.connection, 0, 0
+        while True:
+            seen_before = self._seen.last_event_index
             try:
-                return await self._respond(call)
+                return await self._respond(call, attached_before=cuts > 0)
             except _Cut as cut:
-                again = self.upstream.reattach(self.agent, self._call, self._seen)
-                if again is None or attempt == REATTACH_TRIES:
+                in_vain = in_vain + 1 if self._seen.last_event_index == seen_before else 0
+                again = self.upstream.reattach(self.agent, call, self._seen)
+                if again is None or in_vain > REATTACH_TRIES:
                     return lost("upstream_lost", f"the upstream's stream was cut: {cut}")
                 log.warning("run %s: the stream was cut (%s), going on with it", self.run_id, cut)
-                await asyncio.sleep(REATTACH_S * attempt)
+                await asyncio.sleep(REATTACH_S * in_vain)
                 # another response, whose bytes must not be joined with this one's
-                self.writer.connection += f".{attempt + 1}"
+                cuts += 1
+                self.writer.connection = f"{connection}.{cuts}"
                 call = again
-        raise AssertionError("the loop returns")
 
-    async def _respond(self, call: Call) -> Outcome:
+    async def _respond(self, call: Call, attached_before: bool) -> Outcome:
         request = self.client.build_request(
             "POST",
             call.url,
@@ -181,32 +196,31 @@ class Leg:
             headers={"accept-encoding": "identity", **self.agent.headers, **call.headers},
             content=call.content,
         )
-        attached_before = call is not self._call
         try:
             response = await self.client.send(request, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            if attached_before:
-                raise _Cut(_words(error)) from error
-            return lost(
-                "upstream_lost",
-                f"cannot reach the agent server at {self.agent.url}: {_words(error)}",
-                retryable=True,
-            )
         except httpx.HTTPError as error:
             if attached_before:
                 raise _Cut(_words(error)) from error
+            if isinstance(error, _NOT_SENT):
+                return self._unreachable(error)
             return lost(
                 "outcome_unknown",
                 "the connection broke before the agent server answered, so that nobody knows "
                 f"whether it has begun: {_words(error)}",
             )
         try:
-            if response.is_error:
-                await response.aread()
-                return self._refused(response.status_code, response.text)
+            if not response.is_success:
+                return self._refused(response.status_code, await _detail(response))
             return await self._pump(response)
         finally:
             await response.aclose()
+
+    def _unreachable(self, error: httpx.HTTPError) -> Outcome:
+        return lost(
+            "upstream_lost",
+            f"cannot reach the agent server at {self.agent.url}: {_words(error)}",
+            retryable=True,
+        )
 
     def _refused(self, status_code: int, detail: str) -> Outcome:
         detail = detail[:MAX_DETAIL_CHARACTERS]
@@ -220,25 +234,33 @@ class Leg:
     async def _pump(self, response: httpx.Response) -> Outcome:
         """Read and write side by side; what arrives during a write goes into the next one."""
         body = _Body(self.settings.max_buffered_bytes)
-        reader = asyncio.create_task(self._read(response, body))
+        reading = asyncio.create_task(self._read(response, body))
+        writing = asyncio.create_task(self._write(body))
         try:
-            while True:
-                received, chunk = await body.take()
-                if not chunk:
-                    break
-                await self.writer.write("bytes", chunk, leg=self.number, received=received)
-                telemetry.FRAMES.labels("bytes").inc()
-            return await reader
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _stop(reader)
+            await _stop(reading)
+            await response.aclose()
+            # never cut off in the middle of a write: the next one could not tell what stands
+            await asyncio.wait({writing})
+        writing.result()
+        return reading.result()
+
+    async def _write(self, body: _Body) -> None:
+        while True:
+            received, chunk = await body.take()
+            if not chunk:
+                return
+            await self.writer.write("bytes", chunk, leg=self.number, received=received)
+            telemetry.FRAMES.labels("bytes").inc()
 
     async def _read(self, response: httpx.Response, body: _Body) -> Outcome:
         frames = Parser(self.settings.max_frame_bytes)
         try:
             async for chunk in response.aiter_bytes():
+                await body.put(chunk)
                 for frame in frames.feed(chunk):
                     self.upstream.watch(frame.data, self._seen)
-                await body.put(chunk)
             return ended("eof")
         except FrameTooLarge as error:
             return lost("limit", f"the upstream sent too much: {error}")
@@ -289,6 +311,18 @@ async def _stop(task: asyncio.Future[Any]) -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait([task])
+
+
+async def _detail(response: httpx.Response) -> str:
+    """The beginning of what an error answer says, as far as it comes."""
+    text = b""
+    with suppress(httpx.HTTPError, TimeoutError):
+        async with asyncio.timeout(DETAIL_S):
+            async for chunk in response.aiter_bytes():
+                text += chunk
+                if len(text) >= MAX_DETAIL_BYTES:
+                    break
+    return text.decode(response.encoding or "utf-8", "replace")
 
 
 def _words(error: Exception) -> str:

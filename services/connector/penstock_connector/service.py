@@ -8,15 +8,19 @@ from typing import ClassVar
 
 import httpx
 
-from penstock.bus import BusError, streams
+from penstock.bus import BusError, Stored, streams
 from penstock.bus.leases import Lease, keep
 from penstock.bus.pull import WorkQueue
+from penstock.bus.subjects import run_id_of
 from penstock.service import Context, Service
 from penstock.settings import Settings
-from penstock_connector.commands import Commands
+from penstock_connector.claims import patiently
+from penstock_connector.commands import Commands, patient
 from penstock_connector.settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
+
+KEEPALIVE_S = 1.0
 
 
 class ConnectorService(Service):
@@ -33,7 +37,9 @@ class ConnectorService(Service):
             timeout=httpx.Timeout(
                 None, connect=self._settings.connect_timeout_s, write=60.0, pool=None
             ),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+            # a server may close an idle connection at the very moment of a request on it, and then
+            # nobody knows whether the run has begun: none is used that was idle for long
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S),
             follow_redirects=False,
         )
         self._commands = Commands(
@@ -57,8 +63,8 @@ class ConnectorService(Service):
                 streams.COMMANDS,
                 f"connector-{kind}",
                 [f"command.connector.{kind}.*"],
-                handle,
-                on_poison=self.give_up,
+                patient(handle),
+                on_poison=self._give_up,
                 room=(lambda: self._commands.room) if kind == "start" else None,
             )
             self.spawn(kind, queue.run)
@@ -69,6 +75,11 @@ class ConnectorService(Service):
         await self._commands.drain(self._settings.drain_s)
         await self.cancel("cancel", "reaper", "lease")
         await self._client.aclose()
+
+    async def _give_up(self, stored: Stored, error: Exception) -> None:
+        await self.give_up(stored, error)
+        if ".cancel." not in stored.subject:
+            await patiently(lambda: self._commands.fail(run_id_of(stored.subject), error))
 
     async def _reap(self) -> None:
         while True:

@@ -6,14 +6,13 @@ There is no cancel, no run id and no way back to a cut stream: closing the conne
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 import orjson
 
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AgentConfig
-from penstock_connector.upstreams.base import Attachment, Call, Refused
+from penstock_connector.upstreams.base import Attachment, Call, Refused, segment
 
 # the client's Origin stays behind: from 1.28 on the server refuses what it does not know
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
@@ -90,8 +89,8 @@ class AdkUpstream:
     ) -> None:
         """Read it first, and create it only when it is missing: 1.16 replaces one that exists."""
         url = (
-            f"{agent.url}/apps/{quote(agent.agent, safe='')}/users/{quote(user_id, safe='')}"
-            f"/sessions/{quote(session_id, safe='')}"
+            f"{agent.url}/apps/{segment(agent.agent)}/users/{segment(user_id)}"
+            f"/sessions/{segment(session_id)}"
         )
         read = await client.get(url, headers=agent.headers)
         if read.is_success:
@@ -106,6 +105,8 @@ class AdkUpstream:
     async def _has_version(self, client: httpx.AsyncClient, agent: AgentConfig) -> bool:
         if agent.url not in self._names_version:
             answer = await client.get(f"{agent.url}/version", headers=agent.headers)
+            if answer.is_server_error:
+                raise Refused(answer.status_code, answer.text)
             self._names_version[agent.url] = answer.status_code != httpx.codes.NOT_FOUND
         return self._names_version[agent.url]
 
@@ -125,4 +126,6 @@ def _response(name: str, item: Decided) -> dict[str, Any]:
         if item.value is not None:
             answer["payload"] = item.value
         return answer
+    if item.decision == "reject":
+        return {"error": item.note or "Rejected: it was not done."}
     return item.value if isinstance(item.value, dict) else {"result": item.value}

@@ -7,23 +7,22 @@ can be resumed. Our run id goes along as `run_id`, which 2.3.18 and later take a
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import httpx
 import orjson
 
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AgentConfig
-from penstock_connector.upstreams.base import Attachment, Call
+from penstock_connector.upstreams.base import Attachment, Call, segment
 
 _HEADERS = {
     "content-type": "application/x-www-form-urlencoded",
     "accept": "text/event-stream",
 }
-_EVENT_INDEX = re.compile(rb'"event_index":\s*(\d+)')
+_EVENT_INDEX = b'"event_index"'
 
 
 class AgnoUpstream:
@@ -62,19 +61,26 @@ class AgnoUpstream:
             "user_id": command.user_id,
             **_answers(resume, {item.item_id: item for item in command.items}),
         }
-        return _call(f"{_base(agent)}/runs/{quote(run_id)}/continue", fields, run_id, session_id)
+        return _call(f"{_base(agent)}/runs/{segment(run_id)}/continue", fields, run_id, session_id)
 
     async def cancel(self, client: httpx.AsyncClient, agent: AgentConfig, call: Call) -> bool:
         """POST …/runs/{run_id}/cancel. Its answer tells nothing: the stream says RunCancelled."""
-        url = f"{_base(agent)}/runs/{quote(call.run_id or '')}/cancel"
+        url = f"{_base(agent)}/runs/{segment(call.run_id or '')}/cancel"
         await client.post(url, headers=agent.headers)
         return True
 
     def watch(self, data: bytes, seen: Attachment) -> None:
         """3.x numbers the events of a background run."""
-        match = _EVENT_INDEX.search(data)
-        if match:
-            seen.last_event_index = int(match[1])
+        if _EVENT_INDEX not in data:
+            return
+        try:
+            event = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return
+        # a tool's arguments may have such a field too: only the event's own counts
+        index = event.get("event_index") if isinstance(event, dict) else None
+        if isinstance(index, int):
+            seen.last_event_index = index
 
     def reattach(self, agent: AgentConfig, call: Call, seen: Attachment) -> Call | None:
         """POST …/runs/{run_id}/resume (3.x), after the last event that came whole."""
@@ -82,7 +88,7 @@ class AgnoUpstream:
             return None
         fields = {"last_event_index": seen.last_event_index, "session_id": call.session_id}
         return _call(
-            f"{_base(agent)}/runs/{quote(call.run_id)}/resume",
+            f"{_base(agent)}/runs/{segment(call.run_id)}/resume",
             fields,
             call.run_id,
             call.session_id,
@@ -90,7 +96,7 @@ class AgnoUpstream:
 
 
 def _base(agent: AgentConfig) -> str:
-    return f"{agent.url}/{agent.kind}s/{quote(agent.agent, safe='')}"
+    return f"{agent.url}/{agent.kind}s/{segment(agent.agent)}"
 
 
 def _background(agent: AgentConfig) -> dict[str, str]:
@@ -177,17 +183,19 @@ _TOOL_MARKS: Mapping[str, Callable[[dict[str, Any], Decided], None]] = {
 def _decide_requirement(requirement: dict[str, Any], item: Decided) -> None:
     tool = requirement["tool_execution"]
     _decide_tool(tool, item)
-    if tool.get("requires_confirmation"):
+    if tool.get("confirmed") is not None:
         requirement["confirmation"] = tool["confirmed"]
         if item.note is not None:
             requirement["confirmation_note"] = item.note
 
 
 def _decide_step(step: dict[str, Any], item: Decided) -> None:
-    step["confirmed"] = item.decision == "approve"
-    if step.get("requires_user_input") and item.value is not None:
-        step["user_input"] = item.value
-    if step.get("requires_route_selection") and item.value is not None:
+    # a step that has its choices, or its input, may ask once more: for a confirmation
+    if step.get("requires_route_selection") and step.get("selected_choices") is None:
         step["selected_choices"] = item.value if isinstance(item.value, list) else [item.value]
+    elif step.get("requires_user_input") and step.get("user_input") is None:
+        step["user_input"] = item.value
+    else:
+        step["confirmed"] = item.decision == "approve"
     if item.note is not None and item.decision == "reject":
         step["rejection_feedback"] = item.note

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import quote
 
 import httpx
 
@@ -28,7 +29,6 @@ class Attachment:
     """What was seen of the stream that helps to come back to it."""
 
     last_event_index: int | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class Upstream(Protocol):
@@ -73,3 +73,8 @@ class Refused(Exception):
         super().__init__(f"the upstream answered {status_code}: {detail[:500]}")
         self.status_code = status_code
         self.detail = detail
+
+
+def segment(text: str) -> str:
+    """A foreign id as one segment of a URL's path: `..` must not lead out of it."""
+    return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")
