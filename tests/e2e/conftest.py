@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -23,7 +24,7 @@ async def penstock(
 ) -> AsyncIterator[Deployment]:
     """A deployment over a NATS server of its own; agents `assistant`, `team`, `flow` and `adk`."""
     agno = {"protocol": "agno", "url": agno_server.url}
-    agents = [
+    agents: list[dict[str, Any]] = [
         {"id": "assistant", "agent": "demo-agent", "topology_id": 123, **agno},
         {"id": "team", "agent": "demo-team", "kind": "team", **agno},
         {"id": "flow", "agent": "simple-wf", "kind": "workflow", **agno},
