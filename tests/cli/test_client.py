@@ -54,7 +54,7 @@ def json_lines(result: Result) -> list[dict[str, Any]]:
 
 def test_a_run_is_shown_as_it_goes(penstock: Invoke, api: PenstockApi) -> None:
     result = penstock(*RUN, "--session", "s-1")
-    assert result.stdout == "▶ assistant\nHello world\ncompleted\n"
+    assert result.stdout == f"▶ assistant, run {RUN_ID}\nHello world\ncompleted\n"
     assert result.exit_code == 0
     [body] = api.sent("/v1/runs")
     assert (body["agent"], body["message"], body["session_id"]) == ("assistant", "hi", "s-1")
@@ -80,7 +80,7 @@ def test_the_exit_code_says_how_the_run_ended(
 def test_a_dropped_connection_costs_nothing_and_is_told(penstock: Invoke, api: PenstockApi) -> None:
     api.trouble.cuts = [2, 0, 1]
     result = penstock(*RUN)
-    assert result.stdout == "▶ assistant\nHello world\ncompleted\n"
+    assert result.stdout == f"▶ assistant, run {RUN_ID}\nHello world\ncompleted\n"
     assert result.stderr.count("connection lost") == 3
     assert api.cursors == [None, "2-0", "2-0", "3-0"]
 

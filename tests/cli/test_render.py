@@ -37,6 +37,13 @@ def test_streamed_text_grows_on_one_line_and_what_follows_begins_a_new_one() -> 
     ) == [("Hello ", ""), ("world", ""), ("\n", ""), ("completed (7 tokens)\n", "dim")]
 
 
+def test_a_run_begins_with_its_id_to_come_back_by() -> None:
+    started = {"agent": "assistant", "user_id": "ann"}
+    assert shown(event("lifecycle.started", started, run_id="0198")) == [
+        ("▶ assistant, run 0198\n", "dim")
+    ]
+
+
 def test_thoughts_are_dimmed_and_apart_from_the_answer() -> None:
     assert shown(
         event("llm.reasoning", {"thought": "Hm, ", "reasoning_id": "r"}),
@@ -184,7 +191,8 @@ PLAIN = {
     "automation.completed",
     "automation.failed",
 }
+SPECIAL = {"lifecycle.started", "llm.stream", "llm.reasoning"}
 
 
 def test_every_event_type_has_its_line_or_is_plain_on_purpose() -> None:
-    assert set(CATALOGUE) - PLAIN == set(render._LINES) | {"llm.stream", "llm.reasoning"}
+    assert set(CATALOGUE) - PLAIN == set(render._LINES) | SPECIAL

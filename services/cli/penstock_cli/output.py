@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -47,7 +46,7 @@ class Output:
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A table for people; cells are cut to fit."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
         for column in columns:
             table.add_column(column, no_wrap=True)
         for row in rows:

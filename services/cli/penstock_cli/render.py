@@ -65,6 +65,9 @@ class View:
         data: Data = event["data"]
         who = (event.get("subrun") or {}).get("name")
         match name:
+            case "lifecycle.started":
+                agent = short(data.get("agent", "an agent"))
+                return self._line((f"▶ {agent}, run {short(event['run_id'])}", "dim"), None)
             case "llm.stream":
                 return self._text(name, data.get("message_id"), data["content"], who, "")
             case "llm.reasoning":
@@ -188,7 +191,6 @@ def _unknown(name: str) -> Callable[[Data], Piece]:
 
 # One line for each event that is not streamed text; what is not here is shown as it is.
 _LINES: dict[str, Callable[[Data], Piece | None]] = {
-    "lifecycle.started": lambda data: (f"▶ {short(data.get('agent', 'started'))}", "dim"),
     "lifecycle.paused": _nothing,  # the approval was shown
     "lifecycle.resumed": lambda _: ("▶ resumed", "dim"),
     "lifecycle.retrying": _retrying,
