@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +85,33 @@ def test_a_dropped_connection_costs_nothing_and_is_told(penstock: Invoke, api: P
     assert result.stdout == f"▶ assistant, run {RUN_ID}\nHello world\ncompleted\n"
     assert result.stderr.count("connection lost") == 3
     assert api.cursors == [None, "2-0", "2-0", "3-0"]
+
+
+def test_a_run_that_was_silent_for_long_is_not_given_up_at_once(
+    penstock: Invoke, api: PenstockApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = count(step=3600)
+    clock = SimpleNamespace(monotonic=lambda: float(next(hours)), sleep=lambda _: None)
+    monkeypatch.setattr(client, "time", clock)
+    api.trouble.cuts = [2]
+    assert penstock(*RUN).exit_code == 0
+
+
+def test_a_stream_that_does_not_come_back_is_given_up(
+    penstock: Invoke, api: PenstockApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "GIVE_UP_S", 0.05)
+    api.trouble.cuts = [1] + [0] * 1_000_000
+    result = penstock(*RUN)
+    assert result.exit_code == 2
+    assert "does not answer" in result.stderr
+
+
+def test_another_server_is_not_taken_for_penstock(penstock: Invoke, api: PenstockApi) -> None:
+    api.record = ["something else"]  # type: ignore[assignment]  # what another server may say
+    result = penstock("runs", "show", RUN_ID)
+    assert result.exit_code == 2
+    assert "is no Penstock" in result.stderr
 
 
 def test_a_busy_service_is_asked_again_with_the_same_key(

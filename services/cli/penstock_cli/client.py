@@ -111,13 +111,12 @@ class Api:
         Raises ApiError, and Unreachable where nothing answers: at once, or for two minutes.
         """
         cursor = after
-        patience = _Patience(self.url, self._notice)
+        patience = _Patience(self.url, self._notice, GIVE_UP_S)
         while True:
             any_frame = False
             try:
-                for frame in self._connection(run_id, dialect, cursor):
+                for frame in self._connection(run_id, dialect, cursor, patience):
                     cursor, any_frame = frame.id or cursor, True
-                    patience.renew()
                     yield frame
             except _Finished:
                 return
@@ -131,7 +130,9 @@ class Api:
             elif cursor is None:
                 return  # frames without ids: a new connection would only repeat them
 
-    def _connection(self, run_id: str, dialect: str, cursor: str | None) -> Iterator[Frame]:
+    def _connection(
+        self, run_id: str, dialect: str, cursor: str | None, patience: _Patience
+    ) -> Iterator[Frame]:
         with self._http.stream(
             "GET",
             f"/v1/runs/{_segment(run_id)}/events",
@@ -148,6 +149,7 @@ class Api:
                 raise _refusal(response)
             parser = Parser()
             for chunk in response.iter_bytes():
+                patience.renew()  # a keep-alive counts, too
                 yield from parser.feed(chunk)
 
     def _call(
@@ -158,7 +160,7 @@ class Api:
         body: Mapping[str, object] | None = None,
     ) -> dict[str, Any]:
         given = {k: str(v) for k, v in (params or {}).items() if v is not None}
-        patience = _Patience(self.url, self._notice, give_up_s=CALL_GIVE_UP_S)
+        patience = _Patience(self.url, self._notice, CALL_GIVE_UP_S)
         while True:
             try:
                 response = self._http.request(method, path, params=given, json=body)
@@ -175,8 +177,16 @@ class Api:
                 continue
             if not response.is_success:
                 raise _refusal(response)
-            answer: dict[str, Any] = response.json()
-            return answer
+            return self._object(response)
+
+    def _object(self, response: httpx.Response) -> dict[str, Any]:
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise CallFailed(f"something answers at {self.url}, but it is no Penstock")
+        return answer
 
     def _unreachable(self) -> Unreachable:
         return Unreachable(f"nothing answers at {self.url}; start it with `make run`")
@@ -193,26 +203,25 @@ class _Finished(Exception):
 class _Patience:
     """How long to go on trying: it grows tired with each failure, and is renewed by success."""
 
-    def __init__(
-        self, url: str, notice: Callable[[str], None], give_up_s: float = GIVE_UP_S
-    ) -> None:
+    def __init__(self, url: str, notice: Callable[[str], None], give_up_s: float) -> None:
         self.untried = True
         self._url = url
         self._notice = notice
         self._give_up_s = give_up_s
         self._failures = 0
-        self._since = time.monotonic()
+        self._since = 0.0  # when the first failure was, once there is one
 
     def renew(self) -> None:
         """Something came."""
         self.untried = False
         self._failures = 0
-        self._since = time.monotonic()
 
     def spend(self, why: str) -> None:
         """Say so, and wait before the next try. Raises Unreachable when it was too long."""
         self.untried = False
-        if time.monotonic() - self._since > self._give_up_s:
+        if not self._failures:
+            self._since = time.monotonic()
+        elif time.monotonic() - self._since > self._give_up_s:
             raise Unreachable(f"{self._url} does not answer since {self._give_up_s:g} s: {why}")
         pause_s = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
         self._failures += 1
