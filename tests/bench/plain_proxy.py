@@ -1,0 +1,36 @@
+"""The peer: what one writes without Penstock. httpx stream in, StreamingResponse out.
+
+`python plain_proxy.py PORT UPSTREAM`
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None))
+
+
+async def proxy(request: Request) -> StreamingResponse:
+    """One shared client, the body passed on as it comes."""
+    body = await request.body()
+
+    async def stream() -> AsyncIterator[bytes]:
+        async with client.stream("POST", sys.argv[2], content=body) as upstream:
+            async for chunk in upstream.aiter_bytes():
+                yield chunk
+
+    return StreamingResponse(stream(), media_type="text/event-stream")
+
+
+if __name__ == "__main__":
+    app = Starlette(routes=[Route("/", proxy, methods=["POST"])])
+    print("ready", flush=True)
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
