@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,9 +95,7 @@ async def readers(port: int, runs: list[PretendRun], clients: int) -> list[Reade
     made: list[Reader] = []
     for number in range(clients):
         run = runs[number % len(runs)]
-        _, reader = await loop.create_connection(
-            lambda run=run: Reader(run.run_id), "127.0.0.1", port
-        )
+        _, reader = await loop.create_connection(partial(Reader, run.run_id), "127.0.0.1", port)
         made.append(reader)
 
     async def all_begun() -> bool:

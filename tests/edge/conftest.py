@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-import httpx
 import pytest
 
 from penstock.bus import Bus, BusSettings
@@ -15,7 +14,7 @@ from penstock.settings import AgentConfig, Config
 from penstock.web.server import Server
 from penstock_edge.service import EdgeService
 from penstock_edge.settings import EdgeSettings
-from support.clients import Stream
+from support.clients import Client, MakeEdge, Stream
 from support.nats import NatsServer
 from support.pretend import PretendRun
 
@@ -27,9 +26,6 @@ CONFIG = Config(
         AgentConfig(id="helper", protocol="adk", url="http://127.0.0.1:9", agent="vana"),
     ]
 )
-
-Client = httpx.AsyncClient
-MakeEdge = Callable[..., Awaitable[Client]]
 
 
 @pytest.fixture

@@ -9,10 +9,8 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, streams
-from support.clients import Stream, contents
+from support.clients import Client, MakeEdge, Stream, contents
 from support.pretend import PretendRun
-
-from .conftest import Client, MakeEdge
 
 Events = Callable[..., Stream]
 

@@ -11,10 +11,8 @@ import orjson
 import pytest
 
 from penstock.bus import Bus
-from support.clients import Stream, contents
+from support.clients import Client, MakeEdge, Stream, contents
 from support.pretend import PretendRun, command_of
-
-from .conftest import Client, MakeEdge
 
 TRIGGER = "/api/service/v1/executions/trigger"
 CANCEL = "/api/service/v1/executions/cancel"

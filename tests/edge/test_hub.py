@@ -15,12 +15,10 @@ from penstock_edge.hub import Hubs
 from penstock_edge.locate import locate
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.views import view
-from support.clients import Stream
+from support.clients import MakeEdge, Stream
 from support.nats import NatsServer
 from support.pretend import PretendRun
 from support.waiting import eventually
-
-from .conftest import MakeEdge
 
 
 @pytest.fixture

@@ -14,10 +14,8 @@ from websockets.exceptions import InvalidStatus
 
 from penstock.bus import Bus
 from penstock.bus.records import DecideRequest
-from support.clients import Stream
+from support.clients import Client, MakeEdge, Stream
 from support.pretend import PretendApprovals, PretendRun, command_of
-
-from .conftest import Client, MakeEdge
 
 EXAMPLE: dict[str, Any] = {
     "appName": "vana",

@@ -12,10 +12,8 @@ import uuid_utils
 from penstock.bus import Bus, streams, subjects
 from penstock.bus.direct import read
 from penstock.bus.messages import raw_frame
-from support.clients import Stream
+from support.clients import Client, MakeEdge, Stream
 from support.pretend import PretendRun, command_of
-
-from .conftest import Client, MakeEdge
 
 START = {"agent": "assistant", "message": "hello"}
 
@@ -50,7 +48,12 @@ async def test_a_run_without_a_session_gets_one_of_its_own(edge: Client) -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["x" * 10_000, "中文 عربي 👩‍👩‍👧 𝕏\U0010fffd", "a\nb\r\nc\td", "<script>'\"--\x01\x7f\u2028"],
+    [
+        "x" * 10_000,
+        "中文 عربي 👩‍👩‍👧 \U0001d54f\U0010fffd",
+        "a\nb\r\nc\td",
+        "<script>'\"--\x01\x7f\u2028",
+    ],
     ids=["long", "unicode", "lines", "markup"],
 )
 async def test_any_text_reaches_the_command_unchanged(edge: Client, bus: Bus, text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,11 +14,14 @@ from penstock.sse import Frame, Parser
 
 WAIT_S = 15
 
+Client = httpx.AsyncClient
+MakeEdge = Callable[..., Awaitable[Client]]
+
 
 class Stream:
     """One response of `text/event-stream`. `body` is every byte that was read so far."""
 
-    def __init__(self, client: httpx.AsyncClient, method: str, path: str, **request: Any) -> None:
+    def __init__(self, client: Client, method: str, path: str, **request: Any) -> None:
         self._context = client.stream(method, path, **request)
         self._parser = Parser()
         self._frames: list[Frame] = []

@@ -17,7 +17,6 @@ from penstock.bus import Bus, Message, messages, streams, subjects
 from penstock.bus.fence import RawWriter
 from penstock.bus.objects import unwrap, wrap
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest, RunRecord, StartCommand
-
 from support.waiting import eventually
 
 

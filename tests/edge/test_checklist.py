@@ -1,0 +1,286 @@
+"""The contracts' statements about the edge, each with the test that shows it.
+
+The statements are numbered in the checklist of the contracts: EX for the executions contract, AD
+for ADK streaming. Rows that belong to other parts say which.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from support.repository import ROOT
+
+# Row: the statement in short, and where it is shown.
+STATEMENTS: dict[str, tuple[str, str]] = {
+    "EX1": (
+        "POST trigger streams SSE",
+        "test_executions::test_the_documents_own_request_streams_whatever_it_accepts",
+    ),
+    "EX2": (
+        "whatever it accepts",
+        "test_executions::test_the_documents_own_request_streams_whatever_it_accepts",
+    ),
+    "EX3": (
+        "JSON only: 415, 422",
+        "test_executions::test_another_media_type_is_415_and_broken_json_422_in_the_contracts_shape",
+    ),
+    "EX4": (
+        "topologyId is a number",
+        "test_executions::test_a_topology_id_that_is_no_integer_is_422_and_named",
+    ),
+    "EX5": ("unknown topologyId", "test_executions::test_an_unknown_topology_is_404"),
+    "EX6": (
+        "userMessage is a text that says something",
+        "test_executions::test_a_user_message_that_is_empty_or_no_text_is_422_and_named",
+    ),
+    "EX7": (
+        "frame: event, data, blank line",
+        "test_executions::test_every_frame_is_an_event_line_one_data_line_and_a_blank_one",
+    ),
+    "EX8": (
+        "event equals category.action",
+        "test_executions::test_every_frame_is_an_event_line_one_data_line_and_a_blank_one",
+    ),
+    "EX9": (
+        "exactly six keys",
+        "test_executions::test_every_envelope_has_the_six_keys_and_documented_data_alone",
+    ),
+    "EX10": (
+        "run_id a UUID, one for all",
+        "test_executions::test_run_id_timestamp_and_sequence_are_as_documented",
+    ),
+    "EX11": (
+        "timestamp RFC 3339 Z, not decreasing",
+        "test_executions::test_run_id_timestamp_and_sequence_are_as_documented",
+    ),
+    "EX12": (
+        "sequence 1, 2, 3",
+        "test_executions::test_run_id_timestamp_and_sequence_are_as_documented",
+    ),
+    "EX13": (
+        "source null or four keys",
+        "test_executions::test_every_envelope_has_the_six_keys_and_documented_data_alone",
+    ),
+    "EX14": (
+        "no source on started and cancelled",
+        "test_executions_encode::test_started_and_cancelled_have_no_source",
+    ),
+    "EX15": (
+        "event is category and action",
+        "test_executions::test_every_frame_is_an_event_line_one_data_line_and_a_blank_one",
+    ),
+    "EX16": (
+        "lifecycle.started first",
+        "test_executions::test_the_first_frame_is_the_documents_example",
+    ),
+    **{
+        f"EX{number}": (
+            what,
+            "test_executions_encode::test_a_documented_action_has_exactly_the_documented_data",
+        )
+        for number, what in {
+            17: "completed {summary}",
+            18: "failed {error}",
+            19: "cancelled {}",
+            21: "reasoning {thought}",
+            22: "tool_call {tool, args}",
+            23: "tool_result {tool, result}",
+            24: "dispatch.team {team_name, task}",
+            25: "dispatch.worker {worker_name, task}",
+            26: "warning {message}",
+        }.items()
+    },
+    "EX20": (
+        "the pieces join to the answer",
+        "test_executions::test_the_pieces_of_text_join_to_the_answer",
+    ),
+    "EX27": (
+        "system.error is not the end",
+        "test_executions::test_an_error_within_the_run_does_not_end_the_stream",
+    ),
+    "EX28": (
+        "team_name of a team's worker",
+        "test_executions_encode::test_a_source_has_exactly_its_four_keys",
+    ),
+    "EX29": (
+        "one terminal frame, the last",
+        "test_executions::test_the_one_terminal_frame_is_the_last_and_the_connection_closes",
+    ),
+    "EX30": (
+        "open over a pause",
+        "test_executions::test_a_pause_is_seen_and_the_stream_stays_open_to_the_end",
+    ),
+    "EX31": (
+        "a client that leaves cancels nothing",
+        "test_executions::test_a_client_that_leaves_mid_stream_leaves_the_run_as_it_is",
+    ),
+    "EX32": (
+        "keep-alive when idle",
+        "test_executions::test_an_idle_execution_gets_keep_alive_comments",
+    ),
+    "EX33": (
+        "POST cancel",
+        "test_executions::test_a_cancel_answers_success_once_the_run_is_cancelled",
+    ),
+    "EX34": (
+        "SUCCESS and its message",
+        "test_executions::test_a_cancel_answers_success_once_the_run_is_cancelled",
+    ),
+    "EX35": (
+        "the success's data",
+        "test_executions::test_a_cancel_answers_success_once_the_run_is_cancelled",
+    ),
+    "EX36": (
+        "CANCEL_FAILED when completed",
+        "test_executions::test_the_cancel_of_a_finished_run_is_the_documents_failure",
+    ),
+    "EX37": (
+        "unknown run",
+        "test_executions::test_the_cancel_of_an_unknown_run_is_404",
+    ),
+    "EX38": ("bad body", "test_executions::test_a_cancel_with_a_bad_body_is_422"),
+    "EX39": ("cancel twice", "test_executions::test_of_two_cancels_at_once_one_succeeds"),
+    "EX40": ("cancel while paused", "test_executions::test_a_paused_run_can_be_cancelled"),
+    "EX42": ("wrong method", "test_executions::test_a_wrong_method_is_405_with_allow"),
+    "AD1": ("POST starts and streams", "test_run_sse::test_one_post_starts_and_streams"),
+    "AD3": ("the flag", "test_settings::test_the_flag_is_on_for_the_usual_words_in_any_case"),
+    "AD4": ("off by default", "test_settings::test_the_flag_is_off_for_anything_else"),
+    "AD5": (
+        "501 and its text",
+        "test_run_sse::test_switched_off_it_is_501_before_the_body_is_looked_at",
+    ),
+    "AD8": (
+        "request headers",
+        "test_run_sse::test_all_documented_request_headers_are_accepted",
+    ),
+    **{
+        f"AD{number}": (
+            what,
+            "test_run_sse::test_the_head_is_exactly_the_documents_and_comes_before_the_first_frame",
+        )
+        for number, what in {
+            9: "Content-Type",
+            10: "Cache-Control",
+            11: "Connection",
+            12: "X-Accel-Buffering",
+            31: "headers early",
+        }.items()
+    },
+    **{
+        f"AD{number}": (what, "test_run_sse::test_a_wrong_field_is_422_and_named")
+        for number, what in {
+            13: "appName",
+            15: "userId",
+            16: "sessionId",
+            17: "newMessage",
+            18: "newMessage.parts",
+            19: "newMessage.role",
+        }.items()
+    },
+    "AD14": ("appName names the upstream's app", "test_run_sse::test_an_unknown_app_is_404"),
+    "AD20": ("streaming optional", "test_run_sse::test_only_the_required_fields_are_needed"),
+    **{
+        f"AD{number}": (what, "test_run_sse::test_the_request_goes_on_byte_for_byte")
+        for number, what in {
+            21: "stateDelta forwarded",
+            22: "invocationId forwarded",
+            24: "unknown keys forwarded",
+            25: "bytes unchanged",
+        }.items()
+    },
+    "AD23": ("snake_case", "test_run_sse::test_snake_case_is_accepted"),
+    "AD26": ("one connection", "test_run_sse::test_one_post_starts_and_streams"),
+    **{
+        f"AD{number}": (
+            what,
+            "test_run_sse::test_the_answer_is_the_upstreams_bytes_and_nothing_else",
+        )
+        for number, what in {
+            27: "zero mutation",
+            29: "blank lines",
+            43: "event format",
+            44: "event fields",
+            50: "malformed error frame",
+            66: "CRLF passes",
+        }.items()
+    },
+    "AD28": ("no comments", "test_run_sse::test_a_silent_upstream_gets_no_comments_added"),
+    "AD30": ("no buffering", "test_run_sse::test_each_frame_is_delivered_when_it_comes"),
+    "AD34": ("timeout frame", "test_run_sse::test_a_timeout_is_the_documents_frame"),
+    "AD35": (
+        "status frame",
+        "test_run_sse::test_an_upstream_status_is_the_documents_frame_in_a_200",
+    ),
+    "AD36": (
+        "detail is upstream's text",
+        "test_run_sse::test_an_upstream_status_is_the_documents_frame_in_a_200",
+    ),
+    "AD37": ("general frame", "test_run_sse::test_any_other_loss_is_a_stream_error"),
+    "AD38": ("timestamp a number", "test_run_sse::test_a_timeout_is_the_documents_frame"),
+    "AD39": (
+        "once, after the bytes",
+        "test_run_sse::test_half_a_frame_is_ended_before_our_error_frame",
+    ),
+    "AD40": (
+        "ADK's own error frame",
+        "test_run_sse::test_an_error_that_the_upstream_has_told_is_not_told_again",
+    ),
+    "AD41": (
+        "closes at the end",
+        "test_run_sse::test_a_clean_end_after_an_error_frame_adds_nothing",
+    ),
+    "AD42": (
+        "client leaves, run goes on",
+        "test_run_sse::test_a_client_that_leaves_leaves_the_run_as_it_is",
+    ),
+    "AD67": ("unreachable: STREAM_ERROR", "test_run_sse::test_any_other_loss_is_a_stream_error"),
+    "AD68": ("role after parts", "test_run_sse::test_one_post_starts_and_streams"),
+    "AD69": ("GET and WebSocket", "test_run_sse::test_a_websocket_is_405_too"),
+    "AD70": (
+        "an answer to a pause is a decision",
+        "test_run_sse::test_an_answer_is_a_decision_by_its_id_and_streams_the_next_leg",
+    ),
+}
+
+# What the edge does not decide alone.
+ELSEWHERE = {
+    "AD2": "the configuration: any URL may be given",
+    "AD32": "connector: the total time of a leg",
+    "AD33": "connector: a timeout cancels the upstream and ends the run",
+    "AD45": "the ADK decoder's goldens",
+    "AD46": "the ADK decoder's goldens",
+    "AD47": "the ADK decoder's goldens",
+    "AD48": "the ADK decoder's goldens",
+    "AD49": "connector: an unclean end of file is `lost`",
+    "AD51": "connector: a session is created only where it is missing",
+}
+
+REQUIRED = {
+    *(f"EX{number}" for number in range(1, 43) if number != 41),
+    *(f"AD{number}" for number in (*range(1, 6), *range(8, 52), *range(66, 71))),
+}
+
+
+def known_tests() -> set[str]:
+    """`file::function` of every test of the edge and its dialects."""
+    files = [*Path(__file__).parent.glob("test_*.py")]
+    files += (ROOT / "tests/shared/dialects").glob("test_*_encode.py")
+    return {
+        f"{path.stem}::{node.name}"
+        for path in files
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def test_every_row_that_concerns_the_edge_has_its_place() -> None:
+    assert {*STATEMENTS, *ELSEWHERE} == REQUIRED
+    assert not {*STATEMENTS} & {*ELSEWHERE}
+
+
+@pytest.mark.parametrize("row", STATEMENTS)
+def test_the_test_of_a_row_exists(row: str) -> None:
+    assert STATEMENTS[row][1] in known_tests()
