@@ -101,7 +101,9 @@ class Decoder(Protocol):
         """
         ...
 
-    def feed(self, frame: Frame) -> Sequence[Draft | Pause]: ...
+    def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
+        """What one whole frame makes."""
+        ...
 
     def end(self) -> Sequence[Draft | Pause]:
         """The response ended cleanly: complete, pause, or report the upstream as lost."""
@@ -115,4 +117,19 @@ class Decoder(Protocol):
         """The state as JSON, from which `restore` goes on; taken between legs."""
         ...
 
-    def restore(self, state: JsonObject) -> None: ...
+    def restore(self, state: JsonObject) -> None:
+        """Go on from a snapshot."""
+        ...
+
+
+class Encoder(Protocol):
+    """Canonical events to the frames of one client protocol. One instance lives as long as a run.
+
+    Deterministic, so that a client can come back: whoever feeds the run from its start gets the same
+    frames, and leaves out those that the client has. Closes what is open before it says an error or
+    an end.
+    """
+
+    def feed(self, event: JsonObject) -> Sequence[Frame]:
+        """The frames of one canonical event, given as its envelope; none for one that has none."""
+        ...
