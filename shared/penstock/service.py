@@ -25,7 +25,13 @@ from penstock import telemetry
 from penstock.bus import Bus, BusError, BusSettings, Message, StartUpError, Stored
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import deadletter, run_id_of
-from penstock.settings import Config, ConfigurationError, Settings, load_config
+from penstock.settings import (
+    Config,
+    ConfigurationError,
+    Settings,
+    load_config,
+    read_settings,
+)
 from penstock.telemetry import configure_logging
 from penstock.web.probes import probe_routes
 from penstock.web.server import BindRefused, Server
@@ -200,10 +206,10 @@ def stop_on_signals() -> asyncio.Event:
 
 def main(service_type: type[Service]) -> None:
     """The process of one service: exit 0 after a drain, 2 when it cannot start."""
-    settings = service_type.settings_type()
-    configure_logging(settings.log_level, settings.log_format)
 
     async def run() -> None:
+        settings = read_settings(service_type.settings_type)
+        configure_logging(settings.log_level, settings.log_format)
         await serve([service_type], settings, load_config(settings.config), until=stop_on_signals())
 
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -102,6 +104,17 @@ def load_config(path: Path) -> Config:
     except ValidationError as error:
         lines = [f"  {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
         raise ConfigurationError("\n".join([f"{path}:", *lines])) from error
+
+
+def read_settings(settings_type: type[SettingsT]) -> SettingsT:
+    """The environment as settings. Raises ConfigurationError that names the variable."""
+    try:
+        return settings_type()
+    except ValidationError as error:
+        lines = [
+            f"  PENSTOCK_{'.'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors()
+        ]
+        raise ConfigurationError("\n".join(["the environment:", *lines])) from error
 
 
 def _expanded(value: Any, path: Path) -> Any:

@@ -54,5 +54,5 @@ def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for chatty in ("httpx", "httpcore", "nats", "uvicorn.access"):
+    for chatty in ("httpx", "httpcore", "nats", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

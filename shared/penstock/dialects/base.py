@@ -125,9 +125,9 @@ class Decoder(Protocol):
 class Encoder(Protocol):
     """Canonical events to the frames of one client protocol. One instance lives as long as a run.
 
-    Deterministic, so that a client can come back: whoever feeds the run from its start gets the same
-    frames, and leaves out those that the client has. Closes what is open before it says an error or
-    an end.
+    Deterministic, so that a client can come back: whoever feeds the run from its start gets the
+    same frames, and leaves out those that the client has. Closes what is open before it says an
+    error or an end.
     """
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
