@@ -12,9 +12,9 @@ from prometheus_client import REGISTRY
 from penstock.bus import Bus, BusSettings
 from penstock_edge.client import Client as Reader
 from penstock_edge.hub import Hubs
-from penstock_edge.locate import locate
+from penstock_edge.locate import locate, place_of_new
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.views import view
+from penstock_edge.views import leg_view, view
 from support.clients import MakeEdge, Stream
 from support.nats import NatsServer
 from support.pretend import PretendRun
@@ -82,6 +82,58 @@ async def test_closing_the_edge_ends_every_stream(hubs: Hubs, bus: Bus, run: Pre
     waiting = asyncio.create_task(reader.take())
     await hubs.close()
     assert await waiting is None
+
+
+async def test_closing_the_edge_is_no_silent_end_where_nobody_can_come_back(
+    hubs: Hubs, bus: Bus, run: PretendRun
+) -> None:
+    place = await place_of_new(bus, over_raw=True)
+    reader = await hubs.join(leg_view(run.run_id, 1, 300), place)
+    await run.raw("open", {})
+    await run.raw("bytes", b"data: 1\n\ndata: 2")
+    assert await reader.take() == b"data: 1\n\ndata: 2"
+    await hubs.close()
+    last = await reader.take()
+    assert last is not None
+    assert last.startswith(b'\n\ndata: {"error":"The stream was interrupted')
+    assert await reader.take() is None
+
+
+@pytest.mark.parametrize("surface", ["leg", "raw", "canonical"])
+async def test_who_falls_out_of_the_ring_gets_every_byte_all_the_same(
+    bus: Bus, run: PretendRun, surface: str
+) -> None:
+    hubs = Hubs(bus, EdgeSettings(ring_bytes=500))
+    seen = leg_view(run.run_id, 1, 300) if surface == "leg" else view(run.run_id, surface)
+    reader = await hubs.join(seen, await place_of_new(bus, seen.over_raw))
+    whole = await hubs.join(seen, await place_of_new(bus, seen.over_raw))
+    await run.started()
+    await run.raw("open", {})
+    bodies = [bytes([65 + number]) * 100 for number in range(20)]
+    begun = b""
+
+    async def fast() -> bytes:
+        got = b""
+        while body := await whole.take():
+            got += body
+        return got
+
+    reading = asyncio.create_task(fast())
+    for number, body in enumerate(bodies):
+        await run.raw("bytes", b"data: " + body[:50])
+        await run.raw("bytes", body[50:] + b"\n\n")
+        await run.text(body.decode())
+        if number == 3:
+            begun = await reader.take() or b""
+    await run.raw("end", {"outcome": "eof"})
+    await run.completed()
+    expected = await reading
+    assert reader.hub.base > 10
+    while more := await reader.take():
+        begun += more
+    await hubs.close()
+    assert begun == expected
+    assert all(body in expected for body in bodies)
 
 
 async def test_a_message_that_is_no_event_becomes_a_notice(

@@ -121,11 +121,13 @@ class Client:
 
         Slow is whose one write hangs for a whole interval, with more than this pending behind it.
         """
+        if not self.hub.view.comments:
+            return
         now = asyncio.get_running_loop().time()
         if self._writing_since is not None:
             if now - self._writing_since >= period_s and self._pending_bytes > max_pending_bytes:
                 self._drop()
-        elif self.hub.view.comments and now - self._wrote_at >= 2 * period_s:
+        elif now - self._wrote_at >= 2 * period_s:
             self._beat_due = True
             self._wake.set()
 

@@ -25,6 +25,7 @@ from penstock_edge.views import View
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 * 1024
+KNOWN_CHUNKS = 16  # most clients are at the ring's end
 SLICE = 100  # clients woken before the loop has its turn
 OBJECT_TRIES = 3
 OBJECT_RETRY_S = 0.5
@@ -86,6 +87,8 @@ class Hub:
             items = self._ring[at - self._base :]
             if not items:
                 return None
+            if len(self._chunks) >= KNOWN_CHUNKS:
+                self._chunks.clear()
             known = self._chunks[at] = _chunk(items, at)
         return known
 
@@ -171,6 +174,9 @@ class Hub:
                 await asyncio.sleep(0)
 
     def _close(self) -> None:
+        if not self.closed and (frames := self._encoding.cut()):
+            after = self._ring[-1].sequence if self._ring else self.floor
+            self._append(Item(after + 1, frames, last=True))
         self.closed = True
         for client in self.clients:
             client.wake()

@@ -55,6 +55,10 @@ class Encoding(Protocol):
         """One message. Raises ValueError, KeyError or TypeError where it cannot be read."""
         ...
 
+    def cut(self) -> list[bytes]:
+        """What says that the stream ends before its time; nothing where clients can come back."""
+        ...
+
 
 @dataclass(slots=True)
 class EventEncoding:
@@ -74,6 +78,10 @@ class EventEncoding:
             for index, frame in enumerate(self.encoder.feed(orjson.loads(stored.payload)))
         ]
         return Item(stored.sequence, frames, type_of(stored) in TERMINAL)
+
+    def cut(self) -> list[bytes]:
+        """Nothing: a client comes back with its cursor."""
+        return []
 
 
 def type_of(stored: Stored) -> str:

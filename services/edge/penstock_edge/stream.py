@@ -66,7 +66,7 @@ class EventStream:
 
     async def _say_last_words(self, send: Send, mid_frame: bool) -> None:
         """Why it ends, if the connection takes that and no frame is half written."""
-        body = LAST_WORDS if self._client.hub.view.comments and not mid_frame else b""
+        body = b"" if mid_frame else LAST_WORDS
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 await send({"type": "http.response.body", "body": body})

@@ -11,7 +11,7 @@ import orjson
 
 from penstock import sse
 from penstock.bus import Stored
-from penstock.bus.messages import RawFrame, raw_frame
+from penstock.bus.messages import RawFrame, now, raw_frame
 from penstock_edge.items import Item, type_of
 
 # ADK up to 1.22 does not escape the text, so that the frame is no JSON: its beginning tells.
@@ -56,6 +56,10 @@ class RawEncoding:
             frames = [sse.comment(f"the upstream was lost: {code}")]
         return Item(raw.sequence, frames)
 
+    def cut(self) -> list[bytes]:
+        """Nothing: a client comes back with its cursor."""
+        return []
+
     def _frames(self, payload: bytes) -> list[sse.Frame]:
         try:
             return self._parser.feed(payload)
@@ -97,6 +101,10 @@ class LegEncoding:
         if raw.kind == "end":
             return Item(raw.sequence, self._end(raw), last=True)
         return Item(raw.sequence, [])
+
+    def cut(self) -> list[bytes]:
+        """An error frame: there is no cursor here, and a clean end would look like success."""
+        return self._error(_stream_error("The stream was interrupted; the run goes on"), now())
 
     def _end(self, raw: RawFrame) -> list[bytes]:
         if orjson.loads(raw.payload or b"{}").get("outcome") == "cancelled":

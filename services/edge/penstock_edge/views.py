@@ -36,7 +36,7 @@ class View:
     notice: Callable[[str, str], bytes]  # code and message; without an id
     over_raw: bool = False
     stateful: bool = False  # must be read from the run's start, whatever the cursor
-    comments: bool = True  # keep-alives and last words may be sent
+    comments: bool = True  # keep-alives may be sent, and last words to whoever is dropped
 
     def source(self, bus: Bus, start: int, events_start: int, deliver: Deliver) -> Source:
         """What delivers the messages, from these stream sequences on."""
