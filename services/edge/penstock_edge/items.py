@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,7 +10,7 @@ import orjson
 from penstock import sse
 from penstock.bus import Stored
 from penstock.bus.messages import now
-from penstock.dialects.base import JsonObject
+from penstock.dialects.base import Encoder
 from penstock.events.catalogue import TERMINAL
 from penstock.sse import Frame
 from penstock_edge.cursor import Cursor
@@ -38,14 +37,6 @@ class Item:
         if self.sequence != cursor.sequence:
             return self.body if self.sequence > cursor.sequence else b""
         return b"".join(self.frames[cursor.frame + 1 :])
-
-
-class Encoder(Protocol):
-    """One of `penstock.dialects`: canonical events, given as envelopes, to frames."""
-
-    def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """The frames of one event."""
-        ...
 
 
 class Encoding(Protocol):

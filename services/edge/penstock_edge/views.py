@@ -10,9 +10,10 @@ from typing import Final
 from penstock import sse
 from penstock.bus import Bus
 from penstock.bus.follow import Follow, Followed, events, raw
+from penstock.dialects.base import Encoder
 from penstock.dialects.canonical import CanonicalEncoder
 from penstock.dialects.executions import ExecutionsEncoder
-from penstock_edge.items import Encoder, Encoding, EventEncoding, notice
+from penstock_edge.items import Encoding, EventEncoding, notice
 from penstock_edge.sources import UPSTREAM, Deliver, FramesUntilEnd, Source
 from penstock_edge.upstream import LegEncoding, RawEncoding
 
