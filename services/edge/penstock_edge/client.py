@@ -13,6 +13,7 @@ from penstock.bus import BusError, Stored
 from penstock.bus.direct import read
 from penstock.telemetry import DELIVERED, SLOW_CLIENTS
 from penstock_edge.cursor import Cursor
+from penstock_edge.direct import Direct, http_chunk
 from penstock_edge.items import Encoding, Item
 from penstock_edge.locate import Place
 
@@ -32,13 +33,21 @@ _EVERY_FRAME = 1_000_000_000
 KEEP_ALIVE = sse.comment("keep-alive")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
     """Items that go out in one write. `end` is the ring's position after them."""
 
     body: bytes
     end: int
     items: tuple[Item, ...]
+    _framed: bytes = b""
+
+    @property
+    def framed(self) -> bytes:
+        """The body as an HTTP chunk, made once for all who are given it."""
+        if not self._framed:
+            self._framed = http_chunk(self.body)
+        return self._framed
 
 
 class Client:
@@ -48,6 +57,7 @@ class Client:
         self.hub = hub
         self.dropped = False
         self.task: asyncio.Task[None] | None = None  # whose write is cancelled by a drop
+        self.direct: Direct | None = None  # once the head is sent, where the server allows it
         self._writing_since: float | None = None
         self._on_leave = on_leave
         self._after: Cursor | None = place.after
@@ -65,6 +75,7 @@ class Client:
         self._finished = False
         self._gone = False
         self._wake = asyncio.Event()
+        self._idle = False  # at the ring's end, with nothing to write
         self._wrote_at = asyncio.get_running_loop().time()
         self._beat_due = False
         self._offset = 0
@@ -85,21 +96,48 @@ class Client:
                 if body := await self._past():
                     return body
             elif chunk := self.hub.chunk(self._at):
-                self._at = chunk.end
-                self._offset = chunk.items[-1].offset
-                self._next = chunk.items[-1].sequence + 1
+                self._pass(chunk)
                 if body := self._rest(chunk.items, chunk.body):
                     return body
             elif self.hub.closed:
                 return None
             else:
+                self._idle = True
                 await self._wake.wait()
+                self._idle = False
                 self._wake.clear()
         return None
 
-    def wake(self) -> None:
-        """There may be something to take."""
-        self._wake.set()
+    def wake(self) -> int:
+        """There may be something to take; returns how many items were written at once."""
+        written = self._write_directly() if self._idle and self.direct else 0
+        if not written:
+            self._wake.set()
+        return written
+
+    def _write_directly(self) -> int:
+        at = self._at
+        chunk = self.hub.chunk(at) if at is not None and at >= self.hub.base else None
+        if (
+            chunk is None
+            or not chunk.body
+            or chunk.items[-1].last
+            or self._after is not None
+            or self._wake.is_set()
+            or self.direct is None
+            or not self.direct.write(chunk.framed)
+        ):
+            return 0
+        self._pass(chunk)
+        self.wrote()
+        if self.hub.chunk(chunk.end):
+            self._wake.set()
+        return len(chunk.items)
+
+    def _pass(self, chunk: Chunk) -> None:
+        self._at = chunk.end
+        self._offset = chunk.items[-1].offset
+        self._next = chunk.items[-1].sequence + 1
 
     def leave(self) -> None:
         """The client is gone; its stream is over."""

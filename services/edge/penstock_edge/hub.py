@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from penstock.bus import Bus, BusError, Stored
 from penstock.bus.objects import unwrap
-from penstock.telemetry import CLIENTS
+from penstock.telemetry import CLIENTS, DELIVERED
 from penstock_edge.client import Chunk, Client
 from penstock_edge.items import Encoding, Item
 from penstock_edge.locate import Place
@@ -168,10 +168,13 @@ class Hub:
             self._chunks.clear()
 
     async def _fan_out(self) -> None:
+        written = 0
         for number, client in enumerate(tuple(self.clients), 1):
-            client.wake()
+            written += client.wake()
             if number % SLICE == 0:
                 await asyncio.sleep(0)
+        if written:
+            DELIVERED.labels(self.view.dialect).inc(written)
 
     def _close(self) -> None:
         if not self.closed and (frames := self._encoding.cut()):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from typing import ClassVar
 
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock_edge.direct import is_tried
 from penstock_edge.edge import Edge
 from penstock_edge.executions import Executions
 from penstock_edge.run_sse import RunSse
 from penstock_edge.runs import Runs
 from penstock_edge.settings import EdgeSettings
+
+log = logging.getLogger(__name__)
 
 
 class EdgeService(Service):
@@ -31,6 +35,8 @@ class EdgeService(Service):
 
     async def start(self) -> None:
         """Keep the streams alive; they come with the requests."""
+        if not is_tried():
+            log.warning("an untried uvicorn: events go out by ASGI, at twice the cost")
         self.spawn("beat", self._edge.hubs.beat)
 
     async def stop(self) -> None:

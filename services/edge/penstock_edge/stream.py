@@ -9,6 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock import sse
 from penstock_edge.client import Client
+from penstock_edge.direct import direct_of
 
 SLICE_BYTES = 256 * 1024
 LAST_WORDS_S = 5.0
@@ -41,6 +42,7 @@ class EventStream:
                 await send({"type": "http.response.body"})
                 return
             await send(self._head(200))
+            client.direct = direct_of(receive)
             while body is not None:
                 for start in range(0, len(body), SLICE_BYTES):
                     mid_frame = start > 0

@@ -1,0 +1,74 @@
+"""Events go straight to a client's connection where that was tried, and by ASGI elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from penstock_edge import direct
+from support.clients import MakeEdge, Stream
+from support.pretend import PretendRun
+
+
+@pytest.fixture
+def sends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the server's ASGI `send` was given, by type."""
+    seen: list[str] = []
+    send = RequestResponseCycle.send
+
+    async def counted(self: RequestResponseCycle, message: Any) -> None:
+        seen.append(message["type"])
+        await send(self, message)
+
+    monkeypatch.setattr(RequestResponseCycle, "send", counted)
+    return seen
+
+
+async def play(make_edge: MakeEdge, run: PretendRun, sends: list[str]) -> tuple[bytes, int]:
+    """A run's stream, and how many sends its live events took."""
+    edge = await make_edge()
+    await run.started()
+    async with Stream(edge, "GET", f"/v1/runs/{run.run_id}/events") as stream:
+        await stream.frame()
+        before = len(sends)
+        for piece in ("a", "é\u2028", "c" * 70_000):
+            await run.text(piece)
+            await stream.frame()
+        count = len(sends) - before
+        await run.completed()
+        await stream.rest()
+    return stream.body, count
+
+
+def test_the_server_that_is_installed_was_tried() -> None:
+    assert direct.is_tried()
+
+
+async def test_live_events_take_no_turn_of_the_clients_task(
+    make_edge: MakeEdge, run: PretendRun, sends: list[str]
+) -> None:
+    body, count = await play(make_edge, run, sends)
+    assert count == 0
+    assert body.count(b"\nevent: ") == 5
+
+
+async def test_another_server_gets_the_same_bytes_by_asgi(
+    make_edge: MakeEdge, run: PretendRun, sends: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "TRIED", ("0.1.",))
+    body, count = await play(make_edge, run, sends)
+    assert count == 3
+    assert body.count(b"\nevent: ") == 5
+
+
+def test_a_server_that_is_not_uvicorn_is_written_to_by_asgi() -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    assert direct.direct_of(receive) is None
+
+
+def test_a_chunk_is_its_length_in_hex_and_its_bytes() -> None:
+    assert direct.http_chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"
