@@ -56,7 +56,13 @@ class Reasoning(Data, title="Thought streamed"):
     debug: bool | None = Field(default=None, description="True when not meant for users.")
 
 
-class ToolArgs(Data, title="Tool arguments streamed"):
+_ONE_FORM = [
+    {"required": ["delta"], "properties": {"delta": {"type": "string"}}},
+    {"required": ["path", "value"]},
+]
+
+
+class ToolArgs(Data, title="Tool arguments streamed", json_schema_extra={"anyOf": _ONE_FORM}):
     """A piece of a call's arguments: JSON text (`delta`), or one value at a path."""
 
     TYPE: ClassVar[str] = "llm.tool_args"

@@ -1,0 +1,16 @@
+"""Every generated document, by its path under deploy/contract/."""
+
+from __future__ import annotations
+
+from penstock.contract import asyncapi, catalogue, typescript
+from penstock.contract.schemas import schemas, text
+
+
+def documents() -> dict[str, str]:
+    """Path to content: the same bytes every time, so that a test can hold the files to it."""
+    return {
+        "asyncapi.json": text(asyncapi.document()),
+        "catalogue.md": catalogue.page(),
+        "penstock.d.ts": typescript.declarations(),
+        **{f"schemas/{name}.json": text(schema) for name, schema in schemas().items()},
+    }

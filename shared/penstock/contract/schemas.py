@@ -1,0 +1,161 @@
+"""JSON Schema 2020-12 of every message: one self-contained document per event type."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from penstock.contract.notes import example
+from penstock.contract.unified import UNIFIED, Root, UnifiedType
+from penstock.events import CATALOGUE, Event, EventType
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+Schema = dict[str, Any]
+
+# An event over 512 KiB lies in the object store; its message is this.
+REFERENCE: Schema = {
+    "$schema": DIALECT,
+    "$id": "urn:penstock:reference",
+    "title": "Reference to a large event",
+    "description": "What is on the bus in place of an event over 512 KiB. The headers and the "
+    "subject are the event's own.",
+    "type": "object",
+    "properties": {
+        "penstock_object": {
+            "description": "The object's name in the object store `payloads`: "
+            "`<run_id>.<sequence>`. The object is the event's body.",
+            "type": "string",
+        }
+    },
+    "required": ["penstock_object"],
+    "additionalProperties": True,
+    "examples": [{"penstock_object": "0198c5a0-7b1e-7c3a-9d52-4f6e8a1b2c3d.13"}],
+}
+
+
+_ANY: Schema = {
+    "title": "Canonical event",
+    "description": "One canonical event, of a type that this version knows or of a later one.",
+}
+
+
+class _Plain(GenerateJsonSchema):
+    """Without titles made of field names, and without `default: null`."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+
+def of_model(model: type[BaseModel]) -> Schema:
+    """The model's schema, under its wire names."""
+    return model.model_json_schema(schema_generator=_Plain)
+
+
+def envelope() -> Schema:
+    """Any canonical event, of a known type or not."""
+    return _document("urn:penstock:event", of_model(Event) | _ANY)
+
+
+def of_type(row: EventType) -> Schema:
+    """A whole message of one canonical type: the envelope, its `event` and `data` narrowed."""
+    category, action = row.name.split(".")
+    return _narrowed(
+        of_model(Event),
+        f"urn:penstock:event:{row.name}",
+        row.title,
+        row.description,
+        {"event": _constants(category=category, action=action), "data": _body(row.model)},
+        example(row.name).model_dump(mode="json", exclude_unset=True),
+    )
+
+
+def unified_root() -> Schema:
+    """Any unified event."""
+    return _document("urn:penstock:unified", of_model(Root) | {"title": "Unified event"})
+
+
+def of_unified(row: UnifiedType) -> Schema:
+    """A whole message of one unified type."""
+    return _narrowed(
+        of_model(Root),
+        f"urn:penstock:unified:{row.name}",
+        row.name,
+        row.description,
+        {"type": {"const": row.name, "type": "string"}, "payload": _body(row.model)},
+        unified_example(row),
+    )
+
+
+def unified_example(row: UnifiedType) -> dict[str, Any]:
+    """A whole message of the type."""
+    return {
+        "event_id": "2b9a1f6e-6a3c-5f0e-9d55-0c8f3f1f7a10",
+        "session_id": "abc",
+        "timestamp": "2024-01-01T12:00:00Z",
+        "type": row.name,
+        "payload": row.example,
+    }
+
+
+def schemas() -> dict[str, Schema]:
+    """Every schema by its path under `schemas/`, without `.json`."""
+    return {
+        "envelope": envelope(),
+        "reference": REFERENCE,
+        **{name: of_type(row) for name, row in CATALOGUE.items()},
+        "unified/envelope": unified_root(),
+        **{f"unified/{name}": of_unified(row) for name, row in UNIFIED.items()},
+    }
+
+
+def text(document: Any) -> str:
+    """JSON for a file: for people, and the same every time."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _body(model: type[BaseModel]) -> Schema:
+    """What stands within a message: the message itself has the title and the description."""
+    schema = of_model(model)
+    return {word: part for word, part in schema.items() if word not in {"title", "description"}}
+
+
+def _constants(**values: str) -> Schema:
+    return {
+        "type": "object",
+        "properties": {name: {"const": value, "type": "string"} for name, value in values.items()},
+        "required": list(values),
+        "additionalProperties": True,
+    }
+
+
+def _narrowed(
+    base: Schema,
+    id: str,
+    title: str,
+    description: str,
+    properties: dict[str, Schema],
+    sample: dict[str, Any],
+) -> Schema:
+    definitions = base.get("$defs", {})
+    for schema in properties.values():
+        definitions |= schema.pop("$defs", {})
+    whole = {**base, "properties": {**base["properties"], **properties}}
+    whole |= {"title": title, "description": description, "examples": [sample]}
+    used = json.dumps(whole["properties"]) + json.dumps(definitions)
+    whole["$defs"] = {
+        name: definitions[name] for name in sorted(definitions) if f'"#/$defs/{name}"' in used
+    }
+    return _document(id, whole)
+
+
+def _document(id: str, schema: Schema) -> Schema:
+    definitions = schema.pop("$defs", None)
+    document = {"$schema": DIALECT, "$id": id, **schema}
+    return {**document, "$defs": definitions} if definitions else document
