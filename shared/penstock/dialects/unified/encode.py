@@ -1,0 +1,314 @@
+"""Canonical events to the frames of unified-events.md: `event: <type>`, the root object as data.
+
+A payload has exactly the document's keys, and `run_id`, since a session has many runs; what the
+event does not tell is null. In `workflow_*` `run_id` is the workflow's own, as documented.
+`tool_call_result` has `is_error` besides. Message ids begin with the run's id: upstreams count
+theirs anew in every run, and here they are unique in the session.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import orjson
+
+from penstock.dialects.base import Json, JsonObject
+from penstock.sse import Frame
+
+# of event ids: the same place in the same run gives the same id, whoever encodes it
+_NAMESPACE: Final = uuid.UUID("0b9c33a4-6c1a-5c8e-9a53-0d4c6f2b7e91")
+
+Payload = tuple[str, JsonObject]
+# Reads one field of a payload from the event; the second argument is the agent that says it.
+Field = Callable[[JsonObject, str], Json]
+
+
+@dataclass(slots=True)
+class _Message:
+    """A message that is open here."""
+
+    id: str
+    whole: bool = True  # False for the rest of one that had to be closed before its end
+    said: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class UnifiedEncoder:
+    """One run's events to unified frames (see `penstock.dialects.base.Encoder`)."""
+
+    _agent: str = ""  # the run's, for what has no source
+    _open: dict[str, _Message] = field(default_factory=dict)  # by the canonical message id
+    _begun: Counter[str] = field(default_factory=Counter)  # how often a message id was used
+
+    def feed(self, event: JsonObject) -> Sequence[Frame]:
+        """The frames of one canonical event, given as its envelope."""
+        name = event["event"]
+        type = f"{name['category']}.{name['action']}"
+        source = event.get("source")
+        agent = source["agent_id"] if source else self._agent
+        handle = _HANDLERS.get(type)
+        if handle is not None:
+            payloads = list(handle(self, event, agent))
+        elif type in _FIELDS:
+            payloads = [_payload(type, event, agent)]
+        else:
+            payloads = []
+        return [_frame(event, index, *payload) for index, payload in enumerate(payloads)]
+
+    def _started(self, event: JsonObject, _agent: str) -> Iterator[Payload]:
+        data = event["data"]
+        self._agent = data.get("agent", "")
+        metadata = {
+            "user_id": data.get("user_id"),
+            "workflow": data.get("workflow", self._agent),  # a run without one has the agent's name
+        }
+        session_id = event.get("session_id", "")
+        started = {"session_id": session_id, "agent": self._agent, "metadata": metadata}
+        yield "session_started", started
+
+    def _completed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
+        yield from self._close(event, agent)
+        yield _ended(event, "completed", event["data"].get("summary", ""))
+
+    def _failed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
+        yield from self._erred(event, agent)
+        yield _ended(event, "failed", event["data"].get("error", ""))
+
+    def _cancelled(self, event: JsonObject, agent: str) -> Iterator[Payload]:
+        yield from self._interrupted(event, agent)
+        yield _ended(event, "cancelled", event["data"].get("reason", "user_stop"))
+
+    def _interrupted(self, event: JsonObject, agent: str) -> Iterator[Payload]:
+        yield from self._close(event, agent)
+        default = "approval_required" if event["event"]["action"] == "paused" else "user_stop"
+        data = event["data"]
+        step = data.get("step", event.get("step_id"))
+        yield "run_interrupted", {"reason": data.get("reason", default), "step": step}
+
+    def _erred(self, event: JsonObject, agent: str) -> Iterator[Payload]:
+        """An error of the run, of a step or of the system; open messages end before it."""
+        yield from self._close(event, agent)
+        data = event["data"]
+        error = data.get("error")
+        told = error if isinstance(error, dict) else data
+        message = told.get("message", told.get("error", ""))
+        yield (
+            "run_error",
+            {
+                "error_type": told.get("error_type") or told.get("code") or "error",
+                "message": message,
+                "agent": agent,
+                "step": data.get("step") or data.get("step_id") or event.get("step_id"),
+            },
+        )
+
+    def _message_started(self, event: JsonObject, agent: str) -> Iterator[Payload]:
+        if event["data"]["message_id"] not in self._open:
+            yield self._begin(event, agent)
+
+    def _streamed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
+        """A piece of text. One that nobody announced begins its message."""
+        data = event["data"]
+        if data["message_id"] not in self._open:
+            yield self._begin(event, agent)
+        message = self._open[data["message_id"]]
+        message.said.append(data["content"])
+        yield "agent_message_delta", {"message_id": message.id, "delta": data["content"]}
+
+    def _message_completed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
+        """The end of a message. What nobody streamed (structured output) is one delta."""
+        data = event["data"]
+        if data["message_id"] not in self._open:
+            yield self._begin(event, agent)
+        message = self._open.pop(data["message_id"])
+        content = data["content"] if message.whole else "".join(message.said)
+        if content and not message.said:
+            yield "agent_message_delta", {"message_id": message.id, "delta": content}
+        yield "agent_message_end", {"message_id": message.id, "content": content}
+
+    def _begin(self, event: JsonObject, agent: str) -> Payload:
+        canonical_id = event["data"]["message_id"]
+        self._begun[canonical_id] += 1
+        times = self._begun[canonical_id]
+        message_id = f"{event['run_id']}/{canonical_id}"
+        if times > 1:
+            message_id += f"#{times}"
+        self._open[canonical_id] = _Message(message_id, whole=times == 1)
+        return "agent_message_start", {"agent": agent, "message_id": message_id}
+
+    def _close(self, _event: JsonObject, _agent: str) -> Iterator[Payload]:
+        for message in self._open.values():
+            content = "".join(message.said)
+            yield "agent_message_end", {"message_id": message.id, "content": content}
+        self._open.clear()
+
+    def _thought(self, event: JsonObject, agent: str) -> Iterator[Payload]:
+        """The end of a train of thought has no words of its own."""
+        data = event["data"]
+        if data["thought"]:
+            debug = data.get("debug") is True
+            yield "agent_thought", {"agent": agent, "content": data["thought"], "debug": debug}
+
+    def _tool_progressed(self, event: JsonObject, _agent: str) -> Iterator[Payload]:
+        """That a tool runs is no output of it."""
+        data = event["data"]
+        if data.get("delta"):
+            yield "tool_call_delta", {"tool_call_id": data["tool_call_id"], "delta": data["delta"]}
+
+
+Handler = Callable[[UnifiedEncoder, JsonObject, str], Iterator[Payload]]
+
+# What needs the run's state, or makes more than one frame or none.
+_HANDLERS: Final[Mapping[str, Handler]] = {
+    "lifecycle.started": UnifiedEncoder._started,
+    "lifecycle.paused": UnifiedEncoder._interrupted,
+    "lifecycle.completed": UnifiedEncoder._completed,
+    "lifecycle.failed": UnifiedEncoder._failed,
+    "lifecycle.cancelled": UnifiedEncoder._cancelled,
+    "system.error": UnifiedEncoder._erred,
+    "workflow.step_failed": UnifiedEncoder._erred,
+    "llm.message_started": UnifiedEncoder._message_started,
+    "llm.stream": UnifiedEncoder._streamed,
+    "llm.message_completed": UnifiedEncoder._message_completed,
+    "llm.reasoning": UnifiedEncoder._thought,
+    "llm.tool_progress": UnifiedEncoder._tool_progressed,
+}
+
+
+def _data(key: str, default: Json = None) -> Field:
+    return lambda event, _agent: event["data"].get(key, default)
+
+
+def _speaker(_event: JsonObject, agent: str) -> Json:
+    return agent
+
+
+def _is_error(event: JsonObject, _agent: str) -> Json:
+    return event["data"].get("outcome") in ("error", "rejected", "expired")
+
+
+def _result(event: JsonObject, _agent: str) -> Json:
+    """A workflow's result as the document has it: an object with a summary."""
+    result = event["data"].get("result")
+    if isinstance(result, dict) and isinstance(result.get("summary"), str):
+        return result
+    if isinstance(result, str):
+        return {"summary": result}
+    summary = "" if result is None else orjson.dumps(result).decode()
+    return {"summary": summary, "value": result}
+
+
+def _documents(event: JsonObject, _agent: str) -> Json:
+    keys = ("id", "score", "content")
+    return [{key: each.get(key) for key in keys} for each in event["data"].get("documents", ())]
+
+
+def _failure(event: JsonObject, _agent: str) -> Json:
+    """The document knows no failed automation: it is a completed one that says so."""
+    return f"failed: {event['data'].get('result', '')}"
+
+
+# One frame each: the unified type, and where its payload's fields come from.
+_FIELDS: Final[Mapping[str, tuple[str, Mapping[str, Field]]]] = {
+    "lifecycle.retrying": (
+        "run_retry",
+        {
+            "retry_count": _data("retry_count"),
+            "max_retries": _data("max_retries"),
+            "reason": _data("reason"),
+        },
+    ),
+    "llm.tool_call": (
+        "tool_call_started",
+        {
+            "tool_call_id": _data("tool_call_id"),
+            "tool_name": _data("tool"),
+            "agent": _speaker,
+            "args": _data("args"),
+        },
+    ),
+    "llm.tool_result": (
+        "tool_call_result",
+        {
+            "tool_call_id": _data("tool_call_id"),
+            "tool_name": _data("tool"),
+            "result": _data("result"),
+            "is_error": _is_error,
+        },
+    ),
+    "workflow.started": (
+        "workflow_started",
+        {"workflow": _data("workflow"), "run_id": _data("run_id")},
+    ),
+    "workflow.step_started": (
+        "workflow_step_started",
+        {
+            "run_id": _data("run_id"),
+            "step_id": _data("step_id"),
+            "description": _data("description"),
+        },
+    ),
+    "workflow.step_completed": (
+        "workflow_step_completed",
+        {"run_id": _data("run_id"), "step_id": _data("step_id"), "output": _data("output")},
+    ),
+    "workflow.transition": (
+        "workflow_transition",
+        {
+            "run_id": _data("run_id"),
+            "from_step": _data("from_step"),
+            "to_step": _data("to_step"),
+            "reason": _data("reason"),
+        },
+    ),
+    "workflow.completed": ("workflow_completed", {"run_id": _data("run_id"), "result": _result}),
+    "retrieval.started": ("retrieval_started", {"query": _data("query"), "agent": _speaker}),
+    "retrieval.result": ("retrieval_result", {"documents": _documents}),
+    "automation.triggered": (
+        "automation_triggered",
+        {"workflow": _data("workflow"), "trigger": _data("trigger")},
+    ),
+    "automation.completed": (
+        "automation_completed",
+        {"workflow": _data("workflow"), "result": _data("result")},
+    ),
+    "automation.failed": (
+        "automation_completed",
+        {"workflow": _data("workflow"), "result": _failure},
+    ),
+    "system.metrics": (
+        "metrics_update",
+        {
+            "cpu": _data("cpu"),
+            "memory_used": _data("memory_used"),
+            "disk_free": _data("disk_free"),
+            "containers_running": _data("containers_running"),
+        },
+    ),
+}
+
+
+def _payload(type: str, event: JsonObject, agent: str) -> Payload:
+    unified, fields = _FIELDS[type]
+    return unified, {key: read(event, agent) for key, read in fields.items()}
+
+
+def _ended(event: JsonObject, reason: str, summary: str) -> Payload:
+    session_id = event.get("session_id", "")
+    return "session_ended", {"session_id": session_id, "reason": reason, "summary": summary}
+
+
+def _frame(event: JsonObject, index: int, type: str, payload: JsonObject) -> Frame:
+    run_id = event["run_id"]
+    body = {
+        "event_id": str(uuid.uuid5(_NAMESPACE, f"{run_id}/{event['sequence']}/{index}")),
+        "session_id": event.get("session_id", ""),
+        "timestamp": event["timestamp"],
+        "type": type,
+        "payload": {"run_id": run_id, **payload},
+    }
+    return Frame(orjson.dumps(body), type)
