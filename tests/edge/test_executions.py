@@ -299,11 +299,18 @@ async def test_the_cancel_of_an_unknown_run_is_404(edge: Client, run_id: str) ->
     )
 
 
-@pytest.mark.parametrize("body", [{}, {"runId": 5}, {"run_id": "x"}, [], None])
+@pytest.mark.parametrize("body", [{}, {"runId": 5}, {"run_id": "x"}, []])
 async def test_a_cancel_with_a_bad_body_is_422(edge: Client, body: Any) -> None:
     status, code, message = await refused(edge, CANCEL, json=body)
     assert (status, code) == (422, "INVALID_REQUEST")
     assert "runId" in message or "body" in message
+
+
+@pytest.mark.parametrize("path", [TRIGGER, CANCEL, "/v1/runs"])
+async def test_a_body_that_does_not_say_it_is_json_is_415(edge: Client, path: str) -> None:
+    """A foreign web page can send such a request without being asked first."""
+    answer = await edge.post(path, content=b'{"topologyId": 123, "userMessage": "hi"}')
+    assert answer.status_code == 415
 
 
 async def test_of_two_cancels_at_once_one_succeeds(edge: Client, run: PretendRun, bus: Bus) -> None:

@@ -18,7 +18,7 @@ from penstock.bus import OutcomeUnknown
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
 from penstock.bus.subjects import decide, key_of
 from penstock.settings import AgentConfig
-from penstock.web.bodies import read_body
+from penstock.web.bodies import read_body, require_json
 from penstock.web.problems import Problem
 from penstock_edge import adk_request
 from penstock_edge.adk_request import Answer, InvalidRequest, RunAgentRequest
@@ -79,9 +79,7 @@ class RunSse:
         return await self._start(agent, asked, body.decode())
 
     async def _body(self, request: Request) -> bytes:
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type and media_type != "application/json" and not media_type.endswith("+json"):
-            raise Problem(415, f"the body is {media_type}; send application/json")
+        require_json(request)
         return await read_body(request, self._edge.settings.max_body_bytes)
 
     async def _start(self, agent: AgentConfig, asked: RunAgentRequest, body: str) -> ASGIApp:

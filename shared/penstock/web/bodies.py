@@ -30,11 +30,19 @@ async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> byte
     return b"".join(pieces)
 
 
+def require_json(request: Request) -> None:
+    """Raise Problem 415 unless the body says that it is JSON.
+
+    A missing media type is refused too: a foreign web page can send that without being asked first.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise Problem(415, f"the body is {media_type or 'of no type'}; send application/json")
+
+
 async def read_json(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> object:
     """The body as JSON. Raises Problem 415 for another media type, 422 for what is no JSON."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type and media_type != "application/json" and not media_type.endswith("+json"):
-        raise Problem(415, f"the body is {media_type}; send application/json")
+    require_json(request)
     body = await read_body(request, limit_bytes)
     try:
         return orjson.loads(body)
