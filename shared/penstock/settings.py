@@ -6,10 +6,12 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     HttpUrl,
@@ -18,7 +20,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
@@ -136,6 +138,108 @@ def _variable(name: str, path: Path) -> str:
         ) from None
 
 
+def _words(value: Any) -> Any:
+    return re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
+
+
+def _flag(value: Any) -> bool:
+    return value if isinstance(value, bool) else str(value).strip().lower() in _YES
+
+
+_YES = frozenset({"true", "1", "yes", "on"})
+_MIN_SECRET_BYTES = 32  # RFC 7518 section 3.2: as long as the hash
+_BY_SECRET = frozenset({"HS256", "HS384", "HS512"})
+_BY_PUBLIC_KEY = frozenset(
+    {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+)
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+
+
+class AuthSettings(BaseSettings):
+    """How callers are authenticated, as `PENSTOCK_AUTH_<NAME>`; lists are separated by commas.
+
+    Without a secret and without a JWKS URL, nobody is asked who they are.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_AUTH_",
+        extra="ignore",
+        populate_by_name=True,
+        hide_input_in_errors=True,  # an input may be a secret
+    )
+
+    jwt_secret: str | None = Field(None, repr=False, description="Secret of HS256 tokens")
+    jwks_url: str | None = Field(None, description="Where the issuer publishes its keys")
+    algorithms: Words = Field(
+        (), description="The only ones accepted; default HS256, or RS256 and ES256 with JWKS"
+    )
+    issuer: str | None = Field(None, description="What `iss` must be")
+    audience: str | None = Field(
+        None, description="What `aud` must have; without it, a token with `aud` is refused"
+    )
+    leeway_s: float = Field(30.0, ge=0, le=600, description="How far clocks may differ")
+    jwks_cache_s: float = Field(300.0, gt=0, description="How long the issuer's keys are kept")
+    jwks_refetch_s: float = Field(
+        10.0, ge=0, description="Unknown key ids cause one more reading in this time, at most"
+    )
+    jwks_timeout_s: float = Field(5.0, gt=0, description="How long a reading of the keys may take")
+    cookie_secure: bool = Field(True, description="Cookies go over TLS alone, and to localhost")
+    cookie_samesite: Literal["lax", "strict", "none"] = "lax"
+    csrf_secret: str | None = Field(
+        None, repr=False, description="Signs CSRF tokens; needed with JWKS and several replicas"
+    )
+    cors_origins: Words = Field((), description="Pages of other origins that may call")
+    max_connections_per_user: int = Field(100, gt=0, description="Open at a time, per process")
+    allow_unauthenticated_sse: Annotated[bool, BeforeValidator(_flag)] = Field(
+        False,
+        validation_alias="ALLOW_UNAUTHENTICATED_SSE",
+        description="Development only: every caller is `anonymous`, whatever else is configured",
+    )
+
+    @field_validator("jwt_secret", "jwks_url", "issuer", "audience", "csrf_secret")
+    @classmethod
+    def _empty_is_unset(cls, value: str | None) -> str | None:
+        return value or None  # as Compose and charts write it
+
+    @field_validator("jwt_secret", "csrf_secret")
+    @classmethod
+    def _long_enough(cls, value: str | None) -> str | None:
+        if value is not None and len(value.encode()) < _MIN_SECRET_BYTES:
+            raise ValueError(f"must have at least {_MIN_SECRET_BYTES} bytes")
+        return value
+
+    @field_validator("jwks_url")
+    @classmethod
+    def _is_url(cls, value: str | None) -> str | None:
+        if value is not None:
+            TypeAdapter(HttpUrl).validate_python(value)
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            parts = urlsplit(origin)
+            if origin != f"{parts.scheme}://{parts.netloc}" or not parts.netloc or "*" in origin:
+                raise ValueError(f"{origin} is no origin like https://app.example.com")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AuthSettings:
+        if self.jwt_secret is not None and self.jwks_url is not None:
+            raise ValueError("PENSTOCK_AUTH_JWT_SECRET and PENSTOCK_AUTH_JWKS_URL: set one of them")
+        # a public key must never be taken for an HMAC secret, so the two never mix
+        accepted = _BY_SECRET if self.jwt_secret is not None else _BY_PUBLIC_KEY
+        if strangers := set(self.algorithms) - accepted:
+            raise ValueError(
+                f"PENSTOCK_AUTH_ALGORITHMS: {', '.join(sorted(strangers))} is none of "
+                f"{', '.join(sorted(accepted))}"
+            )
+        if self.cookie_samesite == "none" and not self.cookie_secure:
+            raise ValueError("PENSTOCK_AUTH_COOKIE_SAMESITE=none needs secure cookies")
+        return self
+
+
 class Settings(BaseSettings):
     """What every service takes from the environment, as `PENSTOCK_<NAME>`."""
 
@@ -158,3 +262,4 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     drain_s: float = Field(10.0, ge=0, description="How long SIGTERM waits for what runs")
+    auth: AuthSettings = Field(default_factory=AuthSettings, description="See AuthSettings")

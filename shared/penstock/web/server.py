@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
+import logging
 import socket
 from collections.abc import Iterator, Sequence
 
@@ -12,23 +12,32 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
+from penstock.web.auth import Auth, AuthConfig, protection
+from penstock.web.auth.headers import SecurityHeaders
+from penstock.web.auth.origins import is_loopback
 from penstock.web.problems import exception_handlers
+
+log = logging.getLogger(__name__)
 
 
 class BindRefused(Exception):
     """The address must not, or cannot, be bound. The text says what to do."""
 
 
-def check_bind(host: str, insecure: bool) -> None:
-    """Refuse an address beyond loopback: there is no authentication yet."""
-    if insecure or host == "localhost":
+def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
+    """Refuse an address beyond loopback where nobody is asked who they are.
+
+    `asks`: callers authenticate. `insecure`: it was said that it may be open all the same.
+    """
+    if is_loopback(host) or asks:
         return
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return
+    if insecure:
+        log.warning("%s is reachable from other machines, and nothing asks who is calling", host)
+        return
     raise BindRefused(
-        f"{host} is reachable from other machines, and nothing asks who is calling. Bind "
-        "127.0.0.1, or set PENSTOCK_INSECURE_BIND=yes if something in front of it does"
+        f"{host} is reachable from other machines, and nothing asks who is calling. Set "
+        "PENSTOCK_AUTH_JWT_SECRET or PENSTOCK_AUTH_JWKS_URL (and ALLOW_UNAUTHENTICATED_SSE not), "
+        "or bind 127.0.0.1, or set PENSTOCK_INSECURE_BIND=yes if something in front of it asks"
     )
 
 
@@ -40,21 +49,36 @@ class _Server(uvicorn.Server):
 
 
 class Server:
-    """One port. `port` 0 takes a free one, which `port` then tells."""
+    """One port. `port` 0 takes a free one, which `port` then tells.
+
+    Without an `auth`, every caller is `anonymous`.
+    """
 
     def __init__(
-        self, routes: Sequence[BaseRoute], host: str, port: int, insecure: bool = False
+        self,
+        routes: Sequence[BaseRoute],
+        host: str,
+        port: int,
+        insecure: bool = False,
+        auth: Auth | None = None,
     ) -> None:
-        check_bind(host, insecure)
+        auth = auth or Auth(AuthConfig())
+        check_bind(host, asks=auth.asks, insecure=insecure)
         self._host = host
         self.port = port
-        app = Starlette(routes=list(routes), exception_handlers=exception_handlers)
+        app = Starlette(
+            routes=list(routes),
+            exception_handlers=exception_handlers,
+            middleware=protection(auth),
+        )
         self._server = _Server(
             uvicorn.Config(
-                app,
+                SecurityHeaders(app),  # around all, so that an internal error has them too
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # who is local is decided by the peer, not by what a header says of it
+                proxy_headers=False,
                 lifespan="off",
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=2,

@@ -1,0 +1,27 @@
+"""Who calls, and what they may do. The README beside `web` tells the rules."""
+
+from __future__ import annotations
+
+from penstock.web.auth.auth import Auth
+from penstock.web.auth.config import AuthConfig
+from penstock.web.auth.identity import Identity, act_as, check_owner, identity_of, require
+from penstock.web.auth.middleware import protection
+from penstock.web.auth.redact import redact_logs
+from penstock.web.auth.routes import auth_routes
+from penstock.web.auth.shapes import ERROR_SHAPES
+from penstock.web.auth.stream_tokens import StreamTokens
+
+__all__ = [
+    "ERROR_SHAPES",
+    "Auth",
+    "AuthConfig",
+    "Identity",
+    "StreamTokens",
+    "act_as",
+    "auth_routes",
+    "check_owner",
+    "identity_of",
+    "protection",
+    "redact_logs",
+    "require",
+]

@@ -1,0 +1,167 @@
+"""Who calls: the one decision, from a request to an Identity or a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from starlette.types import Scope
+
+from penstock.web.auth import csrf
+from penstock.web.auth.config import AuthConfig
+from penstock.web.auth.cookies import credential_cookie, csrf_cookie
+from penstock.web.auth.credentials import (
+    STREAM_PATHS,
+    Credential,
+    cookie_of,
+    find,
+    header_of,
+    path_patterns,
+)
+from penstock.web.auth.errors import invalid_token, nobody
+from penstock.web.auth.identity import ANONYMOUS, NOBODY, Identity
+from penstock.web.auth.jwks import Jwks
+from penstock.web.auth.jwt import Secret, Verifier
+from penstock.web.auth.limits import Connections
+from penstock.web.auth.origins import check_origin, is_local
+from penstock.web.auth.stream_tokens import StreamTokens
+from penstock.web.problems import Problem
+
+log = logging.getLogger(__name__)
+
+LOGOUT: Final = "/v1/logout"
+LOOK_AGAIN_S: Final = 15.0  # how long a revoked stream token's open streams may live on
+
+
+class Auth:
+    """Authenticates requests. Without keys, or told not to ask, everybody is `anonymous`."""
+
+    def __init__(
+        self,
+        config: AuthConfig,
+        tokens: StreamTokens | None = None,
+        stream_paths: Sequence[str] = STREAM_PATHS,
+    ) -> None:
+        self.config = config
+        self.tokens = tokens
+        self.csrf = csrf.Csrf.of(config)
+        self.connections = Connections(config.max_connections_per_user)
+        self._verifier = _verifier(config)
+        self._cookie = credential_cookie(config)
+        self._csrf_cookie = csrf_cookie(config)
+        self._stream_paths = path_patterns(stream_paths)
+        if config.allow_unauthenticated_sse:
+            log.warning(
+                "ALLOW_UNAUTHENTICATED_SSE IS ON: NOBODY IS ASKED WHO THEY ARE. Every caller is "
+                "`anonymous` and may act for every user. For development only"
+            )
+
+    @property
+    def asks(self) -> bool:
+        """Whether callers must say who they are."""
+        return self.config.asks
+
+    async def admit(self, scope: Scope) -> Identity:
+        """Who calls; the request may go on as theirs.
+
+        Raises Problem: 400 for contradicting credentials, 401 without any that hold, 403 for a
+        foreign page or without a CSRF token, 503 while credentials cannot be checked.
+        """
+        identity = await self._identify(scope)
+        if identity.kind in ("cookie", "anonymous"):
+            # what a browser adds by itself; a page cannot make it add a bearer
+            self._check_page(scope, identity)
+        return identity
+
+    async def over(self, identity: Identity) -> None:
+        """Return when the identity no longer holds: expired, or its stream token revoked.
+
+        A stream that is opened by it ends then. Never returns for `anonymous`.
+        """
+        while (left_s := self._left_s(identity)) > 0:
+            # by the wall clock, which may be set meanwhile
+            await asyncio.sleep(min(left_s, LOOK_AGAIN_S))
+            if await self._revoked(identity):
+                return
+
+    async def close(self) -> None:
+        """Give the issuer's keys back."""
+        if self._verifier is not None:
+            await self._verifier.close()
+
+    async def _identify(self, scope: Scope) -> Identity:
+        if not self.asks:
+            return ANONYMOUS
+        if scope["type"] == "http" and scope["path"] == LOGOUT:
+            return NOBODY  # who has a cookie that no longer holds must still get rid of it
+        credential = find(scope, self._cookie, self._stream_paths)
+        if credential is None:
+            raise nobody()
+        if credential.kind == "stream_token":
+            return await self._of_stream_token(credential)
+        return await self._of_jwt(credential)
+
+    async def _of_jwt(self, credential: Credential) -> Identity:
+        assert self._verifier is not None
+        claims = await self._verifier.verify(credential.value)
+        return Identity(
+            claims.user_id,
+            claims.scopes,
+            "bearer" if credential.kind == "bearer" else "cookie",
+            claims.expires_at,
+            session=hashlib.sha256(credential.value.encode()).hexdigest(),
+        )
+
+    async def _of_stream_token(self, credential: Credential) -> Identity:
+        if self.tokens is None:
+            raise invalid_token("stream tokens are not served here")
+        return await self.tokens.identify(credential.value)
+
+    def _check_page(self, scope: Scope, identity: Identity) -> None:
+        safe = scope["type"] == "http" and scope["method"] in csrf.SAFE_METHODS
+        if safe:
+            return
+        if not check_origin(scope, self.config.cors_origins):
+            raise Problem(403, "the page that sent this is neither ours nor in the list of origins")
+        if scope["type"] == "websocket" or identity.kind != "cookie" or is_local(scope):
+            return
+        header = header_of(scope, csrf.HEADER)
+        if not self.csrf.holds(identity.session, header, cookie_of(scope, self._csrf_cookie)):
+            raise Problem(403, "send the token of GET /v1/csrf as X-CSRF-Token, with its cookie")
+
+    def _left_s(self, identity: Identity) -> float:
+        return float("inf") if identity.expires_at is None else identity.expires_at - time.time()
+
+    async def _revoked(self, identity: Identity) -> bool:
+        if identity.grant is None or self.tokens is None:
+            return False
+        try:
+            return not await self.tokens.stands(identity.grant.token_id)
+        except Problem as problem:
+            log.warning("a stream goes on, unchecked for now: %s", problem.detail)
+            return False
+
+
+def _verifier(config: AuthConfig) -> Verifier | None:
+    if not config.configured:
+        return None
+    rules: dict[str, Any] = {
+        "issuer": config.issuer,
+        "audience": config.audience,
+        "leeway_s": config.leeway_s,
+    }
+    if config.jwt_secret is not None:
+        return Verifier(Secret(config.jwt_secret), config.pinned, **rules)
+    assert config.jwks_url is not None
+    jwks = Jwks(
+        config.jwks_url,
+        config.pinned,
+        cache_s=config.jwks_cache_s,
+        refetch_s=config.jwks_refetch_s,
+        timeout_s=config.jwks_timeout_s,
+    )
+    return Verifier(jwks, config.pinned, **rules)

@@ -1,0 +1,47 @@
+"""What authentication is made of, as the settings give it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SameSite = Literal["lax", "strict", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthConfig:
+    """The fields of `AuthSettings`, by the same names; their meaning is described there.
+
+    Plain data, since the settings check it: web and settings do not import each other.
+    """
+
+    jwt_secret: str | None = field(default=None, repr=False)
+    jwks_url: str | None = None
+    algorithms: tuple[str, ...] = ()
+    issuer: str | None = None
+    audience: str | None = None
+    leeway_s: float = 30.0
+    jwks_cache_s: float = 300.0
+    jwks_refetch_s: float = 10.0
+    jwks_timeout_s: float = 5.0
+    cookie_secure: bool = True
+    cookie_samesite: SameSite = "lax"
+    csrf_secret: str | None = field(default=None, repr=False)
+    cors_origins: tuple[str, ...] = ()
+    max_connections_per_user: int = 100
+    allow_unauthenticated_sse: bool = False
+
+    @property
+    def configured(self) -> bool:
+        """Whether there is a key to check tokens with."""
+        return self.jwt_secret is not None or self.jwks_url is not None
+
+    @property
+    def asks(self) -> bool:
+        """Whether callers must say who they are; otherwise everybody is `anonymous`."""
+        return self.configured and not self.allow_unauthenticated_sse
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """The algorithms that a token may name, and no other."""
+        return self.algorithms or (("HS256",) if self.jwt_secret else ("RS256", "ES256"))

@@ -1,0 +1,72 @@
+"""The two cookies: the credential, which no script can read, and the CSRF token, which one must."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Final
+
+from starlette.responses import Response
+
+from penstock.web.auth.config import AuthConfig
+
+MAX_COOKIE_BYTES: Final = 4096  # RFC 6265 section 6.1: name, value and attributes
+_ATTRIBUTES_BYTES: Final = 128
+
+
+def credential_cookie(config: AuthConfig) -> str:
+    """Its name. With the prefix, a browser takes it from this host alone, over TLS alone."""
+    return _prefixed(config, "penstock_token")
+
+
+def csrf_cookie(config: AuthConfig) -> str:
+    """The name of the cookie that the header X-CSRF-Token must repeat."""
+    return _prefixed(config, "penstock_csrf")
+
+
+def fits(config: AuthConfig, token: str) -> bool:
+    """Whether browsers keep a cookie that long."""
+    return len(credential_cookie(config)) + len(token) <= MAX_COOKIE_BYTES - _ATTRIBUTES_BYTES
+
+
+def set_credential(response: Response, config: AuthConfig, token: str, expires_at: float) -> None:
+    """Hand the token to the browser, for as long as it holds."""
+    _set(response, config, credential_cookie(config), token, expires_at, httponly=True)
+
+
+def set_csrf(
+    response: Response, config: AuthConfig, token: str, expires_at: float | None = None
+) -> None:
+    """Hand the CSRF token to the page's scripts."""
+    _set(response, config, csrf_cookie(config), token, expires_at, httponly=False)
+
+
+def clear(response: Response, config: AuthConfig) -> None:
+    """Take both back."""
+    for name in (credential_cookie(config), csrf_cookie(config)):
+        response.delete_cookie(
+            name, secure=config.cookie_secure, httponly=True, samesite=config.cookie_samesite
+        )
+
+
+def _prefixed(config: AuthConfig, name: str) -> str:
+    return f"__Host-{name}" if config.cookie_secure else name
+
+
+def _set(
+    response: Response,
+    config: AuthConfig,
+    name: str,
+    value: str,
+    expires_at: float | None,
+    *,
+    httponly: bool,
+) -> None:
+    response.set_cookie(
+        name,
+        value,
+        max_age=None if expires_at is None else max(0, math.floor(expires_at - time.time())),
+        secure=config.cookie_secure,
+        httponly=httponly,
+        samesite=config.cookie_samesite,
+    )

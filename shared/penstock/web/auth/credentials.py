@@ -1,0 +1,117 @@
+"""Where a request carries its credentials, and where it must not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+from urllib.parse import parse_qsl
+
+from starlette.routing import compile_path
+
+from penstock.web.auth.errors import invalid_request, invalid_token
+from penstock.web.auth.jwt import looks_like_jwt
+
+URL_NAMES: Final = frozenset({"token", "access_token"})
+MAX_PARAMETERS: Final = 1000
+
+# Event streams that a GET may open with `?token=`, for clients that can only be given a URL.
+STREAM_PATHS: Final = (
+    "/v1/events",
+    "/v1/runs/{run_id}/events",
+    "/v1/sessions/{session_id}/events",
+    "/api/v1/agent/runs/{thread_id}/events",
+    "/agui/{agent}/threads/{thread}/events",
+    "/apps/{app}/users/{user}/sessions/{session}/run",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """One credential, not checked yet."""
+
+    kind: Literal["bearer", "cookie", "stream_token"]
+    value: str
+
+
+def path_patterns(paths: Iterable[str]) -> tuple[re.Pattern[str], ...]:
+    """Route paths, as patterns to match."""
+    return tuple(compile_path(path)[0] for path in paths)
+
+
+def find(
+    scope: Mapping[str, Any], cookie_name: str, stream_paths: Iterable[re.Pattern[str]]
+) -> Credential | None:
+    """The request's credential; None when it has none.
+
+    `Authorization` goes before the cookie, which browsers send by themselves. Raises Refused: 401
+    for a JWT in the URL or a token where none opens anything, 400 for more than one credential.
+    """
+    in_url = _in_url(scope)
+    bearer = _bearer(scope)
+    if in_url is not None:
+        if looks_like_jwt(in_url):
+            raise invalid_token("a JSON Web Token is never accepted in a URL; use Authorization")
+        if not _is_stream(scope, stream_paths):
+            raise invalid_token("a token in the URL opens GET event streams only")
+        if bearer is not None:
+            raise invalid_request("there is a token in the URL and one in Authorization")
+        return Credential("stream_token", in_url)
+    if bearer is not None:
+        return Credential("bearer", bearer)
+    cookie = cookie_of(scope, cookie_name)
+    return None if cookie is None else Credential("cookie", cookie)
+
+
+def cookie_of(scope: Mapping[str, Any], name: str) -> str | None:
+    """The cookie of that name. Raises Refused 400 when there are two: one is somebody else's."""
+    pairs = "; ".join(headers_of(scope, b"cookie")).split(";")
+    named = [pair.partition("=") for pair in pairs]
+    values = [value.strip() for key, _, value in named if key.strip() == name]
+    if len(values) > 1:
+        raise invalid_request("there are two cookies of the same name")
+    return values[0] if values else None
+
+
+def headers_of(scope: Mapping[str, Any], name: bytes) -> list[str]:
+    """All headers of that name (lower case), as they came."""
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
+    """The one header of that name; None also where there are several, which agree on nothing."""
+    values = headers_of(scope, name)
+    return values[0] if len(values) == 1 else None
+
+
+def _bearer(scope: Mapping[str, Any]) -> str | None:
+    values = headers_of(scope, b"authorization")
+    if not values:
+        return None
+    if len(values) > 1:
+        raise invalid_request("there are two Authorization headers")
+    scheme, _, value = values[0].partition(" ")
+    if scheme.lower() != "bearer" or not value.strip():
+        raise invalid_token("Authorization is not: Bearer and a token")
+    return value.strip()
+
+
+def _in_url(scope: Mapping[str, Any]) -> str | None:
+    query = scope["query_string"].decode("latin-1")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
+    except ValueError as error:
+        raise invalid_request("the URL has too many parameters") from error
+    values = [value for name, value in pairs if name in URL_NAMES]
+    if len(values) > 1:
+        raise invalid_request("there are two tokens in the URL")
+    return values[0] if values else None
+
+
+def _is_stream(scope: Mapping[str, Any], stream_paths: Iterable[re.Pattern[str]]) -> bool:
+    return (
+        scope["type"] == "http"
+        and scope["method"] == "GET"
+        and any(pattern.match(scope["path"]) for pattern in stream_paths)
+    )

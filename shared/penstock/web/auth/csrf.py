@@ -1,0 +1,61 @@
+"""CSRF tokens: signed double submit, bound to the session of the cookie."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+from typing import Final
+
+from penstock.web.auth.config import AuthConfig
+
+log = logging.getLogger(__name__)
+
+HEADER: Final = b"x-csrf-token"
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
+
+class Csrf:
+    """Issues and checks tokens; the same secret on another replica takes the same tokens."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    @classmethod
+    def of(cls, config: AuthConfig) -> Csrf:
+        """With the secret that the configuration gives, or one of this process alone."""
+        if config.csrf_secret is not None:
+            return cls(config.csrf_secret.encode())
+        if config.jwt_secret is not None:
+            # derived, so that what is signed here can never be a JWT
+            return cls(_mac(config.jwt_secret.encode(), "penstock csrf").digest())
+        if config.configured:
+            log.warning(
+                "CSRF tokens hold in this process only: set PENSTOCK_AUTH_CSRF_SECRET where "
+                "several serve the same clients"
+            )
+        return cls(secrets.token_bytes(32))
+
+    def issue(self, session: str) -> str:
+        """A token for this session."""
+        nonce = secrets.token_urlsafe(16)
+        return f"{nonce}.{self._sign(session, nonce)}"
+
+    def holds(self, session: str, header: str | None, cookie: str | None) -> bool:
+        """Whether header and cookie are the same token, and it is one of this session."""
+        if not header or not cookie or not _equal(header, cookie):
+            return False
+        nonce, _, signature = header.partition(".")
+        return _equal(signature, self._sign(session, nonce))
+
+    def _sign(self, session: str, nonce: str) -> str:
+        return _mac(self._secret, f"{session}.{nonce}").hexdigest()
+
+
+def _mac(secret: bytes, text: str) -> hmac.HMAC:
+    return hmac.new(secret, text.encode(), hashlib.sha256)
+
+
+def _equal(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())

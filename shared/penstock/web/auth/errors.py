@@ -1,0 +1,41 @@
+"""Refusals that say how to come in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.web.problems import Problem
+
+REALM = 'Bearer realm="penstock"'
+
+
+class Refused(Problem):
+    """A Problem with headers of its own."""
+
+    def __init__(
+        self, status: int, detail: str, headers: dict[str, str] | None = None, **more: Any
+    ) -> None:
+        super().__init__(status, detail, **more)
+        self.headers = headers or {}
+
+
+def nobody() -> Refused:
+    """401 for a request without credentials. RFC 6750 section 3: no error code then."""
+    return Refused(401, "say who you are: Authorization: Bearer", {"www-authenticate": REALM})
+
+
+def invalid_token(why: str) -> Refused:
+    """401 for credentials that do not hold. `why` is ours, never a part of the token."""
+    challenge = f'{REALM}, error="invalid_token", error_description="{why}"'
+    return Refused(401, why, {"www-authenticate": challenge})
+
+
+def invalid_request(why: str) -> Refused:
+    """400 for credentials that contradict each other."""
+    challenge = f'{REALM}, error="invalid_request", error_description="{why}"'
+    return Refused(400, why, {"www-authenticate": challenge})
+
+
+def unavailable(why: str) -> Refused:
+    """503 while credentials cannot be checked."""
+    return Refused(503, why, {"retry-after": "1"})

@@ -1,0 +1,63 @@
+"""What a stream token is limited to: subjects, runs, sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.web.problems import Problem
+
+EVERYTHING = "*.*"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A stream token's limits, all of which hold; an empty one limits nothing.
+
+    `subjects` are `category.action`, each of which may be `*`.
+    """
+
+    token_id: str
+    subjects: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+    sessions: tuple[str, ...] = ()
+
+    def check_run(self, run_id: str, session_id: str) -> None:
+        """May it follow this run, with all that happens in it?
+
+        Raises Problem 404 for another run, 403 where it may see some subjects only.
+        """
+        foreign = (self.runs and run_id not in self.runs) or (
+            self.sessions and session_id not in self.sessions
+        )
+        if foreign:
+            raise Problem(404, f"there is no run {run_id}")
+        self._check_subjects([EVERYTHING])
+
+    def check_session(self, session_id: str) -> None:
+        """May it follow all runs of this session? Raises Problem as check_run does."""
+        if self.runs or (self.sessions and session_id not in self.sessions):
+            raise Problem(404, f"there is no session {session_id}")
+        self._check_subjects([EVERYTHING])
+
+    def check_subjects(self, subjects: Sequence[str]) -> None:
+        """May it follow these subjects of all its user's runs? None given is all of them.
+
+        Raises Problem 403; also for a token of some runs or sessions, which has streams of its own.
+        """
+        if self.runs or self.sessions:
+            raise Problem(403, "this token is for some runs or sessions: follow each by itself")
+        self._check_subjects(subjects or [EVERYTHING])
+
+    def _check_subjects(self, subjects: Sequence[str]) -> None:
+        for subject in subjects:
+            if self.subjects and not any(covers(own, subject) for own in self.subjects):
+                raise Problem(403, f"this token does not reach the subject {subject}")
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Whether all that `subject` (itself maybe a pattern) matches, `pattern` matches too."""
+    own, asked = pattern.split("."), subject.split(".")
+    return len(own) == len(asked) and all(
+        mine in ("*", theirs) for mine, theirs in zip(own, asked, strict=True)
+    )

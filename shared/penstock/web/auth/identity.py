@@ -1,0 +1,75 @@
+"""Who calls, and what follows from it: scopes, ownership, acting for others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from penstock.web.auth.grants import Grant
+from penstock.web.auth.scopes import ANONYMOUS as ANONYMOUS_SCOPES
+from penstock.web.auth.scopes import Permission
+from penstock.web.problems import Problem
+
+Kind = Literal["bearer", "cookie", "stream_token", "anonymous"]
+
+ANONYMOUS_USER: Final = "anonymous"
+IDENTITY: Final = "identity"  # its place in scope["state"]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One caller, for one request. `expires_at`: Unix seconds, None for never."""
+
+    user_id: str
+    scopes: frozenset[str]
+    kind: Kind
+    expires_at: float | None = None
+    grant: Grant | None = None  # what a stream token is limited to
+    session: str = ""  # a hash of the credential: what a CSRF token is bound to
+
+    def may(self, permission: Permission) -> bool:
+        """Whether it has the scope."""
+        return permission in self.scopes
+
+    def sees(self, owner: str) -> bool:
+        """Whether runs of this owner exist for it: its own; all, if it may act for others."""
+        return owner == self.user_id or self.may("act-as") or self.may("administer")
+
+
+ANONYMOUS: Final = Identity(ANONYMOUS_USER, ANONYMOUS_SCOPES, "anonymous")
+NOBODY: Final = Identity(ANONYMOUS_USER, frozenset(), "anonymous")
+
+
+def identity_of(scope: Mapping[str, Any]) -> Identity:
+    """Who calls, of a Request, a WebSocket or an ASGI scope.
+
+    KeyError where no AuthMiddleware has run: a server without it must not answer at all.
+    """
+    identity: Identity = scope["state"][IDENTITY]
+    return identity
+
+
+def require(identity: Identity, permission: Permission) -> None:
+    """Raises Problem 403 without the scope."""
+    if not identity.may(permission):
+        raise Problem(403, f"this needs the scope {permission}, which the token does not have")
+
+
+def check_owner(identity: Identity, owner: str, what: str) -> None:
+    """Raises Problem 404 for what is another user's, as if it was not there.
+
+    `what` as in "there is no run 42": the same words as for one that does not exist.
+    """
+    if not identity.sees(owner):
+        raise Problem(404, f"there is no {what}")
+
+
+def act_as(identity: Identity, wanted: str | None) -> str:
+    """The user that a request is for: the caller, or whom it names and may act for.
+
+    Raises Problem 403 for another user's name without scope act-as.
+    """
+    if wanted is None or wanted == identity.user_id or identity.may("act-as"):
+        return wanted or identity.user_id
+    raise Problem(403, "the request names another user; that needs the scope act-as")

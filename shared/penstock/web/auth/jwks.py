@@ -1,0 +1,186 @@
+"""Keys from an issuer's JWKS URL (RFC 7517): cached, and read again when keys rotate."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import httpx
+import jwt
+import orjson
+
+from penstock.web.auth.errors import invalid_token, unavailable
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES: Final = 1024 * 1024
+MAX_STALE_S: Final = 24 * 3600.0
+RETRY_S: Final = 1.0
+MIN_RSA_BITS: Final = 2048
+
+# Which kind of key an algorithm needs. No symmetric one: a published secret is no secret, and a
+# public key must never be taken for one.
+NEEDS: Final[dict[str, tuple[str, str | None]]] = {
+    "RS256": ("RSA", None),
+    "RS384": ("RSA", None),
+    "RS512": ("RSA", None),
+    "PS256": ("RSA", None),
+    "PS384": ("RSA", None),
+    "PS512": ("RSA", None),
+    "ES256": ("EC", "P-256"),
+    "ES384": ("EC", "P-384"),
+    "ES512": ("EC", "P-521"),
+    "EdDSA": ("OKP", "Ed25519"),
+}
+
+KeySet = Mapping[tuple[str | None, str], Any]
+
+
+class JwksFailure(Exception):
+    """The issuer's keys cannot be read. The text says why."""
+
+
+class Jwks:
+    """The keys of one issuer.
+
+    Keys older than `cache_s` are served while they are read again, up to a day when the issuer is
+    away. A `kid` that nobody knows causes one more reading, at most one in `refetch_s`: whoever
+    sends invented ones does not make us hammer the issuer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        algorithms: Sequence[str],
+        *,
+        cache_s: float = 300.0,
+        refetch_s: float = 10.0,
+        timeout_s: float = 5.0,
+    ) -> None:
+        self._url = url
+        self._algorithms = tuple(algorithms)
+        self._cache_s = cache_s
+        self._refetch_s = refetch_s
+        self._timeout_s = timeout_s
+        self._http = httpx.AsyncClient(timeout=timeout_s, follow_redirects=False)
+        self._keys: KeySet = {}
+        self._read_at = float("-inf")
+        self._retry_at = float("-inf")
+        self._look_again_at = float("-inf")
+        self._reading: asyncio.Task[bool] | None = None
+
+    async def key(self, kid: str | None, algorithm: str) -> Any:
+        """The key of that `kid`, or the only one for the algorithm where a token names none.
+
+        Raises Refused: 401 for a key that the issuer does not have, 503 while none can be had.
+        """
+        age_s = self._now() - self._read_at
+        if age_s > MAX_STALE_S:
+            await self._read_again()
+        elif age_s > self._cache_s:
+            self._begin()
+        found = self._find(kid, algorithm)
+        if found is None and (self._busy or self._now() >= self._look_again_at):
+            self._look_again_at = max(self._look_again_at, self._now() + self._refetch_s)
+            if age_s <= MAX_STALE_S:  # else this is what was just read
+                await self._read_again()
+            found = self._find(kid, algorithm)
+        if found is None:
+            raise invalid_token("the token names no key of ours")
+        return found
+
+    async def close(self) -> None:
+        """Stop reading."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        await self._http.aclose()
+
+    @property
+    def _busy(self) -> bool:
+        return self._reading is not None and not self._reading.done()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _find(self, kid: str | None, algorithm: str) -> Any:
+        if kid is not None:
+            return self._keys.get((kid, algorithm))
+        fitting = [key for (_, needed), key in self._keys.items() if needed == algorithm]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def _begin(self) -> None:
+        if not self._busy and self._now() >= self._retry_at:
+            self._reading = asyncio.create_task(self._read(), name="jwks")
+
+    async def _read_again(self) -> None:
+        """Everybody waits for the same reading; one that is cancelled does not end it."""
+        self._begin()
+        if not self._busy or self._reading is None or not await asyncio.shield(self._reading):
+            raise unavailable("the keys to check the token with are out of reach; try again")
+
+    async def _read(self) -> bool:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                self._keys = usable(await self._fetch(), self._algorithms)
+        except (JwksFailure, httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+            log.warning("the keys at %s cannot be read: %s", self._url, error or "timeout")
+            self._retry_at = self._now() + RETRY_S
+            return False
+        self._read_at = self._now()
+        return True
+
+    async def _fetch(self) -> bytes:
+        body = b""
+        async with self._http.stream("GET", self._url) as response:
+            if response.status_code != httpx.codes.OK:
+                raise JwksFailure(f"status {response.status_code}")
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > MAX_BYTES:
+                    raise JwksFailure(f"more than {MAX_BYTES} bytes")
+        return body
+
+
+def usable(body: bytes, algorithms: Sequence[str]) -> KeySet:
+    """The keys of a JWKS document that fit one of the algorithms, by kid and algorithm.
+
+    Raises JwksFailure for what is no JWKS, or has none: an issuer does not lose all its keys.
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise JwksFailure("it is not JSON") from error
+    listed = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise JwksFailure("it has no list of keys")
+    keys: dict[tuple[str | None, str], Any] = {}
+    for jwk in listed:
+        for algorithm in algorithms:
+            if (key := _key(jwk, algorithm)) is not None:
+                keys.setdefault((jwk.get("kid"), algorithm), key)
+    if not keys:
+        raise JwksFailure(f"it has no key for {', '.join(algorithms)}")
+    return keys
+
+
+def _key(jwk: Any, algorithm: str) -> Any:
+    if not isinstance(jwk, dict) or not isinstance(jwk.get("kid"), str | None):
+        return None
+    kind, curve = NEEDS.get(algorithm, (None, None))
+    fits = (
+        jwk.get("kty") == kind
+        and jwk.get("crv") == curve
+        and jwk.get("alg", algorithm) == algorithm
+        and jwk.get("use", "sig") == "sig"
+        and "d" not in jwk  # a private key that was published is anybody's
+    )
+    if not fits:
+        return None
+    try:
+        key = jwt.PyJWK(jwk, algorithm).key
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError):
+        return None
+    return None if kind == "RSA" and key.key_size < MIN_RSA_BITS else key

@@ -1,0 +1,135 @@
+"""JSON Web Tokens: whose a token is, and what it may do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import jwt
+
+from penstock.web.auth.errors import Refused, invalid_token
+from penstock.web.auth.identity import ANONYMOUS_USER
+from penstock.web.auth.scopes import granted
+
+MAX_TOKEN_CHARS: Final = 16 * 1024
+MAX_KID_CHARS: Final = 256
+
+_SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*", re.ASCII)
+_SUBJECT = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
+
+_WHY: Final[dict[type[jwt.PyJWTError], str]] = {
+    jwt.ExpiredSignatureError: "the token has expired",
+    jwt.ImmatureSignatureError: "the token is not valid yet",
+    jwt.InvalidIssuedAtError: "the token was issued in the future",
+    jwt.InvalidAudienceError: "the token is for another audience",
+    jwt.InvalidIssuerError: "the token is from another issuer",
+    jwt.MissingRequiredClaimError: "the token lacks a claim: it needs exp and sub",
+    jwt.InvalidSignatureError: "the signature does not hold",
+}
+
+
+class Keys(Protocol):
+    """Where keys come from."""
+
+    async def key(self, kid: str | None, algorithm: str) -> Any:
+        """The key for a token of this header. Raises Refused: 401 unknown, 503 not now."""
+        ...
+
+    async def close(self) -> None:
+        """Give up what is held."""
+        ...
+
+
+class Secret:
+    """One shared secret, for HMAC alone."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+
+    async def key(self, kid: str | None, algorithm: str) -> bytes:
+        """The secret, whatever the `kid`."""
+        if not algorithm.startswith("HS"):
+            raise invalid_token("the algorithm of the token is not accepted")
+        return self._secret
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a token that holds says. `expires_at`: Unix seconds, the leeway included."""
+
+    user_id: str
+    scopes: frozenset[str]
+    expires_at: float
+
+
+class Verifier:
+    """Checks tokens: RFC 7519 and 8725. The algorithms are ours to say, never the token's."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        algorithms: Sequence[str],
+        *,
+        issuer: str | None = None,
+        audience: str | None = None,
+        leeway_s: float = 0.0,
+    ) -> None:
+        self._keys = keys
+        self._algorithms = frozenset(algorithms)
+        self._issuer = issuer
+        self._audience = audience
+        self._leeway_s = leeway_s
+
+    async def verify(self, token: str) -> Claims:
+        """Raises Refused: 401 for a token that does not hold, 503 while keys are out of reach."""
+        if len(token) > MAX_TOKEN_CHARS or not _SHAPE.fullmatch(token):
+            raise invalid_token("this is no JSON Web Token")
+        try:
+            header = jwt.get_unverified_header(token)
+            algorithm, kid = header.get("alg"), header.get("kid")
+            if algorithm not in self._algorithms:
+                raise invalid_token("the algorithm of the token is not accepted")
+            if kid is not None and len(kid) > MAX_KID_CHARS:
+                raise invalid_token("the token names no key of ours")
+            claims = jwt.decode(
+                token,
+                await self._keys.key(kid, algorithm),
+                algorithms=[algorithm],
+                issuer=self._issuer,
+                audience=self._audience,
+                leeway=self._leeway_s,
+                options={"require": ["exp", "sub"]},
+            )
+            return self._read(claims)
+        except jwt.PyJWTError as error:
+            raise _refusal(error) from error
+        # what a hostile token makes of a JSON parser and of int(): deep nesting, exp 1e999
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise invalid_token("the token cannot be read") from error
+
+    def _read(self, claims: dict[str, Any]) -> Claims:
+        user_id = claims["sub"]
+        if not _SUBJECT.fullmatch(user_id) or user_id == ANONYMOUS_USER:
+            raise invalid_token("the subject of the token is no user of ours")
+        return Claims(user_id, granted(claims), float(int(claims["exp"])) + self._leeway_s)
+
+    async def close(self) -> None:
+        """Give the keys' source back."""
+        await self._keys.close()
+
+
+def looks_like_jwt(text: str) -> bool:
+    """Whether this is meant as one, valid or not."""
+    return text.startswith("eyJ") or text.count(".") == 2
+
+
+def _refusal(error: jwt.PyJWTError) -> Refused:
+    for kind, why in _WHY.items():
+        if isinstance(error, kind):
+            return invalid_token(why)
+    return invalid_token("the token is not valid")

@@ -1,0 +1,52 @@
+"""Keeps credentials out of logs: whatever is logged passes through here as text."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Final
+
+HIDDEN: Final = "[redacted]"
+
+# What precedes a secret, and the secret. A value ends where its quotation, its line or, in a URL,
+# its parameter ends, so that a JSON line stays JSON.
+_SECRETS: Final = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        # header names as text, as a dict, as pairs of bytes
+        r"""((?:proxy-)?authorization\W{1,6}?(?:b?['"])?(?:bearer|basic)\s+)[^\s"'\\,;]+""",
+        r"""((?:set-)?cookie['"]?\s*[:=,]\s*(?:b?['"])?)[^"'\\\r\n]+""",
+        r"""(x-csrf-token['"]?\s*[:=,]\s*(?:b?['"])?)[^\s"'\\,;]+""",
+        r"(\bbearer\s+)[A-Za-z0-9._~+/=-]{8,}",
+        r"([?&](?:token|access_token)=)[^\s&#\"'\\]+",
+        r"(\b(?:__Host-)?penstock_(?:token|csrf)=)[^\s;\"'\\]+",
+        r"()\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*",
+        r"()\bpst_[A-Za-z0-9_-]{20,}",
+    )
+)
+
+
+def redact(text: str) -> str:
+    """The text without credentials."""
+    for secret in _SECRETS:
+        text = secret.sub(rf"\g<1>{HIDDEN}", text)
+    return text
+
+
+class RedactingFormatter(logging.Formatter):
+    """Another formatter's lines, without credentials: messages, arguments, tracebacks, all."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return redact(self._inner.format(record))
+
+
+def redact_logs(logger: logging.Logger | None = None) -> None:
+    """Let no handler of the logger (the root's, if none is given) write a credential."""
+    for handler in (logger or logging.getLogger()).handlers:
+        if not isinstance(handler.formatter, RedactingFormatter):
+            handler.setFormatter(RedactingFormatter(handler.formatter or logging.Formatter()))
