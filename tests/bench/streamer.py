@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 import time
@@ -19,6 +20,7 @@ def frame(event: str, **fields: object) -> bytes:
 
 async def main(port: int, frames: int, rate: float) -> None:
     loop = asyncio.get_running_loop()
+    phases = (n * 0.618034 % 1 for n in itertools.count())
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -30,7 +32,8 @@ async def main(port: int, frames: int, rate: float) -> None:
             b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
         )
         writer.write(frame("RunStarted"))
-        begun = loop.time()
+        # spread over a frame's distance, however the starts came: a burst would measure its queue
+        begun = loop.time() + next(phases) / rate
         for number in range(frames):
             await asyncio.sleep(max(0.0, begun + number / rate - loop.time()))
             text = f"{time.time_ns()} and some words of an answer of the usual length"
