@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import nats
 import orjson
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
+from nats.js.api import StreamConfig
 from nats.js.errors import APIError
 
 from penstock.bus import streams
+from penstock.bus.connection import Connection
 from penstock.bus.direct import Stored, stored_of
 from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown, StartUpError
 from penstock.bus.kv import Bucket
@@ -28,6 +30,9 @@ from penstock.bus.streams import Retention
 log = logging.getLogger(__name__)
 
 MIN_SERVER = (2, 12)  # atomic batches and scheduled messages
+MIN_PAYLOAD_BYTES = 1024 * 1024  # parts and records are up to 512 KiB, with room for the rest
+CLOSE_TIMEOUT_S = 2
+STREAM_NOT_FOUND, MESSAGE_NOT_FOUND = 10059, 10037
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,33 +56,34 @@ class Bus:
     that the connection is kept for ever; `ready` says whether it stands right now.
     """
 
-    def __init__(self, client: Client, settings: BusSettings) -> None:
-        self.client = client
+    def __init__(self, settings: BusSettings) -> None:
         self.settings = settings
-        self.js = client.jetstream(timeout=settings.publish_timeout_s)
-        self.publisher = Publisher(client, settings.publish_timeout_s)
+        self.client = Connection()
+        self.js = self.client.jetstream(timeout=settings.publish_timeout_s)
+        self.publisher = Publisher(self.client, settings.publish_timeout_s)
         self._on_reconnect: set[Callable[[], None]] = set()
         self._buckets: dict[str, Bucket] = {}
+        self._trouble = ""
 
     @classmethod
     async def connect(cls, settings: BusSettings) -> Bus:
         """Connect, check the server, and ensure every stream and bucket."""
-        reconnected: list[Callable[[], None]] = []
-
-        async def on_reconnect() -> None:
-            log.info("reconnected to NATS")
-            for callback in reconnected:
-                callback()
-
-        async def on_disconnect() -> None:
-            log.warning("disconnected from NATS; reconnecting for ever")
-
-        async def on_error(error: Exception) -> None:
-            log.warning("NATS: %s", error)
-
+        bus = cls(settings)
         try:
-            client = await asyncio.wait_for(
-                nats.connect(
+            await bus._dial()
+            await bus._check_server()
+            await bus.publisher.start()
+            await bus._ensure()
+        except BaseException:
+            await bus.client.close()
+            raise
+        return bus
+
+    async def _dial(self) -> None:
+        settings = self.settings
+        try:
+            async with asyncio.timeout(settings.connect_timeout_s):
+                await self.client.connect(
                     settings.url,
                     name=settings.name,
                     user=settings.user,
@@ -85,29 +91,24 @@ class Bus:
                     user_credentials=settings.credentials_file,
                     ping_interval=5,
                     max_outstanding_pings=2,
-                    reconnect_time_wait=0.25,
+                    reconnect_time_wait=0.25,  # type: ignore[arg-type]  # it is only slept for
                     max_reconnect_attempts=-1,
-                    reconnected_cb=on_reconnect,
-                    disconnected_cb=on_disconnect,
-                    error_cb=on_error,
-                ),
-                settings.connect_timeout_s,
-            )
-        except (TimeoutError, OSError, NatsError) as error:
+                    reconnected_cb=self._reconnected,
+                    disconnected_cb=self._disconnected,
+                    error_cb=self._failed,
+                )
+        except (TimeoutError, OSError, NatsError, ImportError) as error:
+            # nats-py tries until the timeout: what went wrong is what it met on the way
+            reason = self._trouble or str(error) or type(error).__name__
             raise StartUpError(
-                f"cannot connect to NATS at {settings.url}: {error or type(error).__name__}. "
-                "Is it running there, and are the credentials right? (PENSTOCK_NATS_URL)"
+                f"cannot connect to NATS at {self._where}: {reason}. Is it running there, and "
+                "are the credentials right? (PENSTOCK_NATS_URL)"
             ) from error
-        bus = cls(client, settings)
-        reconnected.append(bus._reconnected)
-        try:
-            await bus._check_server()
-            await bus.publisher.start()
-            await bus._ensure()
-        except BaseException:
-            await client.close()
-            raise
-        return bus
+
+    @property
+    def _where(self) -> str:
+        """The URL without the password that may stand in it."""
+        return re.sub(r"//[^@/]*@", "//", self.settings.url)
 
     @property
     def ready(self) -> bool:
@@ -119,8 +120,8 @@ class Bus:
         if self.client.is_closed:
             return
         try:
-            await asyncio.wait_for(self.client.flush(), 2)
-        except (TimeoutError, NatsError):
+            await self.client.flush(CLOSE_TIMEOUT_S)
+        except NatsError:
             log.warning("NATS did not take the last messages before closing")
         await self.client.close()
 
@@ -129,9 +130,25 @@ class Bus:
         self._on_reconnect.add(callback)
         return lambda: self._on_reconnect.discard(callback)
 
-    def _reconnected(self) -> None:
+    async def _reconnected(self) -> None:
+        log.info("reconnected to NATS")
+        self._trouble = ""
         for callback in tuple(self._on_reconnect):
             callback()
+
+    async def _disconnected(self) -> None:
+        if not self.client.is_closed:
+            log.warning("disconnected from NATS; reconnecting for ever")
+        self.publisher.connection_lost()
+
+    async def _failed(self, error: Exception) -> None:
+        if not isinstance(error, OSError | NatsError | EOFError):
+            log.error("a subscription's callback failed", exc_info=error)
+            return
+        text = str(error) or type(error).__name__
+        if text != self._trouble:  # each attempt to reconnect ends in the same words
+            log.warning("NATS: %s", text)
+        self._trouble = text
 
     def bucket(self, name: str) -> Bucket:
         """A KV bucket of `streams.buckets`."""
@@ -149,17 +166,18 @@ class Bus:
         answer: dict[str, Any] = orjson.loads(msg.data)
         if "error" in answer:
             error = answer["error"]
-            raise ApiError(
-                error.get("err_code", 0), f"{call}: {error.get('description', 'refused')}"
-            )
+            text = f"{call}: {error.get('description', 'refused')}"
+            if error.get("code") == 503:  # no leader at the moment
+                raise BusUnavailable(text)
+            raise ApiError(error.get("err_code", 0), text)
         return answer
 
     async def request(self, subject: str, payload: bytes, timeout_s: float | None = None) -> Msg:
         """A core request; BusUnavailable without a responder, OutcomeUnknown without an answer."""
+        timeout_s = timeout_s or self.settings.publish_timeout_s
+        await self.client.standing(timeout_s)
         try:
-            return await self.client.request(
-                subject, payload, timeout=timeout_s or self.settings.publish_timeout_s
-            )
+            return await self.client.request(subject, payload, timeout=timeout_s)
         except NoRespondersError as error:
             raise BusUnavailable(f"nobody answers {subject}") from error
         except NatsTimeout as error:
@@ -170,9 +188,21 @@ class Bus:
     async def subscribe(
         self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
     ) -> Subscription:
-        """A core subscription that the server knows of when this returns."""
-        subscription = await self.client.subscribe(subject, queue, cb=callback)
-        await self.client.flush()
+        """A core subscription that the server knows of when this returns.
+
+        It lives on over reconnects. Raises BusUnavailable.
+        """
+        await self.client.standing(self.settings.publish_timeout_s)
+        try:
+            subscription = await self.client.subscribe(subject, queue, cb=callback)
+        except NatsError as error:
+            raise BusUnavailable(f"{subject}: {error}") from error
+        try:
+            await self.client.flush()
+        except NatsError as error:
+            with contextlib.suppress(NatsError):
+                await subscription.unsubscribe()
+            raise BusUnavailable(f"{subject}: the server did not take it: {error}") from error
         return subscription
 
     async def tail(self, stream: str, pattern: str) -> Stored | None:
@@ -180,7 +210,7 @@ class Bus:
         try:
             answer = await self.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": pattern})
         except ApiError as error:
-            if error.code == 10037:  # no message found
+            if error.code == MESSAGE_NOT_FOUND:
                 return None
             raise
         return stored_of(answer["message"])
@@ -189,14 +219,19 @@ class Bus:
         version = self.client.connected_server_version
         if (version.major, version.minor) < MIN_SERVER:
             raise StartUpError(
-                f"nats-server {version.major}.{version.minor} at {self.settings.url} is too old: "
+                f"nats-server {version.major}.{version.minor} at {self._where} is too old: "
                 f"Penstock needs {MIN_SERVER[0]}.{MIN_SERVER[1]} or later"
+            )
+        if self.client.max_payload < MIN_PAYLOAD_BYTES:
+            raise StartUpError(
+                f"the NATS server at {self._where} takes messages of {self.client.max_payload} "
+                f"bytes: set its max_payload to {MIN_PAYLOAD_BYTES} or more (its default is)"
             )
         try:
             await self.js.account_info()
         except (APIError, NatsError) as error:
             raise StartUpError(
-                f"the NATS server at {self.settings.url} has no JetStream for this account: "
+                f"the NATS server at {self._where} has no JetStream for this account: "
                 "start it with -js (or `jetstream {}` in its configuration), and allow "
                 "the user to publish to $JS.API.>"
             ) from error
@@ -205,17 +240,33 @@ class Bus:
         retention = self.settings.retention
         for config in (*streams.streams(retention), *streams.buckets(retention)):
             try:
-                try:
-                    await self.js.stream_info(config.name or "")
-                except APIError as error:
-                    if error.err_code != 10059:  # stream not found
-                        raise
-                    await self.js.add_stream(config)
+                await self._ensure_stream(config)
             except (APIError, NatsError) as error:
                 raise StartUpError(
                     f"cannot ensure the stream {config.name}: {error}. "
                     "May this user create streams? Is a stream of another owner in the way?"
                 ) from error
+
+    async def _ensure_stream(self, declared: StreamConfig) -> None:
+        try:
+            found = (await self.js.stream_info(declared.name or "")).config
+        except APIError as error:
+            if error.err_code != STREAM_NOT_FOUND:
+                raise
+            await self.js.add_stream(declared)
+            return
+        if other := streams.differences(declared, found, streams.STRUCTURE):
+            raise StartUpError(
+                f"there is a stream {declared.name} at {self._where} which is not Penstock's, or "
+                f"another version's: {other}. Give Penstock an account of its own, or edit the "
+                "stream"
+            )
+        # Never changed here: a service started with other settings would delete what others keep.
+        if other := streams.differences(declared, found, streams.RETENTION):
+            log.warning(
+                "the stream %s stays as it is: %s. `nats stream edit %s` changes it",
+                *(declared.name, other, declared.name),
+            )
 
 
 class ApiError(BusError):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
 from penstock.bus.errors import BusUnavailable, OutcomeUnknown
 
@@ -63,21 +64,25 @@ async def read(
                 BusUnavailable(f"{stream}: {status} {headers.get('Description', '')}")
             )
 
-    subscription = await bus.client.subscribe(inbox, cb=collect)
+    request = {
+        "seq": max(start, 1),
+        "next_by_subj": pattern,
+        "batch": limit,
+        "max_bytes": MAX_BATCH_BYTES,
+    }
+    await bus.client.standing(bus.settings.publish_timeout_s)
     try:
-        request = {
-            "seq": max(start, 1),
-            "next_by_subj": pattern,
-            "batch": limit,
-            "max_bytes": MAX_BATCH_BYTES,
-        }
-        await bus.client.publish(f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(request), inbox)
-        async with asyncio.timeout(bus.settings.publish_timeout_s):
-            pending = await done
+        subscription = await bus.client.subscribe(inbox, cb=collect)
+        try:
+            await bus.client.publish(f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(request), inbox)
+            async with asyncio.timeout(bus.settings.publish_timeout_s):
+                pending = await done
+        finally:
+            await subscription.unsubscribe()
     except TimeoutError as error:
         raise OutcomeUnknown(f"{stream}: the direct get did not end in time") from error
-    finally:
-        await subscription.unsubscribe()
+    except NatsError as error:
+        raise BusUnavailable(f"{stream}: {error}") from error
     return found, pending
 
 

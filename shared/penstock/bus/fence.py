@@ -124,16 +124,23 @@ class RawWriter:
                 await asyncio.sleep(RETRY_S)
             except (OutcomeUnknown, FenceConflict):
                 stored = await tail(self.bus, streams.RAW, pattern)
-                if stored is None or stored.sequence == self.last:
-                    # nothing came in between (or all of it has aged): the frame is not there
-                    self.last = stored.sequence if stored else 0
-                elif self._is_mine(stored):
-                    self.last = stored.sequence
-                    return self.last
-                else:
+                if self._is_foreign(stored):
                     raise FenceConflict(f"run {self.run_id} was taken over") from None
+                self.last = stored.sequence if stored else 0  # all of it may have aged
+                if stored and self._is_this(stored):
+                    return self.last
+                # The frame is not there; what is may be an earlier one whose write was cancelled.
 
-    def _is_mine(self, stored: Stored) -> bool:
-        return stored.headers.get(messages.CONNECTION) == self.connection and stored.headers.get(
-            messages.INDEX
-        ) == str(self.index)
+    def _is_foreign(self, stored: Stored | None) -> bool:
+        return (
+            stored is not None
+            and stored.sequence != self.last
+            and stored.headers.get(messages.CONNECTION) != self.connection
+        )
+
+    def _is_this(self, stored: Stored) -> bool:
+        headers = stored.headers
+        return (headers.get(messages.CONNECTION), headers.get(messages.INDEX)) == (
+            self.connection,
+            str(self.index),
+        )

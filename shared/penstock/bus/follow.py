@@ -8,6 +8,7 @@ after each reconnect and silence, the stream itself is asked.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ def _next_sequence(before: Stored, after: Stored) -> bool:
 
 
 def _next_on_subject(before: Stored, after: Stored) -> bool:
-    # of a direct get this is the message before it in the answer, which is the same
+    # of a republished message: the one before it on its subject; of a direct get: the one before
+    # it in the answer, none (0) for the first
     return int(after.headers.get("Nats-Last-Sequence", 0)) in (before.sequence, 0)
 
 
@@ -72,7 +74,8 @@ def raw(run_id: str, writer: str) -> Followed:
 class Follow:
     """Delivers lists of messages, from stream sequence `start` on, until `stop`.
 
-    `deliver` is called in order, never twice with the same message, and must not wait.
+    `deliver` is called in order, never twice with the same message, and must not wait. A hole in
+    the stream itself (messages that have aged or were deleted) is passed over with a warning.
     """
 
     def __init__(
@@ -98,8 +101,8 @@ class Follow:
 
     async def start(self) -> None:
         """Subscribe first, then read the past: so nothing falls between."""
-        self._stop_listening = self._bus.on_reconnect(self._begin_repair)
         self._subscription = await self._bus.subscribe(self._followed.live, self._on_live)
+        self._stop_listening = self._bus.on_reconnect(self._begin_repair)
         self._begin_repair()
 
     async def stop(self) -> None:
@@ -109,13 +112,14 @@ class Follow:
             self._stop_listening()
         if self._timer:
             self._timer.cancel()
-        if self._repair:
-            self._repair.cancel()
         if self._subscription:
             try:
                 await self._subscription.unsubscribe()
             except NatsError:
                 log.debug("unsubscribed by a closed connection")
+        if self._repair and self._repair is not asyncio.current_task():
+            self._repair.cancel()
+            await asyncio.wait([self._repair])
 
     async def _on_live(self, msg: Msg) -> None:
         headers = msg.headers or {}
@@ -143,11 +147,23 @@ class Follow:
     def _set_timer(self) -> None:
         if self._timer:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(self._probe_s, self._begin_repair)
+        if not self._stopped:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._probe_s, self._begin_repair)
 
     def _begin_repair(self) -> None:
         if self._repair is None and not self._stopped:
-            self._repair = asyncio.create_task(self._catch_up())
+            self._repair = asyncio.create_task(self._repaired())
+
+    async def _repaired(self) -> None:
+        try:
+            await self._catch_up()
+        except Exception:
+            # `deliver` failed: the next probe goes on after what it was given
+            log.exception("following %s", self._followed.pattern)
+        finally:
+            self._repair = None
+            self._set_timer()
 
     async def _catch_up(self) -> None:
         while not self._stopped:
@@ -155,31 +171,30 @@ class Follow:
                 found, pending = await read(
                     self._bus, self._followed.stream, self._followed.pattern, self._next
                 )
-            except (BusError, NatsError) as error:
+            except BusError as error:
                 log.warning("reading %s: %s", self._followed.pattern, error)
                 await asyncio.sleep(RETRY_S * 10)
                 continue
-            self._accept_found(found)
+            if found:
+                self._accept_found(found)
             self._accept_early()
             if pending:
                 continue
             if not self._early:
-                break
+                return
             await asyncio.sleep(RETRY_S)  # a replica lags behind what was republished
-        self._repair = None
-        self._set_timer()
 
     def _accept_found(self, found: list[Stored]) -> None:
-        if not found:
-            return
-        taken = 1
-        while taken < len(found) and self._followed.follows(found[taken - 1], found[taken]):
-            taken += 1
-        if self._last is None or self._followed.follows(self._last, found[0]):
-            self._accept(found[:taken])
-        else:
-            log.warning("%s: a gap in the stream itself", self._followed.pattern)
-            self._accept(found[:taken])
+        # a replica that lags gives less, but never leaves one out
+        whole = found if self._last is None else [self._last, *found]
+        for before, after in itertools.pairwise(whole):
+            if not self._followed.follows(before, after):
+                log.warning(
+                    "%s: nothing is left between %d and %d of %s",
+                    *(self._followed.pattern, before.sequence, after.sequence),
+                    self._followed.stream,
+                )
+        self._accept(found)
 
     def _accept_early(self) -> None:
         early, self._early = self._early, []

@@ -6,6 +6,8 @@ update; a claim or a lease needs both.
 
 from __future__ import annotations
 
+import math
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,16 +18,20 @@ from penstock.bus.publisher import EXPECTED_SEQUENCE, Message
 if TYPE_CHECKING:
     from penstock.bus.client import Bus
 
+MARKER_S = 60
+
 _OPERATION = "KV-Operation"
 _MARKER = "Nats-Marker-Reason"
+_TTL = "Nats-TTL"
+_WRITE = "Penstock-Write"  # tells a write whose answer was lost from another of the same value
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key's value; `revision` is what an update must name. `value` None: deleted."""
+    """A key's value; `revision` is what an update must name."""
 
     key: str
-    value: bytes | None
+    value: bytes
     revision: int
 
 
@@ -40,12 +46,12 @@ class Bucket:
 
     async def get(self, key: str) -> Entry | None:
         """The value as the leader has it; None when there is none."""
-        entry = await self._last(key)
-        return entry if entry is not None and entry.value is not None else None
+        stored = await self._last(key)
+        return None if stored is None or _gone(stored) else self._entry(stored)
 
     async def put(self, key: str, value: bytes) -> int:
         """Write whatever was there; returns the revision."""
-        return await self._bus.publisher.publish(Message(self._prefix + key, value, {}))
+        return await self._publish(key, value, {})
 
     async def create(self, key: str, value: bytes, ttl_s: float | None = None) -> int | None:
         """Write only where there is nothing; None when somebody was first."""
@@ -54,41 +60,42 @@ class Bucket:
     async def update(
         self, key: str, value: bytes, revision: int, ttl_s: float | None = None
     ) -> int | None:
-        """Write only over that revision; None when it is another by now.
+        """Write only over that revision (0: nothing there); None when it is another by now.
 
-        An unknown outcome is looked up: the value that stands is either ours or somebody else's.
+        A TTL is a whole number of seconds, rounded up. Where no answer came, the write that stands
+        is looked at; OutcomeUnknown only when that cannot tell either.
         """
-        headers = {EXPECTED_SEQUENCE: str(revision)}
+        write = secrets.token_hex(8)
+        headers = {_WRITE: write, EXPECTED_SEQUENCE: str(revision)}
         if ttl_s is not None:
-            headers["Nats-TTL"] = f"{max(1, round(ttl_s))}s"
-        message = Message(self._prefix + key, value, headers)
-        try:
-            return await self._bus.publisher.publish(message)
-        except FenceConflict:
-            if revision:
-                return None
-        except OutcomeUnknown:
-            entry = await self._last(key)
-            if entry is not None and entry.value == value and entry.revision > revision:
-                return entry.revision
-            raise
-        # a deleted or expired key leaves a marker: create over it
-        entry = await self._last(key)
-        if entry is None or entry.value is not None:
-            return None
-        headers[EXPECTED_SEQUENCE] = str(entry.revision)
-        try:
-            return await self._bus.publisher.publish(message)
-        except FenceConflict:
-            return None
+            headers[_TTL] = f"{math.ceil(ttl_s)}s"
+        while True:
+            try:
+                return await self._publish(key, value, headers)
+            except FenceConflict:
+                if revision:
+                    return None
+                # a key that was deleted or has expired leaves a marker: create over it
+                stored = await self._last(key)
+                if stored is not None and not _gone(stored):
+                    return None
+                headers[EXPECTED_SEQUENCE] = str(stored.sequence if stored else 0)
+            except OutcomeUnknown:
+                stored = await self._last(key)
+                if stored is not None and stored.headers.get(_WRITE) == write:
+                    return stored.sequence
+                raise
 
     async def delete(self, key: str, revision: int | None = None) -> bool:
-        """Delete, if a revision is given only that one; False when it is another by now."""
-        headers = {_OPERATION: "PURGE", "Nats-Rollup": "sub"}
+        """Delete, if a revision is given only that one; False when it is another by now.
+
+        What is left of it goes by itself: a bucket would fill with the markers of its past.
+        """
+        headers = {_OPERATION: "PURGE", "Nats-Rollup": "sub", _TTL: f"{MARKER_S}s"}
         if revision is not None:
             headers[EXPECTED_SEQUENCE] = str(revision)
         try:
-            await self._bus.publisher.publish(Message(self._prefix + key, b"", headers))
+            await self._publish(key, b"", headers)
         except FenceConflict:
             return False
         return True
@@ -98,23 +105,25 @@ class Bucket:
 
         Read without a consumer: a bucket keeps one message a key.
         """
-        found: dict[str, Entry] = {}
+        found: dict[str, Stored] = {}
         async for stored in replay(self._bus, self._stream, self._prefix + pattern):
-            key = stored.subject.removeprefix(self._prefix)
-            found[key] = _entry(key, stored)
-        return [entry for entry in found.values() if entry.value is not None]
+            found.pop(stored.subject, None)  # written again while we read
+            found[stored.subject] = stored
+        return [self._entry(stored) for stored in found.values() if not _gone(stored)]
 
     async def keys(self, pattern: str = ">") -> list[str]:
         """The keys that have a value, in the order of their last write."""
         return [entry.key for entry in await self.entries(pattern)]
 
-    async def _last(self, key: str) -> Entry | None:
-        stored = await self._bus.tail(self._stream, self._prefix + key)
-        if stored is None:
-            return None
-        return _entry(key, stored)
+    async def _publish(self, key: str, value: bytes, headers: dict[str, str]) -> int:
+        return await self._bus.publisher.publish(Message(self._prefix + key, value, headers))
+
+    async def _last(self, key: str) -> Stored | None:
+        return await self._bus.tail(self._stream, self._prefix + key)
+
+    def _entry(self, stored: Stored) -> Entry:
+        return Entry(stored.subject.removeprefix(self._prefix), stored.payload, stored.sequence)
 
 
-def _entry(key: str, stored: Stored) -> Entry:
-    gone = _OPERATION in stored.headers or _MARKER in stored.headers
-    return Entry(key, None if gone else stored.payload, stored.sequence)
+def _gone(stored: Stored) -> bool:
+    return _OPERATION in stored.headers or _MARKER in stored.headers

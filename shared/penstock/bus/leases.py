@@ -21,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Lease:
-    """One key of the bucket `leases`, whose value is its holder's name."""
+    """One key of the bucket `leases`, whose value is its holder's name.
+
+    `owner` must be a name that nobody else has, nor had: what bears it counts as ours.
+    """
 
     def __init__(self, bus: Bus, key: str, owner: str, ttl_s: float) -> None:
         self._bucket = bus.bucket("leases")
@@ -38,29 +41,31 @@ class Lease:
 
     async def acquire(self) -> bool:
         """Take it when nobody has it."""
-        asked_at = time.monotonic()
-        revision = await self._bucket.create(self.key, self._owner, self._ttl_s)
-        if revision is None:
-            return False
-        self._revision, self._renewed_at = revision, asked_at
-        return True
+        return await self._take(0)
 
     async def renew(self) -> bool:
         """Keep it; False when it is lost. A bus that is away changes nothing until the TTL ends."""
-        asked_at = time.monotonic()
         try:
-            revision = await self._bucket.update(self.key, self._owner, self._revision, self._ttl_s)
-            if revision is None:
-                # an earlier renewal whose answer was lost has moved the revision on
-                entry = await self._bucket.get(self.key)
-                if entry is None or entry.value != self._owner:
-                    self._revision = 0
-                    return False
-                revision = entry.revision
+            if not await self._take(self._revision):
+                self._revision = 0
         except BusError as error:
             log.warning("lease %s: %s", self.key, error)
-            return self.held
-        self._revision, self._renewed_at = revision, asked_at
+        return self.held
+
+    async def _take(self, revision: int) -> bool:
+        asked_at = time.monotonic()
+        taken = await self._bucket.update(self.key, self._owner, revision, self._ttl_s)
+        if taken is None:
+            # an earlier write of ours, whose answer was lost, may have moved the revision on; its
+            # TTL has begun earlier, so that it has to be written once more
+            entry = await self._bucket.get(self.key)
+            if entry is not None and entry.value == self._owner:
+                taken = await self._bucket.update(
+                    self.key, self._owner, entry.revision, self._ttl_s
+                )
+        if taken is None:
+            return False
+        self._revision, self._renewed_at = taken, asked_at
         return True
 
     async def release(self) -> None:
@@ -141,13 +146,9 @@ class FairShare:
             await asyncio.shield(self._membership.release())
 
     async def _turn(self) -> None:
-        if not (await self._membership.renew() if self._membership.held else False):
+        await self._renew_parts()
+        if not (self._membership.held and await self._membership.renew()):
             await self._membership.acquire()
-        for part, lease in tuple(self._held.items()):
-            if not await lease.renew():
-                log.warning("%s: lost part %d", self._group, part)
-                del self._held[part]
-                await self._stop(part)
         taken = await self._bucket.keys(f"{self._group}.>")
         prefix = f"{self._group}.member."
         members = sorted({key.removeprefix(prefix) for key in taken if key.startswith(prefix)})
@@ -164,6 +165,16 @@ class FairShare:
             if await lease.acquire():
                 self._held[part] = lease
                 await self._start(part)
+
+    async def _renew_parts(self) -> None:
+        held = tuple(self._held.items())
+        # side by side, since a bus that hangs would let those expire that come last
+        kept = await asyncio.gather(*(lease.renew() for _, lease in held))
+        for (part, _), is_kept in zip(held, kept, strict=True):
+            if not is_kept:
+                log.warning("%s: lost part %d", self._group, part)
+                del self._held[part]
+                await self._stop(part)
 
     def _share(self, members: list[str]) -> int:
         if self._member not in members:

@@ -1,12 +1,19 @@
-"""Payloads too large for one message: kept in the object store, carried by reference."""
+"""Payloads too large for one message: kept in the object store, carried by reference.
+
+Written by nats-py. Read by direct get, since nats-py's reader waits for ever when a chunk is
+missing, and leaves a consumer behind each time.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import base64
+import hashlib
+from typing import TYPE_CHECKING, Any
 
+import orjson
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 
+from penstock.bus.direct import replay
 from penstock.bus.errors import BusUnavailable
 from penstock.bus.fence import MAX_MESSAGE_BYTES
 
@@ -14,32 +21,54 @@ if TYPE_CHECKING:
     from penstock.bus.client import Bus
 
 _BUCKET = "payloads"
+_STREAM = f"OBJ_{_BUCKET}"
 _MARK = b'{"penstock_object":"'
 
 
 async def wrap(bus: Bus, name: str, payload: bytes) -> bytes:
     """The payload itself, or a reference to it when it is over 512 KiB.
 
-    `name` must be the same for the same payload: a repeat then writes the same object.
+    `name` must be the same for the same payload: a repeat then finds it there and writes nothing.
+    Raises BusUnavailable, OutcomeUnknown.
     """
     if len(payload) <= MAX_MESSAGE_BYTES:
         return payload
-    try:
-        store = await bus.js.object_store(_BUCKET)
-        await store.put(name, payload)
-    except (NatsError, JetStreamError) as error:
-        raise BusUnavailable(f"the object store did not take {name}: {error}") from error
+    info = await _info(bus, name)
+    if info is None or info["digest"] != _digest(payload):
+        await bus.client.standing(bus.settings.publish_timeout_s)
+        try:
+            store = await bus.js.object_store(_BUCKET)
+            await store.put(name, payload)
+        except NatsError as error:
+            raise BusUnavailable(f"the object store did not take {name}: {error}") from error
     return _MARK + name.encode() + b'"}'
 
 
 async def unwrap(bus: Bus, payload: bytes) -> bytes:
-    """What `wrap` was given. Raises BusUnavailable when the object cannot be read (any more)."""
+    """What `wrap` was given.
+
+    Raises BusUnavailable when the object cannot be read (any more), OutcomeUnknown.
+    """
     if not payload.startswith(_MARK):
         return payload
     name = payload[len(_MARK) : -2].decode()
-    try:
-        store = await bus.js.object_store(_BUCKET)
-        result = await store.get(name)
-    except (NatsError, JetStreamError) as error:
-        raise BusUnavailable(f"the object {name} cannot be read: {error}") from error
-    return result.data or b""
+    info = await _info(bus, name)
+    if info is None:
+        raise BusUnavailable(f"there is no object {name} (any more)")
+    chunks = replay(bus, _STREAM, f"$O.{_BUCKET}.C.{info['nuid']}")
+    whole = b"".join([chunk.payload async for chunk in chunks])
+    if _digest(whole) != info["digest"]:
+        raise BusUnavailable(f"the object {name} is not complete")
+    return whole
+
+
+async def _info(bus: Bus, name: str) -> dict[str, Any] | None:
+    """The object's description as NATS's object store keeps it: nuid, size, chunks, digest."""
+    subject = f"$O.{_BUCKET}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+    stored = await bus.tail(_STREAM, subject)
+    info: dict[str, Any] | None = orjson.loads(stored.payload) if stored is not None else None
+    return None if info is None or info.get("deleted") else info
+
+
+def _digest(payload: bytes) -> str:
+    return "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(payload).digest()).decode()

@@ -11,15 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import (
     ConnectionClosedError,
     ConnectionDrainingError,
-    MaxPayloadError,
     OutboundBufferLimitError,
 )
 
+from penstock.bus.connection import Connection
 from penstock.bus.errors import (
     BusError,
     BusUnavailable,
@@ -35,10 +34,22 @@ BATCH_ID = "Nats-Batch-Id"
 BATCH_SEQUENCE = "Nats-Batch-Sequence"
 BATCH_COMMIT = "Nats-Batch-Commit"
 MAX_BATCH = 1000
+# The server counts headers as payload, nats-py does not, and the server hangs up on who is over.
+HEADERS_BYTES = 8 * 1024
 
-# 10164 is what a replica says, without a number
-_CONFLICTS = frozenset({10071, 10164})
-_FULL = frozenset({10077, 10047, 10023, 10122})
+# By err_code of nats-server's errors.json; in all of them nothing was stored.
+_ERRORS: dict[object, type[BusError]] = {
+    10071: FenceConflict,
+    10164: FenceConflict,  # what a replica says, without a number
+    10023: StreamFull,  # insufficient resources
+    10047: StreamFull,  # insufficient storage
+    10077: StreamFull,  # the store refused: maximum bytes or messages
+    10122: StreamFull,  # the account's or stream's maximum bytes
+    10054: MessageTooLarge,
+    10176: BusUnavailable,  # a batch of which a restart has lost the beginning
+    10210: BusUnavailable,  # too many batches under way
+    10211: BusUnavailable,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,7 @@ class Message:
 class Publisher:
     """Publishes with any number in flight; every call ends in a sequence or a `BusError`."""
 
-    def __init__(self, client: Client, timeout_s: float) -> None:
+    def __init__(self, client: Connection, timeout_s: float) -> None:
         self._client = client
         self._timeout_s = timeout_s
         self._inbox = client.new_inbox()
@@ -64,14 +75,24 @@ class Publisher:
         """Subscribe to the inbox that all acknowledgements come to."""
         await self._client.subscribe(f"{self._inbox}.*", cb=self._on_ack)
 
+    def connection_lost(self) -> None:
+        """What is in flight will hear nothing more: its outcome is unknown now."""
+        for ack in self._waiting.values():
+            if not ack.done():
+                ack.set_exception(OutcomeUnknown("the connection was lost before the answer"))
+
     async def publish(self, message: Message) -> int:
         """Store one message; returns its stream sequence.
 
-        Raises FenceConflict, BusUnavailable, OutcomeUnknown, StreamFull or MessageTooLarge.
+        While the connection is away it waits for it, as long as for an answer. Raises
+        FenceConflict, BusUnavailable, OutcomeUnknown, StreamFull or MessageTooLarge.
         """
         reply, ack = self._expect()
-        await self._send(message, reply)
-        return await self._settled(reply, ack)
+        try:
+            await self._send(message, reply)
+            return await self._settled(ack)
+        finally:
+            self._forget(reply)
 
     async def publish_batch(self, messages: Sequence[Message]) -> int:
         """Store up to 1,000 messages all together or not at all; returns the last sequence.
@@ -81,54 +102,63 @@ class Publisher:
         batch_id = self._client.new_inbox()[-22:]
         last = len(messages)
         reply, ack = self._expect()
-        for number, message in enumerate(messages, 1):
-            headers = {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
-            if number == last:
-                headers[BATCH_COMMIT] = "1"
-            # the first asks for an answer, so that a refused batch says so at once
-            await self._send(
-                Message(message.subject, message.payload, headers),
-                reply if number in (1, last) else "",
-            )
-        return await self._settled(reply, ack)
+        try:
+            for number, message in enumerate(messages, 1):
+                headers = {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
+                if number == last:
+                    headers[BATCH_COMMIT] = "1"
+                # the first asks for an answer, so that a refused batch says so at once
+                await self._send(
+                    Message(message.subject, message.payload, headers),
+                    reply if number in (1, last) else "",
+                )
+                if ack.done():
+                    break
+            return await self._settled(ack)
+        finally:
+            self._forget(reply)
 
     def _expect(self) -> tuple[str, asyncio.Future[int]]:
         self._next += 1
         reply = f"{self._inbox}.{self._next}"
-        ack = asyncio.get_running_loop().create_future()
+        ack: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[reply] = ack
         return reply, ack
 
+    def _forget(self, reply: str) -> None:
+        ack = self._waiting.pop(reply)
+        if not ack.cancel() and not ack.cancelled():
+            ack.exception()  # asyncio complains of one that nobody looked at
+
     async def _send(self, message: Message, reply: str) -> None:
+        client = self._client
+        if len(message.payload) > client.max_payload - HEADERS_BYTES:
+            raise MessageTooLarge(
+                f"{message.subject}: {len(message.payload)} bytes and headers are over the "
+                f"server's max_payload of {client.max_payload}"
+            )
+        if not client.is_connected:
+            await client.standing(self._timeout_s)
         try:
-            await self._client.publish(
+            await client.publish(
                 message.subject, message.payload, reply, dict(message.headers) or None
             )
-        except MaxPayloadError as error:
-            self._waiting.pop(reply, None)
-            raise MessageTooLarge(
-                f"{message.subject}: {len(message.payload)} bytes are over the server's "
-                f"max_payload of {self._client.max_payload}"
-            ) from error
         except (
             OutboundBufferLimitError,
             ConnectionClosedError,
             ConnectionDrainingError,
         ) as error:
-            self._waiting.pop(reply, None)
             raise BusUnavailable(f"{message.subject}: not connected to NATS") from error
 
-    async def _settled(self, reply: str, ack: asyncio.Future[int]) -> int:
-        timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, reply)
+    async def _settled(self, ack: asyncio.Future[int]) -> int:
+        timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, ack)
         try:
             return await ack
         finally:
             timer.cancel()
-            self._waiting.pop(reply, None)
 
-    def _expire(self, reply: str) -> None:
-        ack = self._waiting.get(reply)
-        if ack is not None and not ack.done():
+    def _expire(self, ack: asyncio.Future[int]) -> None:
+        if not ack.done():
             ack.set_exception(OutcomeUnknown(f"no acknowledgement within {self._timeout_s:g} s"))
 
     async def _on_ack(self, msg: Msg) -> None:
@@ -144,16 +174,11 @@ class Publisher:
         if error is None:
             ack.set_result(answer["seq"])
         else:
-            ack.set_exception(_error_of(error))
+            ack.set_exception(error_of(error))
 
 
-def _error_of(error: Mapping[str, object]) -> BusError:
+def error_of(error: Mapping[str, object]) -> BusError:
+    """The `error` of a publish acknowledgement as ours: {code, err_code, description}."""
     code = error.get("err_code")
-    text = f"{error.get('description')} (err_code {code})"
-    if code in _CONFLICTS:
-        return FenceConflict(text)
-    if code in _FULL:
-        return StreamFull(text)
-    if error.get("code") == 503:
-        return BusUnavailable(text)
-    return BusError(text)
+    kind = _ERRORS.get(code, BusUnavailable if error.get("code") == 503 else BusError)
+    return kind(f"{error.get('description')} (err_code {code})")

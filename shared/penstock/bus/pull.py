@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 from nats.aio.msg import Msg
@@ -19,7 +19,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from penstock.bus.direct import Stored
-from penstock.bus.errors import BusError
+from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown
 
 if TYPE_CHECKING:
     from penstock.bus.client import Bus
@@ -30,6 +30,11 @@ NANO = 1_000_000_000
 EXPIRES_S = 30
 SILENCE_S = EXPIRES_S + 5  # longer than any request lives: something was lost
 RETRY_S = 0.25
+AGAIN_S = 1.0
+MAX_REQUEST_BYTES = 16 * 1024 * 1024  # a batch of the largest messages would be 256 MiB
+
+# 409s that end one request; every other 409 says that the consumer is gone or has moved
+_REQUEST_ENDS = frozenset({"Batch Completed", "Message Size Exceeds MaxBytes"})
 
 
 @dataclass(slots=True)
@@ -55,7 +60,10 @@ def _delivery(msg: Msg) -> Delivery:
 
 
 class _Pull:
-    """Keeps requests open at one consumer, and hands over what comes."""
+    """Keeps requests open at one consumer, and hands over what comes.
+
+    `on_message` gets each message, `on_room` is called when there may be something to ask for.
+    """
 
     def __init__(
         self,
@@ -66,9 +74,9 @@ class _Pull:
         batch: int,
     ) -> None:
         self._bus = bus
-        self._on_room = on_room
         self._stream = stream
         self._on_message = on_message
+        self._on_room = on_room
         self._batch = batch
         self._outstanding = 0
         self._inbox = ""
@@ -95,12 +103,14 @@ class _Pull:
     async def request(self, room: int) -> None:
         """Ask for up to `room` messages more, once enough of the last request has come."""
         want = min(room, self._batch) - self._outstanding
-        if want <= 0 or (self._outstanding and want < self._batch // 2):
+        if want <= 0 or (self._outstanding and want < self._batch // 2) or not self._bus.ready:
             return
         self._outstanding += want
         await self._bus.client.publish(
             f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self.consumer}",
-            orjson.dumps({"batch": want, "expires": EXPIRES_S * NANO}),
+            orjson.dumps(
+                {"batch": want, "max_bytes": MAX_REQUEST_BYTES, "expires": EXPIRES_S * NANO}
+            ),
             self._inbox,
         )
 
@@ -123,9 +133,7 @@ class _Pull:
             self._on_message(_delivery(msg))
             return
         assert msg.headers is not None
-        if status in ("404", "408") or (
-            status == "409" and "Batch Completed" in msg.headers.get("Description", "")
-        ):
+        if status in ("404", "408") or msg.headers.get("Description") in _REQUEST_ENDS:
             left = int(msg.headers.get("Nats-Pending-Messages", self._outstanding))
             self._outstanding = max(0, self._outstanding - left)
             self._on_room()
@@ -137,8 +145,9 @@ class _Pull:
 class Reader:
     """Every message of a filter from a stream sequence on, in order, each once.
 
-    `handle` is called with each; it may wait, and then nothing more than a batch is read ahead.
-    Nothing is acknowledged: whoever needs to remember how far it came writes that down itself.
+    `handle` is called with each; it may wait, and then at most a batch (and 16 MiB) is read ahead.
+    What it raises ends `run`, but for a BusError: then the message comes again. Nothing is
+    acknowledged: whoever needs to remember how far it came writes that down itself.
     """
 
     def __init__(
@@ -175,11 +184,13 @@ class Reader:
         finally:
             stop()
             await self._pull.close()
-            if self._bus.ready:
+            if self._bus.ready and self._pull.consumer:
                 with contextlib.suppress(BusError):
                     await self._delete()
 
     async def _open(self) -> None:
+        # first, so that nothing of the old consumer arrives any more
+        await self._pull.close()
         self._pending.clear()
         self._expected = 1
         answer = await self._bus.api(
@@ -324,6 +335,7 @@ class WorkQueue:
         task = asyncio.create_task(self._work(delivery))
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        self._wake.set()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -336,25 +348,39 @@ class WorkQueue:
     async def _work(self, delivery: Delivery) -> None:
         heartbeat = asyncio.create_task(self._heartbeat(delivery))
         try:
-            await self._handle(delivery.stored)
-            answer: dict[str, Any] | None = None
-            word = b"+ACK"
-        except Retry as retry:
-            word, answer = b"-NAK", {"delay": int(retry.delay_s * NANO)}
-        except Exception as error:
-            log.exception("%s: attempt %d failed", delivery.stored.subject, delivery.delivered)
-            word, answer = b"-NAK", {"delay": NANO}
-            if delivery.delivered >= self._max_deliver:
-                await self._on_poison(delivery.stored, error)
-                word, answer = b"+TERM", None
+            word = await self._word(delivery)
+        except Exception:
+            log.exception("%s: not given up, it comes again", delivery.stored.subject)
+            return
         finally:
             heartbeat.cancel()
-        payload = word + b" " + orjson.dumps(answer) if answer else word
         with contextlib.suppress(NatsError):  # unanswered, it is delivered again
-            await self._bus.client.publish(delivery.reply, payload)
+            await self._bus.client.publish(delivery.reply, word)
+
+    async def _word(self, delivery: Delivery) -> bytes:
+        """What the server is told: done, again, or never again."""
+        subject = delivery.stored.subject
+        try:
+            await self._handle(delivery.stored)
+        except Retry as retry:
+            return _again(retry.delay_s)
+        except (BusUnavailable, OutcomeUnknown) as error:
+            log.warning("%s: again, as the bus was away: %s", subject, error)
+            return _again(AGAIN_S)
+        except Exception as error:
+            log.exception("%s: attempt %d failed", subject, delivery.delivered)
+            if delivery.delivered < self._max_deliver:
+                return _again(AGAIN_S)
+            await self._on_poison(delivery.stored, error)
+            return b"+TERM"
+        return b"+ACK"
 
     async def _heartbeat(self, delivery: Delivery) -> None:
         while True:
             await asyncio.sleep(self._ack_wait_s / 3)
             with contextlib.suppress(NatsError):
                 await self._bus.client.publish(delivery.reply, b"+WPI")
+
+
+def _again(delay_s: float) -> bytes:
+    return b"-NAK " + orjson.dumps({"delay": int(delay_s * NANO)})

@@ -5,6 +5,7 @@ Measured in nats-server 2.15.1; the reasons are in the README beside this file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,7 +30,10 @@ COMMANDS, RAW, EVENTS, SCHEDULES, DEADLETTERS = (
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
-GIB = 1024**3
+
+# What a stream is, and how long it keeps: fields of StreamConfig that a start compares.
+STRUCTURE = ("subjects", "retention", "subject_transform", "republish")
+RETENTION = ("max_age", "max_bytes", "num_replicas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         max_age=retention.events_max_age_s,
         allow_direct=True,
         allow_rollup_hdrs=True,
+        max_consumers=100_000,
     )
     return [objects] + [
         StreamConfig(
@@ -146,3 +151,13 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         )
         for bucket, max_age_s in ages_s.items()
     ]
+
+
+def differences(declared: StreamConfig, found: StreamConfig, fields: Sequence[str]) -> str:
+    """Where the two differ, in words; empty when they agree in all that is declared."""
+    pairs = ((field, getattr(declared, field), getattr(found, field)) for field in fields)
+    return ", ".join(
+        f"{field} is {has}, not {wanted}"
+        for field, wanted, has in pairs
+        if wanted is not None and wanted != has
+    )
