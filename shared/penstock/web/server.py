@@ -16,6 +16,7 @@ from penstock.web.auth import Auth, AuthConfig, protection
 from penstock.web.auth.headers import SecurityHeaders
 from penstock.web.auth.origins import is_loopback
 from penstock.web.problems import exception_handlers
+from penstock.web.protocol import HttpProtocol
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Server:
                 lifespan="off",
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=2,
-                h11_max_incomplete_event_size=64 * 1024,
+                http=HttpProtocol,
             )
         )
         self._task: asyncio.Task[None] | None = None

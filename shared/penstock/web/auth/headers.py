@@ -13,11 +13,15 @@ ALWAYS: Final = {
     "content-security-policy": "frame-ancestors 'none'",
     "x-frame-options": "DENY",
 }
+NO_STORE: Final = {"cache-control": "no-store"}
 _HEADS: Final = frozenset({"http.response.start", "websocket.http.response.start"})
 
 
 class SecurityHeaders:
-    """Adds what a response does not say itself; JSON is `no-store`, for it is somebody's data."""
+    """Adds what a response does not say itself; JSON is `no-store`, for it is somebody's data.
+
+    An event stream keeps the head that its contract gives: no browser sniffs or renders one.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -28,10 +32,15 @@ class SecurityHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] in _HEADS:
                 headers = MutableHeaders(scope=message)
-                for name, value in ALWAYS.items():
+                media_type = headers.get("content-type", "")
+                for name, value in _for(media_type).items():
                     headers.setdefault(name, value)
-                if "json" in headers.get("content-type", ""):
-                    headers.setdefault("cache-control", "no-store")
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+
+def _for(media_type: str) -> dict[str, str]:
+    if media_type.startswith("text/event-stream"):
+        return {}
+    return ALWAYS | NO_STORE if "json" in media_type else ALWAYS
