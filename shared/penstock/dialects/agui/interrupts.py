@@ -1,0 +1,106 @@
+"""Interrupts: what a client is asked at a pause, and what its `resume[]` decided.
+
+An interrupt stands for one item of an approval; `ids` has the grammar of its id. A confirmation is
+answered with `{"approved": bool, "reason"?: str, "editedArgs"?: object}`, anything else with the
+value itself; status `cancelled` is a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.dialects.agui.ids import interrupt_id
+from penstock.dialects.base import Json, JsonObject
+
+CONFIRMATIONS: Final = frozenset({"confirmation", "review"})
+
+# The protocol's conventional reasons; other kinds are ours, with our name in front.
+_REASONS: Final[Mapping[str, str]] = {
+    "confirmation": "confirmation",
+    "input": "input_required",
+    "feedback": "input_required",
+    "external": "tool_call",
+    "long_running": "tool_call",
+}
+_YES_OR_NO: Final = ("approved", "accepted", "confirmed")  # ours, Agno's and ADK's word for it
+_NOTES: Final = ("reason", "note")
+_METADATA: Final = ("item_id", "kind", "digest", "tool", "args", "options", "editable")
+
+
+class UnclearAnswer(ValueError):
+    """A resume entry that says neither yes nor no: nothing may run because of it."""
+
+
+def interrupt(approval: JsonObject, item: JsonObject, *, scope: str, modern: bool) -> JsonObject:
+    """The `Interrupt` of one item of `approval.requested`'s data.
+
+    `scope` stands before the tool call's id; `modern` clients learn of the inner run.
+    """
+    kind = item["kind"]
+    call_id = item.get("tool_call_id")
+    reason = "tool_call" if kind == "confirmation" and call_id else _REASONS.get(kind)
+    asked: JsonObject = {
+        "id": interrupt_id(approval["approval_id"], item["item_id"]),
+        "reason": reason or f"penstock:{kind}",
+        "message": item.get("description") or _message(kind, item.get("tool")),
+        "toolCallId": f"{scope}{call_id}" if call_id else None,
+        "responseSchema": _schema(item),
+        "expiresAt": approval.get("expires_at"),
+        "subagentRunId": (item.get("subrun") or {}).get("id") if modern else None,
+        "metadata": {
+            "penstock": {
+                "approval_id": approval["approval_id"],
+                **{name: item[name] for name in _METADATA if item.get(name) is not None},
+            }
+        },
+    }
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def interrupt_of_all(approval_id: str) -> JsonObject:
+    """What stands for an approval of which the items are not known (its request has aged out)."""
+    return {"id": approval_id, "reason": "confirmation", "message": "A decision is needed."}
+
+
+def decided(item: JsonObject, entry: JsonObject) -> JsonObject:
+    """The decision on this item that a `resume[]` entry means, as approvals take it.
+
+    `item` as `approval.requested` has it. Gives `{item_id, decision, note, value}`; raises
+    `UnclearAnswer` where a confirmation is answered neither yes nor no.
+    """
+    payload = entry.get("payload")
+    fields = payload if isinstance(payload, dict) else {}
+    note = next((fields[name] for name in _NOTES if isinstance(fields.get(name), str)), None)
+    if entry.get("status") == "cancelled":
+        return _decision(item, "reject", note)
+    if item["kind"] not in CONFIRMATIONS:
+        return _decision(item, "approve", None, payload)
+    yes = payload if isinstance(payload, bool) else _yes_or_no(fields)
+    if yes is None:
+        raise UnclearAnswer(f"item {item['item_id']}: the payload must say `approved`")
+    return _decision(item, "approve" if yes else "reject", note, fields.get("editedArgs"))
+
+
+def _yes_or_no(fields: JsonObject) -> bool | None:
+    said = [fields[name] for name in _YES_OR_NO if isinstance(fields.get(name), bool)]
+    return all(said) if said else None
+
+
+def _decision(item: JsonObject, decision: str, note: str | None, value: Json = None) -> JsonObject:
+    return {"item_id": item["item_id"], "decision": decision, "note": note, "value": value}
+
+
+def _message(kind: str, tool: str | None) -> str:
+    what = kind.replace("_", " ")
+    return f"The tool {tool} waits: {what}." if tool else f"The run waits: {what}."
+
+
+def _schema(item: JsonObject) -> JsonObject | None:
+    if item["kind"] not in CONFIRMATIONS:
+        schema = item.get("input_schema")
+        return schema if isinstance(schema, dict) else None
+    properties: JsonObject = {"approved": {"type": "boolean"}, "reason": {"type": "string"}}
+    if item.get("editable"):
+        properties["editedArgs"] = {"type": "object"}
+    return {"type": "object", "properties": properties, "required": ["approved"]}

@@ -1,0 +1,217 @@
+"""What an AG-UI client holds after the events that it saw: messages and state.
+
+The reducer of the TypeScript client 1.0.0, for the events that our encoder makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.dialects.agui.patch import DoesNotApply, apply
+from penstock.dialects.agui.vocabulary import EventType
+from penstock.dialects.base import Json, JsonObject
+
+NOTHING: Final = object()  # no state is known, which is not the state null
+
+
+@dataclass(slots=True)
+class Memory:
+    """A client's conversation. `apply` takes the events in order."""
+
+    messages: list[JsonObject] = field(default_factory=list)
+    state: Json = NOTHING
+    run: JsonObject | None = None  # the last RUN_STARTED
+    end: JsonObject | None = None  # its RUN_FINISHED or RUN_ERROR
+
+    def apply(self, event: JsonObject) -> None:
+        """What the event changes."""
+        handler = _HANDLERS.get(event["type"])
+        if handler is not None:
+            handler(self, event)
+
+    def hear(self, id: str, text: str) -> None:
+        """The user's words, unless they are the last that is known."""
+        last = self.messages[-1] if self.messages else {}
+        if last.get("role") != "user" or last.get("content") != text:
+            self.messages.append({"id": id, "role": "user", "content": text})
+
+    def _message(self, id: str) -> JsonObject | None:
+        return next((each for each in self.messages if each["id"] == id), None)
+
+    def _call(self, id: str) -> tuple[int, JsonObject] | None:
+        """Where the message with this call stands, and the call."""
+        for index, message in enumerate(self.messages):
+            for call in message.get("toolCalls", ()):
+                if call["id"] == id:
+                    return index, call
+        return None
+
+    def _run_started(self, event: JsonObject) -> None:
+        self.run, self.end = event, None
+
+    def _run_ended(self, event: JsonObject) -> None:
+        self.end = event
+
+    def _started(self, event: JsonObject) -> None:
+        message = self._message(event["messageId"])
+        if message is None:
+            message = {"id": event["messageId"], "role": event.get("role", "assistant")}
+            message["content"] = ""
+            message.update({key: event[key] for key in ("name", "subagentRunId") if key in event})
+            self.messages.append(message)
+        _merge(message, event)
+
+    def _content(self, event: JsonObject) -> None:
+        message = self._message(event["messageId"])
+        if message is not None:
+            message["content"] = (message.get("content") or "") + event["delta"]
+            _merge(message, event)
+
+    def _ended(self, event: JsonObject) -> None:
+        message = self._message(event["messageId"])
+        if message is not None:
+            _merge(message, event)
+
+    def _call_started(self, event: JsonObject) -> None:
+        found = self._call(event["toolCallId"])
+        if found is not None:
+            _merge(found[1], event)
+            return
+        parent = self._parent(event)
+        function = {"name": event["toolCallName"], "arguments": ""}
+        call: JsonObject = {"id": event["toolCallId"], "type": "function", "function": function}
+        parent.setdefault("toolCalls", []).append(call)
+        _merge(call, event)
+
+    def _parent(self, event: JsonObject) -> JsonObject:
+        """The message that asks for the tool: the named one, or one of its own."""
+        id = event.get("parentMessageId")
+        existing = self._message(id) if id else None
+        if existing is not None and existing["role"] == "assistant":
+            return existing
+        created: JsonObject = {
+            "id": id if id and existing is None else event["toolCallId"],
+            "role": "assistant",
+        }
+        if "subagentRunId" in event:
+            created["subagentRunId"] = event["subagentRunId"]
+        self.messages.append(created)
+        return created
+
+    def _call_args(self, event: JsonObject) -> None:
+        found = self._call(event["toolCallId"])
+        if found is not None:
+            found[1]["function"]["arguments"] += event["delta"]
+            _merge(found[1], event)
+
+    def _call_ended(self, event: JsonObject) -> None:
+        found = self._call(event["toolCallId"])
+        if found is not None:
+            _merge(found[1], event)
+
+    def _call_result(self, event: JsonObject) -> None:
+        message = {
+            "id": event["messageId"],
+            "toolCallId": event["toolCallId"],
+            "role": "tool",
+            "content": event["content"],
+        }
+        if "subagentRunId" in event:
+            message["subagentRunId"] = event["subagentRunId"]
+        _merge(message, event)
+        found = self._call(event["toolCallId"])
+        at = found[0] + 1 if found else len(self.messages)
+        while at < len(self.messages) and self.messages[at]["role"] == "tool":
+            at += 1
+        self.messages.insert(at, message)
+
+    def _state(self, event: JsonObject) -> None:
+        self.state = event["snapshot"]
+
+    def _state_changed(self, event: JsonObject) -> None:
+        state = {} if self.state is NOTHING else self.state
+        try:
+            self.state = apply(state, event["delta"])
+        except DoesNotApply:
+            return  # so does the client
+
+    def _restated(self, event: JsonObject) -> None:
+        restated = {message["id"]: message for message in event["messages"]}
+        roles = {message["role"] for message in event["messages"]}
+        kept = [
+            restated.get(message["id"], message)
+            for message in self.messages
+            if message["id"] in restated or message["role"] in {"activity", "reasoning"} - roles
+        ]
+        known = {message["id"] for message in kept}
+        self.messages = kept + [each for id, each in restated.items() if id not in known]
+
+    def _activity(self, event: JsonObject) -> None:
+        message = self._message(event["messageId"])
+        replace = event.get("replace", True)
+        if message is None:
+            message = {"id": event["messageId"], "role": "activity"}
+            self.messages.append(message)
+        elif message["role"] != "activity" or not replace:
+            return
+        message["activityType"] = event["activityType"]
+        message["content"] = event["content"]
+        _merge(message, event)
+
+    def _activity_changed(self, event: JsonObject) -> None:
+        message = self._message(event["messageId"])
+        if message is None or message["role"] != "activity":
+            return
+        try:
+            message["content"] = apply(message["content"], event["patch"])
+        except DoesNotApply:
+            return
+        message["activityType"] = event["activityType"]
+        _merge(message, event)
+
+    def _encrypted(self, event: JsonObject) -> None:
+        if event["subtype"] == "tool-call":
+            found = self._call(event["entityId"])
+            entity = found[1] if found else None
+        else:
+            entity = self._message(event["entityId"])
+        if entity is not None and entity.get("role") != "activity":
+            entity["encryptedValue"] = event["encryptedValue"]
+
+
+def _merge(target: JsonObject, event: JsonObject) -> None:
+    if "metadata" in event:
+        target["metadata"] = {**target.get("metadata", {}), **event["metadata"]}
+
+
+_HANDLERS: Final[Mapping[str, Callable[[Memory, JsonObject], None]]] = {
+    EventType.RUN_STARTED: Memory._run_started,
+    EventType.RUN_FINISHED: Memory._run_ended,
+    EventType.RUN_ERROR: Memory._run_ended,
+    EventType.TEXT_MESSAGE_START: Memory._started,
+    EventType.TEXT_MESSAGE_CONTENT: Memory._content,
+    EventType.TEXT_MESSAGE_END: Memory._ended,
+    EventType.REASONING_MESSAGE_START: Memory._started,
+    EventType.REASONING_MESSAGE_CONTENT: Memory._content,
+    EventType.REASONING_MESSAGE_END: Memory._ended,
+    EventType.TOOL_CALL_START: Memory._call_started,
+    EventType.TOOL_CALL_ARGS: Memory._call_args,
+    EventType.TOOL_CALL_END: Memory._call_ended,
+    EventType.TOOL_CALL_RESULT: Memory._call_result,
+    EventType.STATE_SNAPSHOT: Memory._state,
+    EventType.STATE_DELTA: Memory._state_changed,
+    EventType.MESSAGES_SNAPSHOT: Memory._restated,
+    EventType.ACTIVITY_SNAPSHOT: Memory._activity,
+    EventType.ACTIVITY_DELTA: Memory._activity_changed,
+    EventType.REASONING_ENCRYPTED_VALUE: Memory._encrypted,
+}
+
+
+def remembered(events: Iterable[JsonObject]) -> Memory:
+    """What is held after these events."""
+    memory = Memory()
+    for event in events:
+        memory.apply(event)
+    return memory

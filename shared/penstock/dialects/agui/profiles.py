@@ -1,0 +1,231 @@
+"""The two field profiles of one event grammar: strict `agui`, and `agui+runs`.
+
+`agui` has the fields that the protocol describes and nothing else; what is ours stands under
+`metadata.penstock`. `agui+runs` has the fields of the agent runs contract (agent-runs-sse.md) at
+the top, beside those that an AG-UI client needs, and tells a message and a call's arguments once
+they are whole. The counters that the contract keeps inside are in none of its objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.dialects.agui.patch import tokens
+from penstock.dialects.agui.vocabulary import EventType
+from penstock.dialects.base import Json, JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an event stands."""
+
+    thread_id: str
+    run_id: str  # AG-UI's
+    timestamp_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """`body` makes an event of its type, the protocol's fields, and the facts that we know beyond.
+
+    `whole`: no deltas of text or arguments. `step`: the one step that each run has.
+    """
+
+    name: str
+    body: Callable[[EventType, JsonObject, JsonObject, Place], JsonObject]
+    whole: bool = False
+    step: str | None = None
+
+
+# strict
+
+# The facts that go to `metadata.penstock`, by type.
+_KEPT: Final[Mapping[EventType, tuple[str, ...]]] = {
+    EventType.RUN_STARTED: ("run_id", "leg", "agent"),
+    EventType.RUN_FINISHED: ("approval_id", "reason", "by"),
+    EventType.RUN_ERROR: ("error_type", "step", "status_code", "retryable", "detail", "by"),
+    EventType.STEP_STARTED: ("step_id", "description", "kind", "iteration", "branch"),
+    EventType.STEP_FINISHED: ("step_id", "output", "error"),
+    EventType.TEXT_MESSAGE_END: (
+        "value",
+        "content_type",
+        "citations",
+        "parts",
+        "status",
+        "result_type",
+        "key_points",
+        "suggested_actions",
+        "ui_schema",
+        "error",
+    ),
+    EventType.TOOL_CALL_END: ("pending", "execution"),
+    EventType.TOOL_CALL_RESULT: ("outcome", "error", "duration_s"),
+    EventType.REASONING_MESSAGE_CONTENT: ("title", "debug"),
+    EventType.SUBAGENT_FINISHED: ("status",),
+}
+
+
+def _strict(type: EventType, fields: JsonObject, facts: JsonObject, place: Place) -> JsonObject:
+    body: JsonObject = {"type": type.value, **fields}
+    if place.timestamp_ms is not None:
+        body["timestamp"] = place.timestamp_ms
+    if facts:
+        metadata = facts.get("metadata")  # an AG-UI upstream's own
+        metadata = dict(metadata) if isinstance(metadata, dict) else {}
+        kept = {name: facts[name] for name in _KEPT.get(type, ()) if facts.get(name) is not None}
+        if kept:
+            metadata["penstock"] = kept
+        if metadata:
+            body["metadata"] = metadata
+    return body
+
+
+# agui+runs
+
+STAGE: Final = "worker"
+COUNTERS: Final = frozenset(
+    {
+        "inputTokens",
+        "outputTokens",
+        "cost",
+        "latencyMs",
+        "model",
+        # the same in the spelling of our upstreams
+        "input_tokens",
+        "output_tokens",
+        "latency_ms",
+    }
+)
+_MESSAGE_STATUS: Final = frozenset({"success", "partial_success", "failed"})
+_RESULT_TYPES: Final = frozenset({"execution_report", "clarification", "error_report", "unknown"})
+_CALL_STATUS: Final = {"ok": "success", "partial": "partial"}
+
+# The top-level keys of each documented event, in the document's order, with those that an AG-UI
+# client needs (delta, toolCallId, content, outcome) behind. Other types keep what they have.
+_CALL: Final = ("messageId", "toolCallId", "toolCallName")
+_KEYS: Final[Mapping[EventType, tuple[str, ...]]] = {
+    EventType.RUN_STARTED: (),
+    EventType.RUN_FINISHED: ("outcome",),
+    EventType.RUN_ERROR: ("message", "code"),
+    EventType.STEP_STARTED: ("stepName",),
+    EventType.STEP_FINISHED: ("stepName",),
+    EventType.TOOL_CALL_START: (*_CALL, "stage"),
+    EventType.TOOL_CALL_ARGS: (*_CALL, "args", "stage", "delta"),
+    EventType.TOOL_CALL_END: (*_CALL, "stage"),
+    EventType.TOOL_CALL_RESULT: (
+        "messageId",
+        "role",
+        "stage",
+        "tool_name",
+        "tool_call_id",
+        "tool_call_args",
+        "status",
+        "result",
+        "error",
+        "toolCallId",
+        "content",
+    ),
+    EventType.TEXT_MESSAGE_END: (
+        "messageId",
+        "role",
+        "stage",
+        "status",
+        "answer",
+        "key_points",
+        "result_type",
+        "suggested_actions",
+        "error",
+        "ui_schema",
+    ),
+}
+
+
+def _runs(type: EventType, fields: JsonObject, facts: JsonObject, place: Place) -> JsonObject:
+    head = {"type": type.value, "threadId": place.thread_id, "runId": place.run_id}
+    tell = _TELL.get(type)
+    told = {**fields, **tell(fields, facts)} if tell else fields
+    keys = _KEYS.get(type, told)
+    body: JsonObject = without_counters(head | {name: told[name] for name in keys if name in told})
+    return body
+
+
+def _call(fields: JsonObject, facts: JsonObject) -> JsonObject:
+    return {
+        "messageId": facts["message_id"],
+        "toolCallName": facts["tool"],
+        "args": facts["args"],
+        "stage": STAGE,
+    }
+
+
+def _result(fields: JsonObject, facts: JsonObject) -> JsonObject:
+    outcome = facts["outcome"]
+    failed = outcome not in _CALL_STATUS
+    return {
+        "stage": STAGE,
+        "tool_name": facts["tool"],
+        "tool_call_id": fields["toolCallId"],
+        "tool_call_args": facts["args"],
+        "status": _CALL_STATUS.get(outcome, "failure"),
+        "result": facts["text"],
+        "error": facts.get("error") or outcome if failed else None,
+    }
+
+
+def _answer(fields: JsonObject, facts: JsonObject) -> JsonObject:
+    error = facts.get("error")
+    status = facts.get("status")
+    if status not in _MESSAGE_STATUS:
+        status = "failed" if error else "success"
+    result_type = facts.get("result_type")
+    if result_type not in _RESULT_TYPES:
+        result_type = "error_report" if status == "failed" else "unknown"
+    return {
+        "role": facts["role"],
+        "stage": STAGE,
+        "status": status,
+        "answer": facts["content"],
+        "key_points": facts.get("key_points") or [],
+        "result_type": result_type,
+        "suggested_actions": facts.get("suggested_actions") or [],
+        "error": error,
+        "ui_schema": facts.get("ui_schema") or {},
+    }
+
+
+_TELL: Final[Mapping[EventType, Callable[[JsonObject, JsonObject], JsonObject]]] = {
+    EventType.TOOL_CALL_START: _call,
+    EventType.TOOL_CALL_ARGS: _call,
+    EventType.TOOL_CALL_END: _call,
+    EventType.TOOL_CALL_RESULT: _result,
+    EventType.TEXT_MESSAGE_END: _answer,
+    # a patch must not bring in what the snapshots leave out
+    EventType.STATE_DELTA: lambda fields, facts: {"delta": _without_paths(fields["delta"])},
+    EventType.ACTIVITY_DELTA: lambda fields, facts: {"patch": _without_paths(fields["patch"])},
+}
+
+
+def without_counters(value: Json) -> Json:
+    """The value with no counter as a key of any object in it."""
+    if isinstance(value, dict):
+        return {
+            name: without_counters(item) for name, item in value.items() if name not in COUNTERS
+        }
+    if isinstance(value, list):
+        return [without_counters(item) for item in value]
+    return value
+
+
+def _without_paths(patch: list[JsonObject]) -> list[JsonObject]:
+    def touches(operation: JsonObject) -> bool:
+        pointers = operation["path"], operation.get("from") or ""
+        return any(COUNTERS.intersection(tokens(pointer)) for pointer in pointers)
+
+    return [operation for operation in patch if not touches(operation)]
+
+
+STRICT: Final = Profile("agui", _strict)
+RUNS: Final = Profile("agui+runs", _runs, whole=True, step=STAGE)
+PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (STRICT, RUNS)}

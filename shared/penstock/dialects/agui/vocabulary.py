@@ -1,0 +1,66 @@
+"""The words of AG-UI 1.0, and what differs for older clients. Shared by decoder and encoder.
+
+Source: the AG-UI 1.0 schema, and the behaviour of its TypeScript client 1.0.0 and 0.0.59.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Final
+
+PROTOCOL_VERSION: Final = "1.0"  # what our streams declare: a translating proxy names its own
+
+TEXT_ROLES: Final = frozenset({"developer", "system", "assistant", "user"})
+CLIENT_KINDS: Final = frozenset(
+    {"external", "long_running"}
+)  # approval items that are a frontend's
+
+
+class EventType(StrEnum):
+    """The 31 types of 1.0."""
+
+    RUN_STARTED = "RUN_STARTED"
+    RUN_FINISHED = "RUN_FINISHED"
+    RUN_ERROR = "RUN_ERROR"
+    STEP_STARTED = "STEP_STARTED"
+    STEP_FINISHED = "STEP_FINISHED"
+    TEXT_MESSAGE_START = "TEXT_MESSAGE_START"
+    TEXT_MESSAGE_CONTENT = "TEXT_MESSAGE_CONTENT"
+    TEXT_MESSAGE_END = "TEXT_MESSAGE_END"
+    TEXT_MESSAGE_CHUNK = "TEXT_MESSAGE_CHUNK"
+    TOOL_CALL_START = "TOOL_CALL_START"
+    TOOL_CALL_ARGS = "TOOL_CALL_ARGS"
+    TOOL_CALL_END = "TOOL_CALL_END"
+    TOOL_CALL_CHUNK = "TOOL_CALL_CHUNK"
+    TOOL_CALL_RESULT = "TOOL_CALL_RESULT"
+    STATE_SNAPSHOT = "STATE_SNAPSHOT"
+    STATE_DELTA = "STATE_DELTA"
+    MESSAGES_SNAPSHOT = "MESSAGES_SNAPSHOT"
+    ACTIVITY_SNAPSHOT = "ACTIVITY_SNAPSHOT"
+    ACTIVITY_DELTA = "ACTIVITY_DELTA"
+    REASONING_START = "REASONING_START"
+    REASONING_MESSAGE_START = "REASONING_MESSAGE_START"
+    REASONING_MESSAGE_CONTENT = "REASONING_MESSAGE_CONTENT"
+    REASONING_MESSAGE_END = "REASONING_MESSAGE_END"
+    REASONING_MESSAGE_CHUNK = "REASONING_MESSAGE_CHUNK"
+    REASONING_END = "REASONING_END"
+    REASONING_ENCRYPTED_VALUE = "REASONING_ENCRYPTED_VALUE"
+    SUBAGENT_STARTED = "SUBAGENT_STARTED"
+    SUBAGENT_FINISHED = "SUBAGENT_FINISHED"
+    SUBAGENT_ERROR = "SUBAGENT_ERROR"
+    RAW = "RAW"
+    CUSTOM = "CUSTOM"
+
+
+_VERSION = re.compile(r"\s*(\d{1,9})(?:\.|\s*$)")
+
+
+def is_modern(protocol_version: str | None) -> bool:
+    """Whether a client that declares this version knows what 1.0 added.
+
+    Clients before 1.0 declare none, and reject the outcome `cancelled`, `pendingToolCallIds` and
+    tool results in parts; those before 0.0.59 also reject SUBAGENT_*.
+    """
+    match = _VERSION.match(protocol_version or "")
+    return match is not None and int(match[1]) >= 1
