@@ -80,6 +80,7 @@ class AgentFacts:
     name: str | None = None
     kind: str = "agent"  # agent | team | workflow
     drop: frozenset[str] = field(default_factory=frozenset)  # upstream event names to leave out
+    client_tools: frozenset[str] = field(default_factory=frozenset)  # that the client runs (AG-UI)
 
 
 class Decoder(Protocol):

@@ -1,0 +1,198 @@
+"""Who speaks, and in which step: the agent, its subagents, and the steps of each.
+
+A subagent is heard of by SUBAGENT_STARTED, or by the first event that names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from penstock.dialects.agui.decode_values import Ids, obj, present, string, with_metadata
+from penstock.dialects.base import AgentFacts, Draft, JsonObject, Source, Subrun
+
+Owner = str | None  # the upstream's id of a subagent; None for the agent itself
+
+
+@dataclass(slots=True)
+class _Actor:
+    """The agent (`key` is "") or a subagent, and the steps that it is in, the inner last."""
+
+    source: Source
+    key: str = ""
+    subrun: Subrun | None = None
+    suspended: bool = False  # it waits with the run, and comes again in a later leg
+    steps: list[list[str]] = field(default_factory=list)  # name and step id
+
+
+class Cast:
+    """Everybody who takes part in a run."""
+
+    def __init__(self, agent: AgentFacts) -> None:
+        self._outer = _Actor(
+            Source(
+                agent_id=agent.id,
+                agent_type=agent.kind,
+                agent_name=agent.name or agent.id,
+                team_name=None,
+            )
+        )
+        self._subagents: dict[str, _Actor] = {}
+        self._subrun_ids = Ids()
+        self._step_ids = Ids()
+        self.run_id = ""  # the upstream's, of this leg
+
+    @property
+    def source(self) -> Source:
+        """The agent itself."""
+        return self._outer.source
+
+    def draft(self, body: JsonObject, event_type: str, data: JsonObject) -> Draft:
+        """Something that the event's owner says."""
+        actor = self._actor(owner_of(body))
+        step_id = actor.steps[-1][1] if actor.steps else None
+        return Draft(event_type, data, actor.source, actor.subrun, step_id)
+
+    def subrun(self, owner: Owner) -> Subrun | None:
+        """The inner run of a subagent."""
+        return self._actor(owner).subrun
+
+    def meet(self, body: JsonObject) -> list[Draft]:
+        """An event names a subagent whose start was not seen: every one has a start."""
+        owner = owner_of(body)
+        if owner is None or owner in self._subagents or _is_about_subagent(body):
+            return []
+        return [self._dispatch(owner, {"name": owner})]
+
+    # subagents
+
+    def started(self, body: JsonObject) -> list[Draft] | None:
+        """SUBAGENT_STARTED; of one that waited with the run, nothing is said again."""
+        owner = owner_of(body)
+        if owner is None:
+            return None
+        known = self._subagents.get(owner)
+        if known is not None and known.suspended:
+            known.suspended = False
+            return []
+        return [*self._finish(owner, "cancelled"), self._dispatch(owner, body)]
+
+    def finished(self, body: JsonObject) -> list[Draft] | None:
+        """SUBAGENT_FINISHED: it is done, or it waits for what the run will ask for."""
+        owner = owner_of(body)
+        actor = self._subagents.get(owner) if owner else None
+        if owner is None or actor is None:
+            return None
+        if obj(body.get("outcome")).get("type") == "suspended":
+            actor.suspended = True
+            return None  # told as the upstream's own event
+        return self._finish(owner, "completed", result=body.get("result"))
+
+    def failed(self, body: JsonObject) -> list[Draft] | None:
+        """SUBAGENT_ERROR."""
+        owner = owner_of(body)
+        if owner is None or owner not in self._subagents:
+            return None
+        code = string(body.get("code"))
+        return self._finish(owner, "failed", error=string(body.get("message")) or code or "failed")
+
+    def _dispatch(self, owner: str, body: JsonObject) -> Draft:
+        around = self._actor(string(body.get("parentSubagentRunId")))
+        key, name = self._subrun_ids.unique(owner), string(body.get("name")) or owner
+        subrun = Subrun(id=key, name=name)
+        if around.key:
+            subrun["parent_id"] = around.key
+        source = Source(agent_id=name, agent_type="worker", agent_name=name, team_name=None)
+        self._subagents[owner] = _Actor(source, key, subrun)
+        data = {
+            "worker_name": name,
+            "task": string(body.get("description")) or "",
+            "subrun_id": key,
+            "parent_subrun_id": around.key or None,
+            "parent_tool_call_id": string(body.get("parentToolCallId")),
+            "parent_message_id": string(body.get("parentMessageId")),
+        }
+        step_id = around.steps[-1][1] if around.steps else None
+        data = with_metadata(present(data), body)
+        return Draft("dispatch.worker", data, around.source, around.subrun, step_id)
+
+    def _finish(self, owner: str, status: str, **told: object) -> list[Draft]:
+        actor = self._subagents.pop(owner, None)
+        if actor is None:
+            return []
+        data = {"subrun_id": actor.key, "status": status, **told}
+        return [Draft("dispatch.finished", present(data), actor.source, actor.subrun)]
+
+    # steps
+
+    def step_started(self, body: JsonObject) -> list[Draft] | None:
+        """STEP_STARTED: its name is all that is known of a step."""
+        name = string(body.get("stepName"))
+        if name is None:
+            return None
+        step_id = self._step_ids.unique(name)
+        self._actor(owner_of(body)).steps.append([name, step_id])
+        data = {"run_id": self.run_id, "step_id": step_id, "description": name}
+        return [self.draft(body, "workflow.step_started", with_metadata(data, body))]
+
+    def step_finished(self, body: JsonObject) -> list[Draft] | None:
+        """STEP_FINISHED: the last step of that name; it tells no output."""
+        actor = self._actor(owner_of(body))
+        name = body.get("stepName")
+        step = next((step for step in reversed(actor.steps) if step[0] == name), None)
+        if step is None:
+            return None
+        data = {"run_id": self.run_id, "step_id": step[1], "output": None}
+        draft = self.draft(body, "workflow.step_completed", with_metadata(data, body))
+        draft.step_id = step[1]
+        actor.steps.remove(step)
+        return [draft]
+
+    # ends
+
+    def close(self, status: str, error: JsonObject | None = None) -> list[Draft]:
+        """Ends what is open: steps by the error, or as done, and subagents as told."""
+        drafts = []
+        for actor in (*reversed(self._subagents.values()), self._outer):
+            while actor.steps:
+                drafts.append(self._end_step(actor, actor.steps.pop()[1], error))
+        for owner in reversed(list(self._subagents)):
+            drafts += self._finish(owner, status)
+        return drafts
+
+    def _end_step(self, actor: _Actor, step_id: str, error: JsonObject | None) -> Draft:
+        data: JsonObject = {"run_id": self.run_id, "step_id": step_id}
+        if error is None:
+            kind, data = "workflow.step_completed", {**data, "output": None}
+        else:
+            kind, data = "workflow.step_failed", {**data, "error": error}
+        return Draft(kind, data, actor.source, actor.subrun, step_id)
+
+    def dump(self) -> JsonObject:
+        """As JSON."""
+        return {
+            "outer": asdict(self._outer),
+            "subagents": {owner: asdict(actor) for owner, actor in self._subagents.items()},
+            "subrun_ids": dict(self._subrun_ids.used),
+            "step_ids": dict(self._step_ids.used),
+            "run_id": self.run_id,
+        }
+
+    def load(self, state: JsonObject) -> None:
+        """The opposite of `dump`."""
+        self._outer = _Actor(**state["outer"])
+        self._subagents = {owner: _Actor(**actor) for owner, actor in state["subagents"].items()}
+        self._subrun_ids.used = dict(state["subrun_ids"])
+        self._step_ids.used = dict(state["step_ids"])
+        self.run_id = state["run_id"]
+
+    def _actor(self, owner: Owner) -> _Actor:
+        return self._subagents.get(owner, self._outer) if owner else self._outer
+
+
+def owner_of(body: JsonObject) -> Owner:
+    """The subagent that an event belongs to."""
+    return string(body.get("subagentRunId"))
+
+
+def _is_about_subagent(body: JsonObject) -> bool:
+    return str(body.get("type")).startswith("SUBAGENT_")

@@ -1,0 +1,75 @@
+"""*_CHUNK events as the START, CONTENT and END that they stand for.
+
+As the reference client does it: a chunk without an id goes on with the one before; any other event
+of the same run or subagent ends what chunks have begun, but for those that stand beside the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.dialects.agui.decode_values import string
+from penstock.dialects.base import JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a chunk stands for: the event types' common beginning, and its id's key."""
+
+    prefix: str
+    content: str
+    id_key: str
+
+
+_CHUNKS: Mapping[str, _Kind] = {
+    "TEXT_MESSAGE_CHUNK": _Kind("TEXT_MESSAGE", "CONTENT", "messageId"),
+    "REASONING_MESSAGE_CHUNK": _Kind("REASONING_MESSAGE", "CONTENT", "messageId"),
+    "TOOL_CALL_CHUNK": _Kind("TOOL_CALL", "ARGS", "toolCallId"),
+}
+_BESIDE = frozenset({"RAW", "ACTIVITY_SNAPSHOT", "ACTIVITY_DELTA", "REASONING_ENCRYPTED_VALUE"})
+_ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
+
+
+class Chunks:
+    """What chunks have begun: one thing for the run, and one for each subagent."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str | None, tuple[_Kind, str]] = {}
+
+    def expand(self, body: JsonObject) -> list[JsonObject]:
+        """The event, or what it stands for; a chunk that nobody can place stays itself."""
+        type_ = body.get("type")
+        kind = _CHUNKS.get(type_) if isinstance(type_, str) else None
+        if kind is not None:
+            return self._chunk(kind, body)
+        if type_ in _BESIDE or not self._lanes:
+            return [body]
+        owners = list(self._lanes) if type_ in _ENDS else [string(body.get("subagentRunId"))]
+        return [*(end for owner in owners for end in self._close(owner)), body]
+
+    def _chunk(self, kind: _Kind, body: JsonObject) -> list[JsonObject]:
+        owner = string(body.get("subagentRunId"))
+        open_kind, open_id = self._lanes.get(owner, (None, None))
+        id_ = string(body.get(kind.id_key)) or (open_id if open_kind is kind else None)
+        events: list[JsonObject] = []
+        if (open_kind, open_id) != (kind, id_):
+            events += self._close(owner)
+            if id_ is None:
+                return [*events, body]
+            self._lanes[owner] = kind, id_
+            start = {key: value for key, value in body.items() if key != "delta"}
+            events.append({**start, "type": f"{kind.prefix}_START"})
+        if string(body.get("delta")):
+            content = _event(f"{kind.prefix}_{kind.content}", kind, id_, owner)
+            events.append({**content, "delta": body["delta"]})
+        return events
+
+    def _close(self, owner: str | None) -> list[JsonObject]:
+        kind, id_ = self._lanes.pop(owner, (None, None))
+        return [] if kind is None else [_event(f"{kind.prefix}_END", kind, id_, owner)]
+
+
+def _event(type_: str, kind: _Kind, id_: str | None, owner: str | None) -> JsonObject:
+    event: JsonObject = {"type": type_, kind.id_key: id_}
+    return {**event, "subagentRunId": owner} if owner else event

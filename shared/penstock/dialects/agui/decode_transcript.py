@@ -1,0 +1,141 @@
+"""The conversation as AG-UI messages: what a server that keeps nothing must be sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from penstock.dialects.agui.decode_values import objects, string, text
+from penstock.dialects.base import JsonObject
+
+
+class Transcript:
+    """The messages that a stream makes, as a client of it would have them.
+
+    Fed with events whose chunks are expanded (`decode_chunks`). THINKING_* has no message.
+    """
+
+    def __init__(self, messages: Iterable[JsonObject] = ()) -> None:
+        self.messages: list[JsonObject] = list(messages)
+        self._writing: set[str] = set()  # calls whose arguments are under way
+
+    def feed(self, body: JsonObject) -> None:
+        """One event; what is no part of the conversation changes nothing."""
+        make = _MAKERS.get(str(body.get("type")))
+        if make is not None:
+            make(self, body)
+
+    def _text(self, body: JsonObject) -> None:
+        message_id = string(body.get("messageId"))
+        if message_id is None:
+            return
+        message = self._find(message_id)
+        if message is None:
+            message = {"id": message_id, "role": string(body.get("role")) or "assistant"}
+            if name := string(body.get("name")):
+                message["name"] = name
+            self.messages.append(message)
+        if isinstance(message.get("content", ""), str):
+            message["content"] = message.get("content", "") + text(body.get("delta"))
+
+    def _thought(self, body: JsonObject) -> None:
+        self._text({**body, "role": "reasoning"})
+
+    def _call(self, body: JsonObject) -> None:
+        call_id = string(body.get("toolCallId"))
+        if call_id is None or self._find_call(call_id) is not None:
+            return  # a call that is told again
+        parent_id = string(body.get("parentMessageId")) or f"{call_id}-call"
+        message = self._find(parent_id)
+        if message is None or message.get("role") != "assistant":
+            message = {"id": parent_id, "role": "assistant"}
+            self.messages.append(message)
+        function = {"name": string(body.get("toolCallName")) or "unknown", "arguments": ""}
+        call = {"id": call_id, "type": "function", "function": function}
+        message["toolCalls"] = [*objects(message.get("toolCalls")), call]
+        self._writing.add(call_id)
+
+    def _arguments(self, body: JsonObject) -> None:
+        call_id = body.get("toolCallId")
+        if isinstance(call_id, str) and call_id in self._writing:
+            call = self._find_call(call_id)
+            if call is not None:
+                call["function"]["arguments"] += text(body.get("delta"))
+
+    def _called(self, body: JsonObject) -> None:
+        self._writing.discard(text(body.get("toolCallId")))
+
+    def _result(self, body: JsonObject) -> None:
+        call_id = string(body.get("toolCallId"))
+        if call_id is not None and not _is_answered(self.messages, call_id):
+            message = tool_message(call_id, text(body.get("content")))
+            message["id"] = string(body.get("messageId")) or message["id"]
+            self.messages.append(message)
+
+    def _encrypted(self, body: JsonObject) -> None:
+        entity_id = string(body.get("entityId")) or ""
+        entity = self._find(entity_id) or self._find_call(entity_id)
+        if entity is not None and (value := string(body.get("encryptedValue"))):
+            entity["encryptedValue"] = value
+
+    def _whole(self, body: JsonObject) -> None:
+        self.messages = merged(self.messages, objects(body.get("messages")))
+
+    def _find(self, message_id: str) -> JsonObject | None:
+        found = (message for message in self.messages if message.get("id") == message_id)
+        return next(found, None)
+
+    def _find_call(self, call_id: str) -> JsonObject | None:
+        return next((call for call in _calls(self.messages) if call.get("id") == call_id), None)
+
+
+def tool_message(tool_call_id: str, content: str) -> JsonObject:
+    """A tool's result as a message."""
+    id_ = f"{tool_call_id}-result"
+    return {"id": id_, "role": "tool", "toolCallId": tool_call_id, "content": content}
+
+
+def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list[JsonObject]:
+    """Both, each id once: what comes later replaces, in its place."""
+    found: dict[object, JsonObject] = {}
+    for message in (*messages, *others):
+        found[string(message.get("id")) or len(found)] = message
+    return list(found.values())
+
+
+def settled(messages: Sequence[JsonObject]) -> list[JsonObject]:
+    """Without calls that have no result, and messages that say nothing without them.
+
+    Models refuse a conversation that has a call without its result.
+    """
+    kept = []
+    for message in messages:
+        calls = objects(message.get("toolCalls"))
+        answered = [call for call in calls if _is_answered(messages, call.get("id"))]
+        without = {key: value for key, value in message.items() if key != "toolCalls"}
+        if answered:
+            kept.append({**without, "toolCalls": answered})
+        elif message.get("content") or message.get("role") == "tool":
+            kept.append(without)
+    return kept
+
+
+def _calls(messages: Sequence[JsonObject]) -> Iterable[JsonObject]:
+    return (call for message in messages for call in objects(message.get("toolCalls")))
+
+
+def _is_answered(messages: Sequence[JsonObject], call_id: object) -> bool:
+    return any(m.get("role") == "tool" and m.get("toolCallId") == call_id for m in messages)
+
+
+_MAKERS: Mapping[str, Callable[[Transcript, JsonObject], None]] = {
+    "TEXT_MESSAGE_START": Transcript._text,
+    "TEXT_MESSAGE_CONTENT": Transcript._text,
+    "REASONING_MESSAGE_START": Transcript._thought,
+    "REASONING_MESSAGE_CONTENT": Transcript._thought,
+    "REASONING_ENCRYPTED_VALUE": Transcript._encrypted,
+    "TOOL_CALL_START": Transcript._call,
+    "TOOL_CALL_ARGS": Transcript._arguments,
+    "TOOL_CALL_END": Transcript._called,
+    "TOOL_CALL_RESULT": Transcript._result,
+    "MESSAGES_SNAPSHOT": Transcript._whole,
+}

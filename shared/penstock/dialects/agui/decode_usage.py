@@ -1,0 +1,29 @@
+"""Token counts: AG-UI tells them by model, a run's usage is their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.dialects.base import JsonObject
+
+_COUNTS: Mapping[str, str] = {
+    "inputTokens": "input_tokens",
+    "outputTokens": "output_tokens",
+    "totalTokens": "total_tokens",
+    "reasoningTokens": "reasoning_tokens",
+    "cachedInputTokens": "cached_input_tokens",
+}
+
+
+def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
+    """Adds what was used to `usage`."""
+    for model in models:
+        for theirs, ours in _COUNTS.items():
+            count = model.get(theirs)
+            if type(count) is int:
+                usage[ours] = usage.get(ours, 0) + count
+
+
+def usage_metrics(models: Sequence[JsonObject]) -> JsonObject | None:
+    """Which model used what, as the upstream tells it."""
+    return {"models": list(models)} if models else None
