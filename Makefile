@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup upstreams run test lint types imports bench lock format clean
+.PHONY: help setup upstreams node run test lint types imports contract bench lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/cli services/connector services/edge \
@@ -19,10 +19,13 @@ upstreams: ## Make the environments of the real agent servers (demo and tests)
 		deploy/venv.sh .penstock/venvs/$$name deploy/upstreams/$$name.txt || exit 1; \
 	done
 
+node: ## Make the Node packages that some tests use, where there is Node
+	@deploy/node.sh .penstock/node/contract tests/contract/node
+
 run: setup upstreams ## Start everything with demo agents on http://127.0.0.1:8000
 	@exec $(BIN)/penstock up --demo
 
-test: setup upstreams lint types imports ## Run all that CI runs
+test: setup upstreams node lint types imports ## Run all that CI runs
 	@$(BIN)/python -m pytest -n 2
 
 lint: setup ## Check style and format
@@ -38,6 +41,9 @@ imports: setup ## Check who imports whom
 format: setup ## Put the code into the one format
 	@$(BIN)/ruff check --quiet --fix
 	@$(BIN)/ruff format --quiet
+
+contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release at a release)
+	@$(BIN)/python -m penstock.contract deploy/contract $(ARGS)
 
 bench: setup upstreams ## Measure
 	@$(BIN)/python -m pytest tests/bench -m bench -p no:xdist --timeout 900 -s

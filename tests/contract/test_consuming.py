@@ -1,0 +1,95 @@
+"""The programs of consuming.md run as they stand there, under the reader's permissions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from penstock.contract.notes import RUN_ID
+from penstock.events import Event, subject_of
+from support import node
+from support.contract import CONTRACT, block
+from support.waiting import eventually
+
+from .conftest import DURABLE, FUTURE, Guarded
+
+# What the durable of the document asks for, as the programs print it.
+PRINTED = [
+    f"{RUN_ID}.7 llm.tool_call delete_document",
+    f"{RUN_ID}.13 llm.tool_result",
+    f"{RUN_ID}.8 approval.requested",
+    f"{RUN_ID}.10 approval.decided",
+    f"{RUN_ID}.10 approval.expired",
+    f"{RUN_ID}.17 approval.withdrawn",
+    f"{RUN_ID}.99 approval.delegated",
+]
+
+
+@asynccontextmanager
+async def running(
+    command: Sequence[str | Path], guarded: Guarded, folder: Path
+) -> AsyncIterator[asyncio.StreamReader]:
+    """The reader's program; what it prints."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        env={**os.environ, "NATS_URL": guarded.url},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def read(output: asyncio.StreamReader, lines: int) -> list[str]:
+    async with asyncio.timeout(20):
+        return [(await output.readline()).decode().rstrip("\n") for _ in range(lines)]
+
+
+async def is_acknowledged(guarded: Guarded) -> bool:
+    info = await guarded.bus.js.consumer_info("EVENTS", DURABLE)
+    return (info.num_ack_pending, info.num_pending) == (0, 0)
+
+
+async def check(command: Sequence[str | Path], guarded: Guarded, folder: Path) -> None:
+    """Reads all there is, of known types and others; then what comes; acknowledges each."""
+    large = FUTURE.model_copy(update={"sequence": 100})
+    async with running(command, guarded, folder) as output:
+        assert await read(output, len(PRINTED)) == PRINTED
+        await guarded.bus.js.publish(
+            subject_of(large),
+            f'{{"penstock_object":"{RUN_ID}.100"}}'.encode(),
+            headers={"ce-id": f"{RUN_ID}.100"},
+        )
+        assert await read(output, 1) == [f"{RUN_ID}.100 is large"]
+        await eventually(lambda: is_acknowledged(guarded), what="every event acknowledged")
+
+
+async def test_the_python_program_reads_every_event_of_its_durable(
+    guarded: Guarded, stored: list[Event], tmp_path: Path
+) -> None:
+    program = tmp_path / "reader.py"
+    program.write_text(block("Python", "python"))
+    await check([sys.executable, program], guarded, tmp_path)
+
+
+async def test_the_typescript_program_reads_every_event_of_its_durable(
+    guarded: Guarded, stored: list[Event], tmp_path: Path
+) -> None:
+    (tmp_path / "node_modules").symlink_to(node.packages("contract"))
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    shutil.copy(CONTRACT / "penstock.d.ts", tmp_path)
+    (tmp_path / "reader.ts").write_text(block("TypeScript", "ts"))
+    options = ["--strict", "--target", "es2022", "--module", "nodenext", "--types", "node"]
+    built = node.run("node_modules/typescript/bin/tsc", *options, "reader.ts", cwd=tmp_path)
+    assert built.stdout == ""
+    await check(["node", "reader.js"], guarded, tmp_path)

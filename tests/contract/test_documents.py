@@ -1,0 +1,235 @@
+"""What is published is what the models say, and is well formed by the rules of its own kind."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from jsonschema import Draft7Validator, Draft202012Validator
+
+from penstock.contract import VERSION
+from penstock.contract.notes import NOTES, example
+from penstock.contract.publish import documents
+from penstock.contract.unified import UNIFIED
+from penstock.events import CATALOGUE, TERMINAL, Event, subject_of
+from support import node
+from support.contract import CONTRACT, schemas
+from support.repository import ROOT, toml
+
+SCHEMAS = schemas()
+ASYNCAPI: dict[str, Any] = json.loads((CONTRACT / "asyncapi.json").read_text())
+BY_HAND = {"consuming.md"}
+
+# unified-events.md: the 22 types with the payload fields of its examples.
+UNIFIED_FIELDS = {
+    "session_started": "session_id agent metadata",
+    "session_ended": "session_id reason summary",
+    "agent_message_start": "agent message_id",
+    "agent_message_delta": "message_id delta",
+    "agent_message_end": "message_id content",
+    "tool_call_started": "tool_call_id tool_name agent args",
+    "tool_call_delta": "tool_call_id delta",
+    "tool_call_result": "tool_call_id tool_name result",
+    "workflow_started": "workflow run_id",
+    "workflow_step_started": "run_id step_id description",
+    "workflow_step_completed": "run_id step_id output",
+    "workflow_transition": "run_id from_step to_step reason",
+    "workflow_completed": "run_id result",
+    "agent_thought": "agent content debug",
+    "run_error": "error_type message agent step",
+    "run_retry": "retry_count max_retries reason",
+    "run_interrupted": "reason step",
+    "retrieval_started": "query agent",
+    "retrieval_result": "documents",
+    "automation_triggered": "workflow trigger",
+    "automation_completed": "workflow result",
+    "metrics_update": "cpu memory_used disk_free containers_running",
+}
+
+
+def test_what_is_committed_is_what_the_models_say() -> None:
+    """Run `make contract` after a change of the models, and look at what it changed."""
+    committed = {
+        path.relative_to(CONTRACT).as_posix(): path.read_text()
+        for path in CONTRACT.rglob("*")
+        if path.is_file() and "released" not in path.relative_to(CONTRACT).parts
+    }
+    made = documents()
+    assert committed.keys() - BY_HAND == made.keys()
+    stale = [path for path, content in made.items() if committed[path] != content]
+    assert stale == []
+
+
+def test_the_contract_has_the_version_of_the_distribution() -> None:
+    version = toml("shared/pyproject.toml")["project"]["version"]
+    assert version.startswith(f"{VERSION}.")
+    assert ASYNCAPI["info"]["version"] == VERSION
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_schema_is_valid_by_the_metaschema(name: str) -> None:
+    assert SCHEMAS[name]["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    Draft202012Validator.check_schema(SCHEMAS[name])
+    # AsyncAPI's own schema language is draft 7 and more: what it refers to must read as that, too
+    Draft7Validator.check_schema(SCHEMAS[name])
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_an_example_fits_its_schema(name: str) -> None:
+    samples = SCHEMAS[name].get("examples", [])
+    assert samples or name.endswith("envelope")
+    for sample in samples:
+        Draft202012Validator(SCHEMAS[name]).validate(sample)
+        envelope = "unified/envelope" if name.startswith("unified/") else "envelope"
+        if name != "reference":
+            Draft202012Validator(SCHEMAS[envelope]).validate(sample)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_example_of_a_type_is_an_event_that_its_model_takes(name: str) -> None:
+    event = example(name)
+    assert event.type == name
+    assert event.data_model() is not None
+    assert not set(event.data) - set(CATALOGUE[name].model.model_json_schema()["properties"])
+
+
+def test_every_type_has_a_note() -> None:
+    assert list(NOTES) == list(CATALOGUE)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_schema_takes_fields_that_it_does_not_know(name: str) -> None:
+    sample = {**SCHEMAS[name]["examples"][0], "from_the_future": 1}
+    sample["data"] = {**sample["data"], "from_the_future": {"deep": True}}
+    Draft202012Validator(SCHEMAS[name]).validate(sample)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_schema_refuses_what_the_model_refuses(name: str) -> None:
+    sample = SCHEMAS[name]["examples"][0]
+    validator = Draft202012Validator(SCHEMAS[name])
+    assert not validator.is_valid({**sample, "sequence": 0})
+    assert not validator.is_valid({**sample, "event": {"category": "x", "action": "y"}})
+    for field in SCHEMAS[name]["properties"]["data"].get("required", []):
+        short = {key: value for key, value in sample["data"].items() if key != field}
+        assert not validator.is_valid({**sample, "data": short}), field
+
+
+def test_the_envelope_takes_an_event_of_a_type_that_does_not_exist_yet() -> None:
+    sample = {
+        **SCHEMAS["llm.stream"]["examples"][0],
+        "event": {"category": "billing", "action": "charged"},
+        "data": {"anything": 1},
+    }
+    Draft202012Validator(SCHEMAS["envelope"]).validate(sample)
+
+
+def test_arguments_are_streamed_in_one_of_two_forms() -> None:
+    validator = Draft202012Validator(SCHEMAS["llm.tool_args"])
+    sample = SCHEMAS["llm.tool_args"]["examples"][0]
+    call = {"tool_call_id": "c", "tool": "t"}
+    forms = {
+        '{"delta": "x"}': True,
+        '{"path": "$.a", "value": null}': True,
+        '{"path": "$.a"}': False,
+        "{}": False,
+    }
+    found = {
+        form: validator.is_valid({**sample, "data": {**call, **json.loads(form)}}) for form in forms
+    }
+    assert found == forms
+
+
+@pytest.mark.parametrize("name", UNIFIED_FIELDS)
+def test_a_unified_type_has_the_fields_of_its_document_and_the_run(name: str) -> None:
+    payload = SCHEMAS[f"unified/{name}"]["properties"]["payload"]
+    assert set(payload["properties"]) == {*UNIFIED_FIELDS[name].split(), "run_id"}
+    if name != "metrics_update":  # its gauges are what a machine has
+        assert set(payload["required"]) == set(payload["properties"])
+
+
+def test_there_are_22_unified_types_made_from_types_that_there_are() -> None:
+    assert list(UNIFIED) == list(UNIFIED_FIELDS)
+    for row in UNIFIED.values():
+        assert set(row.model.SOURCES) <= set(CATALOGUE)
+
+
+@pytest.mark.parametrize("upstream", ["adk", "agno"])
+def test_every_event_of_the_recordings_fits_its_schema(upstream: str) -> None:
+    validators = {name: Draft202012Validator(SCHEMAS[name]) for name in CATALOGUE}
+    seen = set()
+    for golden in sorted((ROOT / "tests/golden" / upstream).rglob("*.golden.jsonl")):
+        # not splitlines: text may have a line separator of Unicode within
+        for row in map(json.loads, golden.read_text().strip().split("\n")):
+            if "type" in row:  # a pause has none
+                name = row["type"]
+                sample = {**SCHEMAS[name]["examples"][0], "data": row["data"]}
+                validators[name].validate(sample)
+                seen.add(name)
+    assert len(seen) > 10
+
+
+def test_the_asyncapi_document_is_valid_by_the_official_schema() -> None:
+    # The package of the AsyncAPI initiative; its draft-7 `$schema` lacks the `#` of the standard.
+    specs = node.packages("contract") / "@asyncapi/specs/schemas/3.0.0-without-$id.json"
+    Draft7Validator(json.loads(specs.read_text())).validate(ASYNCAPI)
+
+
+def test_a_broken_asyncapi_document_is_not_valid() -> None:
+    specs = node.packages("contract") / "@asyncapi/specs/schemas/3.0.0-without-$id.json"
+    validator = Draft7Validator(json.loads(specs.read_text()))
+    channels = {"llm.stream": {"adress": "llm.stream.{run_id}"}}
+    assert not validator.is_valid({**ASYNCAPI, "channels": channels})
+
+
+def references(part: Any) -> list[str]:
+    if isinstance(part, dict):
+        own = [part["$ref"]] if isinstance(part.get("$ref"), str) else []
+        return own + [found for value in part.values() for found in references(value)]
+    if isinstance(part, list):
+        return [found for value in part for found in references(value)]
+    return []
+
+
+def test_every_reference_of_the_asyncapi_document_leads_somewhere() -> None:
+    for reference in references(ASYNCAPI):
+        file, _, pointer = reference.partition("#")
+        if file:
+            assert (CONTRACT / file).exists(), reference
+        target = json.loads((CONTRACT / file).read_text()) if file else ASYNCAPI
+        for token in filter(None, pointer.split("/")):
+            target = target[token]
+
+
+def test_every_type_is_a_channel_that_penstock_sends_on() -> None:
+    assert {channel["address"] for channel in ASYNCAPI["channels"].values()} == {
+        f"{name}.{{run_id}}" for name in CATALOGUE
+    }
+    for operation in ASYNCAPI["operations"].values():
+        assert operation["action"] == "send"
+    for channel in ASYNCAPI["channels"].values():
+        assert set(re.findall(r"{(\w+)}", channel["address"])) == set(channel["parameters"])
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_an_example_has_the_headers_that_are_promised(name: str) -> None:
+    [sample] = ASYNCAPI["components"]["messages"][name]["examples"]
+    schema = ASYNCAPI["components"]["messageTraits"]["event"]["headers"]
+    Draft7Validator(schema).validate(sample["headers"])
+    event = Event.model_validate(sample["payload"])
+    assert sample["headers"]["ce-id"] == f"{event.run_id}.{event.sequence}"
+    assert sample["headers"]["ce-type"] == name
+    assert sample["summary"].endswith(subject_of(event))
+
+
+def test_the_catalogue_tells_of_every_type_and_links_to_what_there_is() -> None:
+    page = (CONTRACT / "catalogue.md").read_text()
+    headings = re.findall(r"^### (\S+)$", page, re.MULTILINE)
+    assert headings == [*CATALOGUE, *UNIFIED]
+    ends = re.findall(r"^### (\S+)\n(?:(?!^###).)*?\*\*Ends the run", page, re.M | re.S)
+    assert set(ends) == TERMINAL
+    for document in ("catalogue.md", "consuming.md"):
+        for link in re.findall(r"\]\(([^)#]+)\)", (CONTRACT / document).read_text()):
+            assert (CONTRACT / link).exists(), link

@@ -1,0 +1,54 @@
+"""The TypeScript declarations compile, and hold what a reader is promised."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support import node
+from support.contract import CONTRACT
+
+TSC = "node_modules/typescript/bin/tsc"
+CONFIG = {
+    "compilerOptions": {
+        "strict": True,
+        "target": "es2022",
+        "module": "nodenext",
+        "types": [],  # nothing of Node or of a browser
+        "noEmit": True,
+    },
+    "files": ["program.ts"],
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder of a program in TypeScript that has the declarations beside it."""
+    (tmp_path / "node_modules").symlink_to(node.packages("contract"))
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "tsconfig.json").write_text(json.dumps(CONFIG))
+    shutil.copy(CONTRACT / "penstock.d.ts", tmp_path)
+    return tmp_path
+
+
+def compiled(project: Path, source: str) -> str:
+    """What the compiler says of the program; empty when it has nothing to say."""
+    (project / "program.ts").write_text(source)
+    return node.run(TSC, cwd=project).stdout
+
+
+def test_the_declarations_do_what_a_reader_needs(project: Path) -> None:
+    source = (Path(__file__).parent / "reader.ts").read_text()
+    assert compiled(project, source) == ""
+
+
+def test_the_compiler_would_have_said_something(project: Path) -> None:
+    said = compiled(
+        project,
+        'import type { LlmToolCall } from "./penstock.js";\n'
+        "export const name = (event: LlmToolCall): number => event.data.tool;\n",
+    )
+    assert "Type 'string' is not assignable to type 'number'" in said
