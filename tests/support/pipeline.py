@@ -21,7 +21,17 @@ import httpx
 import orjson
 import uuid_utils
 
-from penstock.bus import Bus, BusSettings, Message, direct, follow, messages, streams, subjects
+from penstock.bus import (
+    Bus,
+    BusSettings,
+    Message,
+    direct,
+    follow,
+    messages,
+    objects,
+    streams,
+    subjects,
+)
 from penstock.bus.messages import RawFrame, raw_frame
 from penstock.bus.records import (
     ApprovalRecord,
@@ -61,12 +71,18 @@ class _Followed:
     """A run's events so far; `moved` is set with each that comes."""
 
     follow: follow.Follow | None = None
+    stored: list[direct.Stored] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     def deliver(self, batch: list[direct.Stored]) -> None:
-        self.events.extend(map(_event, batch))
+        self.stored.extend(batch)
         self.moved.set()
+
+    async def read(self, bus: Bus) -> None:
+        """What has come, large ones from the object store."""
+        while len(self.events) < len(self.stored):
+            self.events.append(await _event(bus, self.stored[len(self.events)]))
 
 
 class Pipeline:
@@ -168,12 +184,14 @@ class Pipeline:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
+                    await followed.read(self.bus)
                     while seen < len(followed.events):
                         seen += 1
                         if matches(followed.events[seen - 1]):
                             return followed.events[:seen]
-                    followed.moved.clear()
-                    await followed.moved.wait()
+                    if seen == len(followed.stored):
+                        followed.moved.clear()
+                        await followed.moved.wait()
         except TimeoutError:
             types = [event.type for event in followed.events]
             raise TimeoutError(f"{until} did not come in {timeout_s:g} s, but {types}") from None
@@ -258,7 +276,7 @@ def types(events: Sequence[Event]) -> list[str]:
     return [event.type for event in events]
 
 
-def _event(stored: direct.Stored) -> Event:
-    body = orjson.loads(stored.payload)
+async def _event(bus: Bus, stored: direct.Stored) -> Event:
+    body = orjson.loads(await objects.unwrap(bus, stored.payload))
     named = f"{body['event']['category']}.{body['event']['action']}"
     return Event(named, body["sequence"], body["leg"], body["data"], body, stored.headers)

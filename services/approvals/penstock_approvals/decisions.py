@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus, Message, Stored, messages, objects
+from penstock.bus import Bus, FenceConflict, Message, Stored, messages, objects
 from penstock.bus.fence import RawWriter, tail
 from penstock.bus.records import (
     ApprovalRecord,
@@ -25,8 +25,8 @@ from penstock.bus.records import (
     PauseRecord,
     RunRecord,
 )
-from penstock.bus.streams import EVENTS
-from penstock.bus.subjects import command, events_of_run, key_of
+from penstock.bus.streams import EVENTS, RAW
+from penstock.bus.subjects import command, events_of_run, key_of, raw_stored
 from penstock_approvals.rules import Unfit, check, outcome
 
 log = logging.getLogger(__name__)
@@ -94,25 +94,29 @@ class Approvals:
         entry = await self._bus.bucket("pauses").get(run_id)
         if entry is None or entry.value is None:
             return
-        approval_id = PauseRecord.model_validate_json(entry.value).approval_id
+        record = await self._withdraw(PauseRecord.model_validate_json(entry.value).approval_id)
+        if record is not None:
+            withdrawn = {"approval_id": record.approval_id, "reason": record.reason}
+            await self._say(run_id, record.leg, "approval.withdrawn", withdrawn)
+
+    async def _withdraw(self, approval_id: str) -> ApprovalRecord | None:
+        """The request as it was withdrawn, now or before; None when it was not."""
         while True:
-            approval = await self._bucket.get(approval_id)
-            if approval is None or approval.value is None:
-                return
-            record = ApprovalRecord.model_validate_json(approval.value)
+            entry = await self._bucket.get(approval_id)
+            if entry is None or entry.value is None:
+                return None
+            record = ApprovalRecord.model_validate_json(entry.value)
             if record.status != "pending":
-                return
-            changed = record.model_copy(
+                return record if record.status == "withdrawn" else None
+            withdrawn = record.model_copy(
                 update={
                     "status": "withdrawn",
                     "reason": "the run has ended",
                     "updated_at": messages.now(),
                 }
             )
-            if await self._bucket.update(approval_id, changed.dump(), approval.revision):
-                break
-        withdrawn = {"approval_id": approval_id, "reason": "the run has ended"}
-        await self._say(run_id, record.leg, "approval.withdrawn", withdrawn)
+            if await self._bucket.update(approval_id, withdrawn.dump(), entry.revision):
+                return withdrawn
 
     # what people say
 
@@ -224,9 +228,22 @@ class Approvals:
         return RunRecord.model_validate_json(entry.value)
 
     async def _say(self, run_id: str, leg: int, type_: str, data: Mapping[str, object]) -> None:
-        self._writes += 1
-        writer = await RawWriter.resume(self._bus, run_id, WRITER, f"{self._pod}/{self._writes}")
-        await writer.write("event", orjson.dumps({"type": type_, "data": data}), leg=leg)
+        """A source event, once: a repeat finds it as the last one that we said of the run."""
+        payload = orjson.dumps({"type": type_, "data": data})
+        while True:
+            said = await tail(self._bus, RAW, raw_stored(run_id, WRITER))
+            if said is not None and said.payload == payload:
+                return
+            self._writes += 1
+            connection = f"{self._pod}/{self._writes}"
+            last = said.sequence if said else 0
+            try:
+                await RawWriter(self._bus, run_id, WRITER, connection, last).write(
+                    "event", payload, leg=leg
+                )
+                return
+            except FenceConflict:
+                log.info("run %s: another of us says something, too", run_id)
 
 
 _ENDS = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"})

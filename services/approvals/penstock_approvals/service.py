@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from pydantic import ValidationError
 
-from penstock.bus import BusError, Msg, Subscription, streams
-from penstock.bus.pull import WorkQueue
+from penstock.bus import BusError, Msg, Stored, Subscription, streams
+from penstock.bus.pull import Retry, WorkQueue
 from penstock.bus.records import DecideReply, DecideRequest
 from penstock.service import Context, Service
 from penstock.settings import Settings
@@ -51,7 +51,7 @@ class ApprovalsService(Service):
             streams.EVENTS,
             self.name,
             CONCERNS,
-            self._approvals.on_event,
+            self._on_event,
             on_poison=self.give_up,
         )
         self.spawn("requests", queue.run)
@@ -64,6 +64,14 @@ class ApprovalsService(Service):
         if self._sending:
             await asyncio.wait(self._sending, timeout=self._settings.drain_s)
         await self.cancel("outbox")
+
+    async def _on_event(self, stored: Stored) -> None:
+        try:
+            await self._approvals.on_event(stored)
+        except BusError as error:
+            # a bus that is away makes no event poisonous
+            log.warning("%s: not now: %s", stored.subject, error)
+            raise Retry(1) from error
 
     async def _decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
         reply = await self._approvals.decide(approval_id, request)

@@ -57,7 +57,9 @@ log = logging.getLogger(__name__)
 WRITER = "upstream"
 MAX_SHOWN_CHARACTERS = 100_000  # of the message, in lifecycle.started
 CONTROL_TIMEOUT_S = 2.0
-STOP_S = 5.0  # for writing that legs were lost; a bus that is away must not keep the process
+# A leg that is stopped says so; a bus that is away must not keep the process.
+STOP_S = 2.0
+STOP_TRIES = 3
 CLOSED = frozenset({"end", "lost", "event"})
 
 
@@ -92,11 +94,12 @@ class Commands:
         """Let the legs end by themselves for so long; what is left is ended as lost."""
         if self._legs:
             await asyncio.wait(self._legs.values(), timeout=timeout_s)
-        left = list(self._legs.values())
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=STOP_S)
+        left = set(self._legs.values())
+        for _ in range(STOP_TRIES):
+            for task in left:
+                task.cancel()
+            if left:
+                _, left = await asyncio.wait(left, timeout=STOP_S)
 
     # start
 
@@ -351,30 +354,46 @@ class Commands:
     async def _run_leg(
         self, leg: Leg, listening: Subscription, session: str, approval_id: str | None
     ) -> None:
-        run_id = leg.run_id
         telemetry.LEGS_OPEN.inc()
         outcome: Outcome | None = None
         try:
-            outcome = await leg.run()
+            outcome = await self._see_through(leg)
+            await self._let_go(leg, listening, session, approval_id, outcome)
         except asyncio.CancelledError:
-            text = "the connector was stopped before the upstream had ended"
-            await self._say_lost(leg, lost("upstream_lost", text))
-        except Exception:
-            log.exception("run %s leg %d broke", run_id, leg.number)
-            await self._say_lost(leg, lost("internal", "the connector failed; see its log"))
+            if outcome is None:
+                outcome = lost("upstream_lost", "the connector was stopped, the upstream was not")
+                await self._say_lost(leg, outcome)
+            await self._let_go(leg, listening, session, approval_id, outcome)
         finally:
             telemetry.LEGS_OPEN.dec()
-            await listening.unsubscribe()
-            if leg.cancelled.is_set() and outcome is not None and outcome.label == "eof":
-                # it may have ended in a pause just before: then nobody has cancelled it
-                told = leg.cancelled_by
-                await patiently(lambda: self._cancel_between_legs(run_id, told))
-            await patiently(lambda: self.sessions.leave(session, run_id, self._pod))
-            await patiently(lambda: self.claims.end(run_id))
-            if approval_id is not None:
-                unknown = outcome is not None and outcome.label == "outcome_unknown"
-                state = "outcome_unknown" if unknown else "done"
-                await patiently(lambda: self.claims.record_sending(approval_id, state))
+
+    async def _see_through(self, leg: Leg) -> Outcome:
+        try:
+            return await leg.run()
+        except Exception:
+            log.exception("run %s leg %d broke", leg.run_id, leg.number)
+            broken = lost("internal", "the connector failed; its log has the details")
+            await self._say_lost(leg, broken)
+            return broken
+
+    async def _let_go(
+        self,
+        leg: Leg,
+        listening: Subscription,
+        session: str,
+        approval_id: str | None,
+        outcome: Outcome,
+    ) -> None:
+        run_id = leg.run_id
+        await listening.unsubscribe()
+        if leg.cancelled.is_set() and outcome.label == "eof":
+            # it may have ended in a pause just before: then nobody has cancelled it
+            await patiently(lambda: self._cancel_between_legs(run_id, leg.cancelled_by))
+        await patiently(lambda: self.sessions.leave(session, run_id, self._pod))
+        await patiently(lambda: self.claims.end(run_id))
+        if approval_id is not None:
+            state = "outcome_unknown" if outcome.label == "outcome_unknown" else "done"
+            await patiently(lambda: self.claims.record_sending(approval_id, state))
 
     async def _say_lost(self, leg: Leg, gone: Outcome) -> None:
         try:

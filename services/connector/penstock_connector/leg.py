@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        """For the metric: eof, cancelled, or the code of what was lost."""
+        """For the metric: eof, cancelled, taken_over, or the code of what was lost."""
         return str(self.facts.get("outcome") or self.facts.get("code"))
 
 
@@ -92,17 +92,16 @@ class Leg:
         self.cancelled_by = {"by": by, "reason": reason}
         self.cancelled.set()
 
-    async def run(self) -> Outcome | None:
-        """Wait for the turn, stream, and write how it ended. None: somebody else ended the run."""
+    async def run(self) -> Outcome:
+        """Wait for the turn, stream, and write how it ended, unless somebody else has ended it."""
         try:
             outcome = await self._outcome()
-            telemetry.LEGS.labels(outcome.label).inc()
-            log.info("run %s leg %d: %s", self.run_id, self.number, outcome.label)
             await self.writer.write(outcome.kind, orjson.dumps(outcome.facts), leg=self.number)
             telemetry.FRAMES.labels(outcome.kind).inc()
         except FenceConflict:
-            log.warning("run %s leg %d: ended by somebody else", self.run_id, self.number)
-            return None
+            outcome = ended("taken_over")
+        telemetry.LEGS.labels(outcome.label).inc()
+        log.info("run %s leg %d: %s", self.run_id, self.number, outcome.label)
         return outcome
 
     async def _outcome(self) -> Outcome:

@@ -1,0 +1,15 @@
+"""What the connector's tests share: an upstream that misbehaves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from support.misbehaving import Misbehaving, misbehaving
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Misbehaving]:
+    async with misbehaving() as server:
+        yield server

@@ -1,0 +1,358 @@
+"""What the upstream says is on the bus byte for byte, and a leg ends once, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+import pytest
+
+from penstock.bus.messages import RawFrame
+from penstock.settings import Config
+from support.misbehaving import Answer, Misbehaving, Script, agents, cuts, plays, stalls
+from support.nats import NatsServer
+from support.pipeline import Pipeline, pipeline
+from support.raw import agno, agno_text
+from support.waiting import eventually
+
+STARTED = agno("RunStarted")
+HALF = b'event: RunContent\ndata: {"event":"RunContent","con'
+SEPARATORS = "a\u2028b\u2029c\u0085d \U0001f600"
+
+
+def as_it_is(text: str) -> bytes:
+    """A frame whose JSON is not escaped, as Agno's and ADK's are not."""
+    return f'event: RunContent\ndata: {{"event":"RunContent","content":"{text}"}}\n\n'.encode()
+
+
+async def drips(answer: Answer) -> None:
+    """Byte by byte."""
+    await answer.head()
+    for byte in agno_text("slow"):
+        await answer.send(bytes([byte]))
+    await answer.end()
+
+
+async def answers_without_chunks(answer: Answer) -> None:
+    body = agno_text("plain")
+    answer.sent += body
+    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    await answer.raw(head + body)
+
+
+async def breaks_the_chunks(answer: Answer) -> None:
+    await answer.head()
+    await answer.send(STARTED)
+    await answer.raw(b"no length\r\n")
+
+
+def terminal(frames: list[RawFrame]) -> list[RawFrame]:
+    return [frame for frame in frames if frame.kind in ("end", "lost")]
+
+
+async def only_end(penstock: Pipeline, run_id: str) -> tuple[str, dict[str, Any]]:
+    """The kind and the facts of the one frame that ends the leg, which is the last one."""
+    frames = await penstock.raw(run_id)
+    assert frames[0].kind == "open"
+    assert [frames[-1]] == terminal(frames)
+    return frames[-1].kind, orjson.loads(frames[-1].payload)
+
+
+BODIES: dict[str, Script] = {
+    "a whole answer": plays(agno_text("Hello ", "you")),
+    "byte by byte": drips,
+    "no body": plays(b"", lambda answer: answer.end()),
+    "not chunked": answers_without_chunks,
+    "CR LF": plays(agno_text("x").replace(b"\n", b"\r\n")),
+    "CR alone": plays(agno_text("x").replace(b"\n", b"\r")),
+    "separators of Unicode": plays(STARTED + as_it_is(SEPARATORS) + agno("RunCompleted")),
+    "comments and fields of its own": plays(b": hi\nfoo: bar\nid: 1\n\n" + agno_text("x")),
+    "a byte order mark": plays(b"\xef\xbb\xbf" + agno_text("x")),
+    "garbage": plays(bytes(range(256)) * 40),
+    "half a frame and a clean end": plays(STARTED + HALF),
+    "cut in the middle of a frame": plays(STARTED + HALF, cuts),
+    "broken chunks": breaks_the_chunks,
+    "parts": plays(agno("RunContent", content="x" * 900_000) + agno("RunCompleted")),
+}
+
+
+@pytest.mark.parametrize("script", BODIES.values(), ids=BODIES.keys())
+async def test_the_body_is_on_the_bus_byte_for_byte(
+    nats_server: NatsServer, upstream: Misbehaving, script: Script
+) -> None:
+    sent: list[Answer] = []
+
+    async def remembered(answer: Answer) -> None:
+        sent.append(answer)
+        await script(answer)
+
+    upstream.script(remembered)
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await penstock.ended(run_id)
+        assert await penstock.body(run_id) == bytes(sent[0].sent)
+        await only_end(penstock, run_id)
+
+
+async def test_source_frames_say_where_they_belong(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_text("x")))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello", session_id="s-1", user_id="ada")
+        await penstock.ended(run_id)
+        frames = await penstock.raw(run_id)
+    assert [frame.kind for frame in frames] == ["open", "bytes", "end"]
+    assert {frame.leg for frame in frames} == {1}
+    assert len({frame.connection for frame in frames}) == 1
+    for frame in frames:
+        age = datetime.now(UTC) - datetime.fromisoformat(frame.received)
+        assert timedelta(0) <= age < timedelta(seconds=20)
+    opened = orjson.loads(frames[0].payload)
+    assert opened == {
+        "agent": "agno",
+        "protocol": "agno",
+        "kind": "agent",
+        "session_id": "s-1",
+        "user_id": "ada",
+        "message": "hello",
+    }
+
+
+async def test_the_run_has_started_before_the_upstream_answers(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    go = asyncio.Event()
+
+    async def waits(answer: Answer) -> None:
+        await go.wait()
+        await plays(agno_text("x"))(answer)
+
+    upstream.script(waits)
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await penstock.events_until(run_id, "lifecycle.started")
+        await upstream.called()
+        go.set()
+        *_, last = await penstock.ended(run_id)
+    assert last.type == "lifecycle.completed"
+
+
+async def test_a_slow_broker_holds_back_the_reading_and_nothing_is_lost(
+    fresh_nats: NatsServer, upstream: Misbehaving
+) -> None:
+    frame = agno("RunContent", content="x" * 100_000)
+    count = 300
+    began = asyncio.Event()
+
+    async def floods(answer: Answer) -> None:
+        await answer.head()
+        await answer.send(STARTED)
+        await began.wait()
+        for _ in range(count):
+            await answer.send(frame)
+        await answer.send(agno("RunCompleted", content="x"))
+        answer.sent.clear()
+        await answer.end()
+
+    sent: list[Answer] = []
+
+    async def remembered(answer: Answer) -> None:
+        sent.append(answer)
+        await floods(answer)
+
+    upstream.script(remembered)
+    async with pipeline(
+        fresh_nats.url, agents(upstream), max_buffered_bytes=256 * 1024
+    ) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await penstock.events_until(run_id, "lifecycle.started")
+        await eventually(lambda: _has(penstock, run_id, STARTED), what="the first frame")
+        fresh_nats.stop()
+        began.set()
+        stuck_at = await _settled(sent[0])
+        fresh_nats.start()
+        *_, last = await penstock.ended(run_id, timeout_s=30)
+        body = await penstock.body(run_id)
+        await only_end(penstock, run_id)
+    # what waits is bounded: 256 KiB here, and a few MiB in the sockets between
+    assert stuck_at < count * len(frame) / 2
+    assert last.type == "lifecycle.completed"
+    assert body == STARTED + frame * count + agno("RunCompleted", content="x")
+
+
+async def _has(penstock: Pipeline, run_id: str, body: bytes) -> bool:
+    return await penstock.body(run_id) == body
+
+
+async def _settled(answer: Answer) -> int:
+    """How much was sent when no more can be sent."""
+    before = -1
+    while len(answer.sent) != before or not before:
+        before = len(answer.sent)
+        await asyncio.sleep(0.5)
+    return before
+
+
+# failures: one end, one clear event
+
+
+async def says_nothing(answer: Answer) -> None:
+    answer.cut()
+
+
+async def too_many(answer: Answer) -> None:
+    body = b'{"detail":"slow down, ' + b"x" * 100_000 + b'"}'
+    await answer.whole(body, 429, content_type="application/json")
+
+
+async def breaks_while_refusing(answer: Answer) -> None:
+    await answer.head(503)
+    await answer.send(b"overloaded: come b")
+    answer.cut()
+
+
+Failure = tuple[Script, str, str]
+
+FAILURES: dict[str, Failure] = {
+    "closed before an answer": (says_nothing, "outcome_unknown", "nobody knows"),
+    "garbage instead of HTTP": (
+        lambda answer: answer.raw(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"),
+        "outcome_unknown",
+        "nobody knows",
+    ),
+    "404": (
+        lambda answer: answer.whole(b'{"detail":"Agent not found"}', 404),
+        "upstream_http",
+        'answered 404: {"detail":"Agent not found"}',
+    ),
+    "422": (
+        lambda answer: answer.whole("{'detail': 'Fläche'}".encode(), 422),
+        "upstream_http",
+        "Fläche",
+    ),
+    "500 without a word": (
+        lambda answer: answer.whole(b"", 500),
+        "upstream_http",
+        "answered 500",
+    ),
+    "a long refusal": (too_many, "upstream_http", "slow down"),
+    "a refusal that breaks off": (breaks_while_refusing, "upstream_http", "overloaded: come b"),
+    "a redirect": (lambda answer: answer.whole(b"over there", 307), "upstream_http", "307"),
+    "cut between frames": (plays(STARTED, cuts), "upstream_lost", "cut"),
+    "cut in a frame": (plays(STARTED + HALF, cuts), "upstream_lost", "cut"),
+    "an end in a frame": (plays(STARTED + HALF), "upstream_lost", "in the middle of a frame"),
+    "an end too early": (plays(STARTED), "upstream_lost", ""),
+    "no events at all": (plays(b"<html>It works!</html>"), "upstream_lost", ""),
+    "its own error": (
+        plays(STARTED + agno("RunError", content="model broke")),
+        "upstream_error",
+        "model broke",
+    ),
+    "silence": (stalls, "timeout", "timeout after 1 second"),
+    "silence in the middle": (plays(STARTED, stalls), "timeout", "timeout after 1 second"),
+    "a line without an end": (
+        plays(STARTED + b"data: " + b"x" * 70_000, stalls),
+        "limit",
+        "larger than 65536 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
+async def test_a_failure_ends_the_run_once_and_says_why(
+    nats_server: NatsServer, upstream: Misbehaving, failure: Failure
+) -> None:
+    script, code, words = failure
+    upstream.script(script)
+    config = agents(upstream, timeout_s=1)
+    async with pipeline(nats_server.url, config, max_frame_bytes=65536) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        events = await penstock.ended(run_id)
+        await only_end(penstock, run_id)
+        others = [event for event in await penstock.ended(run_id) if "lifecycle" in event.type]
+    assert [event.type for event in others] == ["lifecycle.started", "lifecycle.failed"]
+    failed = events[-1].data
+    assert failed["code"] == code
+    assert words in failed["error"]
+    assert len(failed["error"]) < 5000
+    assert len(upstream.calls) == 1
+
+
+async def test_a_refusal_carries_status_and_words(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(lambda answer: answer.whole(b'{"detail":"nope"}', 403))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await penstock.ended(run_id)
+        kind, facts = await only_end(penstock, run_id)
+    assert kind == "lost"
+    assert facts["status_code"] == 403
+    assert facts["detail"] == '{"detail":"nope"}'
+
+
+async def test_a_server_that_is_not_there_is_said_to_be_out_of_reach(
+    nats_server: NatsServer,
+) -> None:
+    config = Config.model_validate(
+        {"agents": [{"id": "gone", "protocol": "agno", "url": "http://127.0.0.1:1"}]}
+    )
+    async with pipeline(nats_server.url, config) as penstock:
+        run_id = await penstock.start_run("gone", "hello")
+        *_, failed = await penstock.ended(run_id)
+    assert failed.data["code"] == "upstream_lost"
+    assert "http://127.0.0.1:1" in failed.data["error"]
+    assert failed.data["retryable"] is True
+
+
+async def test_an_agent_that_is_not_configured_ends_the_run(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("nobody", "hello")
+        *_, failed = await penstock.ended(run_id)
+    assert failed.data["code"] == "internal"
+    assert "nobody" in failed.data["error"]
+
+
+async def test_a_connection_that_was_cut_is_closed_by_us_too(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(STARTED, stalls))
+    async with pipeline(nats_server.url, agents(upstream, timeout_s=1)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await penstock.ended(run_id)
+        await upstream.dropped()
+
+
+async def test_a_line_of_200_mb_is_stopped_at_the_limit_in_bounded_memory(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    sent = 0
+    piece = b"x" * 1024 * 1024
+
+    async def endless(answer: Answer) -> None:
+        nonlocal sent
+        await answer.head()
+        await answer.send(b"data: ")
+        for _ in range(200):
+            await answer.raw(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            sent += len(piece)
+
+    upstream.script(endless)
+    before = _peak_bytes()
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        *_, failed = await penstock.ended(run_id, timeout_s=40)
+    assert failed.data["code"] == "limit"
+    assert sent < 100 * len(piece)
+    # the connector's reader and the normalizer's, each with a frame of 64 MiB and its pieces
+    assert _peak_bytes() - before < 600 * 1024 * 1024
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
