@@ -1,0 +1,84 @@
+"""Canonical events to the custom events of the legacy pair (adk-streaming.md, "Legacy Pattern").
+
+`event: <type>`, data `{type, sessionId, runId, author, content, timestamp}`. `research_update` is
+a whole message; `agent_status` a change of what the agent does, and the end of a run that has no
+report; `research_complete` the final report. Times are seconds since 1970, as everywhere in ADK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+import orjson
+
+from penstock.dialects.base import JsonObject
+from penstock.sse import Frame
+
+UPDATE: Final = "research_update"
+STATUS: Final = "agent_status"
+COMPLETE: Final = "research_complete"
+
+
+@dataclass(slots=True)
+class LegacyEncoder:
+    """One run's events to legacy frames (see `penstock.dialects.base.Encoder`)."""
+
+    _agent: str = ""  # the run's, for what has no source
+
+    def feed(self, event: JsonObject) -> Sequence[Frame]:
+        """The frames of one canonical event, given as its envelope."""
+        name = event["event"]
+        told = _TOLD.get(f"{name['category']}.{name['action']}")
+        data, source = event["data"], event.get("source")
+        self._agent = self._agent or data.get("agent", "")
+        if told is None:
+            return ()
+        type, words = told
+        content = words(data)
+        if not content and type == UPDATE:
+            return ()
+        body = {
+            "type": type,
+            "sessionId": event.get("session_id", ""),
+            "runId": event["run_id"],
+            "author": source["agent_id"] if source else self._agent,
+            "content": content,
+            "timestamp": datetime.fromisoformat(event["timestamp"]).timestamp(),
+        }
+        return (Frame(orjson.dumps(body), type),)
+
+
+Words = Callable[[JsonObject], str]
+
+
+def _of(key: str) -> Words:
+    return lambda data: str(data.get(key) or "")
+
+
+def _as(pattern: str) -> Words:
+    """The pattern, filled from the event's data; all that it names must be there by contract."""
+    return pattern.format_map
+
+
+# The legacy type of an event, and its content. What is not here has no place among the three.
+_TOLD: Final[Mapping[str, tuple[str, Words]]] = {
+    "lifecycle.started": (STATUS, _as("started")),
+    "lifecycle.paused": (STATUS, _as("waiting for a decision: {approval_id}")),
+    "lifecycle.resumed": (STATUS, _as("resumed")),
+    "lifecycle.retrying": (STATUS, _as("retrying: {reason}")),
+    "lifecycle.completed": (COMPLETE, _of("summary")),
+    "lifecycle.failed": (STATUS, _as("failed: {error}")),
+    "lifecycle.cancelled": (STATUS, _as("cancelled")),
+    "llm.message_completed": (UPDATE, _of("content")),
+    "llm.tool_call": (STATUS, _as("calling {tool}")),
+    "llm.tool_result": (STATUS, _as("{tool}: {outcome}")),
+    "dispatch.team": (STATUS, _as("team {team_name}: {task}")),
+    "dispatch.worker": (STATUS, _as("{worker_name}: {task}")),
+    "dispatch.transfer": (STATUS, _as("transferred to {to}")),
+    "dispatch.finished": (STATUS, _as("{subrun_id}: {status}")),
+    "workflow.step_started": (STATUS, _as("step {description}")),
+    "workflow.step_failed": (STATUS, _as("step {step_id} failed")),
+}

@@ -1,0 +1,240 @@
+"""What the contract has, in the shapes that ADK's events have (google-adk 2.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from penstock.dialects.adk.values import array, obj, objects, text
+from penstock.dialects.base import Json, JsonObject
+
+# usage -> usageMetadata
+_TOKENS: Final = {
+    "input_tokens": "promptTokenCount",
+    "output_tokens": "candidatesTokenCount",
+    "total_tokens": "totalTokenCount",
+    "reasoning_tokens": "thoughtsTokenCount",
+    "cached_input_tokens": "cachedContentTokenCount",
+}
+
+_TO_URLSAFE_BASE64: Final = str.maketrans("+/", "-_")
+
+# A partial argument's value by its type; a bool is an int to isinstance, so it stands first.
+_PARTIAL_VALUES: Final = ((bool, "boolValue"), ((int, float), "numberValue"), (str, "stringValue"))
+
+HINT: Final = (
+    "Please approve or reject the tool call {tool}() by responding with a FunctionResponse with "
+    "an expected ToolConfirmation payload."
+)
+
+
+def usage_metadata(usage: Json) -> JsonObject:
+    """Token counts, under ADK's names."""
+    counts = obj(usage)
+    return {theirs: counts[ours] for ours, theirs in _TOKENS.items() if ours in counts}
+
+
+def call_part(data: JsonObject) -> JsonObject:
+    """The part of a tool call."""
+    call = {"id": data["tool_call_id"], "args": obj(data.get("args")), "name": data["tool"]}
+    return {"functionCall": call}
+
+
+def partial_call_part(data: JsonObject) -> JsonObject | None:
+    """The part of arguments under way; None for a piece that ADK has no form for."""
+    value = data.get("value")
+    kind = next((name for types, name in _PARTIAL_VALUES if isinstance(value, types)), None)
+    if kind is None or text(data.get("path")) is None:
+        return None
+    piece = {"jsonPath": data["path"], kind: value}
+    call = {"id": data["tool_call_id"], "name": data["tool"], "partialArgs": [piece]}
+    return {"functionCall": {**call, "willContinue": True}}
+
+
+def response_part(data: JsonObject) -> JsonObject:
+    """The part of a tool's result: an object, `{"result": …}` around anything else."""
+    result, error = data.get("result"), data.get("error")
+    if isinstance(result, dict):
+        response = dict(result)
+    else:
+        response = {} if result in (None, error) and error else {"result": result}
+    if data.get("outcome") not in (None, "ok", "partial"):
+        response.setdefault(
+            "error", error or f"The tool call was not successful: {data['outcome']}"
+        )
+    said: JsonObject = {"id": data["tool_call_id"], "name": data["tool"], "response": response}
+    if media := media_parts(data.get("content")):
+        said["parts"] = media
+    return {"functionResponse": said}
+
+
+def media_parts(parts: Json) -> list[JsonObject]:
+    """`llm.message_completed.parts` as ADK's parts; what it has no part for is left out."""
+    converted = (
+        _MEDIA[part["type"]](part) for part in objects(parts) if part.get("type") in _MEDIA
+    )
+    return [part for part in converted if part]
+
+
+def citation_metadata(citations: Json) -> JsonObject:
+    """ADK's own citations as they came, another framework's by their addresses."""
+    cited = obj(citations)
+    if "citations" in cited:
+        return cited
+    urls = [
+        {"uri": each["url"], **({"title": each["title"]} if text(each.get("title")) else {})}
+        for each in objects(cited.get("urls"))
+        if text(each.get("url"))
+    ]
+    return {"citations": urls} if urls else {}
+
+
+def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
+    """What was retrieved, each document a chunk, its score the confidence of a support."""
+    found = objects(list(documents))
+    supports = [
+        {"groundingChunkIndices": [index], "confidenceScores": [each["score"]]}
+        for index, each in enumerate(found)
+        if each.get("score") is not None
+    ]
+    chunks = [{"retrievedContext": _retrieved(each)} for each in found]
+    return {"groundingChunks": chunks, **({"groundingSupports": supports} if supports else {})}
+
+
+def request_part(item: JsonObject) -> JsonObject:
+    """The `adk_request_*` call of an approval's item. Its id is the item's: the answer has it."""
+    name, make_args = _REQUESTS.get(item["kind"], _INPUT)
+    return {"functionCall": {"id": item["item_id"], "args": make_args(item), "name": name}}
+
+
+def is_long_running(item: JsonObject) -> bool:
+    """Whether the client itself does the call: ADK then asks by the call, and by nothing else."""
+    return item["kind"] in ("external", "long_running") and bool(item.get("tool_call_id"))
+
+
+def failure_frame(data: JsonObject, timeout_s: float, at_s: float) -> JsonObject:
+    """The last frame of a failed run: ADK's own of 2.13, or one of adk-streaming.md."""
+    make = _FAILURES.get(data.get("code", ""), _stream_error)
+    return make(data, timeout_s, at_s)
+
+
+def _confirmation_args(item: JsonObject) -> JsonObject:
+    tool = item.get("tool") or item["kind"]
+    original_id = item.get("tool_call_id") or item["item_id"]
+    original = {"id": original_id, "args": obj(item.get("args")), "name": tool}
+    hint = item.get("description") or HINT.format(tool=tool)
+    return {
+        "originalFunctionCall": original,
+        "toolConfirmation": {"hint": hint, "confirmed": False},
+    }
+
+
+def _input_args(item: JsonObject) -> JsonObject:
+    options = array(item.get("options"))
+    schema = item.get("input_schema") or ({"enum": options} if options else {})
+    asked: JsonObject = {
+        "interruptId": item["item_id"],
+        "message": item.get("description")
+        or f"Input is needed: {item.get('tool') or item['kind']}",
+        "response_schema": schema,
+    }
+    return {**asked, "payload": item["args"]} if item.get("args") else asked
+
+
+def _credential_args(item: JsonObject) -> JsonObject:
+    """What the item tells of it; secrets never came as far as the bus."""
+    asked = obj(item.get("args"))
+    credential: JsonObject = {}
+    if asked.get("auth_type"):
+        credential["authType"] = asked["auth_type"]
+    if asked.get("auth_uri"):
+        credential["oauth2"] = {"authUri": asked["auth_uri"]}
+    config = {"authScheme": asked.get("auth_scheme"), "exchangedAuthCredential": credential}
+    return {"functionCallId": item.get("tool_call_id") or item["item_id"], "authConfig": config}
+
+
+_Request = tuple[str, Callable[[JsonObject], JsonObject]]
+_CONFIRMATION: Final[_Request] = ("adk_request_confirmation", _confirmation_args)
+_INPUT: Final[_Request] = ("adk_request_input", _input_args)
+
+# Everything else that may be asked for is an input.
+_REQUESTS: Final[Mapping[str, _Request]] = {
+    "confirmation": _CONFIRMATION,
+    "review": _CONFIRMATION,
+    "credential": ("adk_request_credential", _credential_args),
+}
+
+
+def _retrieved(document: JsonObject) -> JsonObject:
+    fields = {
+        "documentName": document.get("id"),
+        "text": document.get("content"),
+        "title": document.get("title"),
+        "uri": document.get("url"),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _data(part: JsonObject) -> JsonObject:
+    data = str(part.get("data") or "").translate(_TO_URLSAFE_BASE64)
+    return {"inlineData": {"data": data, "mimeType": part.get("media_type"), **_name(part)}}
+
+
+def _file(part: JsonObject) -> JsonObject:
+    file = {"fileUri": part.get("uri"), "mimeType": part.get("media_type"), **_name(part)}
+    return {"fileData": file}
+
+
+def _name(part: JsonObject) -> JsonObject:
+    return {"displayName": part["name"]} if part.get("name") else {}
+
+
+def _code(part: JsonObject) -> JsonObject:
+    return {"executableCode": {"code": part.get("code"), "language": part.get("language")}}
+
+
+def _code_result(part: JsonObject) -> JsonObject:
+    result = {"outcome": part.get("outcome"), "output": part.get("output")}
+    return {"codeExecutionResult": result}
+
+
+_MEDIA: Final[Mapping[str, Callable[[JsonObject], JsonObject]]] = {
+    "data": _data,
+    "file": _file,
+    "code": _code,
+    "code_result": _code_result,
+}
+
+
+def _adk_error(data: JsonObject, _timeout_s: float, at_s: float) -> JsonObject:
+    error, kind = str(data.get("error", "")), data.get("error_type") or "Error"
+    message = error.removeprefix(f"{kind}: ")
+    details = {"error_type": kind, "error_message": message, "timestamp": at_s}
+    return {"error": f"{kind}: {message}", "error_details": details}
+
+
+def _timed_out(_data: JsonObject, timeout_s: float, at_s: float) -> JsonObject:
+    error = f"Request timeout after {timeout_s:g} seconds"
+    return {"error": error, "error_code": "TIMEOUT", "timestamp": at_s}
+
+
+def _bad_status(data: JsonObject, _timeout_s: float, at_s: float) -> JsonObject:
+    status = data.get("status_code")
+    return {
+        "error": f"ADK upstream error: {status}",
+        "status_code": status,
+        "detail": data.get("detail", ""),
+        "timestamp": at_s,
+    }
+
+
+def _stream_error(data: JsonObject, _timeout_s: float, at_s: float) -> JsonObject:
+    error = data.get("error") or "The upstream was lost"
+    return {"error": error, "error_code": "STREAM_ERROR", "timestamp": at_s}
+
+
+_FAILURES: Final[Mapping[str, Callable[[JsonObject, float, float], JsonObject]]] = {
+    "upstream_error": _adk_error,
+    "timeout": _timed_out,
+    "upstream_http": _bad_status,
+}
