@@ -94,8 +94,8 @@ export interface RetrievedDocument {
 export interface SessionMetadata {
   /** Whose run it is. */
   user_id: string;
-  /** The workflow or topology, or null. */
-  workflow: string | null;
+  /** The workflow; of a run without one the agent's id. */
+  workflow: string;
 }
 
 /** Who said it. */
@@ -132,6 +132,14 @@ export interface Usage {
   reasoning_tokens?: number | null;
   /** Tokens read from a cache. */
   cached_input_tokens?: number | null;
+}
+
+/** What a workflow came to. */
+export interface WorkflowResult {
+  /** For people. */
+  summary: string;
+  /** What has no summary of its own, as JSON. */
+  value?: unknown;
 }
 
 /** One canonical event, of a type that this version knows or of a later one. */
@@ -1074,8 +1082,8 @@ export interface UnifiedAgentMessageStart extends UnifiedEnvelope {
   payload: {
     /** The run's id, beyond the document's fields. */
     run_id: string;
-    /** Who speaks, or null. */
-    agent: string | null;
+    /** Who speaks. */
+    agent: string;
     /** The message. */
     message_id: string;
   };
@@ -1117,8 +1125,8 @@ export interface UnifiedToolCallStarted extends UnifiedEnvelope {
     tool_call_id: string;
     /** The tool. */
     tool_name: string;
-    /** Who asked, or null. */
-    agent: string | null;
+    /** Who asked. */
+    agent: string;
     /** The tool's arguments. */
     args: Record<string, unknown>;
   };
@@ -1149,6 +1157,8 @@ export interface UnifiedToolCallResult extends UnifiedEnvelope {
     tool_name: string;
     /** What it returned, as JSON. */
     result: unknown;
+    /** Whether it failed, was rejected or expired; beyond the document's fields. */
+    is_error: boolean;
   };
 }
 
@@ -1211,7 +1221,7 @@ export interface UnifiedWorkflowCompleted extends UnifiedEnvelope {
     /** The workflow's run, as the workflow says it. */
     run_id: string;
     /** What it came to. */
-    result: unknown;
+    result: WorkflowResult;
   };
 }
 
@@ -1221,8 +1231,8 @@ export interface UnifiedAgentThought extends UnifiedEnvelope {
   payload: {
     /** The run's id, beyond the document's fields. */
     run_id: string;
-    /** Who thinks, or null. */
-    agent: string | null;
+    /** Who thinks. */
+    agent: string;
     /** The next piece. */
     content: string;
     /** True when not meant for users. */
@@ -1240,8 +1250,8 @@ export interface UnifiedRunError extends UnifiedEnvelope {
     error_type: string;
     /** What went wrong, for people. */
     message: string;
-    /** Where, or null. */
-    agent: string | null;
+    /** Where it went wrong. */
+    agent: string;
     /** In which step, or null. */
     step: string | null;
   };
@@ -1283,8 +1293,8 @@ export interface UnifiedRetrievalStarted extends UnifiedEnvelope {
     run_id: string;
     /** What is looked for. */
     query: string;
-    /** Who looks, or null. */
-    agent: string | null;
+    /** Who looks. */
+    agent: string;
   };
 }
 
@@ -1325,20 +1335,20 @@ export interface UnifiedAutomationCompleted extends UnifiedEnvelope {
   };
 }
 
-/** Gauges of a machine or process; further ones may stand beside them. */
+/** Gauges of a machine or process; null for what is not told. */
 export interface UnifiedMetricsUpdate extends UnifiedEnvelope {
   type: "metrics_update";
   payload: {
     /** The run's id, beyond the document's fields. */
     run_id: string;
     /** CPU in use, percent. */
-    cpu?: number | null;
+    cpu: number | null;
     /** Memory in use, with its unit. */
-    memory_used?: string | null;
+    memory_used: string | null;
     /** Disk space free, with its unit. */
-    disk_free?: string | null;
+    disk_free: string | null;
     /** Containers that run. */
-    containers_running?: number | null;
+    containers_running: number | null;
   };
 }
 

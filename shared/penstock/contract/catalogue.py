@@ -7,6 +7,7 @@ from typing import Any
 from penstock.contract.notes import NOTES, example
 from penstock.contract.schemas import Schema, envelope, of_model, text, unified_example
 from penstock.contract.unified import UNIFIED, UnifiedType
+from penstock.dialects.unified import UNTOLD
 from penstock.events import CATALOGUE, EventType, is_epilogue
 from penstock.events.catalogue import CATEGORIES
 
@@ -88,15 +89,18 @@ def _event(row: EventType) -> str:
 
 
 def _unified() -> str:
-    covered = {source for row in UNIFIED.values() for source in row.model.SOURCES}
-    without = ", ".join(f"`{name}`" for name in CATALOGUE if name not in covered)
+    untold = (f"| `{name}` | {instead} |" for name, instead in UNTOLD.items())
     return "\n".join(
         [
             "## Unified events\n",
             "The 22 types of the unified schema, over SSE and WebSocket; not on the bus. Each is",
-            "made from canonical events; further payload fields may stand beside these.",
-            f"No unified type at all: {without}.\n",
+            "made from canonical events; further payload fields may stand beside these.\n",
             *map(_unified_event, UNIFIED.values()),
+            "### What has no unified type\n",
+            "| canonical type | where it shows all the same |",
+            "|---|---|",
+            *untold,
+            "",
         ]
     )
 

@@ -46,7 +46,7 @@ class SessionMetadata(Model):
     """Whose session it is, and what it runs."""
 
     user_id: str = Field(description="Whose run it is.")
-    workflow: str | None = Field(description="The workflow or topology, or null.")
+    workflow: str = Field(description="The workflow; of a run without one the agent's id.")
 
 
 class SessionStarted(_OfRun):
@@ -74,7 +74,7 @@ class AgentMessageStart(_OfRun):
 
     TYPE = "agent_message_start"
     SOURCES = ("llm.message_started",)
-    agent: str | None = Field(description="Who speaks, or null.")
+    agent: str = Field(description="Who speaks.")
     message_id: str = Field(description="The message.")
 
 
@@ -103,7 +103,7 @@ class ToolCallStarted(_OfRun):
     SOURCES = ("llm.tool_call",)
     tool_call_id: str = Field(description="The call.")
     tool_name: str = Field(description="The tool.")
-    agent: str | None = Field(description="Who asked, or null.")
+    agent: str = Field(description="Who asked.")
     args: dict[str, Any] = Field(description="The tool's arguments.")
 
 
@@ -124,6 +124,9 @@ class ToolCallResult(_OfRun):
     tool_call_id: str = Field(description="The call.")
     tool_name: str = Field(description="The tool.")
     result: Any = Field(description="What it returned, as JSON.")
+    is_error: bool = Field(
+        description="Whether it failed, was rejected or expired; beyond the document's fields."
+    )
 
 
 class WorkflowStarted(_OfWorkflow):
@@ -162,12 +165,19 @@ class WorkflowTransition(_OfWorkflow):
     reason: str = Field(description="Why this one.")
 
 
+class WorkflowResult(Model):
+    """What a workflow came to."""
+
+    summary: str = Field(description="For people.")
+    value: Any = Field(default=None, description="What has no summary of its own, as JSON.")
+
+
 class WorkflowCompleted(_OfWorkflow):
     """A workflow ended well."""
 
     TYPE = "workflow_completed"
     SOURCES = ("workflow.completed",)
-    result: Any = Field(description="What it came to.")
+    result: WorkflowResult = Field(description="What it came to.")
 
 
 class AgentThought(_OfRun):
@@ -175,7 +185,7 @@ class AgentThought(_OfRun):
 
     TYPE = "agent_thought"
     SOURCES = ("llm.reasoning",)
-    agent: str | None = Field(description="Who thinks, or null.")
+    agent: str = Field(description="Who thinks.")
     content: str = Field(description="The next piece.")
     debug: bool = Field(description="True when not meant for users.")
 
@@ -187,7 +197,7 @@ class RunError(_OfRun):
     SOURCES = ("lifecycle.failed", "system.error", "workflow.step_failed")
     error_type: str = Field(description="The class or code of the error.")
     message: str = Field(description="What went wrong, for people.")
-    agent: str | None = Field(description="Where, or null.")
+    agent: str = Field(description="Where it went wrong.")
     step: str | None = Field(description="In which step, or null.")
 
 
@@ -216,7 +226,7 @@ class RetrievalStarted(_OfRun):
     TYPE = "retrieval_started"
     SOURCES = ("retrieval.started",)
     query: str = Field(description="What is looked for.")
-    agent: str | None = Field(description="Who looks, or null.")
+    agent: str = Field(description="Who looks.")
 
 
 class RetrievedDocument(Model):
@@ -254,14 +264,14 @@ class AutomationCompleted(_OfRun):
 
 
 class MetricsUpdate(_OfRun):
-    """Gauges of a machine or process; further ones may stand beside them."""
+    """Gauges of a machine or process; null for what is not told."""
 
     TYPE = "metrics_update"
     SOURCES = ("system.metrics",)
-    cpu: float | None = Field(default=None, description="CPU in use, percent.")
-    memory_used: str | None = Field(default=None, description="Memory in use, with its unit.")
-    disk_free: str | None = Field(default=None, description="Disk space free, with its unit.")
-    containers_running: int | None = Field(default=None, description="Containers that run.")
+    cpu: float | None = Field(description="CPU in use, percent.")
+    memory_used: str | None = Field(description="Memory in use, with its unit.")
+    disk_free: str | None = Field(description="Disk space free, with its unit.")
+    containers_running: int | None = Field(description="Containers that run.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +327,7 @@ _ROWS: dict[str, list[tuple[type[Payload], dict[str, Any]]]] = {
                 "tool_call_id": "tc_001",
                 "tool_name": "docker_list_containers",
                 "result": [{"name": "supabase-db", "status": "running"}],
+                "is_error": False,
             },
         ),
     ],
