@@ -36,6 +36,7 @@ from penstock.bus.messages import RawFrame, raw_frame
 from penstock.bus.records import (
     ApprovalRecord,
     CancelCommand,
+    ContinueCommand,
     Decided,
     DecideReply,
     DecideRequest,
@@ -94,40 +95,46 @@ class Pipeline:
         self.http = http
         self._followed: dict[str, _Followed] = {}
 
-    async def start_run(
-        self,
-        agent: str,
-        message: str = "",
-        *,
-        session_id: str | None = None,
-        user_id: str = "u1",
-        run_id: str | None = None,
-        **fields: Any,
-    ) -> str:
-        """What the edge does: the run's record, then the command. Returns the run id."""
-        run_id = run_id or new_run_id()
+    async def start_run(self, agent: str, message: str = "", **fields: Any) -> str:
+        """What the edge does: the run's record, then the command. Returns the run id.
+
+        `fields` are those of `StartCommand`; the run and its session are new unless named.
+        """
+        command = await self.register(agent, message, **fields)
+        await self.command("start", command)
+        return command.run_id
+
+    async def register(self, agent: str, message: str = "", **fields: Any) -> StartCommand:
+        """The run's record alone, and the command that would start it."""
         now = messages.now()
+        run_id = fields.get("run_id") or new_run_id()
         common = {
             "run_id": run_id,
             "agent": agent,
-            "session_id": session_id or f"s-{run_id}",
-            "user_id": user_id,
+            "session_id": f"s-{run_id}",
+            "user_id": "u1",
             "message": message,
             "created_at": now,
+            **fields,
         }
         record = RunRecord.model_validate({**common, "updated_at": now})
         await self.bus.bucket("runs").create(run_id, record.dump())
-        await self.command("start", StartCommand.model_validate({**common, **fields}))
-        return run_id
+        return StartCommand.model_validate(common)
 
     async def cancel(self, run_id: str, by: str = "u1") -> None:
         """Ask for the run's end; `ended` tells when it has come."""
         await self.command("cancel", CancelCommand(run_id=run_id, by=by))
 
-    async def command(self, kind: str, command: StartCommand | CancelCommand) -> None:
+    async def command(
+        self, kind: str, command: StartCommand | ContinueCommand | CancelCommand
+    ) -> None:
         """Publish a command to the connectors; the same one twice is stored twice."""
-        subject = subjects.command("connector", kind, command.run_id)
-        await self.bus.publisher.publish(Message(subject, command.dump(), {}))
+        await self.publish(kind, command.run_id, command.dump())
+
+    async def publish(self, kind: str, run_id: str, payload: bytes) -> None:
+        """Publish what may be no command at all."""
+        subject = subjects.command("connector", kind, run_id)
+        await self.bus.publisher.publish(Message(subject, payload, {}))
 
     async def decide(
         self,

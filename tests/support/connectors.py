@@ -1,0 +1,72 @@
+"""Connectors as processes of their own, to be killed; and what a dead one leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock.bus import Bus
+from penstock.bus.records import Claim
+from penstock.settings import Config
+from support.waiting import eventually
+
+DEAD = "connector-dead-1-abcdef"
+
+# short, so that a death is noticed within seconds
+FAST: dict[str, Any] = {"pod_ttl_s": 2, "pod_renew_s": 0.5, "reap_s": 0.3}
+
+
+class ConnectorProcess:
+    """`python -m penstock_connector`. `kill` ends it as a crash would."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+
+@asynccontextmanager
+async def connector_process(
+    bus: Bus, config: Config, folder: Path, **settings: Any
+) -> AsyncIterator[ConnectorProcess]:
+    """One that has said that it lives."""
+    file = folder / "penstock.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump()))
+    given = {"config": file, "nats_url": bus.settings.url, "probe_port": 0, **FAST, **settings}
+    before = await _living(bus)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "penstock_connector",
+        env=os.environ | {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()},
+    )
+    made = ConnectorProcess(process)
+    try:
+
+        async def lives() -> bool:
+            return len(await _living(bus)) > len(before)
+
+        await eventually(lives, 30, "the connector's process")
+        yield made
+    finally:
+        await made.kill()
+
+
+async def claimed_by_the_dead(bus: Bus, run_id: str) -> None:
+    """A connector has claimed the run and died before it opened it."""
+    await bus.bucket("claims").create(f"claim.{run_id}", Claim(pod=DEAD).dump())
+    await bus.bucket("claims").put(f"active.{DEAD}.{run_id}", b"{}")
+
+
+async def _living(bus: Bus) -> set[str]:
+    return set(await bus.bucket("leases").keys("pod.>"))
