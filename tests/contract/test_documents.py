@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from support.repository import ROOT, toml
 
 SCHEMAS = schemas()
 ASYNCAPI: dict[str, Any] = json.loads((CONTRACT / "asyncapi.json").read_text())
-BY_HAND = {"consuming.md"}
+BY_HAND = {"README.md", "consuming.md"}
 ENCODED = ROOT / "tests/golden/encoded/unified"
 
 # unified-events.md: the 22 types with the payload fields of its examples.
@@ -63,6 +65,26 @@ def test_what_is_committed_is_what_the_models_say() -> None:
     assert committed.keys() - BY_HAND == made.keys()
     stale = [path for path, content in made.items() if committed[path] != content]
     assert stale == []
+
+
+def test_the_models_need_pydantic_and_nothing_else() -> None:
+    """A subscriber imports them where nothing else of Penstock is installed."""
+    script = "import sys, penstock.contract.unified; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"nats", "orjson", "httpx", "starlette"} & set(loaded)
+
+
+def test_a_release_is_never_written_over(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock.contract", tmp_path, "--release"]
+    subprocess.run(command, check=True)
+    kept = tmp_path / "released" / VERSION / "llm.stream.json"
+    kept.write_text("as it was")
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "never written over" in again.stderr
+    assert kept.read_text() == "as it was"
 
 
 def test_the_contract_has_the_version_of_the_distribution() -> None:
@@ -255,6 +277,6 @@ def test_the_catalogue_tells_of_every_type_and_links_to_what_there_is() -> None:
     assert headings == [*CATALOGUE, *UNIFIED]
     ends = re.findall(r"^### (\S+)\n(?:(?!^###).)*?\*\*Ends the run", page, re.M | re.S)
     assert set(ends) == TERMINAL
-    for document in ("catalogue.md", "consuming.md"):
+    for document in ("README.md", "catalogue.md", "consuming.md"):
         for link in re.findall(r"\]\(([^)#]+)\)", (CONTRACT / document).read_text()):
             assert (CONTRACT / link).exists(), link

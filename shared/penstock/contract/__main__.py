@@ -21,14 +21,16 @@ def main() -> None:
     parser.add_argument("--release", action="store_true", help="keep the schemas as released")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
+    released = folder / "released" / VERSION
+    if arguments.release and released.exists():
+        parser.error(f"{released} is there: a released schema is never written over")
     shutil.rmtree(folder / "schemas", ignore_errors=True)
     for path, content in documents().items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content, encoding="utf-8")
     if arguments.release:
-        # a released schema is never written over
-        shutil.copytree(folder / "schemas", folder / "released" / VERSION)
+        shutil.copytree(folder / "schemas", released)
 
 
 if __name__ == "__main__":
