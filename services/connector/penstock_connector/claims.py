@@ -10,7 +10,7 @@ from typing import TypeVar
 from penstock.bus import Bus, BusError, FenceConflict, Msg
 from penstock.bus.kv import Entry
 from penstock.bus.records import Claim, Sent, SessionRecord, Turn
-from penstock.bus.subjects import key_of, turn
+from penstock.bus.subjects import turn
 
 log = logging.getLogger(__name__)
 
@@ -196,11 +196,6 @@ class Sessions:
             revision = entry.revision if entry is not None else 0
             if await self._bucket.update(key, after, revision) is not None:
                 return
-
-
-def session_key(user_id: str, agent: str, session_id: str) -> str:
-    """A session is its owner's: KV `sessions`."""
-    return key_of("session", user_id, agent, session_id)
 
 
 def _claim(entry: Entry) -> Claim:

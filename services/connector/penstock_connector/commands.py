@@ -44,9 +44,9 @@ from penstock.bus.records import (
     Turn,
 )
 from penstock.bus.streams import RAW
-from penstock.bus.subjects import control, raw_stored
+from penstock.bus.subjects import control, raw_stored, session_key
 from penstock.settings import AgentConfig, Config
-from penstock_connector.claims import Claims, Sessions, patiently, session_key
+from penstock_connector.claims import Claims, Sessions, patiently
 from penstock_connector.leg import Leg, Outcome, lost
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams import UPSTREAMS

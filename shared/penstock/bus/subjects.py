@@ -116,3 +116,8 @@ def partition_of(run_id: str, partitions: int = PARTITIONS) -> int:
 def key_of(*foreign: str | None) -> str:
     """A KV key from ids that are not ours: SHA-256 hex over the unambiguous JSON list."""
     return hashlib.sha256(json.dumps(foreign).encode()).hexdigest()
+
+
+def session_key(user_id: str, agent: str, session_id: str) -> str:
+    """The KV key of a session: it is its owner's, and an agent's."""
+    return key_of("session", user_id, agent, session_id)
