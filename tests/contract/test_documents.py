@@ -77,7 +77,7 @@ def test_the_models_need_pydantic_and_nothing_else() -> None:
 
 
 def test_a_release_is_never_written_over(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "penstock.contract", tmp_path, "--release"]
+    command = [sys.executable, "-m", "penstock.contract", str(tmp_path), "--release"]
     subprocess.run(command, check=True)
     kept = tmp_path / "released" / VERSION / "llm.stream.json"
     kept.write_text("as it was")
