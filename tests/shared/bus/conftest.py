@@ -1,0 +1,29 @@
+"""A bus on the worker's nats-server, and on one of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock.bus import Bus
+from support.bus import connected, new_run_id
+from support.nats import NatsServer
+
+
+@pytest.fixture
+async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
+    async with connected(nats_server.url) as bus:
+        yield bus
+
+
+@pytest.fixture
+async def own_bus(fresh_nats: NatsServer) -> AsyncIterator[Bus]:
+    """On a server that the test may stop; what is in flight is given up after two seconds."""
+    async with connected(fresh_nats.url, publish_timeout_s=2) as bus:
+        yield bus
+
+
+@pytest.fixture
+def run_id() -> str:
+    return new_run_id()

@@ -1,0 +1,99 @@
+"""Reading a stream's past by batched direct get."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.bus import Bus, BusUnavailable, direct, streams, subjects
+from penstock.bus.direct import BATCH
+from support.bus import event, new_run_id, publish_events
+from support.nats import NatsServer
+
+
+async def numbers(bus: Bus, pattern: str, start: int = 1) -> list[int]:
+    return [int(s.payload) async for s in direct.replay(bus, streams.EVENTS, pattern, start)]
+
+
+async def test_what_matches_is_read_in_order(bus: Bus, run_id: str) -> None:
+    other = new_run_id()
+    for number in range(1, 11):
+        await publish_events(bus, run_id, number, number)
+        await publish_events(bus, other, number + 100, number + 100)
+    assert await numbers(bus, subjects.events_of_run(run_id)) == [*range(1, 11)]
+
+
+async def test_a_message_is_whole(bus: Bus, run_id: str) -> None:
+    [sequence] = await publish_events(bus, run_id, 7, 7)
+    [stored], _ = await direct.read(bus, streams.EVENTS, subjects.events_of_run(run_id))
+    assert (stored.subject, stored.sequence) == (f"llm.stream.{run_id}", sequence)
+    assert (stored.headers["Penstock-Sequence"], stored.payload) == ("7", b"7")
+
+
+async def test_a_pattern_takes_what_it_names(bus: Bus, run_id: str) -> None:
+    for number, type in enumerate(["lifecycle.started", "llm.stream", "llm.tool_call"], 1):
+        await bus.publisher.publish(event(run_id, number, type=type))
+    assert await numbers(bus, f"llm.*.{run_id}") == [2, 3]
+    assert await numbers(bus, f"llm.tool_call.{run_id}") == [3]
+
+
+async def test_where_nothing_matches_nothing_is_read(bus: Bus, run_id: str) -> None:
+    assert await direct.read(bus, streams.EVENTS, subjects.events_of_run(run_id)) == ([], 0)
+    [last] = await publish_events(bus, run_id, 1, 1)
+    assert await numbers(bus, subjects.events_of_run(run_id), last + 1) == []
+
+
+async def test_a_stream_that_was_always_empty_reads_as_empty(own_bus: Bus) -> None:
+    assert await direct.read(own_bus, streams.RAW, ">") == ([], 0)
+
+
+async def test_reading_begins_at_the_sequence_given(bus: Bus, run_id: str) -> None:
+    sequences = await publish_events(bus, run_id, 1, 10)
+    assert await numbers(bus, subjects.events_of_run(run_id), sequences[4]) == [5, 6, 7, 8, 9, 10]
+
+
+async def test_a_limited_read_says_how_many_follow(bus: Bus, run_id: str) -> None:
+    await publish_events(bus, run_id, 1, 10)
+    pattern = subjects.events_of_run(run_id)
+    found, pending = await direct.read(bus, streams.EVENTS, pattern, limit=4)
+    assert ([int(s.payload) for s in found], pending) == ([1, 2, 3, 4], 6)
+
+
+async def test_more_than_one_batch_is_read_to_the_end(bus: Bus, run_id: str) -> None:
+    count = 2 * BATCH + 7
+    await bus.publisher.publish_batch([event(run_id, n) for n in range(1, BATCH + 1)])
+    await bus.publisher.publish_batch([event(run_id, n) for n in range(BATCH + 1, count + 1)])
+    assert await numbers(bus, subjects.events_of_run(run_id)) == [*range(1, count + 1)]
+
+
+async def test_a_batch_ends_by_bytes_too(bus: Bus, run_id: str) -> None:
+    payload = bytes(700_000)
+    for number in range(1, 16):
+        await bus.publisher.publish(event(run_id, number, payload))
+    pattern = subjects.events_of_run(run_id)
+    found, pending = await direct.read(bus, streams.EVENTS, pattern)
+    assert 0 < len(found) < 15
+    assert len(found) + pending == 15
+    whole = [s async for s in direct.replay(bus, streams.EVENTS, pattern)]
+    assert [s.headers["Penstock-Sequence"] for s in whole] == [str(n) for n in range(1, 16)]
+
+
+async def test_a_stream_that_does_not_exist_is_unavailable(bus: Bus) -> None:
+    with pytest.raises(BusUnavailable):
+        await direct.read(bus, "NO_SUCH_STREAM", ">")
+
+
+async def test_without_a_server_reading_is_unavailable(
+    own_bus: Bus, fresh_nats: NatsServer
+) -> None:
+    await asyncio.to_thread(fresh_nats.stop)
+    with pytest.raises(BusUnavailable):
+        await direct.read(own_bus, streams.EVENTS, ">")
+
+
+async def test_reading_leaves_no_consumer_behind(own_bus: Bus, run_id: str) -> None:
+    await publish_events(own_bus, run_id, 1, 3)
+    assert await numbers(own_bus, subjects.events_of_run(run_id)) == [1, 2, 3]
+    info = await own_bus.api("STREAM.INFO.EVENTS")
+    assert info["state"]["consumer_count"] == 0

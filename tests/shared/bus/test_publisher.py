@@ -1,0 +1,184 @@
+"""Publishing: many in flight, each ending in a sequence or in an error that says what is known."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.bus import (
+    Bus,
+    BusError,
+    BusUnavailable,
+    FenceConflict,
+    Message,
+    OutcomeUnknown,
+    direct,
+    streams,
+    subjects,
+)
+from penstock.bus.errors import MessageTooLarge, StreamFull
+from penstock.bus.publisher import error_of
+from support.bus import connected, event, publish_events
+from support.nats import NatsServer
+
+
+async def test_a_thousand_messages_in_flight_are_each_stored_once(bus: Bus, run_id: str) -> None:
+    sequences = await asyncio.gather(
+        *(bus.publisher.publish(event(run_id, n)) for n in range(1, 1001))
+    )
+    pattern = subjects.events_of_run(run_id)
+    stored = [s async for s in direct.replay(bus, streams.EVENTS, pattern)]
+    assert [s.payload for s in stored] == [b"%d" % n for n in range(1, 1001)]
+    assert [s.sequence for s in stored] == sequences
+
+
+async def test_headers_are_sent_as_they_stand(bus: Bus, run_id: str) -> None:
+    headers = {"Penstock-Sequence": "1", "ce-id": f"{run_id}.1"}
+    await bus.publisher.publish(Message(f"llm.stream.{run_id}", b"{}", headers))
+    stored = await bus.tail(streams.EVENTS, subjects.events_of_run(run_id))
+    assert stored is not None
+    assert stored.headers == headers
+
+
+async def test_a_message_without_headers_is_stored(bus: Bus, run_id: str) -> None:
+    await bus.publisher.publish(Message(f"llm.stream.{run_id}", b"", {}))
+    stored = await bus.tail(streams.EVENTS, subjects.events_of_run(run_id))
+    assert stored is not None
+    assert (stored.headers, stored.payload) == ({}, b"")
+
+
+async def test_a_subject_of_no_stream_is_unavailable(bus: Bus) -> None:
+    with pytest.raises(BusUnavailable):
+        await bus.publisher.publish(Message("nowhere.at.all", b"", {}))
+
+
+async def test_without_a_connection_nothing_is_sent_not_even_later(
+    own_bus: Bus, fresh_nats: NatsServer, run_id: str
+) -> None:
+    await asyncio.to_thread(fresh_nats.stop)
+    with pytest.raises(BusUnavailable):
+        await own_bus.publisher.publish(event(run_id, 1))
+    with pytest.raises(BusUnavailable):
+        await own_bus.publisher.publish_batch([event(run_id, 1), event(run_id, 2)])
+    await asyncio.to_thread(fresh_nats.start)
+    await publish_events(own_bus, run_id, 3, 3)
+    pattern = subjects.events_of_run(run_id)
+    stored = [s async for s in direct.replay(own_bus, streams.EVENTS, pattern)]
+    assert [s.payload for s in stored] == [b"3"]
+
+
+async def test_a_short_reconnect_is_waited_out(
+    own_bus: Bus, fresh_nats: NatsServer, run_id: str
+) -> None:
+    await asyncio.to_thread(fresh_nats.stop)
+    publishing = asyncio.create_task(own_bus.publisher.publish(event(run_id, 1)))
+    await asyncio.to_thread(fresh_nats.start)
+    assert await publishing > 0
+
+
+async def test_what_is_in_flight_when_the_connection_goes_is_unknown_at_once(
+    fresh_nats: NatsServer, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(fresh_nats.url, publish_timeout_s=600) as bus:
+        sent = asyncio.Event()
+
+        async def swallow(*message: object) -> None:
+            sent.set()
+
+        monkeypatch.setattr(bus.client, "publish", swallow)
+        publishing = asyncio.create_task(bus.publisher.publish(event(run_id, 1)))
+        await sent.wait()
+        await asyncio.to_thread(fresh_nats.kill)
+        with pytest.raises(OutcomeUnknown, match="connection was lost"):
+            await publishing
+
+
+async def test_no_answer_in_time_is_an_unknown_outcome(
+    nats_server: NatsServer, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(nats_server.url, publish_timeout_s=0.2) as bus:
+
+        async def swallow(*message: object) -> None:
+            return
+
+        monkeypatch.setattr(bus.client, "publish", swallow)
+        with pytest.raises(OutcomeUnknown, match=r"within 0\.2 s"):
+            await bus.publisher.publish(event(run_id, 1))
+
+
+async def test_a_message_over_the_servers_limit_is_refused_and_the_connection_stands(
+    bus: Bus, run_id: str
+) -> None:
+    # the server counts headers too, and hangs up on who is over
+    for size in (bus.client.max_payload + 1, bus.client.max_payload - 10):
+        with pytest.raises(MessageTooLarge):
+            await bus.publisher.publish(event(run_id, 1, bytes(size)))
+    assert await bus.publisher.publish(event(run_id, 1, bytes(bus.client.max_payload - 10_000)))
+    assert bus.ready
+
+
+async def test_a_batch_with_a_message_too_large_leaves_nothing(bus: Bus, run_id: str) -> None:
+    batch = [event(run_id, 1), event(run_id, 2, bytes(2_000_000)), event(run_id, 3)]
+    with pytest.raises(MessageTooLarge):
+        await bus.publisher.publish_batch(batch)
+    assert await bus.tail(streams.EVENTS, subjects.events_of_run(run_id)) is None
+
+
+async def test_a_full_stream_that_refuses_says_so(own_bus: Bus) -> None:
+    await own_bus.js.add_stream(name="SMALL", subjects=["small"], max_bytes=2000, discard="new")
+    await own_bus.publisher.publish(Message("small", bytes(1000), {}))
+    with pytest.raises(StreamFull):
+        await own_bus.publisher.publish(Message("small", bytes(1000), {}))
+
+
+async def test_a_thousand_messages_fit_into_one_batch(bus: Bus, run_id: str) -> None:
+    last = await bus.publisher.publish_batch([event(run_id, n) for n in range(1, 1001)])
+    found, pending = await direct.read(
+        bus, streams.EVENTS, subjects.events_of_run(run_id), last - 999, limit=1000
+    )
+    assert [s.payload for s in found] == [b"%d" % n for n in range(1, 1001)]
+    assert pending == 0
+
+
+async def test_a_batch_to_a_stream_without_batches_is_refused(bus: Bus, run_id: str) -> None:
+    letters = [Message(f"deadletter.test.{run_id}", b"", {})] * 2
+    with pytest.raises(BusError, match="10174"):
+        await bus.publisher.publish_batch(letters)
+
+
+async def test_a_cancelled_publish_leaves_nothing_waiting(
+    bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def swallow(*message: object) -> None:
+        return
+
+    monkeypatch.setattr(bus.client, "publish", swallow)
+    publishing = asyncio.create_task(bus.publisher.publish(event(run_id, 1)))
+    await asyncio.wait([publishing], timeout=0.01)
+    publishing.cancel()
+    await asyncio.wait([publishing])
+    assert publishing.cancelled()
+    assert not bus.publisher._waiting
+
+
+@pytest.mark.parametrize(
+    ("code", "err_code", "kind"),
+    [
+        (400, 10071, FenceConflict),
+        (400, 10164, FenceConflict),
+        (503, 10077, StreamFull),
+        (500, 10023, StreamFull),
+        (400, 10054, MessageTooLarge),
+        (400, 10176, BusUnavailable),  # a restart between the halves of a batch
+        (429, 10210, BusUnavailable),
+        (503, 10008, BusUnavailable),  # no leader
+        (400, 10060, BusError),
+    ],
+)
+def test_what_the_server_refuses_has_its_own_error(
+    code: int, err_code: int, kind: type[BusError]
+) -> None:
+    error = error_of({"code": code, "err_code": err_code, "description": "said so"})
+    assert type(error) is kind
+    assert str(error) == f"said so (err_code {err_code})"
