@@ -61,6 +61,18 @@ def adk_server(run_folder: Path) -> Upstream:
     return _upstream(upstreams.ADK, run_folder)
 
 
+@pytest.fixture(scope="session")
+def pydantic_ai_server(run_folder: Path) -> Upstream:
+    """The real pydantic-ai 2.68.0 AG-UI adapter with scripted models."""
+    return _upstream(upstreams.PYDANTIC_AI, run_folder)
+
+
+@pytest.fixture(scope="session")
+def agno_agui_server(run_folder: Path) -> Upstream:
+    """The real AG-UI interface of Agno 3.1.10 with a scripted model."""
+    return _upstream(upstreams.AGNO_AGUI, run_folder)
+
+
 def _upstream(recipe: Recipe, folder: Path) -> Upstream:
     if not recipe.python.exists():
         reason = f"no environment for the real {recipe.name} server: run `make upstreams`"

@@ -17,6 +17,7 @@ from pydantic import (
     HttpUrl,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -39,8 +40,8 @@ class AgentConfig(BaseModel):
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")] = Field(
         description="Our name for it, in every API"
     )
-    protocol: Literal["agno", "adk"] = Field(description="What the server speaks")
-    url: Annotated[str, Field(description="Base URL of the server")]
+    protocol: Literal["agno", "adk", "agui"] = Field(description="What the server speaks")
+    url: Annotated[str, Field(description="Base URL of the server; agui: where a run is posted")]
     agent: str = Field("", description="The upstream's own id: Agno agent, ADK appName")
     kind: Literal["agent", "team", "workflow"] = "agent"
     name: str | None = Field(None, description="For people; default: the id")
@@ -51,16 +52,28 @@ class AgentConfig(BaseModel):
     resumable: bool = Field(
         False, description="ADK 1.16 only: the app is resumable, so answers name the invocation"
     )
+    raw: Literal["keep", "drop"] = Field(
+        "drop", description="agui: RAW events, which some servers send for all that they do inside"
+    )
+    tools: list[dict[str, Any]] = Field(
+        [], description="agui: tools of the frontend (name, description, parameters) for every run"
+    )
+    protocol_version: str = Field(
+        "1.0", description="agui: what we declare; empty for a server that refuses the field"
+    )
 
     @field_validator("url")
     @classmethod
-    def _is_url(cls, value: str) -> str:
+    def _is_url(cls, value: str, info: ValidationInfo) -> str:
         TypeAdapter(HttpUrl).validate_python(value)
-        return value.rstrip("/")
+        # an AG-UI server is called at this very URL, and some redirect one without its slash
+        return value if info.data.get("protocol") == "agui" else value.rstrip("/")
 
     @model_validator(mode="after")
     def _upstream_id(self) -> AgentConfig:
         self.agent = self.agent or self.id
+        if self.protocol == "agui" and self.raw == "drop" and "RAW" not in self.drop:
+            self.drop = [*self.drop, "RAW"]
         return self
 
 

@@ -1,7 +1,8 @@
-"""The real Agno and ADK servers, with scripted models: no key, no network, same stream each time.
+"""The real agent servers, with scripted models: no key, no network, the same stream each time.
 
-What to send is in tests/upstreams/agno/TRIGGERS.md and tests/upstreams/adk/SCENARIOS.md. Each
-server needs an environment of its own (`make upstreams`): their dependencies do not agree.
+What to send is in tests/upstreams/agno/TRIGGERS.md and tests/upstreams/adk/SCENARIOS.md; of the
+AG-UI servers in tests/upstreams/agui a path is a scenario. Each server needs an environment of its
+own (`make upstreams`): their dependencies do not agree.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Recipe:
     name: str
     command: Callable[[Path], list[str | Path]]
     env: Callable[[Path], dict[str, str]]
+    home: str = ""  # its folder in tests/upstreams; default: the name
 
     @property
     def python(self) -> Path:
@@ -62,9 +64,13 @@ class Recipe:
         )
 
 
+def _uvicorn(python: Path, app: str) -> list[str | Path]:
+    return [python, "-m", "uvicorn", app, "--host", "127.0.0.1", "--port", "0"]
+
+
 AGNO = Recipe(
     "agno",
-    lambda python: [python, "-m", "uvicorn", "app:app", "--host", "127.0.0.1", "--port", "0"],
+    lambda python: _uvicorn(python, "app:app"),
     lambda folder: {"AGNO_DB": str(folder / "agno.sqlite")},
 )
 ADK = Recipe(
@@ -76,6 +82,15 @@ ADK = Recipe(
         "agents",
     ],
     lambda folder: {},
+)
+PYDANTIC_AI = Recipe(
+    "pydantic_ai",
+    lambda python: _uvicorn(python, "pydantic_ai_server:app"),
+    lambda folder: {},
+    "agui",
+)
+AGNO_AGUI = Recipe(
+    "agno_agui", lambda python: [python, "agno_server.py"], lambda folder: {}, "agui"
 )
 
 
@@ -101,7 +116,7 @@ def _start(recipe: Recipe, folder: Path, owner_pid: int) -> str:
         recipe.command(recipe.python),
         log=folder / f"{recipe.name}.log",
         owner_pid=owner_pid,
-        cwd=UPSTREAMS / recipe.name,
+        cwd=UPSTREAMS / (recipe.home or recipe.name),
         env={
             **recipe.env(folder),
             "TOOL_LOG": str(folder / f"{recipe.name}.tools"),

@@ -49,7 +49,8 @@ from penstock.settings import AgentConfig, Config
 from penstock_connector.claims import Claims, Sessions, patiently
 from penstock_connector.leg import Leg, Outcome, lost
 from penstock_connector.settings import ConnectorSettings
-from penstock_connector.upstreams import UPSTREAMS
+from penstock_connector.upstreams import upstreams
+from penstock_connector.upstreams.agui import client_tools
 from penstock_connector.upstreams.base import Call, Upstream
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Commands:
         self._settings = settings
         self._client = client
         self._pod = pod
+        self._upstreams = upstreams(bus)
         self.claims = Claims(bus, pod)
         self.sessions = Sessions(bus, self.claims)
         self._legs: dict[str, asyncio.Task[None]] = {}
@@ -321,7 +323,7 @@ class Commands:
         session = session_key(command.user_id, agent.id, command.session_id)
         mine = Turn(run_id=run_id, leg=number, pod=self._pod)
         await patiently(lambda: self.sessions.join(session, agent.id, command.session_id, mine))
-        upstream = UPSTREAMS[agent.protocol]
+        upstream = self._upstreams[agent.protocol]
         leg = Leg(
             run_id=run_id,
             number=number,
@@ -476,6 +478,8 @@ def _opened(command: StartCommand, agent: AgentConfig | None) -> dict[str, Any]:
         facts["agent_name"] = agent.name
     if agent is not None and agent.drop:
         facts["drop"] = agent.drop
+    if agent is not None and agent.protocol == "agui":
+        facts["client_tools"] = client_tools(agent, command)
     if command.idempotency_key:
         facts["idempotency_key"] = command.idempotency_key
     if traceparent := (command.model_extra or {}).get("traceparent"):

@@ -166,7 +166,10 @@ class Leg:
             # the decision or the stored objects do not fit this upstream: nothing was sent
             log.exception("run %s: the request cannot be made", self.run_id)
             return lost("internal", f"the request cannot be made: {error!r}")
-        return await self._attached(self._call)
+        try:
+            return await self._attached(self._call)
+        finally:
+            await self.upstream.closed(self.agent, self._call, self._seen)
 
     async def _attached(self, call: Call) -> Outcome:
         """Stream; where the connection breaks and the upstream allows it, go on with another."""

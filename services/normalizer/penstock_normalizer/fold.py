@@ -229,6 +229,7 @@ class RunFold:
                 name=self.facts.get("agent_name"),
                 kind=self.facts.get("kind", "agent"),
                 drop=frozenset(self.facts.get("drop", ())),
+                client_tools=frozenset(self.facts.get("client_tools", ())),
             )
             self._decoder = self.decoders[self.facts["protocol"]](facts)
         return self._decoder

@@ -115,6 +115,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "claims": retention.runs_max_age_s,  # who holds a leg's upstream connection
         "sent": retention.runs_max_age_s,  # continues: at most once upstream
         "approvals": forever,  # decisions and their audit
+        "threads": retention.runs_max_age_s,  # what AG-UI servers must be told again
         "pauses": forever,  # a paused run's fold, which may outlive its events
         "rules": forever,  # automations
         "checkpoints": forever,  # how far each partition is done

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from penstock.bus import Bus
+from penstock_connector.threads import Threads
 from penstock_connector.upstreams.adk import AdkUpstream
 from penstock_connector.upstreams.agno import AgnoUpstream
+from penstock_connector.upstreams.agui import AguiUpstream
 from penstock_connector.upstreams.base import Upstream
 
-UPSTREAMS: Mapping[str, Upstream] = {"agno": AgnoUpstream(), "adk": AdkUpstream()}
+
+def upstreams(bus: Bus) -> Mapping[str, Upstream]:
+    """The adapters; only AG-UI's keeps anything on the bus."""
+    return {"agno": AgnoUpstream(), "adk": AdkUpstream(), "agui": AguiUpstream(Threads(bus))}

@@ -84,6 +84,9 @@ class AdkUpstream:
         """A cut stream is lost."""
         return None
 
+    async def closed(self, agent: AgentConfig, call: Call, seen: Attachment) -> None:
+        """The server keeps the session."""
+
     async def _ensure_session(
         self, client: httpx.AsyncClient, agent: AgentConfig, user_id: str, session_id: str
     ) -> None:

@@ -94,6 +94,9 @@ class AgnoUpstream:
             call.session_id,
         )
 
+    async def closed(self, agent: AgentConfig, call: Call, seen: Attachment) -> None:
+        """The server keeps the session."""
+
 
 def _base(agent: AgentConfig) -> str:
     return f"{agent.url}/{agent.kind}s/{segment(agent.agent)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import httpx
@@ -22,6 +22,7 @@ class Call:
     content: bytes
     run_id: str | None = None
     session_id: str = ""
+    thread: str = ""  # under which the adapter keeps the conversation, if it does
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Attachment:
     """What was seen of the stream that helps to come back to it."""
 
     last_event_index: int | None = None
+    notes: Any = None  # the adapter's own
 
 
 class Upstream(Protocol):
@@ -63,6 +65,10 @@ class Upstream(Protocol):
 
     def reattach(self, agent: AgentConfig, call: Call, seen: Attachment) -> Call | None:
         """The request that goes on with a stream that was cut; None when there is no way."""
+        ...
+
+    async def closed(self, agent: AgentConfig, call: Call, seen: Attachment) -> None:
+        """The leg's stream is over, however it ended; nobody was told yet."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 Each item says how its answer goes back (`resume` of the pause, `items`, by item id):
 
-- `{"style": "resume", "interrupt": …}`: an entry of `resume[]` in the next request
+- `{"style": "resume", "kind": …, "interrupt": …}`: an entry of `resume[]` in the next request
 - `{"style": "tool", "tool_call_id": …, "kind": …}`: a message of role `tool`
 - `{"style": "command"}`: `forwardedProps.command.resume`
 """
@@ -108,7 +108,7 @@ class Pauses:
                 editable="editedArgs" in obj(obj(schema).get("properties")),
                 subrun=self._cast.subrun(string(interrupt.get("subagentRunId"))),
             )
-            yield _about(item, {"style": "resume", "interrupt": interrupt}, call)
+            yield _about(item, {"style": "resume", "kind": kind, "interrupt": interrupt}, call)
 
     def _of_call(self, call: Call, named: bool, ids: Ids) -> Ask:
         """A call left unanswered: the client's to run, else (Agno) one that needs a yes."""

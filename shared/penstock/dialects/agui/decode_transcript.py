@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock.dialects.agui.decode_values import objects, string, text
-from penstock.dialects.base import JsonObject
+from penstock.dialects.agui.decode_values import obj, objects, string, text
+from penstock.dialects.base import Json, JsonObject
 
 
 class Transcript:
@@ -57,9 +57,9 @@ class Transcript:
     def _arguments(self, body: JsonObject) -> None:
         call_id = body.get("toolCallId")
         if isinstance(call_id, str) and call_id in self._writing:
-            call = self._find_call(call_id)
-            if call is not None:
-                call["function"]["arguments"] += text(body.get("delta"))
+            function = obj((self._find_call(call_id) or {}).get("function"))
+            if isinstance(function.get("arguments"), str):
+                function["arguments"] += text(body.get("delta"))
 
     def _called(self, body: JsonObject) -> None:
         self._writing.discard(text(body.get("toolCallId")))
@@ -67,7 +67,8 @@ class Transcript:
     def _result(self, body: JsonObject) -> None:
         call_id = string(body.get("toolCallId"))
         if call_id is not None and not _is_answered(self.messages, call_id):
-            message = tool_message(call_id, text(body.get("content")))
+            content = body.get("content")
+            message = tool_message(call_id, content if objects(content) else text(content))
             message["id"] = string(body.get("messageId")) or message["id"]
             self.messages.append(message)
 
@@ -88,8 +89,8 @@ class Transcript:
         return next((call for call in _calls(self.messages) if call.get("id") == call_id), None)
 
 
-def tool_message(tool_call_id: str, content: str) -> JsonObject:
-    """A tool's result as a message."""
+def tool_message(tool_call_id: str, content: Json) -> JsonObject:
+    """A tool's result, text or content parts, as a message."""
     id_ = f"{tool_call_id}-result"
     return {"id": id_, "role": "tool", "toolCallId": tool_call_id, "content": content}
 

@@ -1,0 +1,221 @@
+"""Any AG-UI server: one URL that takes a RunAgentInput and streams one run.
+
+Each leg is a run of its own for the server, in the thread that is the session. There is no cancel
+and no way back to a cut stream: closing the connection is the cancel. Answers go back as the pause
+says (`penstock.dialects.agui.decode_pauses`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+
+from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
+from penstock.bus.subjects import session_key
+from penstock.dialects.agui.decode_chunks import Chunks
+from penstock.dialects.agui.decode_pauses import answer_text
+from penstock.dialects.agui.decode_state import State
+from penstock.dialects.agui.decode_transcript import Transcript, merged, settled, tool_message
+from penstock.dialects.agui.decode_values import loads
+from penstock.settings import AgentConfig
+from penstock_connector.threads import Thread, Threads
+from penstock_connector.upstreams.base import Attachment, Call
+
+_HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What a leg's stream has told so far."""
+
+    chunks: Chunks = field(default_factory=Chunks)
+    transcript: Transcript = field(default_factory=Transcript)
+    state: State = field(default_factory=State)
+
+
+class AguiUpstream:
+    """POST of a RunAgentInput. `threads` keeps what the server does not."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+
+    async def start(
+        self, client: httpx.AsyncClient, agent: AgentConfig, command: StartCommand
+    ) -> Call:
+        """The client's body verbatim, or one of ours: the conversation so far and the message."""
+        session = session_key(command.user_id, agent.id, command.session_id)
+        if command.body is not None:
+            content = command.body.encode()
+            body = orjson.loads(content)
+        else:
+            body = _run_input(agent, command, await self._threads.thread(session))
+            content = orjson.dumps(body)
+        await self._threads.keep_request(command.run_id, body)
+        return _call(agent, body, content, session)
+
+    async def resume(
+        self,
+        client: httpx.AsyncClient,
+        agent: AgentConfig,
+        command: ContinueCommand,
+        pause: PauseRecord,
+    ) -> Call:
+        """The run's own request again, with what it has said since, and the answers."""
+        kept, resume = await self._threads.request(command.run_id), pause.resume
+        body = {
+            **_empty(agent),
+            **kept,
+            "threadId": resume.get("thread_id") or kept.get("threadId") or command.session_id,
+            "runId": f"{kept.get('runId') or command.run_id}-{command.leg}",
+            "messages": merged(_messages(kept), resume.get("messages", [])),
+        }
+        body.pop("resume", None)  # of the request that was answered
+        if "state" in resume:
+            body["state"] = resume["state"]
+        decided = {item.item_id: item for item in command.items}
+        for item_id, how in resume.get("items", {}).items():
+            if item_id in decided:
+                _ANSWERS[how["style"]](body, how, decided[item_id])
+        session = session_key(command.user_id, agent.id, command.session_id)
+        return _call(agent, body, orjson.dumps(body), session)
+
+    async def cancel(self, client: httpx.AsyncClient, agent: AgentConfig, call: Call) -> bool:
+        """Nothing to ask: closing the connection cancels the run."""
+        return False
+
+    def watch(self, data: bytes, seen: Attachment) -> None:
+        """Note what belongs to the conversation."""
+        try:
+            event = loads(data)
+        except ValueError:
+            return
+        if not isinstance(event, dict):
+            return
+        if not isinstance(seen.notes, _Heard):
+            seen.notes = _Heard()
+        for each in seen.notes.chunks.expand(event):
+            seen.notes.transcript.feed(each)
+            seen.notes.state.feed(each)
+
+    def reattach(self, agent: AgentConfig, call: Call, seen: Attachment) -> Call | None:
+        """A cut stream is lost."""
+        return None
+
+    async def closed(self, agent: AgentConfig, call: Call, seen: Attachment) -> None:
+        """The session's next run is told what was said in this one, however it ended.
+
+        Calls without a result are left out: a run that waits for one brings it when it goes on.
+        """
+        if isinstance(seen.notes, _Heard):
+            body = orjson.loads(call.content)
+            said = settled(merged(_messages(body), seen.notes.transcript.messages))
+            state = seen.notes.state.value
+            await self._threads.add(
+                call.thread, said, body.get("state") if state is None else state
+            )
+
+
+def client_tools(agent: AgentConfig, command: StartCommand) -> list[str]:
+    """The names of the tools that the client runs: the configuration's, and the request's."""
+    try:
+        body = orjson.loads(command.body) if command.body is not None else command.input
+    except orjson.JSONDecodeError:
+        body = None
+    names = {tool.get("name") for tool in _tools(agent, body)}
+    return sorted(name for name in names if isinstance(name, str))
+
+
+def _run_input(agent: AgentConfig, command: StartCommand, thread: Thread) -> dict[str, Any]:
+    given = command.input or {}
+    # a client that gives messages has the whole conversation itself
+    messages = _messages(given) or list(thread.messages)
+    if command.message and not (_messages(given) and _ends_with(messages, command.message)):
+        id_ = f"{command.run_id}-user"
+        messages.append({"id": id_, "role": "user", "content": command.message})
+    known = {} if thread.state is None else {"state": thread.state}
+    return {
+        **_empty(agent),
+        **known,
+        **given,
+        "threadId": command.session_id,
+        "runId": command.run_id,
+        "messages": messages,
+        "tools": _tools(agent, given),
+    }
+
+
+def _empty(agent: AgentConfig) -> dict[str, Any]:
+    """What servers before 1.0 want to be there."""
+    declared = {"protocolVersion": agent.protocol_version} if agent.protocol_version else {}
+    return {**declared, "state": {}, "tools": agent.tools, "context": [], "forwardedProps": {}}
+
+
+def _tools(agent: AgentConfig, body: Any) -> list[dict[str, Any]]:
+    """The request's own tools win over the configuration's of the same name."""
+    given = _objects(body.get("tools")) if isinstance(body, dict) else []
+    named = {tool.get("name") for tool in given}
+    return [*(tool for tool in agent.tools if tool.get("name") not in named), *given]
+
+
+def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return _objects(body.get("messages"))
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _ends_with(messages: list[dict[str, Any]], text: str) -> bool:
+    last = messages[-1]
+    return last.get("role") == "user" and last.get("content") == text
+
+
+def _call(agent: AgentConfig, body: Mapping[str, Any], content: bytes, thread: str) -> Call:
+    return Call(agent.url, _HEADERS, content, body.get("runId"), body.get("threadId", ""), thread)
+
+
+# how answers go back
+
+
+def _by_entry(body: dict[str, Any], how: Mapping[str, Any], item: Decided) -> None:
+    entry: dict[str, Any] = {"interruptId": how["interrupt"]["id"], "status": "resolved"}
+    if how["kind"] == "confirmation":
+        entry["payload"] = _confirmation(how["interrupt"], item)
+    elif item.decision == "approve":
+        entry["payload"] = item.value
+    else:
+        entry["status"] = "cancelled"
+    body.setdefault("resume", []).append(entry)
+
+
+def _confirmation(interrupt: Mapping[str, Any], item: Decided) -> dict[str, Any]:
+    """What the interrupt's schema has room for; one without a schema takes all."""
+    schema = interrupt.get("responseSchema") or {}
+    room = schema.get("properties", {"reason": {}})
+    payload: dict[str, Any] = {"approved": item.decision == "approve"}
+    if item.decision == "approve" and "editedArgs" in room and isinstance(item.value, dict):
+        payload["editedArgs"] = item.value
+    if item.note is not None and "reason" in room:
+        payload["reason"] = item.note
+    return payload
+
+
+def _by_message(body: dict[str, Any], how: Mapping[str, Any], item: Decided) -> None:
+    text = answer_text(how["kind"], item.model_dump())
+    body["messages"].append(tool_message(how["tool_call_id"], text))
+
+
+def _by_command(body: dict[str, Any], how: Mapping[str, Any], item: Decided) -> None:
+    props = body.get("forwardedProps") or {}
+    body["forwardedProps"] = {**props, "command": {"resume": item.value}}
+
+
+_ANSWERS: Mapping[str, Callable[[dict[str, Any], Mapping[str, Any], Decided], None]] = {
+    "resume": _by_entry,
+    "tool": _by_message,
+    "command": _by_command,
+}
