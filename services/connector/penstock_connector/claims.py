@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import insort
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -124,9 +125,11 @@ class Sessions:
 
         def change(record: SessionRecord) -> None:
             if mine not in record.queue:
-                record.queue.append(mine)
+                # two connectors may join out of order; the first one may be running already
+                waiting = sorted([*record.queue[1:], mine], key=lambda turn: turn.sequence)
+                record.queue = [*record.queue[:1], *waiting]
             if mine.run_id not in record.runs:
-                record.runs.append(mine.run_id)
+                insort(record.runs, mine.run_id)  # UUIDv7: the order in which they were made
                 del record.runs[:-MAX_RUNS_LISTED]
 
         await self._change(key, change, SessionRecord(agent=agent, session_id=session_id))

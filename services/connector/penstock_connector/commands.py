@@ -122,6 +122,7 @@ class Commands:
                 _opened(command, agent),
                 lambda upstream, agent: upstream.start(self._client, agent, command),
                 command,
+                stored.sequence,
             )
 
     async def _still_to_start(self, run_id: str, standing: Claim) -> bool:
@@ -175,6 +176,7 @@ class Commands:
                     opened,
                     lambda upstream, agent: upstream.resume(self._client, agent, command, pause),
                     command,
+                    stored.sequence,
                 )
             except FenceConflict:
                 await self._refuse(command)
@@ -302,6 +304,7 @@ class Commands:
         opened: dict[str, Any],
         prepare: Callable[[Upstream, AgentConfig], Awaitable[Call]],
         command: StartCommand | ContinueCommand,
+        sequence: int,
     ) -> None:
         """Write the `open`, listen for control, and let the leg run by itself.
 
@@ -321,7 +324,7 @@ class Commands:
             await patiently(lambda: self.claims.end(run_id))
             return
         session = session_key(command.user_id, agent.id, command.session_id)
-        mine = Turn(run_id=run_id, leg=number, pod=self._pod)
+        mine = Turn(run_id=run_id, leg=number, pod=self._pod, sequence=sequence)
         await patiently(lambda: self.sessions.join(session, agent.id, command.session_id, mine))
         upstream = self._upstreams[agent.protocol]
         leg = Leg(

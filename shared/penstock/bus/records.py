@@ -95,6 +95,7 @@ class Turn(Record):
     run_id: str
     leg: int
     pod: str
+    sequence: int = Field(0, description="Of its command in the stream: the order of the queue")
 
 
 class SessionRecord(Record):
