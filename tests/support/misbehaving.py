@@ -1,8 +1,8 @@
 """An agent server that does what it should not: raw HTTP over asyncio, scripted answer by answer.
 
-A script is a coroutine that gets the `Answer` to one request to run or go on; it sends what it
-likes, how it likes. All other requests (ADK's sessions, cancels) are answered 200 with `{}` unless
-`other` says otherwise. Every request is recorded.
+A script is a coroutine that gets the `Answer` to one request to run or go on (or to what `scripted`
+names); it sends what it likes, how it likes. All other requests (ADK's sessions, cancels) are
+answered 200 with `{}` unless `other` says otherwise. Every request is recorded.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Misbehaving:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.other: Callable[[Request], tuple[int, Any]] = lambda request: (200, {})
+        self.scripted: Callable[[Request], bool] = _runs_something
         self._scripts: list[Script] = []
         self._port = 0
         self._closed = 0
@@ -111,7 +112,7 @@ class Misbehaving:
     @property
     def calls(self) -> list[Request]:
         """The requests that would have run something."""
-        return [request for request in self.requests if _RUN.search(request.path)]
+        return [request for request in self.requests if _runs_something(request)]
 
     async def called(self, times: int = 1) -> Request:
         """The last of so many calls, once they have come."""
@@ -143,7 +144,7 @@ class Misbehaving:
             while (request := await _read(reader)) is not None:
                 self.requests.append(request)
                 answer = Answer(request, reader, writer)
-                if _RUN.search(request.path):
+                if self.scripted(request):
                     script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
                     await script(answer)
                 else:
@@ -155,6 +156,10 @@ class Misbehaving:
             self._closed += 1
         finally:
             writer.close()
+
+
+def _runs_something(request: Request) -> bool:
+    return _RUN.search(request.path) is not None
 
 
 @asynccontextmanager

@@ -1,0 +1,301 @@
+"""Cancel: whenever it comes, the run ends once, and nothing is called that need not be."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from penstock_connector.service import ConnectorService
+from penstock_normalizer.service import NormalizerService
+from support.connectors import FAST, claimed_by_the_dead, connector_process
+from support.misbehaving import Answer, Misbehaving, Request, agents, plays, stalls
+from support.nats import NatsServer
+from support.pipeline import TERMINAL, Event, Pipeline, pipeline
+from support.raw import agno, agno_pause, agno_text
+from support.waiting import eventually
+
+STARTED = agno("RunStarted")
+
+
+def cancels(upstream: Misbehaving) -> list[Request]:
+    return [request for request in upstream.requests if request.path.endswith("/cancel")]
+
+
+async def until_cancelled(upstream: Misbehaving) -> None:
+    async def probe() -> bool:
+        return bool(cancels(upstream))
+
+    await eventually(probe, what="a cancel at the upstream")
+
+
+async def the_end(penstock: Pipeline, run_id: str) -> Event:
+    """The terminal event, which is the only one, and the record that agrees with it."""
+    events = await penstock.ended(run_id)
+
+    async def settled() -> bool:
+        record = await penstock.record(run_id)
+        return f"lifecycle.{record.status}" == events[-1].type
+
+    await eventually(settled, what="the run's record")
+    again = await penstock.ended(run_id)
+    assert [event.type for event in again if event.type in TERMINAL] == [events[-1].type]
+    return events[-1]
+
+
+async def test_a_run_cancelled_before_its_start_never_reaches_the_upstream(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_text("x")))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        command = await penstock.register("agno", "hello")
+        await penstock.cancel(command.run_id, by="ada")
+        end = await the_end(penstock, command.run_id)
+        await penstock.command("start", command)
+        other = await penstock.start_run("agno", "other")
+        await penstock.ended(other)
+    assert end.data == {"reason": "user_stop", "by": "ada", "confirmed": True}
+    assert [call.form["run_id"] for call in upstream.calls] == [other]
+
+
+async def test_a_run_that_a_dead_connector_had_claimed_can_be_cancelled(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        command = await penstock.register("agno", "hello")
+        await claimed_by_the_dead(penstock.bus, command.run_id)
+        await penstock.cancel(command.run_id)
+        end = await the_end(penstock, command.run_id)
+        await penstock.command("start", command)
+    assert end.type == "lifecycle.cancelled"
+    assert not upstream.calls
+
+
+async def test_a_queued_run_is_cancelled_at_once_and_the_running_one_goes_on(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    go = asyncio.Event()
+
+    async def waits(answer: Answer) -> None:
+        await answer.head()
+        await go.wait()
+        await answer.send(agno_text("x"))
+        await answer.end()
+
+    upstream.script(waits)
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        first = await penstock.start_run("agno", "one", session_id="s-queue")
+        await upstream.called()
+        second = await penstock.start_run("agno", "two", session_id="s-queue")
+        third = await penstock.start_run("agno", "three", session_id="s-queue")
+        await penstock.events_until(second, "lifecycle.started")
+        await penstock.cancel(second)
+        assert (await the_end(penstock, second)).data["confirmed"] is True
+        go.set()
+        assert (await the_end(penstock, first)).type == "lifecycle.completed"
+        assert (await the_end(penstock, third)).type == "lifecycle.completed"
+    assert [call.form["run_id"] for call in upstream.calls] == [first, third]
+    assert not cancels(upstream)
+
+
+async def test_agno_is_asked_and_its_stream_ends_the_run(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    async def obeys(answer: Answer) -> None:
+        await answer.head()
+        await answer.send(STARTED)
+        await until_cancelled(upstream)
+        # as 3.1 does: a completion after the cancel is none
+        await answer.send(agno("RunCancelled", reason="stop") + agno("RunCompleted"))
+        await answer.end()
+
+    upstream.script(obeys)
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await upstream.called()
+        await penstock.cancel(run_id)
+        end = await the_end(penstock, run_id)
+    assert end.type == "lifecycle.cancelled"
+    assert [request.path for request in cancels(upstream)] == [f"/agents/agno/runs/{run_id}/cancel"]
+
+
+async def test_an_agno_server_that_does_not_obey_is_hung_up_on(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(STARTED, stalls))
+    async with pipeline(nats_server.url, agents(upstream), cancel_grace_s=0.3) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await upstream.called()
+        await penstock.cancel(run_id)
+        end = await the_end(penstock, run_id)
+        await upstream.dropped()
+    assert end.type == "lifecycle.cancelled"
+    assert end.data["confirmed"] is False
+
+
+async def test_an_agno_server_that_does_not_answer_the_cancel_holds_up_nothing(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    async def stuck(answer: Answer) -> None:
+        if answer.request.path.endswith("/cancel"):
+            await stalls(answer)
+        await plays(STARTED, stalls)(answer)
+
+    upstream.script(stuck)
+    upstream.scripted = lambda request: request.method == "POST"
+    async with pipeline(nats_server.url, agents(upstream), cancel_grace_s=0.3) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await upstream.called()
+        await penstock.cancel(run_id)
+        end = await the_end(penstock, run_id)
+    assert end.type == "lifecycle.cancelled"
+
+
+async def test_a_timeout_cancels_the_upstream_and_is_told_as_a_timeout(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(STARTED, stalls))
+    async with pipeline(nats_server.url, agents(upstream, timeout_s=0.5)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        end = await the_end(penstock, run_id)
+        await upstream.dropped()
+    assert end.data["code"] == "timeout"
+    assert len(cancels(upstream)) == 1
+
+
+async def test_adk_is_cancelled_by_closing_its_connection(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(b'data: {"id":"e1","author":"a"}\n\n', stalls))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("adk", "hello")
+        await upstream.called()
+        await penstock.cancel(run_id, by="ada")
+        end = await the_end(penstock, run_id)
+        await upstream.dropped()
+    assert end.data == {"reason": "user_stop", "by": "ada", "confirmed": True}
+
+
+async def test_a_run_is_cancelled_while_the_upstream_has_not_answered(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(stalls)
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("adk", "hello")
+        await upstream.called()
+        await penstock.cancel(run_id)
+        end = await the_end(penstock, run_id)
+        await upstream.dropped()
+    assert end.type == "lifecycle.cancelled"
+
+
+async def test_a_paused_run_is_cancelled_and_its_request_withdrawn(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_pause()))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "delete")
+        *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
+        await penstock.cancel(run_id)
+        assert (await the_end(penstock, run_id)).type == "lifecycle.cancelled"
+        events = await penstock.events_until(run_id, "approval.withdrawn")
+        reply = await penstock.decide(paused.data["approval_id"])
+    assert [event.type for event in events[-2:]] == ["lifecycle.cancelled", "approval.withdrawn"]
+    assert reply.status == 409
+    assert "withdrawn" in reply.detail
+    assert len(upstream.calls) == 1
+
+
+async def test_a_cancel_that_meets_a_pause_is_not_lost(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    async def pauses_when_cancelled(answer: Answer) -> None:
+        await answer.head()
+        await until_cancelled(upstream)
+        await answer.send(agno_pause())
+        await answer.end()
+
+    upstream.script(pauses_when_cancelled)
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "delete")
+        await upstream.called()
+        await penstock.cancel(run_id)
+        end = await the_end(penstock, run_id)
+    assert end.type == "lifecycle.cancelled"
+
+
+async def test_a_cancel_after_the_end_changes_nothing(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_text("x")))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await the_end(penstock, run_id)
+        before = await penstock.raw(run_id)
+        await penstock.cancel(run_id)
+        later = await penstock.register("agno", "later")
+        await penstock.cancel(later.run_id)
+        await penstock.ended(later.run_id)
+        assert (await the_end(penstock, run_id)).type == "lifecycle.completed"
+        assert await penstock.raw(run_id) == before
+
+
+async def test_two_cancels_are_one(nats_server: NatsServer, upstream: Misbehaving) -> None:
+    upstream.script(plays(STARTED, stalls))
+    async with pipeline(nats_server.url, agents(upstream), cancel_grace_s=0.2) as penstock:
+        run_id = await penstock.start_run("adk", "hello")
+        await upstream.called()
+        await penstock.cancel(run_id)
+        await penstock.cancel(run_id)
+        end = await the_end(penstock, run_id)
+    assert end.type == "lifecycle.cancelled"
+
+
+async def test_a_run_of_a_dead_connector_can_be_cancelled(
+    nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path
+) -> None:
+    upstream.script(plays(STARTED, stalls))
+    config = agents(upstream)
+    async with pipeline(nats_server.url, config, (NormalizerService,)) as penstock:
+        async with connector_process(penstock.bus, config, tmp_path) as connector:
+            run_id = await penstock.start_run("agno", "hello")
+            await upstream.called()
+            await connector.kill()
+        # this one looks for the dead too seldom to be first
+        settings = FAST | {"reap_s": 60}
+        async with pipeline(nats_server.url, config, (ConnectorService,), **settings):
+            await penstock.cancel(run_id)
+            end = await the_end(penstock, run_id)
+    assert end.type == "lifecycle.cancelled"
+    assert end.data["confirmed"] is False
+
+
+async def test_runs_cancelled_at_any_moment_end_once(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    async def chatters(answer: Answer) -> None:
+        await answer.head()
+        while True:
+            await answer.send(b'data: {"id":"e","author":"a","partial":true}\n\n')
+            await asyncio.sleep(0.001)
+
+    upstream.script(chatters)
+    moments = random.Random(7)
+
+    async def one(penstock: Pipeline) -> tuple[str, bool]:
+        run_id = await penstock.start_run("adk", "hello")
+        await asyncio.sleep(moments.random() * 0.08)
+        await penstock.cancel(run_id)
+        end = await the_end(penstock, run_id)
+
+        async def let_go() -> bool:
+            held = await penstock.bus.bucket("claims").keys("active.>")
+            return not any(run_id in key for key in held)
+
+        return end.type, await eventually(let_go, what="that nobody holds the run")
+
+    async with pipeline(
+        nats_server.url, agents(upstream), (NormalizerService, ConnectorService, ConnectorService)
+    ) as penstock:
+        ends = await asyncio.gather(*(one(penstock) for _ in range(30)))
+    assert ends == [("lifecycle.cancelled", True)] * 30

@@ -1,0 +1,125 @@
+"""The legs of one session run one after another, in the order in which they came."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.bus.records import SessionRecord, Turn
+from penstock.bus.subjects import session_key
+from penstock_connector.service import ConnectorService
+from support.connectors import DEAD
+from support.misbehaving import Answer, Misbehaving, agents, plays
+from support.nats import NatsServer
+from support.pipeline import PIPELINE, Pipeline, pipeline
+from support.raw import agno, agno_approved, agno_pause, agno_text
+
+TWO = (*PIPELINE, ConnectorService)
+
+
+class Turns:
+    """A script that notes who is being answered, and answers when told to."""
+
+    def __init__(self) -> None:
+        self.at_once = 0
+        self.most_at_once = 0
+        self.order: list[str] = []
+        self.go = asyncio.Event()
+
+    async def __call__(self, answer: Answer) -> None:
+        self.order.append(answer.request.form["message"])
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await answer.head()
+        await answer.send(agno("RunStarted"))
+        await self.go.wait()
+        self.at_once -= 1
+        await answer.send(agno("RunCompleted", content="x"))
+        await answer.end()
+
+
+async def last_types(penstock: Pipeline, run_ids: list[str]) -> list[str]:
+    return [(await penstock.ended(run_id))[-1].type for run_id in run_ids]
+
+
+async def test_runs_of_one_session_are_called_in_order_one_at_a_time(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    turns = Turns()
+    upstream.script(turns)
+    async with pipeline(nats_server.url, agents(upstream), TWO) as penstock:
+        run_ids = [
+            await penstock.start_run("agno", str(number), session_id="s-order")
+            for number in range(8)
+        ]
+        for run_id in run_ids:
+            await penstock.events_until(run_id, "lifecycle.started")
+        await upstream.called()
+        assert turns.order == ["0"]
+        turns.go.set()
+        assert await last_types(penstock, run_ids) == ["lifecycle.completed"] * 8
+        key = session_key("u1", "agno", "s-order")
+        entry = await penstock.bus.bucket("sessions").get(key)
+    assert turns.order == [str(number) for number in range(8)]
+    assert turns.most_at_once == 1
+    assert entry is not None
+    assert SessionRecord.model_validate_json(entry.value or b"").runs == run_ids
+
+
+async def test_other_sessions_users_and_agents_do_not_wait(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    turns = Turns()
+    upstream.script(turns)
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_ids = [
+            await penstock.start_run("agno", "a", session_id="s-same"),
+            await penstock.start_run("agno", "b", session_id="s-other"),
+            await penstock.start_run("agno", "c", session_id="s-same", user_id="u2"),
+        ]
+        await upstream.called(3)
+        turns.go.set()
+        await last_types(penstock, run_ids)
+    assert turns.most_at_once == 3
+
+
+async def test_a_paused_run_blocks_nobody_and_waits_for_its_turn_to_go_on(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    turns = Turns()
+    upstream.script(plays(agno_pause()), turns, plays(agno_approved()))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        paused = await penstock.start_run("agno", "delete", session_id="s-paused")
+        *_, pause = await penstock.events_until(paused, "lifecycle.paused")
+        other = await penstock.start_run("agno", "meanwhile", session_id="s-paused")
+        await upstream.called(2)
+        await penstock.decide(pause.data["approval_id"])
+        await penstock.events_until(paused, "lifecycle.resumed")
+        assert len(upstream.calls) == 2
+        turns.go.set()
+        assert await last_types(penstock, [other, paused]) == ["lifecycle.completed"] * 2
+    assert upstream.calls[-1].path.endswith("/continue")
+
+
+async def test_the_turn_of_a_dead_connector_is_passed_over(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_text("x")))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        key = session_key("u1", "agno", "s-dead")
+        record = SessionRecord(agent="agno", session_id="s-dead")
+        record.queue.append(Turn(run_id="gone", leg=1, pod=DEAD))
+        await penstock.bus.bucket("sessions").put(key, record.dump())
+        run_id = await penstock.start_run("agno", "hello", session_id="s-dead")
+        assert await last_types(penstock, [run_id]) == ["lifecycle.completed"]
+
+
+async def test_a_failed_run_lets_the_next_one_go(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(lambda answer: answer.whole(b"no", 500), plays(agno_text("x")))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_ids = [
+            await penstock.start_run("agno", message, session_id="s-failed")
+            for message in ("one", "two")
+        ]
+        assert await last_types(penstock, run_ids) == ["lifecycle.failed", "lifecycle.completed"]
