@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup upstreams node run test lint types imports contract bench lock format clean
+.PHONY: help setup upstreams node agui-client run test lint types imports contract bench lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/cli services/connector services/edge \
@@ -22,10 +22,15 @@ upstreams: ## Make the environments of the real agent servers (demo and tests)
 node: ## Make the Node packages that some tests use, where there is Node
 	@deploy/node.sh .penstock/node/contract tests/contract/node
 
+agui-client: ## Make the real AG-UI clients that check our streams, where there is Node
+	@for version in v1 v059; do \
+		deploy/node.sh .penstock/agui-client/$$version tests/agui-client/$$version || exit 1; \
+	done
+
 run: setup upstreams ## Start everything with demo agents on http://127.0.0.1:8000
 	@exec $(BIN)/penstock up --demo
 
-test: setup upstreams node lint types imports ## Run all that CI runs
+test: setup upstreams node agui-client lint types imports ## Run all that CI runs
 	@$(BIN)/python -m pytest -n 2
 
 lint: setup ## Check style and format

@@ -81,8 +81,8 @@ def run(*said: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
 def recorded_runs() -> list[Recorded]:
     """Every golden recording of Agno and ADK."""
     return [
-        *(_recorded(scenario, "agno", _kind(scenario)) for scenario in agno_scenarios()),
-        *(_recorded(scenario, "adk", "agent") for scenario in _adk_scenarios()),
+        *(folded(scenario, "agno", _kind(scenario)) for scenario in agno_scenarios()),
+        *(folded(scenario, "adk", "agent") for scenario in _adk_scenarios()),
     ]
 
 
@@ -95,7 +95,8 @@ def _kind(scenario: Scenario) -> str:
     return _KINDS.get(scenario.name.split("/")[1].split("_", maxsplit=1)[0], "agent")
 
 
-def _recorded(scenario: Scenario, protocol: str, kind: str) -> Recorded:
+def folded(scenario: Scenario, protocol: str, kind: str = "agent") -> Recorded:
+    """A recording as the run that it is."""
     frames = Frames(protocol, kind=kind)
     fold = RunFold(RUN_ID, DECODERS)
     events: list[Placed] = []

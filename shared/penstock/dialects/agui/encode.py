@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import Enum, auto
 from typing import Final
 
@@ -25,6 +24,7 @@ from penstock.dialects.agui.ledger import Call, Ledger, Message, Step, Subagent
 from penstock.dialects.agui.native import are_messages, are_parts, native_event
 from penstock.dialects.agui.patch import is_patch
 from penstock.dialects.agui.profiles import Place, Profile
+from penstock.dialects.agui.values import epoch_ms, json_text, result_text, token_usage
 from penstock.dialects.agui.vocabulary import (
     CLIENT_KINDS,
     PROTOCOL_VERSION,
@@ -40,14 +40,11 @@ from penstock.sse import Frame
 INTERNAL_ERROR: Final = "runtime execution failed"
 PROFILE_STEP: Final = "\0step"  # a step id that no canonical event has
 
-_USAGE: Final = {
-    "input_tokens": "inputTokens",
-    "output_tokens": "outputTokens",
-    "total_tokens": "totalTokens",
-    "reasoning_tokens": "reasoningTokens",
-    "cached_input_tokens": "cachedInputTokens",
+# Where an inner run comes from, if its upstream speaks AG-UI.
+_PARENTS: Final = {
+    "parent_tool_call_id": "parentToolCallId",
+    "parent_message_id": "parentMessageId",
 }
-_MAX_SAFE_INTEGER: Final = 2**53 - 1
 
 # What one canonical event makes: a type, its fields, and the facts that a profile may add.
 Said = tuple[EventType, JsonObject, JsonObject]
@@ -105,7 +102,7 @@ class AguiEncoder:
         said = [] if self.phase is Phase.RUNNING else list(self._begin(event))
         handler = _HANDLERS.get(type, AguiEncoder._custom)
         said += handler(self, event["data"])
-        place = Place(self.thread_id, self._run_id, _epoch_ms(event.get("timestamp")))
+        place = Place(self.thread_id, self._run_id, epoch_ms(event.get("timestamp")))
         return [self._frame(each, place) for each in said]
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
@@ -198,9 +195,9 @@ class AguiEncoder:
         fields: JsonObject = {}
         if data.get("value") is not None:
             fields["result"] = data["value"]
-        if usage := _usage(data.get("usage")):
+        if usage := token_usage(data.get("usage")):
             fields["usage"] = [usage]
-        yield self._finished(_NO_FACTS, **fields)
+        yield self._finished(data, **fields)
 
     def _cancelled(self, data: JsonObject) -> Iterator[Said]:
         reason = data.get("reason") or "user_stop"
@@ -371,13 +368,17 @@ class AguiEncoder:
         yield from self._end_thoughts()
         call.args = data["args"]
         text = data.get("args_text")
-        yield from self._call_end(id, call, text if text is not None else _json(call.args), data)
+        yield from self._call_end(
+            id, call, text if text is not None else json_text(call.args), data
+        )
 
     def _new_call(self, id: str, data: JsonObject) -> Call:
         message_id = data.get("parent_message_id") or data.get("message_id")
+        if not isinstance(message_id, str):
+            message_id = id
         call = Call(
             tool=data["tool"],
-            message_id=self._scope + (message_id or id),
+            message_id=self._scope + message_id,
             owner=self.open.owner_of(f"call {id}", self._owner),
         )
         self.open.calls[id] = self._calls[id] = call
@@ -410,7 +411,7 @@ class AguiEncoder:
         if call is not None:
             yield from self._call_end(id, call, "".join(call.text), _NO_FACTS)
         call = call or self._calls.get(id)
-        text = _text(data)
+        text = result_text(data)
         parts = data.get("content")
         fields = {
             "messageId": self._scope + (data.get("message_id") or f"{id}.result"),
@@ -458,9 +459,12 @@ class AguiEncoder:
             started["description"] = data["task"]
         if data.get("parent_subrun_id") in self.open.known_subagents:
             started["parentSubagentRunId"] = data["parent_subrun_id"]
+        for name, theirs in _PARENTS.items():
+            if isinstance(data.get(name), str):
+                started[theirs] = self._scope + data[name]
         self.open.subagents[id] = Subagent(started)
         self.open.known_subagents.add(id)
-        yield EventType.SUBAGENT_STARTED, {"subagentRunId": id, **started}, _NO_FACTS
+        yield EventType.SUBAGENT_STARTED, {"subagentRunId": id, **started}, data
 
     def _worker_finished(self, data: JsonObject) -> Iterator[Said]:
         id = data["subrun_id"]
@@ -519,7 +523,15 @@ class AguiEncoder:
 
     def _custom(self, data: JsonObject) -> Iterator[Said]:
         name = self._event["event"]
-        fields = {"name": f"penstock.{name['category']}.{name['action']}", "value": data}
+        ids: JsonObject = {  # as the client knows them
+            key: self._scope + data[key]
+            for key in ("tool_call_id", "message_id")
+            if isinstance(data.get(key), str)
+        }
+        fields = {
+            "name": f"penstock.{name['category']}.{name['action']}",
+            "value": {**data, **ids} if ids else data,
+        }
         yield EventType.CUSTOM, self._mine(fields), _NO_FACTS
 
     def _mine(self, fields: JsonObject) -> JsonObject:
@@ -568,33 +580,3 @@ def _is_frontends(item: JsonObject) -> bool:
 
 def _error(message: str, code: str, facts: JsonObject = _NO_FACTS) -> Said:
     return EventType.RUN_ERROR, {"message": message, "code": code}, facts
-
-
-def _usage(usage: JsonObject | None) -> JsonObject:
-    """The `TokenUsage` of ours: counts that a client takes, and nothing else."""
-    counts = {theirs: (usage or {}).get(ours) for ours, theirs in _USAGE.items()}
-    return {
-        name: count
-        for name, count in counts.items()
-        if isinstance(count, int)
-        and not isinstance(count, bool)
-        and 0 <= count <= _MAX_SAFE_INTEGER
-    }
-
-
-def _text(result: JsonObject) -> str:
-    """A tool's result as text: what it said, or the JSON of it, or why there is none."""
-    value = result.get("result")
-    if value is None:
-        return result.get("error") or ""
-    return value if isinstance(value, str) else _json(value)
-
-
-def _json(value: Json) -> str:
-    return orjson.dumps(value).decode()
-
-
-def _epoch_ms(timestamp: str | None) -> int | None:
-    if timestamp is None:
-        return None
-    return round(datetime.fromisoformat(timestamp).timestamp() * 1000)

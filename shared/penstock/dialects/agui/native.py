@@ -73,6 +73,8 @@ def native_event(name: str, value: Json) -> tuple[EventType, JsonObject] | None:
     type's fields are not what a client takes.
     """
     shapes = _NATIVE.get(EventType(name)) if name in _NATIVE else None
+    if shapes is None and name in EventType.__members__:
+        return None
     if shapes is None:
         return EventType.CUSTOM, {"name": name, "value": value}
     if not isinstance(value, dict):

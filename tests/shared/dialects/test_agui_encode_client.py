@@ -1,0 +1,150 @@
+"""Our streams through the real AG-UI client, 1.0.0 and 0.0.59."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.dialects.agui import RUNS, STRICT, prelude
+from support.agui_client import SCRIPTS, VERSIONS, Client, Verdict, running
+from support.agui_out import AUDIENCES, THREAD, Audience, Event, Run, frames, recorded, wire
+from support.raw import RUN_ID
+
+INPUT = {"threadId": THREAD, "runId": "run-1"}
+each_audience = pytest.mark.parametrize("audience", AUDIENCES, ids=str)
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[dict[str, Client]]:
+    with running("1.0.0") as modern, running("0.0.59") as old:
+        yield {"1.0.0": modern, "0.0.59": old}
+
+
+def seen(client: Client, body: bytes, **more: Any) -> Verdict:
+    return client.check(body, input=INPUT | more)
+
+
+def agents_words(verdict: Verdict) -> list[dict[str, Any]]:
+    """The messages without the user's: those a client that stayed knows by other ids."""
+    return [message for message in verdict.messages if message["role"] != "user"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_installed_client_gives_the_verdicts_that_the_rules_are_made_of(
+    clients: dict[str, Client], version: str
+) -> None:
+    for case in json.loads((SCRIPTS / "rules_cases.json").read_text()):
+        body = case.get("wire") or "".join(
+            f"data: {json.dumps(event)}\n\n" for event in case["events"]
+        )
+        verdict = clients[version].check(body.encode(), input={"threadId": "t"})
+        said = "reject" if verdict.errors else "warn" if verdict.warnings else "ok"
+        assert said == case["verdict"][version], case["name"]
+
+
+@each_audience
+def test_every_recorded_run_is_accepted(clients: dict[str, Client], audience: Audience) -> None:
+    for name, events in recorded().items():
+        verdict = seen(clients[audience.client], wire(frames(audience, events)))
+        assert verdict.errors == [], name
+        assert verdict.terminals, name
+        if audience.profile is STRICT:
+            assert verdict.warnings == [], name
+
+
+def test_who_declares_no_version_may_be_a_client_of_today_all_the_same(
+    clients: dict[str, Client],
+) -> None:
+    old = Audience(STRICT, None, "1.0.0")
+    for name, events in recorded().items():
+        verdict = seen(clients["1.0.0"], wire(frames(old, events)))
+        assert verdict.accepted, name
+        assert verdict.warnings == [], name
+
+
+@each_audience
+def test_the_ids_of_an_agui_upstream_can_stay_as_they_are(
+    clients: dict[str, Client], audience: Audience
+) -> None:
+    for name, events in recorded().items():
+        if name.startswith("agui/"):
+            told = frames(audience, events, upstream_ids=True)
+            assert seen(clients[audience.client], wire(told)).accepted, name
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 17])
+def test_the_chunking_changes_nothing(clients: dict[str, Client], chunk_bytes: int) -> None:
+    audience = AUDIENCES[0]
+    for name, events in list(recorded().items())[::10]:
+        body = wire(frames(audience, events))
+        client = clients[audience.client]
+        assert client.check(body, input=INPUT, chunk_bytes=chunk_bytes) == seen(client, body), name
+
+
+@each_audience
+@pytest.mark.timeout(180)
+def test_who_joins_after_any_event_ends_up_with_what_a_client_that_stayed_has(
+    clients: dict[str, Client], audience: Audience
+) -> None:
+    client = clients[audience.client]
+    for name, events in recorded().items():
+        stayed = seen(client, wire(frames(audience, events)))
+        for cut in range(1, len(events) + 1):
+            encoder = audience.encoder()
+            told = prelude(encoder, events[:cut])
+            told += [frame for event in events[cut:] for frame in encoder.feed(event)]
+            joined = seen(client, wire(told))
+            assert joined.errors == [], (name, cut)
+            assert agents_words(joined) == agents_words(stayed), (name, cut)
+            assert joined.state == stayed.state, (name, cut)
+            if stayed.terminals[-1] != "error":  # which leaves a client with what was answered
+                assert joined.pendingInterrupts == stayed.pendingInterrupts, (name, cut)
+
+
+def test_several_runs_of_a_thread_are_one_stream_and_ids_that_repeat_stay_apart(
+    clients: dict[str, Client],
+) -> None:
+    """`m1` and `c1` in both runs: a client would append to what it has by that id."""
+    first = Run().start().text("one").call(q=1).result().complete().events
+    second = [event | {"run_id": f"{RUN_ID[:-1]}f"} for event in first]
+    for audience in AUDIENCES:
+        both = wire(frames(audience, first)) + wire(frames(audience, second))
+        verdict = seen(clients[audience.client], both)
+        assert verdict.accepted
+        said = [message["content"] for message in verdict.messages if message.get("content")]
+        assert said == ["one", "found", "one", "found"]
+
+
+def test_a_client_that_waits_knows_what_for(clients: dict[str, Client]) -> None:
+    events = Run().start().call(pending=True).pause({"tool_call_id": "c1"}).events
+    for audience in AUDIENCES:
+        verdict = seen(clients[audience.client], wire(frames(audience, events)))
+        assert verdict.terminals == ["interrupt"]
+        assert verdict.pendingInterrupts is not None
+        assert [each["id"] for each in verdict.pendingInterrupts] == ["a1/i1"]
+
+
+_EVENTS = st.sampled_from([event for events in recorded().values() for event in events])
+
+
+@each_audience
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(events=st.lists(_EVENTS, min_size=1, max_size=30))
+def test_recorded_events_in_any_order_are_accepted(
+    clients: dict[str, Client], audience: Audience, events: list[Event]
+) -> None:
+    encoder = audience.encoder()
+    told = [frame for event in events for frame in encoder.feed(event)]
+    told += encoder.cut("the server goes away", "shutdown")
+    verdict = seen(clients[audience.client], wire(told))
+    assert verdict.accepted
+    assert audience.profile is RUNS or not [
+        said for said in verdict.warnings if "unknown" in said.lower()
+    ]
