@@ -6,7 +6,8 @@
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/cli services/connector services/edge \
 	services/normalizer
-UPSTREAMS := agno adk
+DEMO_UPSTREAMS := agno adk
+UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,7 +28,8 @@ agui-client: ## Make the real AG-UI clients that check our streams, where there 
 		deploy/node.sh .penstock/agui-client/$$version tests/agui-client/$$version || exit 1; \
 	done
 
-run: setup upstreams ## Start everything with demo agents on http://127.0.0.1:8000
+run: setup ## Start everything with demo agents on http://127.0.0.1:8000
+	@$(MAKE) --no-print-directory upstreams UPSTREAMS="$(DEMO_UPSTREAMS)"
 	@exec $(BIN)/penstock up --demo
 
 test: setup upstreams node agui-client lint types imports ## Run all that CI runs

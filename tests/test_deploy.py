@@ -20,6 +20,8 @@ LOCKS = [
     "deploy/requirements-dev.txt",
     "deploy/upstreams/agno.txt",
     "deploy/upstreams/adk.txt",
+    "deploy/upstreams/pydantic_ai.txt",
+    "deploy/upstreams/agno_agui.txt",
 ]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
