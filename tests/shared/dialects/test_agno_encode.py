@@ -390,6 +390,13 @@ def test_a_recorded_run_is_of_the_document_in_every_frame(recorded_run: Recorded
             WHOLE.validate(body)
 
 
+def test_a_workflows_metrics_have_a_place_for_its_steps() -> None:
+    """Agno's own client fails on a WorkflowCompleted without it."""
+    *_, completed = encoded(recorded("agno/3.1.10/wf_simple").events, "workflow")
+    assert completed["event"] == "WorkflowCompleted"
+    assert isinstance(completed["metrics"]["steps"], dict)
+
+
 @each_run
 def test_a_recorded_run_has_one_start_and_one_end(recorded_run: Recorded) -> None:
     bodies = [b for b in encoded(recorded_run.events, recorded_run.kind) if b["run_id"] == RUN_ID]

@@ -389,6 +389,8 @@ class AgnoEncoder:
         first_token_s = self._first_text_s and round(self._first_text_s - self._started_s, 6)
         duration_s = round(_epoch_s(event) - self._started_s, 6)
         thoughts = {"reasoning_content": "".join(self._thoughts)} if self._thoughts else {}
+        # Agno's own client reads no workflow's metrics without its steps'
+        steps: JsonObject = {"steps": {}} if self.kind == "workflow" else {}
         yield self._told(
             event,
             "RunCompleted",
@@ -397,7 +399,7 @@ class AgnoEncoder:
             **thoughts,
             citations=self._voice(event).citations,
             session_state=obj(self._state),
-            metrics=forms.metrics(data, duration_s, first_token_s),
+            metrics=steps | forms.metrics(data, duration_s, first_token_s),
         )
 
     def _failed(self, event: JsonObject) -> Iterator[JsonObject]:
