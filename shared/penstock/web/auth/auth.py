@@ -34,7 +34,7 @@ from penstock.web.problems import Problem
 log = logging.getLogger(__name__)
 
 LOGOUT: Final = "/v1/logout"
-LOOK_AGAIN_S: Final = 15.0  # how long a revoked stream token's open streams may live on
+LOOK_AGAIN_S: Final = 15.0
 
 
 class Auth:
@@ -45,11 +45,14 @@ class Auth:
         config: AuthConfig,
         tokens: StreamTokens | None = None,
         stream_paths: Sequence[str] = STREAM_PATHS,
+        look_again_s: float = LOOK_AGAIN_S,
     ) -> None:
+        """`look_again_s`: how long open streams outlive the revocation of their token."""
         self.config = config
         self.tokens = tokens
         self.csrf = csrf.Csrf.of(config)
         self.connections = Connections(config.max_connections_per_user)
+        self._look_again_s = look_again_s
         self._verifier = _verifier(config)
         self._cookie = credential_cookie(config)
         self._csrf_cookie = csrf_cookie(config)
@@ -84,7 +87,7 @@ class Auth:
         """
         while (left_s := self._left_s(identity)) > 0:
             # by the wall clock, which may be set meanwhile
-            await asyncio.sleep(min(left_s, LOOK_AGAIN_S))
+            await asyncio.sleep(min(left_s, self._look_again_s))
             if await self._revoked(identity):
                 return
 

@@ -18,7 +18,9 @@ def is_loopback(host: str | None) -> bool:
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host or "").is_loopback
+        address = ipaddress.ip_address(host or "")
+        # a socket for both families has IPv4 peers as ::ffff:127.0.0.1
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
     return False
 
 

@@ -15,8 +15,8 @@ _SECRETS: Final = tuple(
     for pattern in (
         # header names as text, as a dict, as pairs of bytes
         r"""((?:proxy-)?authorization\W{1,6}?(?:b?['"])?(?:bearer|basic)\s+)[^\s"'\\,;]+""",
-        r"""((?:set-)?cookie['"]?\s*[:=,]\s*(?:b?['"])?)[^"'\\\r\n]+""",
-        r"""(x-csrf-token['"]?\s*[:=,]\s*(?:b?['"])?)[^\s"'\\,;]+""",
+        r"""((?:set-)?cookie(?:['"]?\s*[:=]|['"]\s*,)\s*(?:b?['"])?)[^"'\\\r\n]+""",
+        r"""(x-csrf-token(?:['"]?\s*[:=]|['"]\s*,)\s*(?:b?['"])?)[^\s"'\\,;]+""",
         r"(\bbearer\s+)[A-Za-z0-9._~+/=-]{8,}",
         r"([?&](?:token|access_token)=)[^\s&#\"'\\]+",
         r"(\b(?:__Host-)?penstock_(?:token|csrf)=)[^\s;\"'\\]+",

@@ -1,0 +1,160 @@
+"""A server whose every surface tells who was let in: what authentication is tested with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from penstock.settings import AuthSettings
+from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes, identity_of
+from penstock.web.server import Server
+
+# What makes a request one from another machine, although the test runs on this one.
+REMOTE = {"x-forwarded-for": "203.0.113.9"}
+
+SURFACES = {
+    "/v1/runs": "problem",
+    "/api/service/v1/executions/trigger": "executions",
+    "/run_sse": "detail",
+    "/run": "detail",
+    "/api/sse/run_sse": "detail",
+    "/apps/a/users/u/sessions/s": "detail",
+    "/agents/a/runs": "detail",
+    "/teams/t/runs": "detail",
+    "/workflows/w/runs": "detail",
+    "/agui/a": "detail",
+    "/elsewhere": "problem",
+}
+
+
+class StoreAway(Exception):
+    """The store of tokens cannot be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A value of the store."""
+
+    value: bytes
+
+
+class MemoryStore:
+    """A store of tokens in memory, which can be out of reach."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.away = False
+        self.asked = 0
+
+    async def get(self, key: str) -> Kept | None:
+        self._reach()
+        return Kept(self.values[key]) if key in self.values else None
+
+    async def create(self, key: str, value: bytes, ttl_s: float | None = None) -> int | None:
+        self._reach()
+        self.values[key] = value
+        return 1
+
+    async def delete(self, key: str) -> bool:
+        self._reach()
+        return self.values.pop(key, None) is not None
+
+    async def entries(self, pattern: str = ">") -> list[Kept]:
+        self._reach()
+        return [Kept(value) for value in self.values.values()]
+
+    def _reach(self) -> None:
+        self.asked += 1
+        if self.away:
+            raise StoreAway
+
+
+class Guarded:
+    """The server, and a client of it that keeps no cookies."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.store = MemoryStore()
+        self.tokens = StreamTokens(self.store, StoreAway)
+        config = AuthConfig(**AuthSettings(**settings).model_dump())
+        self.auth = Auth(config, self.tokens, look_again_s=0.05)
+        self.held = asyncio.Event()  # set: streams that are held open end
+        self.server = Server(self._routes(), "127.0.0.1", 0, auth=self.auth)
+        self.http: httpx.AsyncClient
+
+    def _routes(self) -> list[BaseRoute]:
+        surfaces = [Route(path, _who, methods=["GET", "POST"]) for path in SURFACES]
+        return [
+            *surfaces,
+            *auth_routes(self.auth),
+            Route("/v1/runs/{run_id}/events", self._events),
+            Route("/v1/broken", _broken),
+            WebSocketRoute("/v1/sessions/{session_id}/events/ws", _ws),
+        ]
+
+    async def _events(self, request: Request) -> Response:
+        identity = identity_of(request)
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"data: begun\n\n"
+            over = asyncio.create_task(self.auth.over(identity))
+            held = asyncio.create_task(self.held.wait())
+            try:
+                done, _ = await asyncio.wait({over, held}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                over.cancel()
+                held.cancel()
+            yield b"data: over\n\n" if over in done else b"data: held\n\n"
+
+        return StreamingResponse(body(), media_type="text/event-stream")
+
+    @property
+    def ws_url(self) -> str:
+        return f"ws://127.0.0.1:{self.server.port}/v1/sessions/s1/events/ws"
+
+    async def start(self, stack: contextlib.AsyncExitStack) -> None:
+        await self.server.start()
+        stack.push_async_callback(self.stop)
+        base_url = f"http://127.0.0.1:{self.server.port}"
+        self.http = await stack.enter_async_context(httpx.AsyncClient(base_url=base_url))
+
+    async def stop(self) -> None:
+        self.held.set()
+        await self.server.stop()
+        await self.auth.close()
+
+    async def get(self, path: str = "/v1/runs", **headers: str) -> httpx.Response:
+        return await self.http.get(path, headers=headers)
+
+    async def as_bearer(self, token: str, path: str = "/v1/runs") -> httpx.Response:
+        return await self.http.get(path, headers=bearer(token))
+
+
+def bearer(token: str) -> dict[str, str]:
+    """The header of a bearer."""
+    return {"authorization": f"Bearer {token}"}
+
+
+async def _who(request: Request) -> Response:
+    identity = identity_of(request)
+    return JSONResponse(
+        {"user_id": identity.user_id, "scopes": sorted(identity.scopes), "kind": identity.kind}
+    )
+
+
+async def _broken(request: Request) -> Response:
+    raise RuntimeError("broken on purpose")
+
+
+async def _ws(socket: WebSocket) -> None:
+    await socket.accept()
+    await socket.send_json({"user_id": identity_of(socket).user_id})
+    await socket.close()

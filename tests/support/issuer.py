@@ -1,0 +1,106 @@
+"""An issuer of tokens: its keys, the tokens it signs, and a JWKS server that can misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import jwt
+import orjson
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.web.server import Server
+
+SECRET = "a-secret-of-tests-that-is-long-enough"
+ISSUER, AUDIENCE = "https://issuer.example", "penstock"
+
+PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+_ALGORITHMS: dict[str, Any] = {"RS256": RSAAlgorithm, "ES256": ECAlgorithm, "EdDSA": OKPAlgorithm}
+
+
+class Key:
+    """One key pair of the issuer."""
+
+    def __init__(self, kid: str, algorithm: str = "RS256", bits: int = 2048) -> None:
+        made: dict[str, Any] = {
+            "RS256": lambda: rsa.generate_private_key(65537, bits),
+            "ES256": lambda: ec.generate_private_key(ec.SECP256R1()),
+            "EdDSA": ed25519.Ed25519PrivateKey.generate,
+        }
+        self.kid = kid
+        self.algorithm = algorithm
+        self.private: PrivateKey = made[algorithm]()
+
+    @property
+    def jwk(self) -> dict[str, Any]:
+        """The public half, as published."""
+        public: Any = self.private.public_key()
+        document: dict[str, Any] = orjson.loads(_ALGORITHMS[self.algorithm].to_jwk(public))
+        return {
+            **{name: value for name, value in document.items() if name != "key_ops"},
+            "kid": self.kid,
+            "use": "sig",
+            "alg": self.algorithm,
+        }
+
+    @property
+    def pem(self) -> bytes:
+        """The public half, as anybody can have it."""
+        return self.private.public_key().public_bytes(
+            Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+        )
+
+    def token(self, **claims: Any) -> str:
+        """A token signed by it."""
+        headers = {"kid": self.kid}
+        return jwt.encode(claims_of(claims), self.private, self.algorithm, headers=headers)
+
+
+def claims_of(changes: dict[str, Any]) -> dict[str, Any]:
+    """A plain user's claims with these changes; None takes one away."""
+    claims = {"sub": "alice", "exp": int(time.time()) + 600, **changes}
+    return {name: value for name, value in claims.items() if value is not None}
+
+
+def token(secret: str = SECRET, algorithm: str = "HS256", **claims: Any) -> str:
+    """A token signed with the secret."""
+    return jwt.encode(claims_of(claims), secret, algorithm)
+
+
+class JwksServer:
+    """Publishes `keys`. It can answer anything else, or nothing: `status`, `body`, `stalled`."""
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+        self.status = 200
+        self.body: bytes | None = None
+        self.reads = 0
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self._server = Server([Route("/jwks", self._answer)], "127.0.0.1", 0)
+
+    @property
+    def url(self) -> str:
+        """Where the keys are."""
+        return f"http://127.0.0.1:{self._server.port}/jwks"
+
+    async def _answer(self, request: Request) -> Response:
+        self.reads += 1
+        await self.answering.wait()
+        document = orjson.dumps({"keys": [key.jwk for key in self.keys]})
+        return Response(self.body or document, self.status, media_type="application/json")
+
+    async def start(self) -> None:
+        """Listen."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Answer what is open, and close."""
+        self.answering.set()
+        await self._server.stop()

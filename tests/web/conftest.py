@@ -1,0 +1,57 @@
+"""A guarded server with any settings, and an issuer whose keys it reads."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from support.guarded import Guarded
+from support.issuer import SECRET, JwksServer, Key
+
+MakeGuarded = Callable[..., Awaitable[Guarded]]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ALLOW_UNAUTHENTICATED_SSE", raising=False)
+
+
+@pytest.fixture
+async def make_guarded() -> AsyncIterator[MakeGuarded]:
+    """Starts a server with these AuthSettings."""
+    async with AsyncExitStack() as stack:
+
+        async def make(**settings: Any) -> Guarded:
+            guarded = Guarded(**settings)
+            await guarded.start(stack)
+            return guarded
+
+        yield make
+
+
+@pytest.fixture
+async def guarded(make_guarded: MakeGuarded) -> Guarded:
+    """A server that takes HS256 tokens signed with SECRET."""
+    return await make_guarded(jwt_secret=SECRET)
+
+
+@pytest.fixture
+async def issuer() -> AsyncIterator[JwksServer]:
+    server = JwksServer()
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture(scope="session")
+def rsa_key() -> Key:
+    return Key("rsa-1")
+
+
+@pytest.fixture(scope="session")
+def other_key() -> Key:
+    """A key that the issuer has not published, or not yet."""
+    return Key("rsa-2")

@@ -1,0 +1,280 @@
+"""Stream tokens: what they open, what they never open, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from penstock.bus import Bus, BusError, BusSettings
+from penstock.bus.streams import Retention, buckets
+from penstock.web.auth import StreamTokens
+from penstock.web.auth.identity import Identity
+from penstock.web.auth.stream_tokens import MAX_PER_USER
+from support.guarded import Guarded, bearer
+from support.issuer import token
+from support.nats import NatsServer
+from support.waiting import eventually
+
+EVENTS = "/v1/runs/r1/events"
+ALL = {"subjects": ["*.*"]}
+ALICE = Identity("alice", frozenset({"read"}), "bearer")
+
+
+async def create(
+    guarded: Guarded, body: Any = None, claims: dict[str, Any] | None = None
+) -> httpx.Response:
+    headers = bearer(token(**(claims or {})))
+    return await guarded.http.post("/v1/tokens", json=body or ALL, headers=headers)
+
+
+async def new(guarded: Guarded, **fields: Any) -> tuple[str, str]:
+    """A token of Alice's, and its id."""
+    response = await create(guarded, {**ALL, **fields})
+    assert response.status_code == 201, response.text
+    return response.json()["token"], response.json()["id"]
+
+
+async def opens(guarded: Guarded, stream_token: str) -> int:
+    guarded.held.set()
+    return (await guarded.get(f"{EVENTS}?token={stream_token}")).status_code
+
+
+async def test_a_token_is_told_once_with_what_it_is_limited_to(guarded: Guarded) -> None:
+    body = {"name": "n8n", "subjects": ["llm.*"], "runs": ["r1"], "sessions": ["s1"]}
+    response = await create(guarded, {**body, "lifetime_s": 60})
+    assert response.status_code == 201
+    shown = response.json()
+    assert shown.pop("token").startswith("pst_")
+    assert {name: shown[name] for name in body} == body
+    assert shown["user_id"] == "alice"
+    listed = await guarded.as_bearer(token(), "/v1/tokens")
+    assert listed.json() == {"tokens": [shown]}
+
+
+async def test_the_store_never_sees_the_token(guarded: Guarded) -> None:
+    secret, _ = await new(guarded)
+    kept = b"".join(guarded.store.values.values()).decode() + "".join(guarded.store.values)
+    assert secret not in kept
+    assert secret.removeprefix("pst_") not in kept
+
+
+async def test_it_opens_a_get_event_stream_and_reads_only(guarded: Guarded) -> None:
+    secret, _ = await new(guarded)
+    assert await opens(guarded, secret) == 200
+    identity = await guarded.tokens.identify(secret)
+    assert (identity.user_id, identity.scopes) == ("alice", frozenset({"read"}))
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/runs"),
+        ("POST", "/v1/runs"),
+        ("POST", EVENTS),
+        ("HEAD", EVENTS),
+        ("GET", "/v1/tokens"),
+        ("POST", "/v1/tokens"),
+        ("GET", "/v1/csrf"),
+        ("POST", "/v1/login"),
+        ("GET", "/run_sse"),
+        ("GET", "/v1/runs/r1/events/more"),
+        ("GET", "/v1/runs//events"),
+    ],
+)
+async def test_it_opens_nothing_else(guarded: Guarded, method: str, path: str) -> None:
+    secret, _ = await new(guarded)
+    response = await guarded.http.request(method, f"{path}?token={secret}")
+    assert response.status_code == 401
+
+
+async def test_it_is_no_bearer_and_no_cookie(guarded: Guarded) -> None:
+    secret, _ = await new(guarded)
+    assert (await guarded.as_bearer(secret, EVENTS)).status_code == 401
+    cookie = f"__Host-penstock_token={secret}"
+    assert (await guarded.get(EVENTS, cookie=cookie)).status_code == 401
+
+
+async def test_with_another_credential_beside_it_nobody_knows_who_calls(guarded: Guarded) -> None:
+    secret, _ = await new(guarded)
+    path = f"{EVENTS}?token={secret}"
+    assert (await guarded.as_bearer(token(), path)).status_code == 400
+    assert (await guarded.get(f"{path}&token={secret}")).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "made_up", ["", "x", "pst_", "pst_" + "A" * 43, "pst_" + "A" * 5000, "pst_../../x", "%00"]
+)
+async def test_an_invented_one_is_refused(guarded: Guarded, made_up: str) -> None:
+    assert await opens(guarded, made_up) == 401
+
+
+async def test_the_id_of_a_token_is_no_token(guarded: Guarded) -> None:
+    _, token_id = await new(guarded)
+    for text in (token_id, f"pst_{token_id}", f"pst_{token_id}{'A' * 11}"):
+        assert await opens(guarded, text) == 401
+
+
+async def test_one_that_shares_half_its_hash_with_a_known_one_is_refused(guarded: Guarded) -> None:
+    secret, token_id = await new(guarded)
+    record = orjson.loads(guarded.store.values[token_id])
+    guarded.store.values[token_id] = orjson.dumps(record | {"digest": token_id + "0" * 32})
+    assert await opens(guarded, secret) == 401
+
+
+# the end of a token ----------------------------------------------------------------------------
+
+
+async def test_one_that_was_revoked_is_refused(guarded: Guarded) -> None:
+    secret, token_id = await new(guarded)
+    kept, _ = await new(guarded)
+    response = await guarded.http.delete(f"/v1/tokens/{token_id}", headers=bearer(token()))
+    assert response.status_code == 204
+    assert await opens(guarded, secret) == 401
+    assert await opens(guarded, kept) == 200
+
+
+async def test_one_that_has_expired_is_refused_though_the_store_has_it_still(
+    guarded: Guarded,
+) -> None:
+    secret, token_id = await new(guarded)
+    record = orjson.loads(guarded.store.values[token_id])
+    guarded.store.values[token_id] = orjson.dumps(record | {"expires_at": 1.0})
+    assert await opens(guarded, secret) == 401
+    assert (await guarded.as_bearer(token(), "/v1/tokens")).json() == {"tokens": []}
+
+
+async def test_a_stream_ends_when_its_stream_token_expires(guarded: Guarded) -> None:
+    secret, _ = await new(guarded, lifetime_s=1)
+    async with asyncio.timeout(10):
+        response = await guarded.get(f"{EVENTS}?token={secret}")
+    assert response.text.endswith("data: over\n\n")
+
+
+async def test_a_stream_ends_when_its_stream_token_is_revoked(guarded: Guarded) -> None:
+    secret, token_id = await new(guarded)
+    async with asyncio.timeout(10), guarded.http.stream("GET", f"{EVENTS}?token={secret}") as open_:
+        text = open_.aiter_text()
+        assert await anext(text) == "data: begun\n\n"
+        await guarded.http.delete(f"/v1/tokens/{token_id}", headers=bearer(token()))
+        assert await anext(text) == "data: over\n\n"
+
+
+async def test_a_stream_goes_on_while_nobody_can_say_whether_its_token_holds(
+    guarded: Guarded,
+) -> None:
+    secret, _ = await new(guarded)
+    async with asyncio.timeout(10), guarded.http.stream("GET", f"{EVENTS}?token={secret}") as open_:
+        text = open_.aiter_text()
+        assert await anext(text) == "data: begun\n\n"
+        guarded.store.away, guarded.store.asked = True, 0
+
+        async def asked() -> bool:
+            return guarded.store.asked > 2
+
+        await eventually(asked)
+        guarded.held.set()
+        assert await anext(text) == "data: held\n\n"
+
+
+# whose they are --------------------------------------------------------------------------------
+
+
+async def test_another_users_token_is_neither_listed_nor_revoked(guarded: Guarded) -> None:
+    secret, token_id = await new(guarded)
+    bob = bearer(token(sub="bob"))
+    assert (await guarded.http.get("/v1/tokens", headers=bob)).json() == {"tokens": []}
+    assert (await guarded.http.delete(f"/v1/tokens/{token_id}", headers=bob)).status_code == 404
+    assert await opens(guarded, secret) == 200
+
+
+async def test_who_administers_lists_and_revokes_everybodys(guarded: Guarded) -> None:
+    secret, token_id = await new(guarded)
+    admin = bearer(token(sub="root", scope="administer"))
+    listed = (await guarded.http.get("/v1/tokens", headers=admin)).json()["tokens"]
+    assert [known["id"] for known in listed] == [token_id]
+    assert (await guarded.http.delete(f"/v1/tokens/{token_id}", headers=admin)).status_code == 204
+    assert await opens(guarded, secret) == 401
+
+
+@pytest.mark.parametrize("token_id", ["x", "0" * 32, "*", ">", "a.b", "0" * 32 + "%2e"])
+async def test_an_unknown_id_is_404(guarded: Guarded, token_id: str) -> None:
+    await new(guarded)
+    response = await guarded.http.delete(f"/v1/tokens/{token_id}", headers=bearer(token()))
+    assert response.status_code == 404
+    assert len(guarded.store.values) == 1
+
+
+async def test_a_token_that_may_not_read_gives_none_that_may(guarded: Guarded) -> None:
+    assert (await create(guarded, claims={"scope": "start"})).status_code == 403
+
+
+async def test_nobody_fills_the_store(guarded: Guarded) -> None:
+    for _ in range(MAX_PER_USER):
+        await guarded.tokens.issue(ALICE, "", 60, runs=["r1"])
+    assert (await create(guarded)).status_code == 409
+    assert (await create(guarded, claims={"sub": "bob"})).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"subjects": []},
+        {"subjects": ["llm"]},
+        {"subjects": ["llm.>"]},
+        {"subjects": ["llm.*.r1"]},
+        {"subjects": ["*.*\n"]},
+        {"subjects": "llm.*"},
+        {"subjects": [7]},
+        {"runs": [""]},
+        {"runs": ["x" * 513]},
+        {"runs": ["r1"] * 101},
+        {"sessions": [None]},
+        {**ALL, "lifetime_s": 0},
+        {**ALL, "lifetime_s": 1e12},
+        {**ALL, "lifetime_s": "60"},
+        {**ALL, "user_id": "bob"},
+        {**ALL, "scopes": ["administer"]},
+        [],
+        "x",
+    ],
+)
+async def test_a_request_that_is_not_valid_is_422_and_keeps_nothing(
+    guarded: Guarded, body: Any
+) -> None:
+    response = await guarded.http.post("/v1/tokens", json=body, headers=bearer(token()))
+    assert response.status_code == 422
+    assert response.headers["content-type"] == "application/problem+json"
+    assert guarded.store.values == {}
+
+
+async def test_while_the_store_is_away_the_answer_is_503(guarded: Guarded) -> None:
+    secret, token_id = await new(guarded)
+    guarded.store.away = True
+    mine = bearer(token())
+    assert await opens(guarded, secret) == 503
+    assert (await create(guarded)).status_code == 503
+    assert (await guarded.http.get("/v1/tokens", headers=mine)).status_code == 503
+    assert (await guarded.http.delete(f"/v1/tokens/{token_id}", headers=mine)).status_code == 503
+
+
+async def test_a_bucket_of_the_bus_is_a_store(nats_server: NatsServer) -> None:
+    bus = await Bus.connect(BusSettings(url=nats_server.url))
+    declared = next(b for b in buckets(Retention()) if b.name == "KV_rules")
+    bucket = dataclasses.asdict(declared) | {"name": "KV_tokens", "subjects": ["$KV.tokens.>"]}
+    await bus.js.add_stream(**bucket)
+    tokens = StreamTokens(bus.bucket("tokens"), BusError)
+    secret, known = await tokens.issue(ALICE, "n8n", 60, sessions=["s1"])
+    identity = await tokens.identify(secret)
+    assert identity.grant is not None
+    assert identity.grant.sessions == ("s1",)
+    assert await tokens.listed(ALICE) == [known]
+    await tokens.revoke(ALICE, known.id)
+    assert await tokens.listed(ALICE) == []
+    assert not await tokens.stands(known.id)
+    await bus.close()
