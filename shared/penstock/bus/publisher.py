@@ -87,6 +87,8 @@ class Publisher:
         While the connection is away it waits for it, as long as for an answer. Raises
         FenceConflict, BusUnavailable, OutcomeUnknown, StreamFull or MessageTooLarge.
         """
+        if not self._client.is_connected:
+            await self._client.standing(self._timeout_s)
         reply, ack = self._expect()
         try:
             await self._send(message, reply)
@@ -99,6 +101,8 @@ class Publisher:
 
         A fence belongs to the first message. Costs 4 to 7 ms whatever the size (one replica).
         """
+        if not self._client.is_connected:
+            await self._client.standing(self._timeout_s)
         batch_id = self._client.new_inbox()[-22:]
         last = len(messages)
         reply, ack = self._expect()
@@ -112,8 +116,8 @@ class Publisher:
                     Message(message.subject, message.payload, headers),
                     reply if number in (1, last) else "",
                 )
-                if ack.done():
-                    break
+                if ack.done() or not self._client.is_connected:
+                    break  # refused, or torn: without its end a batch is nothing
             return await self._settled(ack)
         finally:
             self._forget(reply)
@@ -137,8 +141,6 @@ class Publisher:
                 f"{message.subject}: {len(message.payload)} bytes and headers are over the "
                 f"server's max_payload of {client.max_payload}"
             )
-        if not client.is_connected:
-            await client.standing(self._timeout_s)
         try:
             await client.publish(
                 message.subject, message.payload, reply, dict(message.headers) or None

@@ -31,6 +31,7 @@ EXPIRES_S = 30
 SILENCE_S = EXPIRES_S + 5  # longer than any request lives: something was lost
 RETRY_S = 0.25
 AGAIN_S = 1.0
+LOOK_S = 0.2  # how soon it is seen that there is room again
 MAX_REQUEST_BYTES = 16 * 1024 * 1024  # a batch of the largest messages would be 256 MiB
 
 # 409s that end one request; every other 409 says that the consumer is gone or has moved
@@ -322,10 +323,11 @@ class WorkQueue:
 
     async def _take(self) -> None:
         while not self._pull.broken.is_set():
-            await self._pull.request(min(self._concurrency - len(self._tasks), self._room()))
+            # what is being handled may become what `room` counts
+            await self._pull.request(min(self._concurrency, self._room()) - len(self._tasks))
             self._wake.clear()
             try:
-                async with asyncio.timeout(1):
+                async with asyncio.timeout(LOOK_S):
                     await self._wake.wait()
             except TimeoutError:
                 if self._pull.silent:

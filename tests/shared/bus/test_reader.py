@@ -1,0 +1,254 @@
+"""Reading a stream in order: every message once, over whatever happens to the way there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.bus import Bus, BusUnavailable, Stored, streams, subjects
+from penstock.bus.fence import MAX_MESSAGE_BYTES, RawWriter
+from penstock.bus.pull import Delivery, Reader
+from support.bus import event, new_run_id, publish_events
+from support.nats import NatsServer
+from support.waiting import eventually
+
+
+class Read:
+    """What a reader was given, and a wait for more of it."""
+
+    def __init__(self) -> None:
+        self.messages: list[Stored] = []
+
+    async def handle(self, stored: Stored) -> None:
+        self.messages.append(stored)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [int(stored.payload) for stored in self.messages]
+
+    async def until(self, count: int, timeout_s: float = 20) -> list[int]:
+        async def enough() -> bool:
+            return len(self.messages) >= count
+
+        await eventually(enough, timeout_s, f"{count} messages read")
+        return self.numbers
+
+
+@asynccontextmanager
+async def reading(
+    bus: Bus,
+    run_id: str,
+    handle: Callable[[Stored], Awaitable[None]],
+    *,
+    start: int = 1,
+    batch: int = 500,
+) -> AsyncIterator[Reader]:
+    """A reader of the run's events."""
+    pattern = subjects.events_of_run(run_id)
+    reader = Reader(bus, streams.EVENTS, pattern, start, handle, batch)
+    task = asyncio.create_task(reader.run())
+    try:
+        yield reader
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()):
+            raise error
+
+
+async def consumers(bus: Bus, stream: str = streams.EVENTS) -> list[str]:
+    answer = await bus.api(f"CONSUMER.NAMES.{stream}")
+    return answer["consumers"] or []
+
+
+async def test_the_past_and_what_comes_are_read_once_and_in_order(bus: Bus, run_id: str) -> None:
+    await publish_events(bus, run_id, 1, 10)
+    read = Read()
+    async with reading(bus, run_id, read.handle):
+        await read.until(10)
+        await publish_events(bus, run_id, 11, 20)
+        assert await read.until(20) == [*range(1, 21)]
+
+
+async def test_reading_begins_at_the_sequence_given(bus: Bus, run_id: str) -> None:
+    sequences = await publish_events(bus, run_id, 1, 10)
+    read = Read()
+    async with reading(bus, run_id, read.handle, start=sequences[6]):
+        assert await read.until(4) == [7, 8, 9, 10]
+
+
+async def test_only_what_matches_is_read(bus: Bus, run_id: str) -> None:
+    read = Read()
+    async with reading(bus, run_id, read.handle):
+        await publish_events(bus, new_run_id(), 1, 5)
+        await publish_events(bus, run_id, 6, 7)
+        assert await read.until(2) == [6, 7]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 64])
+async def test_more_than_a_batch_is_read_in_order(bus: Bus, run_id: str, batch: int) -> None:
+    for first in range(1, 301, 100):
+        await bus.publisher.publish_batch([event(run_id, n) for n in range(first, first + 100)])
+    read = Read()
+    async with reading(bus, run_id, read.handle, batch=batch):
+        assert await read.until(300) == [*range(1, 301)]
+
+
+async def test_more_than_fits_into_one_request_is_read_in_order(bus: Bus, run_id: str) -> None:
+    payload = bytes(MAX_MESSAGE_BYTES)
+    for number in range(1, 41):  # 20 MiB
+        await bus.publisher.publish(event(run_id, number, payload))
+    read = Read()
+    async with reading(bus, run_id, read.handle):
+
+        async def all_read() -> bool:
+            return len(read.messages) == 40
+
+        await eventually(all_read, 20, "40 large messages")
+    numbers = [int(stored.headers["Penstock-Sequence"]) for stored in read.messages]
+    assert numbers == [*range(1, 41)]
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+async def test_nothing_is_lost_or_repeated_over_restarts_of_the_server(
+    own_bus: Bus, fresh_nats: NatsServer, run_id: str, how: str
+) -> None:
+    writer = await RawWriter.resume(own_bus, run_id, "upstream", "pod/1")
+    read = Read()
+    reader = Reader(own_bus, streams.RAW, subjects.raw_of_run(run_id), 1, read.handle)
+    task = asyncio.create_task(reader.run())
+    number = 0
+
+    async def write(count: int) -> None:
+        nonlocal number
+        for _ in range(count):
+            number += 1
+            await writer.write("bytes", b"%d" % number, leg=1)
+
+    for _ in range(3):
+        writing = asyncio.create_task(write(200))
+        await read.until(number + 50)
+        await asyncio.to_thread(getattr(fresh_nats, how))
+        await asyncio.to_thread(fresh_nats.start)
+        await writing
+    assert await read.until(600) == [*range(1, 601)]
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_nothing_is_lost_or_repeated_over_a_lost_connection(bus: Bus, run_id: str) -> None:
+    read = Read()
+    async with reading(bus, run_id, read.handle):
+        for first in range(1, 401, 100):
+            publishing = asyncio.create_task(publish_events(bus, run_id, first, first + 49))
+            await publishing
+            await bus.client.force_reconnect()
+            await publish_events(bus, run_id, first + 50, first + 99)
+        assert await read.until(400) == [*range(1, 401)]
+
+
+async def test_a_consumer_that_is_deleted_is_made_again(own_bus: Bus, run_id: str) -> None:
+    read = Read()
+    async with reading(own_bus, run_id, read.handle):
+        for number in range(1, 6):
+            await publish_events(own_bus, run_id, number, number)
+            await read.until(number)
+            [consumer] = await consumers(own_bus)
+            await own_bus.api(f"CONSUMER.DELETE.EVENTS.{consumer}")
+        await publish_events(own_bus, run_id, 6, 6)
+        assert await read.until(6) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_message_that_is_lost_on_the_way_is_read_again(
+    bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish_events(bus, run_id, 1, 100)
+    read = Read()
+    dropped: set[int] = set()
+    async with reading(bus, run_id, read.handle, batch=10) as reader:
+        take = reader._pull._on_message
+
+        def lossy(delivery: Delivery) -> None:
+            number = int(delivery.stored.payload)
+            if number % 7 == 0 and number not in dropped:
+                dropped.add(number)
+            else:
+                take(delivery)
+
+        monkeypatch.setattr(reader._pull, "_on_message", lossy)
+        await publish_events(bus, run_id, 101, 150)
+        assert await read.until(150) == [*range(1, 151)]
+    assert dropped
+
+
+async def test_a_slow_handler_is_read_ahead_of_by_a_batch_at_most(bus: Bus, run_id: str) -> None:
+    await bus.publisher.publish_batch([event(run_id, n) for n in range(1, 201)])
+    read = Read()
+    most = 0
+    async with reading(bus, run_id, read.handle, batch=10) as reader:
+        pending = reader._pending
+
+        async def slow(stored: Stored) -> None:
+            nonlocal most
+            await bus.client.flush()  # whatever was asked for has come by then
+            most = max(most, len(reader._pending))
+            await read.handle(stored)
+
+        reader._handle = slow
+        assert await read.until(200) == [*range(1, 201)]
+    assert len(pending) <= 10
+    assert 0 < most <= 10
+
+
+async def test_a_handler_that_waits_for_the_bus_gets_the_message_again(
+    bus: Bus, run_id: str
+) -> None:
+    await publish_events(bus, run_id, 1, 3)
+    read = Read()
+    failed = False
+
+    async def handle(stored: Stored) -> None:
+        nonlocal failed
+        if stored.payload == b"2" and not failed:
+            failed = True
+            raise BusUnavailable("as the test wants")
+        await read.handle(stored)
+
+    async with reading(bus, run_id, handle):
+        assert await read.until(3) == [1, 2, 3]
+    assert failed
+
+
+async def test_any_other_error_of_a_handler_ends_the_reader(bus: Bus, run_id: str) -> None:
+    await publish_events(bus, run_id, 1, 1)
+
+    async def handle(stored: Stored) -> None:
+        raise ValueError("as the test wants")
+
+    with pytest.raises(ValueError, match="as the test wants"):
+        await Reader(bus, streams.EVENTS, subjects.events_of_run(run_id), 1, handle).run()
+
+
+async def test_a_reader_that_ends_leaves_no_consumer(own_bus: Bus, run_id: str) -> None:
+    read = Read()
+    await publish_events(own_bus, run_id, 1, 1)
+    async with reading(own_bus, run_id, read.handle):
+        await read.until(1)
+        assert len(await consumers(own_bus)) == 1
+    assert await consumers(own_bus) == []
+
+
+async def test_a_reader_can_be_cancelled_at_any_moment(own_bus: Bus, run_id: str) -> None:
+    await publish_events(own_bus, run_id, 1, 1)
+    for turns in range(60):
+        read = Read()
+        pattern = subjects.events_of_run(run_id)
+        task = asyncio.create_task(Reader(own_bus, streams.EVENTS, pattern, 1, read.handle).run())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=5)
+        assert done, f"cancelled after {turns} turns of the loop, it goes on"

@@ -1,0 +1,320 @@
+"""Commands: each handled until it is done, by whoever takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from penstock.bus import Bus, BusUnavailable, Message, Stored, streams
+from penstock.bus.pull import Retry, WorkQueue
+from support.bus import connected
+from support.nats import NatsServer
+from support.waiting import eventually
+
+
+class Commands:
+    """One kind of command of the test's own, and who takes it."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.target = f"t{secrets.token_hex(6)}"
+        self.handled: list[bytes] = []
+        self.given_up: list[tuple[bytes, str]] = []
+
+    async def send(self, *payloads: bytes) -> None:
+        for payload in payloads:
+            await self.bus.publisher.publish(Message(f"command.{self.target}.start.x", payload, {}))
+
+    async def note(self, stored: Stored) -> None:
+        self.handled.append(stored.payload)
+
+    async def give_up(self, stored: Stored, error: Exception) -> None:
+        self.given_up.append((stored.payload, str(error)))
+
+    @asynccontextmanager
+    async def taken(
+        self,
+        handle: Callable[[Stored], Awaitable[None]] | None = None,
+        bus: Bus | None = None,
+        **settings: Any,
+    ) -> AsyncIterator[asyncio.Task[None]]:
+        queue = WorkQueue(
+            bus or self.bus,
+            streams.COMMANDS,
+            self.target,
+            [f"command.{self.target}.start.*"],
+            handle or self.note,
+            **{"on_poison": self.give_up, **settings},
+        )
+        task = asyncio.create_task(queue.run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def left(self) -> int:
+        info = await self.bus.api(
+            "STREAM.INFO.COMMANDS", {"subjects_filter": f"command.{self.target}.>"}
+        )
+        return sum(info["state"].get("subjects", {}).values())
+
+    async def empty(self) -> None:
+        async def nothing_left() -> bool:
+            return await self.left() == 0
+
+        await eventually(nothing_left, 20, "the queue is empty")
+
+    async def until(self, count: int) -> list[bytes]:
+        async def enough() -> bool:
+            return len(self.handled) >= count
+
+        await eventually(enough, 20, f"{count} commands handled")
+        return self.handled
+
+
+@pytest.fixture
+def commands(bus: Bus) -> Commands:
+    return Commands(bus)
+
+
+async def test_what_is_handled_is_gone(commands: Commands) -> None:
+    await commands.send(b"before")
+    async with commands.taken():
+        await commands.send(b"after")
+        await commands.empty()
+    assert sorted(commands.handled) == [b"after", b"before"]
+
+
+async def test_a_command_that_cannot_be_handled_now_comes_again(commands: Commands) -> None:
+    async def handle(stored: Stored) -> None:
+        await commands.note(stored)
+        if len(commands.handled) < 8:  # more often than what is poison may come
+            raise Retry(0.01)
+
+    async with commands.taken(handle):
+        await commands.send(b"x")
+        await commands.empty()
+    assert commands.handled == [b"x"] * 8
+    assert commands.given_up == []
+
+
+async def test_a_command_that_always_fails_is_given_up(
+    commands: Commands, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handle(stored: Stored) -> None:
+        await commands.note(stored)
+        raise ValueError("as the test wants")
+
+    async with commands.taken(handle, max_deliver=2):
+        await commands.send(b"x")
+        await commands.empty()
+    assert commands.handled == [b"x", b"x"]
+    assert commands.given_up == [(b"x", "as the test wants")]
+    assert "Traceback" in caplog.text
+
+
+async def test_a_failure_does_not_hold_up_the_others(commands: Commands) -> None:
+    async def handle(stored: Stored) -> None:
+        if stored.payload == b"bad":
+            raise ValueError("as the test wants")
+        await commands.note(stored)
+
+    async with commands.taken(handle, max_deliver=1):
+        await commands.send(b"a", b"bad", b"b")
+        await commands.empty()
+    assert sorted(commands.handled) == [b"a", b"b"]
+
+
+async def test_a_bus_that_is_away_makes_no_poison(commands: Commands) -> None:
+    async def handle(stored: Stored) -> None:
+        await commands.note(stored)
+        if len(commands.handled) < 2:
+            raise BusUnavailable("as the test wants")
+
+    async with commands.taken(handle, max_deliver=1):
+        await commands.send(b"x")
+        await commands.empty()
+    assert commands.handled == [b"x", b"x"]
+    assert commands.given_up == []
+
+
+async def test_what_cannot_be_given_up_comes_again(commands: Commands) -> None:
+    tries = 0
+
+    async def fail(stored: Stored) -> None:
+        raise ValueError("as the test wants")
+
+    async def give_up(stored: Stored, error: Exception) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise BusUnavailable("as the test wants")
+
+    async with commands.taken(fail, on_poison=give_up, max_deliver=1, ack_wait_s=1):
+        await commands.send(b"x")
+        await commands.empty()
+    assert tries == 2
+
+
+async def test_a_handler_that_takes_long_keeps_its_command(commands: Commands) -> None:
+    release = asyncio.Event()
+
+    async def handle(stored: Stored) -> None:
+        await commands.note(stored)
+        await release.wait()
+
+    witness = Commands(commands.bus)
+
+    async def abandon(stored: Stored) -> None:
+        await witness.note(stored)
+        raise asyncio.CancelledError  # as if its process had died
+
+    async with (
+        commands.taken(handle, ack_wait_s=1),
+        witness.taken(abandon, ack_wait_s=1),
+    ):
+        await commands.send(b"long")
+        await witness.send(b"abandoned")
+        await witness.until(3)  # twice its ack_wait has passed
+        assert commands.handled == [b"long"]
+        release.set()
+        await commands.empty()
+    assert commands.handled == [b"long"]
+
+
+async def test_two_takers_share_the_work(nats_server: NatsServer, commands: Commands) -> None:
+    by: dict[str, list[bytes]] = {"one": [], "two": []}
+
+    def taker(name: str) -> Callable[[Stored], Awaitable[None]]:
+        async def handle(stored: Stored) -> None:
+            by[name].append(stored.payload)
+            await commands.bus.client.flush()
+
+        return handle
+
+    async with (
+        connected(nats_server.url) as other,
+        commands.taken(taker("one"), concurrency=2),
+        commands.taken(taker("two"), bus=other, concurrency=2),
+    ):
+        await commands.send(*(b"%d" % n for n in range(60)))
+        await commands.empty()
+    assert sorted(by["one"] + by["two"]) == sorted(b"%d" % n for n in range(60))
+    assert by["one"]
+    assert by["two"]
+
+
+async def test_no_more_are_taken_than_there_is_room(commands: Commands) -> None:
+    """A connector's legs live on after the handlers of their commands."""
+    held: set[bytes] = set()
+    most = 0
+
+    async def handle(stored: Stored) -> None:
+        nonlocal most
+        await commands.bus.client.flush()  # as it claims the run
+        held.add(stored.payload)
+        most = max(most, len(held))
+        await commands.note(stored)
+
+    await commands.send(*(b"%d" % n for n in range(12)))
+    async with commands.taken(handle, concurrency=8, room=lambda: 3 - len(held)):
+        for done in range(3, 13):
+            await commands.until(done)
+            held.pop()
+    assert most == 3
+
+
+async def test_no_more_are_handled_at_once_than_the_concurrency(commands: Commands) -> None:
+    at_once = most = 0
+
+    async def handle(stored: Stored) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await commands.bus.client.flush()
+        at_once -= 1
+        await commands.note(stored)
+
+    await commands.send(*(b"%d" % n for n in range(100)))
+    async with commands.taken(handle, concurrency=4):
+        await commands.until(100)
+    assert 1 < most <= 4
+
+
+async def test_without_room_nothing_is_taken_until_there_is(commands: Commands) -> None:
+    room = 0
+    asked = asyncio.Event()
+
+    def how_much() -> int:
+        asked.set()
+        return room
+
+    async with commands.taken(room=how_much):
+        await commands.send(b"x")
+        await asked.wait()
+        assert commands.handled == []
+        room = 1
+        await commands.until(1)
+
+
+async def test_who_is_cancelled_finishes_what_it_has_begun(commands: Commands) -> None:
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def handle(stored: Stored) -> None:
+        begun.set()
+        await release.wait()
+        await commands.note(stored)
+
+    async with commands.taken(handle) as task:
+        await commands.send(b"begun")
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait([task], timeout=0.2)
+        assert not task.done()
+        await commands.send(b"left for others")
+        release.set()
+        await asyncio.wait([task])
+        assert task.cancelled()
+    assert commands.handled == [b"begun"]
+
+    async def one_left() -> bool:
+        return await commands.left() == 1
+
+    await eventually(one_left)
+
+
+async def test_the_queue_survives_restarts_of_the_server(
+    own_bus: Bus, fresh_nats: NatsServer
+) -> None:
+    commands = Commands(own_bus)
+    await commands.send(*(b"%d" % n for n in range(50)))
+    begun = asyncio.Event()
+
+    async def handle(stored: Stored) -> None:
+        begun.set()
+        await own_bus.client.flush()
+        await commands.note(stored)
+
+    async with commands.taken(handle, concurrency=2, ack_wait_s=1):
+        await begun.wait()
+        await asyncio.to_thread(fresh_nats.kill)
+        await asyncio.to_thread(fresh_nats.start)
+        await commands.send(b"after")
+        await commands.empty()
+    # at least once: an acknowledgement may have been lost with the server
+    assert set(commands.handled) == {*(b"%d" % n for n in range(50)), b"after"}
+
+
+async def test_a_queue_whose_consumer_is_deleted_makes_it_again(commands: Commands) -> None:
+    async with commands.taken():
+        await commands.send(b"one")
+        await commands.until(1)
+        await commands.bus.api(f"CONSUMER.DELETE.COMMANDS.{commands.target}")
+        await commands.send(b"two")
+        assert await commands.until(2) == [b"one", b"two"]
