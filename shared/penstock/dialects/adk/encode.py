@@ -25,6 +25,7 @@ from penstock.dialects.adk.failure import ABORTED
 from penstock.dialects.adk.values import array, obj
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.state import patched
+from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
 # of event ids: the same thing said in the same run has the same id, whoever encodes it
@@ -94,7 +95,7 @@ class AdkEncoder:
         """The frames of one canonical event, given as its envelope; they have no event name."""
         name = event["event"]
         handle = _HANDLERS.get(f"{name['category']}.{name['action']}")
-        return [Frame(orjson.dumps(body)) for body in handle(self, event)] if handle else []
+        return [frame(body) for body in handle(self, event)] if handle else []
 
     def _started(self, event: JsonObject) -> Iterator[JsonObject]:
         self._agent = event["data"].get("agent", "")
@@ -283,11 +284,11 @@ class AdkEncoder:
         """ADK tells its own failures twice, as an event and as the last frame."""
         yield from self._close(event)
         data = event["data"]
-        frame = shapes.failure_frame(data, self.timeout_s, _epoch_s(event))
-        if details := obj(frame.get("error_details")):
+        failure = shapes.failure_frame(data, self.timeout_s, _epoch_s(event))
+        if details := obj(failure.get("error_details")):
             code, message = details["error_type"], details["error_message"]
             yield self._event(event, None, errorCode=code, errorMessage=message)
-        yield frame
+        yield failure
 
     def _cancelled(self, event: JsonObject) -> Iterator[JsonObject]:
         yield from self._close(event)
@@ -358,7 +359,7 @@ def event_list(events: Iterable[JsonObject], timeout_s: float = 300) -> list[Jso
     (`{"error": …}`), for which ADK itself answers 500.
     """
     encoder = AdkEncoder(timeout_s=timeout_s)
-    return [orjson.loads(frame.data) for event in events for frame in encoder.feed(event)]
+    return [orjson.loads(each.data) for event in events for each in encoder.feed(event)]
 
 
 def _content(parts: list[JsonObject], role: str = "model") -> JsonObject:

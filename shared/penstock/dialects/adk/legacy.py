@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-import orjson
-
 from penstock.dialects.base import JsonObject
+from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
 UPDATE: Final = "research_update"
@@ -48,7 +47,7 @@ class LegacyEncoder:
             "content": content,
             "timestamp": datetime.fromisoformat(event["timestamp"]).timestamp(),
         }
-        return (Frame(orjson.dumps(body), type),)
+        return (frame(body, type),)
 
 
 Words = Callable[[JsonObject], str]

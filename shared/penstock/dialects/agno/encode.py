@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-import orjson
-
 from penstock.dialects.agno import forms
 from penstock.dialects.agno.values import obj, objects, text
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.state import patched
+from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
 # The canonical types without an Agno event, and where their matter shows all the same.
@@ -126,7 +125,7 @@ class AgnoEncoder:
         handle = _HANDLERS.get(f"{name['category']}.{name['action']}")
         if handle is None:
             return ()
-        return [Frame(orjson.dumps(body), body["event"]) for body in handle(self, event)]
+        return [frame(body, body["event"]) for body in handle(self, event)]
 
     # --- beginnings
 

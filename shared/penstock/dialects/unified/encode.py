@@ -17,6 +17,7 @@ from typing import Final
 import orjson
 
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
 # of event ids: the same place in the same run gives the same id, whoever encodes it
@@ -57,7 +58,7 @@ class UnifiedEncoder:
             payloads = [_payload(type, event, agent)]
         else:
             payloads = []
-        return [_frame(event, index, *payload) for index, payload in enumerate(payloads)]
+        return [_framed(event, index, *payload) for index, payload in enumerate(payloads)]
 
     def _started(self, event: JsonObject, _agent: str) -> Iterator[Payload]:
         data = event["data"]
@@ -302,7 +303,7 @@ def _ended(event: JsonObject, reason: str, summary: str) -> Payload:
     return "session_ended", {"session_id": session_id, "reason": reason, "summary": summary}
 
 
-def _frame(event: JsonObject, index: int, type: str, payload: JsonObject) -> Frame:
+def _framed(event: JsonObject, index: int, type: str, payload: JsonObject) -> Frame:
     run_id = event["run_id"]
     body = {
         "event_id": str(uuid.uuid5(_NAMESPACE, f"{run_id}/{event['sequence']}/{index}")),
@@ -311,4 +312,4 @@ def _frame(event: JsonObject, index: int, type: str, payload: JsonObject) -> Fra
         "type": type,
         "payload": {"run_id": run_id, **payload},
     }
-    return Frame(orjson.dumps(body), type)
+    return frame(body, type)

@@ -1,0 +1,143 @@
+"""Every encoder over whatever may come: canonical events in any order, and very deep ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.dialects.adk.encode import AdkEncoder
+from penstock.dialects.adk.legacy import LegacyEncoder
+from penstock.dialects.agno.encode import AgnoEncoder
+from penstock.dialects.agno.output import run_output
+from penstock.dialects.base import Encoder
+from penstock.dialects.unified import UnifiedEncoder
+from penstock.events import CATALOGUE, parse, typed_data
+from support.canonical import event, recorded_runs, run
+
+ENCODERS: dict[str, Callable[[], Encoder]] = {
+    "unified": UnifiedEncoder,
+    "adk": AdkEncoder,
+    "adk streaming": lambda: AdkEncoder(streaming=True),
+    "adk legacy": LegacyEncoder,
+    "agno agent": AgnoEncoder,
+    "agno team": lambda: AgnoEncoder("team"),
+    "agno workflow": lambda: AgnoEncoder("workflow"),
+}
+
+each_encoder = pytest.mark.parametrize("make", ENCODERS.values(), ids=list(ENCODERS))
+
+# What the recordings do not have, with no more than the contract asks for.
+SPARE: dict[str, dict[str, Any]] = {
+    "lifecycle.retrying": {"retry_count": 1, "max_retries": 2, "reason": "r"},
+    "llm.tool_args": {"tool_call_id": "c", "tool": "t", "delta": "{"},
+    "llm.tool_progress": {"tool_call_id": "toolu_02_0_create_document"},
+    "dispatch.team": {"team_name": "t", "task": ""},
+    "workflow.step_progress": {"step_id": "s"},
+    "retrieval.started": {"retrieval_id": "r", "query": "q"},
+    "retrieval.result": {"documents": [{"id": "d", "content": ""}]},
+    "approval.expired": {"approval_id": "a", "reason": "late"},
+    "approval.withdrawn": {"approval_id": "a", "reason": "over"},
+    "automation.triggered": {
+        "automation": "a",
+        "workflow": "w",
+        "trigger": "t",
+        "delivery_id": "d",
+    },
+    "automation.completed": {
+        "automation": "a",
+        "workflow": "w",
+        "delivery_id": "d",
+        "result": "ok",
+        "attempts": 1,
+        "duration_s": 0.1,
+    },
+    "automation.failed": {
+        "automation": "a",
+        "workflow": "w",
+        "delivery_id": "d",
+        "result": "no",
+        "attempts": 1,
+        "duration_s": 0.1,
+    },
+    "state.messages": {"messages": []},
+    "system.error": {"message": "m", "code": "c"},
+    "system.metrics": {"cpu": 1.0},
+}
+
+_seen: dict[bytes, dict[str, Any]] = {}
+for _recorded in recorded_runs():
+    for _event in _recorded.events:
+        _seen[
+            orjson.dumps((_event["event"], sorted(_event["data"]), _event.get("subrun") is None))
+        ] = _event
+EVENTS = [*_seen.values(), *(event(type, data) for type, data in SPARE.items())]
+
+
+def test_the_events_to_choose_from_are_of_every_type_and_valid() -> None:
+    types = set()
+    for each in EVENTS:
+        parsed = parse(each)
+        typed_data(parsed.type, parsed.data)
+        types.add(parsed.type)
+    assert types == CATALOGUE.keys()
+
+
+@each_encoder
+@given(events=st.lists(st.sampled_from(EVENTS), max_size=30))
+def test_events_in_any_order_give_json_and_the_same_again(
+    make: Callable[[], Encoder], events: list[dict[str, Any]]
+) -> None:
+    one, other = make(), make()
+    for each in events:
+        frames = one.feed(each)
+        assert list(other.feed(each)) == list(frames)
+        for frame in frames:
+            assert b"\n" not in frame.data
+            assert isinstance(orjson.loads(frame.data), dict)
+
+
+@given(st.lists(st.sampled_from(EVENTS), max_size=30))
+def test_unified_messages_are_well_formed_whatever_comes(events: list[dict[str, Any]]) -> None:
+    encoder = UnifiedEncoder()
+    opened: dict[str, str] = {}
+    ended: set[str] = set()
+    for each in events:
+        for frame in encoder.feed(each):
+            body = orjson.loads(frame.data)
+            payload = body["payload"]
+            match body["type"]:
+                case "agent_message_start":
+                    assert payload["message_id"] not in opened.keys() | ended
+                    opened[payload["message_id"]] = ""
+                case "agent_message_delta":
+                    assert payload["message_id"] in opened
+                case "agent_message_end":
+                    del opened[payload["message_id"]]
+                    ended.add(payload["message_id"])
+                case "run_error" | "run_interrupted" | "session_ended":
+                    assert not opened
+
+
+@given(st.lists(st.sampled_from(EVENTS), max_size=30))
+def test_a_run_as_one_object_is_an_object_whatever_comes(events: list[dict[str, Any]]) -> None:
+    orjson.dumps(run_output(events))
+
+
+@each_encoder
+def test_what_was_as_deep_as_an_event_can_be_is_still_written(make: Callable[[], Encoder]) -> None:
+    deep: Any = 0
+    for _ in range(251):
+        deep = [deep]
+    call = {"tool": "t", "tool_call_id": "c", "args": {}}
+    result = {"tool": "t", "tool_call_id": "c", "result": deep, "outcome": "ok"}
+    events = run(("llm.tool_call", call), ("llm.tool_result", result))
+    orjson.dumps(events[-1])  # it stood on the bus
+    encoder = make()
+    written = [frame.data for each in events for frame in encoder.feed(each)]
+    assert written
+    assert all(isinstance(orjson.loads(data), dict) for data in written)
