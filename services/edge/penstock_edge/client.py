@@ -8,29 +8,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock import sse
 from penstock.bus import BusError, Stored
-from penstock.bus.direct import read
 from penstock.telemetry import DELIVERED, SLOW_CLIENTS
 from penstock_edge.cursor import Cursor
 from penstock_edge.direct import Direct, http_chunk
 from penstock_edge.items import Encoding, Item
 from penstock_edge.locate import Place
+from penstock_edge.past import Past
 
 if TYPE_CHECKING:
     from penstock_edge.hub import Hub
 
 log = logging.getLogger(__name__)
 
-REPLAY_BATCH = 100
 LAG_RETRY_S = 0.05
 UNAVAILABLE_RETRY_S = 0.5
 LAG_TRIES = 40
 
 _TAKEN_NOTHING = Cursor(0, 0)
 _EVERY_FRAME = 1_000_000_000
-
-KEEP_ALIVE = sse.comment("keep-alive")
 
 
 @dataclass(slots=True)
@@ -66,13 +62,18 @@ class Client:
             if place.truncated
             else b""
         )
+        self._live_after = place.live_after  # the last of the replay, until that was told
+        self._end_after: int | None = None
+        if self._live_after is not None and self._live_after < place.start:
+            self._preface += self._told_live()
         self._start = place.start
         self._at: int | None = None  # position in the ring; None while reading the past
         self._next = place.start  # in the stream
+        self._past: Past | None = None
         self._encoding: Encoding | None = None  # of the past
         self._replayed: Stored | None = None
         self._lags = 0
-        self._finished = False
+        self._last_given = False
         self._gone = False
         self._wake = asyncio.Event()
         self._idle = False  # at the ring's end, with nothing to write
@@ -83,17 +84,17 @@ class Client:
 
     async def take(self) -> bytes | None:
         """What is to be written next; None when the stream is over."""
-        while not (self._gone or self._finished):
+        while not (self._gone or self.finished):
             if self._preface:
                 preface, self._preface = self._preface, b""
                 return preface
             if self._beat_due:
                 self._beat_due = False
-                return KEEP_ALIVE
+                return self.hub.view.form.keep_alive
             if self._at is not None and self._at < self.hub.base:
                 self._fall_behind()
             if self._at is None:
-                if body := await self._past():
+                if body := await self._replay():
                     return body
             elif chunk := self.hub.chunk(self._at):
                 self._pass(chunk)
@@ -107,6 +108,16 @@ class Client:
                 self._idle = False
                 self._wake.clear()
         return None
+
+    @property
+    def finished(self) -> bool:
+        """True when all that it was to be given has been."""
+        return self._last_given or (self._end_after is not None and self._next > self._end_after)
+
+    def end_after(self, sequence: int) -> None:
+        """The stream ends once the message of this stream sequence, if it comes, was given."""
+        self._end_after = sequence
+        self._wake.set()
 
     def wake(self) -> int:
         """There may be something to take; returns how many items were written at once."""
@@ -123,6 +134,8 @@ class Client:
             or not chunk.body
             or chunk.items[-1].last
             or self._after is not None
+            or self._live_after is not None
+            or self._end_after is not None
             or self._wake.is_set()
             or self.direct is None
             or not self.direct.write(chunk.framed)
@@ -159,13 +172,13 @@ class Client:
 
         Slow is whose one write hangs for a whole interval, with more than this pending behind it.
         """
-        if not self.hub.view.comments:
+        if not self.hub.view.droppable:
             return
         now = asyncio.get_running_loop().time()
         if self._writing_since is not None:
             if now - self._writing_since >= period_s and self._pending_bytes > max_pending_bytes:
                 self._drop()
-        elif now - self._wrote_at >= 2 * period_s:
+        elif self.hub.view.form.keep_alive and now - self._wrote_at >= 2 * period_s:
             self._beat_due = True
             self._wake.set()
 
@@ -182,14 +195,26 @@ class Client:
 
     def _rest(self, items: tuple[Item, ...], body: bytes) -> bytes:
         """The part of these items that this client does not have."""
-        self._finished = items[-1].last
+        self._last_given = items[-1].last
         self._count(len(items))
-        if self._after is None:
+        after, live_after = self._after, self._live_after
+        if after is None and live_after is None:
             return body
-        after = self._after
-        if items[-1].sequence > after.sequence:
+        if after is not None and items[-1].sequence > after.sequence:
             self._after = None
-        return b"".join([item.after(after) for item in items])
+        pieces = []
+        for item in items:
+            if live_after is not None and item.sequence > live_after:
+                pieces.append(self._told_live())
+                live_after = None
+            pieces.append(item.body if after is None else item.after(after))
+        if live_after == items[-1].sequence:
+            pieces.append(self._told_live())
+        return b"".join(pieces)
+
+    def _told_live(self) -> bytes:
+        self._live_after = None
+        return self.hub.view.form.live_marker
 
     def _fall_behind(self) -> None:
         """The ring has moved on: what was missed is read from the stream."""
@@ -201,10 +226,10 @@ class Client:
 
     def _enter(self) -> None:
         self._at = self.hub.position(self._next)
-        self._encoding = self._replayed = None
+        self._past = self._encoding = self._replayed = None
         self._lags = 0
 
-    async def _past(self) -> bytes:
+    async def _replay(self) -> bytes:
         """A batch from the stream itself; or, where the ring is reached, nothing."""
         hub = self.hub
         if self._encoding is None:
@@ -212,16 +237,14 @@ class Client:
                 self._enter()
                 return b""
             self._encoding = hub.view.encoding()
-        followed = hub.view.followed
+        if self._past is None:
+            self._past = hub.past(self._next)
         try:
-            found, _ = await read(
-                hub.bus, followed.stream, followed.pattern, self._next, REPLAY_BATCH
-            )
+            past = await self._past.below(hub.floor)
         except BusError as error:
-            log.warning("reading %s: %s", followed.pattern, error)
+            log.warning("reading %s: %s", " ".join(hub.view.key), error)
             await asyncio.sleep(UNAVAILABLE_RETRY_S)
             return b""
-        past = [stored for stored in found if stored.sequence < hub.floor]
         if past:
             self._lags = 0
             self._replayed = past[-1]
@@ -230,6 +253,7 @@ class Client:
             return self._rest(items, b"".join([item.body for item in items]))
         if self._lags < LAG_TRIES and not hub.joins(self._replayed):
             self._lags += 1
+            self._past = None  # to be asked again
             await asyncio.sleep(LAG_RETRY_S)
             return b""
         if self._lags == LAG_TRIES:

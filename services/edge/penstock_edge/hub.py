@@ -1,4 +1,4 @@
-"""One reading and one encoding for each followed run and dialect, shared by its clients.
+"""One reading and one encoding for each view (a run in a dialect, say), shared by its clients.
 
 The hub keeps a ring of recent items. A client only has a place in it: what is pending for a
 client costs nothing, and a thousand clients at the same place are given the same bytes. Whoever
@@ -12,12 +12,14 @@ import logging
 from bisect import bisect_left
 from dataclasses import replace
 
-from penstock.bus import Bus, BusError, Stored
+from penstock.bus import Bus, BusError, Stored, subjects
+from penstock.bus.messages import SEQUENCE
 from penstock.bus.objects import unwrap
 from penstock.telemetry import CLIENTS, DELIVERED
 from penstock_edge.client import Chunk, Client
 from penstock_edge.items import Encoding, Item
 from penstock_edge.locate import Place
+from penstock_edge.past import Past
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.upstream import is_raw
 from penstock_edge.views import View
@@ -29,6 +31,9 @@ KNOWN_CHUNKS = 16  # most clients are at the ring's end
 SLICE = 100  # clients woken before the loop has its turn
 OBJECT_TRIES = 3
 OBJECT_RETRY_S = 0.5
+FOLD_TRIES = 40
+FOLD_RETRY_S = 0.05
+ITEM_BYTES = 200  # what an item costs besides its frames
 
 
 class Hub:
@@ -59,9 +64,18 @@ class Hub:
     async def start(self) -> None:
         """Begin to follow; whoever calls waits for the same beginning. Raises BusError."""
         if self._starting is None:
-            self._starting = asyncio.create_task(self._source.start())
+            self._starting = asyncio.create_task(self._begin())
             self._working = asyncio.create_task(self._work())
         await asyncio.shield(self._starting)
+
+    async def _begin(self) -> None:
+        floor = await self._source.start()
+        self.floor = max(self.floor, floor)
+
+    def past(self, start: int) -> Past:
+        """What stands in the stream from there on, for one client."""
+        source = self._source
+        return Past(self.bus, self.view.followed.stream, source.patterns, start, source.keep)
 
     async def stop(self) -> None:
         """End every client's stream where it stands; it may come back with its cursor."""
@@ -105,6 +119,8 @@ class Hub:
         try:
             if not is_raw(stored):
                 stored = replace(stored, payload=await self._whole(stored.payload))
+            if (start := encoding.lacks(stored)) is not None:
+                await self._fold(encoding, stored, start)
             return encoding.feed(stored)
         except BusError as error:
             log.warning("%s %d: %s", stored.subject, stored.sequence, error)
@@ -113,6 +129,21 @@ class Hub:
             log.warning("%s %d cannot be read: %r", stored.subject, stored.sequence, error)
             text = f"message {stored.sequence} cannot be read"
             return Item(stored.sequence, [self.view.notice("unreadable_event", text)])
+
+    async def _fold(self, encoding: Encoding, upto: Stored, start: int) -> None:
+        """What has happened in the message's run before it."""
+        run = (subjects.events_of_run(subjects.run_id_of(upto.subject)),)
+        wanted = int(upto.headers[SEQUENCE]) - 1
+        for _ in range(FOLD_TRIES):
+            past = Past(self.bus, self.view.followed.stream, lambda: run, start)
+            while found := await past.below(upto.sequence):
+                for stored in found:
+                    encoding.fold(replace(stored, payload=await self._whole(stored.payload)))
+                start = found[-1].sequence + 1
+                if int(found[-1].headers[SEQUENCE]) == wanted:
+                    return
+            await asyncio.sleep(FOLD_RETRY_S)  # a replica lags behind what was republished
+        log.warning("%s: not all of what was before %d is left", run[0], upto.sequence)
 
     async def _whole(self, payload: bytes) -> bytes:
         for _ in range(OBJECT_TRIES - 1):
@@ -142,14 +173,14 @@ class Hub:
                 await self._fan_out()
             await self._source.stop()
         except Exception:
-            log.exception("run %s (%s): not followed any more", self.view.run_id, self.view.dialect)
+            log.exception("%s: not followed any more", " ".join(self.view.key))
             self.failed = True
             self._close()
             await self._source.stop()
 
     def _append(self, item: Item) -> None:
         self._ring.append(item)
-        self._held_bytes += len(item.body)
+        self._held_bytes += len(item.body) + ITEM_BYTES
         self.delivered_bytes += len(item.body)
         item.offset = self.delivered_bytes
         self._chunks.clear()
@@ -158,7 +189,7 @@ class Hub:
     def _evict(self) -> None:
         gone = 0
         while self._held_bytes > self._ring_bytes and gone < len(self._ring) - 1:
-            self._held_bytes -= len(self._ring[gone].body)
+            self._held_bytes -= len(self._ring[gone].body) + ITEM_BYTES
             gone += 1
         if gone:
             self._evicted = self._ring[gone - 1].sequence

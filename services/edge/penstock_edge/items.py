@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import orjson
 
-from penstock import sse
 from penstock.bus import Stored
 from penstock.bus.messages import now
 from penstock.dialects.base import Encoder
@@ -40,7 +40,15 @@ class Item:
 
 
 class Encoding(Protocol):
-    """The messages of a followed run, in order, to items. Lives as long as the reading."""
+    """The messages that are followed, in order, to items. Lives as long as the reading."""
+
+    def lacks(self, stored: Stored) -> int | None:
+        """The stream sequence from which this message's run must be folded before it."""
+        return None
+
+    def fold(self, stored: Stored) -> None:
+        """A message that its readers have, or need not be given. Raises as `feed` does."""
+        return
 
     def feed(self, stored: Stored) -> Item:
         """One message. Raises ValueError, KeyError or TypeError where it cannot be read."""
@@ -51,24 +59,32 @@ class Encoding(Protocol):
         ...
 
 
+# A frame, and its cursor, as what is written to a client; nothing where it is not to be told.
+Render = Callable[[Frame, str], bytes]
+
+
+def selected(frame: Frame, id: str, *, render: Render, types: frozenset[str]) -> bytes:
+    """Only the frames of these types. The others keep their index, so that cursors are the same."""
+    return render(frame, id) if frame.event in types else b""
+
+
+def rendered(frames: Sequence[Frame], sequence: int, render: Render) -> list[bytes]:
+    """The frames of one message, each with its cursor."""
+    return [render(frame, f"{sequence}-{index}") for index, frame in enumerate(frames)]
+
+
 @dataclass(slots=True)
-class EventEncoding:
-    """Canonical events in a dialect, each frame with its cursor. `named`: with `event:` lines."""
+class EventEncoding(Encoding):
+    """Canonical events of one run in a dialect."""
 
     encoder: Encoder
-    named: bool = True
+    render: Render
 
     def feed(self, stored: Stored) -> Item:
         """Raises ValueError, KeyError or TypeError on a body that is no event."""
-        frames = [
-            sse.encode(
-                frame.data,
-                event=frame.event if self.named else None,
-                id=f"{stored.sequence}-{index}",
-            )
-            for index, frame in enumerate(self.encoder.feed(orjson.loads(stored.payload)))
-        ]
-        return Item(stored.sequence, frames, type_of(stored) in TERMINAL)
+        frames = self.encoder.feed(orjson.loads(stored.payload))
+        told = rendered(frames, stored.sequence, self.render)
+        return Item(stored.sequence, told, type_of(stored) in TERMINAL)
 
     def cut(self) -> list[bytes]:
         """Nothing: a client comes back with its cursor."""
@@ -80,8 +96,11 @@ def type_of(stored: Stored) -> str:
     return stored.subject.rpartition(".")[0]
 
 
-def notice(encoder: Encoder, run_id: str, code: str, message: str) -> Frame:
-    """A `system.warning` of the edge's own: it is not on the bus, so it has no sequence."""
+def notice(encoder: Encoder, run_id: str, code: str, message: str, session_id: str = "") -> Frame:
+    """A `system.warning` of the edge's own: it is not on the bus, so it has no sequence.
+
+    A dialect that has no warnings is given an error.
+    """
     event = {
         "run_id": run_id,
         "timestamp": now(),
@@ -90,7 +109,11 @@ def notice(encoder: Encoder, run_id: str, code: str, message: str) -> Frame:
         "event": {"category": "system", "action": "warning"},
         "data": {"message": message, "code": code},
     }
-    frame = encoder.feed(event)[0]
-    body = orjson.loads(frame.data)
-    del body["sequence"]
-    return Frame(orjson.dumps(body), frame.event)
+    if session_id:
+        event["session_id"] = session_id
+    frames = encoder.feed(event)
+    if not frames:
+        frames = encoder.feed(event | {"event": {"category": "system", "action": "error"}})
+    body = orjson.loads(frames[0].data)
+    body.pop("sequence", None)
+    return Frame(orjson.dumps(body), frames[0].event)

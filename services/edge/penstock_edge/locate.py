@@ -26,6 +26,7 @@ class Place:
     after: Cursor | None = None
     truncated: bool = False  # something that the client does not have is gone
     ended: bool = False
+    live_after: int | None = None  # the last message of the replay, where its end is to be told
 
 
 async def place_of_new(bus: Bus, over_raw: bool) -> Place:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Protocol
 
 from penstock.bus import Bus, Stored, subjects
 from penstock.bus.fence import tail
-from penstock.bus.follow import Follow, events, raw
+from penstock.bus.follow import Follow, Followed, events, raw
 from penstock.bus.streams import RAW
 from penstock.events.catalogue import TERMINAL
 from penstock_edge.items import type_of
@@ -20,15 +20,49 @@ Deliver = Callable[[list[Stored]], None]
 
 
 class Source(Protocol):
-    """Delivers a run's messages in order, each once, until it is stopped."""
+    """Delivers messages in order, each once, until it is stopped."""
 
-    async def start(self) -> None:
-        """Begin to deliver. Raises BusError when it cannot."""
+    async def start(self) -> int:
+        """Begin to deliver; returns the stream sequence from which on. Raises BusError."""
+        ...
+
+    def patterns(self) -> Collection[str]:
+        """The stored subjects of what it delivers; once it has started, their past too."""
+        ...
+
+    async def keep(self, stored: Stored) -> bool:
+        """Whether a message of the past, under these patterns, is one that it would deliver."""
         ...
 
     async def stop(self) -> None:
         """Deliver nothing more."""
         ...
+
+
+class EventsOfRun:
+    """A run's canonical events."""
+
+    def __init__(self, bus: Bus, followed: Followed, start: int, deliver: Deliver) -> None:
+        self._start = start
+        self._patterns = (followed.pattern,)
+        self._follow = Follow(bus, followed, start, deliver)
+
+    async def start(self) -> int:
+        """Begin to deliver. Raises BusError when it cannot."""
+        await self._follow.start()
+        return self._start
+
+    def patterns(self) -> Collection[str]:
+        """The run."""
+        return self._patterns
+
+    async def keep(self, stored: Stored) -> bool:
+        """All of it."""
+        return True
+
+    async def stop(self) -> None:
+        """Deliver nothing more."""
+        await self._follow.stop()
 
 
 class FramesUntilEnd:
@@ -44,16 +78,26 @@ class FramesUntilEnd:
         self._bus = bus
         self._run_id = run_id
         self._deliver = deliver
+        self._start = raw_start
         self._at = raw_start - 1
         self._terminal: Stored | None = None
         self._frames = Follow(bus, raw(run_id, UPSTREAM), raw_start, self._on_frames)
         self._events = Follow(bus, events(run_id), events_start, self._on_events)
         self._ending: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    async def start(self) -> int:
         """Begin to deliver. Raises BusError when it cannot."""
         await self._frames.start()
         await self._events.start()
+        return self._start
+
+    def patterns(self) -> Collection[str]:
+        """The run's source frames."""
+        return (subjects.raw_stored(self._run_id, UPSTREAM),)
+
+    async def keep(self, stored: Stored) -> bool:
+        """All of it."""
+        return True
 
     async def stop(self) -> None:
         """Deliver nothing more."""

@@ -79,7 +79,8 @@ class EventStream:
         self._client.leave()
 
     def _head(self, status: int) -> Message:
-        headers = [(b"penstock-run-id", self._client.hub.view.run_id.encode())]
+        run_id = self._client.hub.view.run_id
+        headers = [(b"penstock-run-id", run_id.encode())] if run_id else []
         if status == 200:
             headers += [
                 (b"content-type", b"text/event-stream"),

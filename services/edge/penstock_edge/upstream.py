@@ -12,7 +12,7 @@ import orjson
 from penstock import sse
 from penstock.bus import Stored
 from penstock.bus.messages import RawFrame, now, raw_frame
-from penstock_edge.items import Item, type_of
+from penstock_edge.items import Encoding, Item, type_of
 
 # ADK up to 1.22 does not escape the text, so that the frame is no JSON: its beginning tells.
 _UPSTREAM_ERROR = re.compile(rb'\s*\{\s*"error"\s*:')
@@ -27,7 +27,7 @@ def is_raw(stored: Stored) -> bool:
 
 
 @dataclass(slots=True)
-class RawEncoding:
+class RawEncoding(Encoding):
     """Every leg's frames again, with `id: <RAW sequence>-<n>`; what cut a leg is a comment.
 
     A frame may span messages, so the reading begins where the run does.
@@ -73,7 +73,7 @@ def _name(frame: sse.Frame) -> str | None:
 
 
 @dataclass(slots=True)
-class LegEncoding:
+class LegEncoding(Encoding):
     """One leg's body as it came, byte for byte; then at most one error frame of ours.
 
     adk-streaming.md: nothing is added, no ids and no comments. What cut the leg is said in the

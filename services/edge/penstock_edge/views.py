@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from penstock import sse
 from penstock.bus import Bus
-from penstock.bus.follow import Follow, Followed, events, raw
+from penstock.bus.follow import Followed, events, raw
 from penstock.dialects.base import Encoder
 from penstock.dialects.canonical import CanonicalEncoder
 from penstock.dialects.executions import ExecutionsEncoder
-from penstock_edge.items import Encoding, EventEncoding, notice
-from penstock_edge.sources import UPSTREAM, Deliver, FramesUntilEnd, Source
+from penstock.dialects.unified import UnifiedEncoder
+from penstock_edge.forms import Form, Sse
+from penstock_edge.items import Encoding, EventEncoding, Render, notice, selected
+from penstock_edge.sources import UPSTREAM, Deliver, EventsOfRun, FramesUntilEnd, Source
 from penstock_edge.upstream import LegEncoding, RawEncoding
 
 ENCODERS: Final[Mapping[str, Callable[[], Encoder]]] = {
     "canonical": CanonicalEncoder,
     "executions": ExecutionsEncoder,
+    "unified": UnifiedEncoder,
 }
+# What their frames say depends on what came before in the run.
+STATEFUL: Final = frozenset({"unified"})
+# Dialects whose events have a category and a type of their own, by which a client may choose.
+TYPED: Final = frozenset({"unified"})
 RAW_DIALECT: Final = "raw"
 DIALECTS: Final = (*ENCODERS, RAW_DIALECT)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A run as its clients see it. Views of the same `key` share one reading and encoding."""
+    """A run, or many, as clients see them. Views of the same `key` share reading and encoding.
+
+    `run_id` is empty where there are many, and `sources` then says what is read.
+    """
 
     key: tuple[str, ...]
     run_id: str
@@ -37,17 +47,23 @@ class View:
     notice: Callable[[str, str], bytes]  # code and message; without an id
     over_raw: bool = False
     stateful: bool = False  # must be read from the run's start, whatever the cursor
-    comments: bool = True  # keep-alives may be sent, and last words to whoever is dropped
+    form: Form = field(default_factory=Sse)
+    droppable: bool = True  # clients can be told, and can come back
+    sources: Callable[[Deliver], Source] | None = None
 
     def source(self, bus: Bus, start: int, events_start: int, deliver: Deliver) -> Source:
         """What delivers the messages, from these stream sequences on."""
+        if self.sources is not None:
+            return self.sources(deliver)
         if self.over_raw:
             return FramesUntilEnd(bus, self.run_id, start, events_start, deliver)
-        return Follow(bus, self.followed, start, deliver)
+        return EventsOfRun(bus, self.followed, start, deliver)
 
 
-def view(run_id: str, dialect: str, named: bool = True) -> View:
-    """A whole run in one of `DIALECTS`."""
+def view(
+    run_id: str, dialect: str, named: bool = True, types: frozenset[str] | None = None
+) -> View:
+    """A whole run in one of `DIALECTS`. `types`: only these, where the dialect has types."""
     if dialect == RAW_DIALECT:
         return View(
             (run_id, dialect),
@@ -61,19 +77,23 @@ def view(run_id: str, dialect: str, named: bool = True) -> View:
             stateful=True,
         )
     encoder = ENCODERS[dialect]
-
-    def told(code: str, message: str) -> bytes:
-        frame = notice(encoder(), run_id, code, message)
-        return sse.encode(frame.data, event=frame.event if named else None)
-
+    form = Sse(named)
+    render = rendering(form, types)
     return View(
-        (run_id, dialect, str(named)),
+        (run_id, dialect, form.key, *sorted(types or ())),
         run_id,
         dialect,
         events(run_id),
-        lambda: EventEncoding(encoder(), named),
-        told,
+        lambda: EventEncoding(encoder(), render),
+        lambda code, message: form.notice(notice(encoder(), run_id, code, message)),
+        stateful=dialect in STATEFUL,
+        form=form,
     )
+
+
+def rendering(form: Form, types: frozenset[str] | None) -> Render:
+    """A dialect's frames in that form; of some types only, where they are given."""
+    return form.event if types is None else partial(selected, render=form.event, types=types)
 
 
 def leg_view(run_id: str, leg: int, timeout_s: float) -> View:
@@ -87,5 +107,5 @@ def leg_view(run_id: str, leg: int, timeout_s: float) -> View:
         lambda code, message: b"",
         over_raw=True,
         stateful=True,
-        comments=False,
+        droppable=False,
     )

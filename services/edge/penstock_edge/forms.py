@@ -1,0 +1,106 @@
+"""How what a client is told looks on the wire: frames of SSE, or messages of a WebSocket. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import orjson
+
+from penstock import sse
+from penstock.sse import Frame
+
+LIVE: Final = b'{"marker":"live"}'
+LIVE_EVENT: Final = "penstock.live"
+MESSAGE_END: Final = b"\n"  # JSON has none inside: the messages of one write are split there
+
+
+class Form(Protocol):
+    """The bytes of one kind of stream. `key` tells it from the others."""
+
+    @property
+    def key(self) -> str:
+        """Among the keys of a view."""
+        ...
+
+    @property
+    def keep_alive(self) -> bytes:
+        """What is written in silence; nothing where the protocol has its own."""
+        ...
+
+    @property
+    def live_marker(self) -> bytes:
+        """That the replay is over, and what follows is live."""
+        ...
+
+    def event(self, frame: Frame, id: str) -> bytes:
+        """A frame with its cursor."""
+        ...
+
+    def notice(self, frame: Frame) -> bytes:
+        """A frame of the edge's own, which has no cursor."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sse:
+    """`text/event-stream`. `named`: with `event:` lines."""
+
+    named: bool = True
+    keep_alive: bytes = sse.comment("keep-alive")
+
+    @property
+    def key(self) -> str:
+        """Among the keys of a view."""
+        return f"named={self.named}"
+
+    @property
+    def live_marker(self) -> bytes:
+        """Without an id, so that an EventSource keeps the last one."""
+        return self.notice(Frame(LIVE, LIVE_EVENT))
+
+    def event(self, frame: Frame, id: str) -> bytes:
+        """`id`, `event`, `data`."""
+        return sse.encode(frame.data, event=frame.event if self.named else None, id=id)
+
+    def notice(self, frame: Frame) -> bytes:
+        """`event`, `data`."""
+        return sse.encode(frame.data, event=frame.event if self.named else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """One WebSocket message a frame. `cursors`: each is followed by one with its cursor."""
+
+    cursors: bool = False
+    keep_alive: bytes = b""
+    live_marker: bytes = LIVE + MESSAGE_END
+
+    @property
+    def key(self) -> str:
+        """Among the keys of a view."""
+        return f"messages, cursors={self.cursors}"
+
+    def event(self, frame: Frame, id: str) -> bytes:
+        """The frame's data and nothing else; then, as a message of its own, `{"cursor": …}`."""
+        message = _message(frame)
+        if self.cursors:
+            message += orjson.dumps({"cursor": id}) + MESSAGE_END
+        return message
+
+    def notice(self, frame: Frame) -> bytes:
+        """The frame's data."""
+        return _message(frame)
+
+
+def split(body: bytes) -> Sequence[str]:
+    """The messages of one write."""
+    return body.decode().split("\n")[:-1]
+
+
+def _message(frame: Frame) -> bytes:
+    data = frame.data
+    if MESSAGE_END in data:
+        data = orjson.dumps(orjson.loads(data))
+    return data + MESSAGE_END
