@@ -18,8 +18,9 @@ import orjson
 import pytest
 import uuid_utils
 
-from penstock.bus import Bus, BusSettings, streams, subjects
-from penstock.bus.fence import RawWriter
+from penstock.bus import Bus, BusSettings, Message, Stored, streams, subjects
+from penstock.bus.fence import RawWriter, append
+from penstock.bus.pull import Reader
 from support.cpu import cpu_s
 from support.nats import NatsServer
 from support.raw import agno
@@ -155,10 +156,6 @@ async def test_cpu_per_frame_paced(fresh_nats: NatsServer, tmp_path: Path, rate:
 
 async def floor_us(bus: Bus, frames: int) -> float:
     """CPU of reading as many messages and publishing each with a fence, in this process."""
-    from penstock.bus import Message, Stored
-    from penstock.bus.fence import append
-    from penstock.bus.pull import Reader
-
     last: dict[str, int] = {}
     tasks: dict[str, asyncio.Task[None]] = {}
     queues: dict[str, asyncio.Queue[bytes]] = {}

@@ -15,7 +15,17 @@ import orjson
 import pytest
 import uuid_utils
 
-from penstock.bus import Bus, BusSettings, Message, Stored, direct, messages, streams, subjects
+from penstock.bus import (
+    Bus,
+    BusSettings,
+    Message,
+    Stored,
+    direct,
+    messages,
+    objects,
+    streams,
+    subjects,
+)
 from penstock.bus.fence import RawWriter
 from penstock.bus.records import RunRecord
 from penstock.service import Context, pod_name
@@ -153,8 +163,6 @@ async def test_a_large_backlog_of_one_run_goes_out_in_batches(nats_server: NatsS
 
 
 async def test_an_event_over_the_payload_limit_goes_by_reference(nats_server: NatsServer) -> None:
-    from penstock.bus import objects
-
     large = "x" * (700 * 1024)
     async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
         run = Run(bus)
