@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final
 
 from penstock.dialects.agno import forms
+from penstock.dialects.agno.address import Address, epoch_s
+from penstock.dialects.agno.encode_steps import STEP_FRAMES
 from penstock.dialects.agno.values import obj, objects, text
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.state import patched
@@ -48,26 +49,6 @@ UNTOLD: Final[Mapping[str, str]] = {
     "system.warning": "no event of the document",
     "system.error": "RunError would end the run",
     "system.metrics": "no event of the document",
-}
-
-# A workflow names what an agent and a team (with a prefix) call by these names.
-_WORKFLOW_NAMES: Final = {
-    "RunStarted": "WorkflowStarted",
-    "RunContinued": "StepContinued",
-    "RunPaused": "WorkflowPaused",
-    "RunCompleted": "WorkflowCompleted",
-    "RunError": "WorkflowError",
-    "RunCancelled": "WorkflowCancelled",
-}
-
-# The events of a step by its kind; all other kinds are plain steps.
-_STEP_NAMES: Final = {
-    "steps": "StepsExecution",
-    "loop": "LoopExecution",
-    "iteration": "LoopIteration",
-    "parallel": "ParallelExecution",
-    "condition": "ConditionExecution",
-    "router": "RouterExecution",
 }
 
 
@@ -107,7 +88,7 @@ class AgnoEncoder:
     name: str = ""
     model: str = ""
     model_provider: str = ""
-    _id: str = ""  # the agent's
+    _address: Address = field(init=False)
     _started_s: float = 0
     _first_text_s: float | None = None
     _spoke: bool = False  # the outer run, in any response
@@ -116,8 +97,10 @@ class AgnoEncoder:
     _streamed: set[str] = field(default_factory=set)  # open messages that were said in pieces
     _calls: dict[str, _Call] = field(default_factory=dict)
     _items: list[JsonObject] = field(default_factory=list)  # of the open request
-    _steps: dict[str, tuple[int, JsonObject]] = field(default_factory=dict)
     _state: Json = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._address = Address(self.kind, self.name)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """The frames of one canonical event, given as its envelope."""
@@ -130,12 +113,14 @@ class AgnoEncoder:
     # --- beginnings
 
     def _started(self, event: JsonObject) -> Iterator[JsonObject]:
-        self._id = event["data"].get("agent", "")
-        self._started_s = _epoch_s(event)
-        yield self._told(event, "RunStarted", model=self.model, model_provider=self.model_provider)
+        self._address.agent_id = event["data"].get("agent", "")
+        self._started_s = epoch_s(event)
+        yield self._address.frame(
+            event, "RunStarted", model=self.model, model_provider=self.model_provider
+        )
 
     def _resumed(self, event: JsonObject) -> Iterator[JsonObject]:
-        yield self._told(event, "RunContinued")
+        yield self._address.frame(event, "RunContinued")
 
     def _dispatched(self, event: JsonObject) -> Iterator[JsonObject]:
         """An inner run starts, so the call that starts it runs.
@@ -148,7 +133,7 @@ class AgnoEncoder:
         subrun = {"id": data["subrun_id"], "parent_id": parent, "name": name}
         source = {"agent_id": name, "agent_name": name, "agent_type": "worker"}
         inner = {**event, "source": source, "subrun": subrun}
-        yield self._told(inner, "RunStarted", model="", model_provider="")
+        yield self._address.frame(inner, "RunStarted", model="", model_provider="")
 
     # --- text and thoughts
 
@@ -176,20 +161,20 @@ class AgnoEncoder:
             if not event.get("subrun"):
                 self._thoughts.append(thought)
             said = {"content_type": "str", "reasoning_content": thought, "workflow_agent": False}
-            yield self._told(event, "RunContent", **said)
+            yield self._address.frame(event, "RunContent", **said)
 
     def _said(self, event: JsonObject, content: Json, content_type: Json = None) -> JsonObject:
         voice = self._voice(event)
         voice.spoke = voice.in_turn = True
         self._spoke = self._spoke or not event.get("subrun")
         if self._first_text_s is None:
-            self._first_text_s = _epoch_s(event)
+            self._first_text_s = epoch_s(event)
         return self._content(event, content, content_type)
 
     def _content(
         self, event: JsonObject, content: Json, content_type: Json = None, **fields: Json
     ) -> JsonObject:
-        return self._told(
+        return self._address.frame(
             event,
             "RunContent",
             content=content,
@@ -204,7 +189,7 @@ class AgnoEncoder:
         voice = self._voice(event)
         if voice.spoke:
             yield self._content(event, "", citations=voice.citations)
-        yield self._told(event, "RunContentCompleted")
+        yield self._address.frame(event, "RunContentCompleted")
         voice.spoke = voice.in_turn = False
 
     def _voice(self, event: JsonObject) -> _Voice:
@@ -232,9 +217,9 @@ class AgnoEncoder:
 
     def _run(self, call: _Call, event: JsonObject) -> Iterator[JsonObject]:
         if call.started_s is None:
-            call.started_s = _epoch_s(event)
+            call.started_s = epoch_s(event)
             at = {**call.event, "timestamp": event["timestamp"]}
-            yield self._told(at, "ToolCallStarted", tool=dict(call.tool))
+            yield self._address.frame(at, "ToolCallStarted", tool=dict(call.tool))
 
     def _tool_result(self, event: JsonObject) -> Iterator[JsonObject]:
         data = event["data"]
@@ -252,7 +237,7 @@ class AgnoEncoder:
         result = data.get("error") if failed else data.get("result")
         duration_s = data.get("duration_s")
         if duration_s is None:
-            duration_s = round(_epoch_s(event) - (call.started_s or 0), 6)
+            duration_s = round(epoch_s(event) - (call.started_s or 0), 6)
         tool = {
             **call.tool,
             "result": forms.result_text(result),
@@ -260,7 +245,7 @@ class AgnoEncoder:
             "metrics": {"duration": duration_s},
         }
         words = forms.completed_words(tool, duration_s)
-        yield self._told(event, "ToolCallCompleted", content=words, tool=tool)
+        yield self._address.frame(event, "ToolCallCompleted", content=words, tool=tool)
 
     def _show_calls(self, event: JsonObject) -> Iterator[JsonObject]:
         """Calls that run and have no result yet were not all shown."""
@@ -300,60 +285,16 @@ class AgnoEncoder:
         at = event["timestamp"]
         if self.kind == "workflow":
             asked = [forms.step_requirement(item, tool, at) for item, tool in waiting]
-            yield self._told(event, "RunPaused", status="PAUSED", step_requirements=asked)
+            yield self._address.frame(event, "RunPaused", status="PAUSED", step_requirements=asked)
             return
         own = [tool for item, tool in waiting if self.kind == "agent" or not item.get("subrun")]
         asked = [forms.requirement(item, tool, at) for item, tool in waiting]
-        yield self._told(event, "RunPaused", content=words, tools=own, requirements=asked)
+        yield self._address.frame(event, "RunPaused", content=words, tools=own, requirements=asked)
 
-    # --- steps, for workflows alone
-
-    def _step_started(self, event: JsonObject) -> Iterator[JsonObject]:
-        if self.kind != "workflow":
-            return
-        data = event["data"]
-        self._steps.setdefault(data["step_id"], (len(self._steps), data))
-        name = _STEP_NAMES.get(data.get("kind", ""), "Step")
-        extra = {"condition_result": data["branch"] == "if"} if name.startswith("Cond") else {}
-        yield self._of_step(event, f"{name}Started", **extra)
-
-    def _step_completed(self, event: JsonObject) -> Iterator[JsonObject]:
-        output = event["data"].get("output")
-        response = {"content": output, "success": True}
-        yield from self._step_ended(event, "Completed", content=output, step_response=response)
-
-    def _step_failed(self, event: JsonObject) -> Iterator[JsonObject]:
+    def _step(self, event: JsonObject) -> Iterator[JsonObject]:
+        """Steps are a workflow's alone."""
         if self.kind == "workflow":
-            words = obj(event["data"].get("error")).get("message", "")
-            yield self._of_step(event, "StepError", error=words)
-
-    def _step_progress(self, event: JsonObject) -> Iterator[JsonObject]:
-        if self.kind == "workflow":
-            yield self._of_step(event, "StepProgress", content=event["data"].get("message"))
-
-    def _step_ended(self, event: JsonObject, end: str, **fields: Json) -> Iterator[JsonObject]:
-        if self.kind == "workflow":
-            _, begun = self._steps.get(event["data"]["step_id"], (0, {}))
-            name = _STEP_NAMES.get(begun.get("kind", ""), "Step")
-            yield self._of_step(event, f"{name}{end}", **fields)
-
-    def _of_step(self, event: JsonObject, name: str, **fields: Json) -> JsonObject:
-        """A turn of a loop is told under the loop's id, with its number."""
-        step_id = event["data"]["step_id"]
-        index, begun = self._steps.get(step_id, (0, {}))
-        turn = begun.get("kind") == "iteration"
-        where = {
-            "step_id": begun.get("parent_step_id", step_id) if turn else step_id,
-            "step_name": begun.get("description", step_id),
-            "step_index": index,
-        }
-        if turn:
-            where["iteration"] = begun.get("iteration", 1)
-        elif begun.get("parent_step_id"):
-            where["parent_step_id"] = begun["parent_step_id"].removesuffix(
-                f"/{begun.get('iteration')}"
-            )
-        return self._told({**event, "subrun": None, "step_id": None}, name, **where, **fields)
+            yield STEP_FRAMES[event["event"]["action"]](self._address, event)
 
     # --- ends
 
@@ -365,12 +306,12 @@ class AgnoEncoder:
             yield from self._end_content(inner)
         match data.get("status"):
             case "failed":
-                yield self._told(inner, "RunError", content=data.get("error") or "")
+                yield self._address.frame(inner, "RunError", content=data.get("error") or "")
             case "cancelled":
-                yield self._told(inner, "RunCancelled", reason=_stopped(data["subrun_id"]))
+                yield self._address.frame(inner, "RunCancelled", reason=_stopped(data["subrun_id"]))
             case _:
                 result = data.get("result")
-                yield self._told(
+                yield self._address.frame(
                     inner, "RunCompleted", content=result, content_type=_type_of(result)
                 )
 
@@ -386,11 +327,11 @@ class AgnoEncoder:
                 yield self._said(event, content, data.get("content_type"))
             yield from self._end_content(event)
         first_token_s = self._first_text_s and round(self._first_text_s - self._started_s, 6)
-        duration_s = round(_epoch_s(event) - self._started_s, 6)
+        duration_s = round(epoch_s(event) - self._started_s, 6)
         thoughts = {"reasoning_content": "".join(self._thoughts)} if self._thoughts else {}
         # Agno's own client reads no workflow's metrics without its steps'
         steps: JsonObject = {"steps": {}} if self.kind == "workflow" else {}
-        yield self._told(
+        yield self._address.frame(
             event,
             "RunCompleted",
             content=content,
@@ -407,11 +348,11 @@ class AgnoEncoder:
         words = data.get("error", "")
         error = {"error": words} if self.kind == "workflow" else {}
         kind = data.get("error_type") or data.get("code")
-        yield self._told(event, "RunError", content=words, error_type=kind, **error)
+        yield self._address.frame(event, "RunError", content=words, error_type=kind, **error)
 
     def _cancelled(self, event: JsonObject) -> Iterator[JsonObject]:
         yield from self._close(event)
-        yield self._told(event, "RunCancelled", reason=_stopped(event["run_id"]))
+        yield self._address.frame(event, "RunCancelled", reason=_stopped(event["run_id"]))
 
     def _close(self, event: JsonObject) -> Iterator[JsonObject]:
         yield from self._show_calls(event)
@@ -426,41 +367,6 @@ class AgnoEncoder:
     def _state_changed(self, event: JsonObject) -> Iterator[JsonObject]:
         self._state = patched(self._state, event["data"].get("delta") or ())
         yield from ()
-
-    # --- frames
-
-    def _told(self, event: JsonObject, name: str, **fields: Json) -> JsonObject:
-        inner = bool(event.get("subrun"))
-        return {
-            "event": name if inner else self._name(name),
-            **self._who(event),
-            "session_id": event.get("session_id", ""),
-            "created_at": int(_epoch_s(event)),
-            **fields,
-        }
-
-    def _name(self, name: str) -> str:
-        if self.kind == "workflow":
-            return _WORKFLOW_NAMES.get(name, name)
-        return f"Team{name}" if self.kind == "team" else name
-
-    def _who(self, event: JsonObject) -> JsonObject:
-        source, subrun = event.get("source"), event.get("subrun")
-        run_id = event["run_id"]
-        outer = {f"{self.kind}_id": self._id, f"{self.kind}_name": self.name or self._id}
-        if not source or (source["agent_type"] != "worker" and not subrun):
-            return {**outer, "run_id": run_id}
-        agent = {"agent_id": source["agent_id"], "agent_name": source["agent_name"]}
-        if not subrun:  # another agent speaks in the same run
-            return {**outer, **agent, "run_id": run_id}
-        who = {**agent, "run_id": subrun["id"]}
-        if self.kind != "workflow" or subrun.get("parent_id"):
-            return {**who, "parent_run_id": subrun.get("parent_id") or run_id}
-        step_id = event.get("step_id")
-        index, begun = self._steps.get(step_id or "", (0, {}))
-        step = {"step_id": step_id, "step_name": begun.get("description"), "step_index": index}
-        within = {"workflow_id": self._id, "workflow_run_id": run_id}
-        return {**who, **within, **(step if step_id else {})}
 
 
 Handler = Callable[[AgnoEncoder, JsonObject], Iterator[JsonObject]]
@@ -480,10 +386,10 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "llm.tool_result": AgnoEncoder._tool_result,
     "dispatch.worker": AgnoEncoder._dispatched,
     "dispatch.finished": AgnoEncoder._finished,
-    "workflow.step_started": AgnoEncoder._step_started,
-    "workflow.step_progress": AgnoEncoder._step_progress,
-    "workflow.step_completed": AgnoEncoder._step_completed,
-    "workflow.step_failed": AgnoEncoder._step_failed,
+    "workflow.step_started": AgnoEncoder._step,
+    "workflow.step_progress": AgnoEncoder._step,
+    "workflow.step_completed": AgnoEncoder._step,
+    "workflow.step_failed": AgnoEncoder._step,
     "approval.requested": AgnoEncoder._requested,
     "approval.decided": AgnoEncoder._decided,
     "state.snapshot": AgnoEncoder._state_set,
@@ -498,7 +404,3 @@ def _type_of(content: Json) -> str:
 
 def _stopped(run_id: str) -> str:
     return f"Run {run_id} was cancelled"
-
-
-def _epoch_s(event: JsonObject) -> float:
-    return datetime.fromisoformat(event["timestamp"]).timestamp()

@@ -1,0 +1,79 @@
+"""Whose frame it is: names and ids of agents, teams and workflows, and of the runs inside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from penstock.dialects.base import Json, JsonObject
+
+# A workflow names what an agent and a team (with a prefix) call by these names.
+_WORKFLOW_NAMES: Final = {
+    "RunStarted": "WorkflowStarted",
+    "RunContinued": "StepContinued",
+    "RunPaused": "WorkflowPaused",
+    "RunCompleted": "WorkflowCompleted",
+    "RunError": "WorkflowError",
+    "RunCancelled": "WorkflowCancelled",
+}
+
+
+@dataclass(slots=True)
+class Step:
+    """A workflow's step that was begun: its place among them, and the data of its beginning."""
+
+    index: int
+    data: JsonObject
+
+
+@dataclass(slots=True)
+class Address:
+    """What every frame of a run says of its sender. `kind` is agent, team or workflow."""
+
+    kind: str
+    name: str
+    agent_id: str = ""
+    steps: dict[str, Step] = field(default_factory=dict)  # by the canonical step id
+
+    def frame(self, event: JsonObject, name: str, **fields: Json) -> JsonObject:
+        """The body of a frame; `name` is the agent's name for it."""
+        return {
+            "event": name if event.get("subrun") else self._name(name),
+            **self._sender(event),
+            "session_id": event.get("session_id", ""),
+            "created_at": int(epoch_s(event)),
+            **fields,
+        }
+
+    def _name(self, name: str) -> str:
+        if self.kind == "workflow":
+            return _WORKFLOW_NAMES.get(name, name)
+        return f"Team{name}" if self.kind == "team" else name
+
+    def _sender(self, event: JsonObject) -> JsonObject:
+        source, subrun = event.get("source"), event.get("subrun")
+        run_id = event["run_id"]
+        outer = {f"{self.kind}_id": self.agent_id, f"{self.kind}_name": self.name or self.agent_id}
+        if not source or (source["agent_type"] != "worker" and not subrun):
+            return {**outer, "run_id": run_id}
+        agent = {"agent_id": source["agent_id"], "agent_name": source["agent_name"]}
+        if not subrun:  # another agent speaks in the same run
+            return {**outer, **agent, "run_id": run_id}
+        inner = {**agent, "run_id": subrun["id"]}
+        if self.kind != "workflow" or subrun.get("parent_id"):
+            return {**inner, "parent_run_id": subrun.get("parent_id") or run_id}
+        within = {"workflow_id": self.agent_id, "workflow_run_id": run_id}
+        return {**inner, **within, **self._step(event.get("step_id"))}
+
+    def _step(self, step_id: Json) -> JsonObject:
+        step = self.steps.get(step_id) if step_id else None
+        if step is None:
+            return {"step_id": step_id} if step_id else {}
+        name = step.data.get("description")
+        return {"step_id": step_id, "step_name": name, "step_index": step.index}
+
+
+def epoch_s(event: JsonObject) -> float:
+    """An event's time in seconds since 1970."""
+    return datetime.fromisoformat(event["timestamp"]).timestamp()
