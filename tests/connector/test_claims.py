@@ -18,11 +18,11 @@ from penstock_normalizer.service import NormalizerService
 from support.connectors import DEAD, FAST, claimed_by_the_dead, connector_process
 from support.misbehaving import Answer, Misbehaving, agents, plays, stalls
 from support.nats import NatsServer
-from support.pipeline import PIPELINE, Pipeline, pipeline, types
+from support.pipeline import PIPELINE, Pipeline, Services, pipeline, types
 from support.raw import agno, agno_text
 from support.waiting import eventually
 
-TWO = (*PIPELINE, ConnectorService)
+TWO: Services = (*PIPELINE, ConnectorService)
 WITHOUT_CONNECTOR = (NormalizerService,)
 STARTED = agno("RunStarted")
 

@@ -10,10 +10,10 @@ from penstock_connector.service import ConnectorService
 from support.connectors import DEAD
 from support.misbehaving import Answer, Misbehaving, agents, plays
 from support.nats import NatsServer
-from support.pipeline import PIPELINE, Pipeline, pipeline
+from support.pipeline import PIPELINE, Pipeline, Services, pipeline
 from support.raw import agno, agno_approved, agno_pause, agno_text
 
-TWO = (*PIPELINE, ConnectorService)
+TWO: Services = (*PIPELINE, ConnectorService)
 
 
 class Turns:

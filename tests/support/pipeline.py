@@ -51,7 +51,8 @@ from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.waiting import eventually
 
-PIPELINE: tuple[type[Service], ...] = (NormalizerService, ApprovalsService, ConnectorService)
+Services = tuple[type[Service], ...]
+PIPELINE: Services = (NormalizerService, ApprovalsService, ConnectorService)
 TERMINAL = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"})
 
 
@@ -162,6 +163,20 @@ class Pipeline:
         """The core request that carries a decision."""
         answer = await self.bus.request(subjects.decide(approval_id), request.dump(), 5)
         return DecideReply.model_validate_json(answer.data)
+
+    async def continue_command(self, approval_id: str) -> ContinueCommand:
+        """The command that a decision brought, to be delivered once more."""
+        approval = await self.approval(approval_id)
+        assert approval.decision is not None
+        return ContinueCommand(
+            run_id=approval.run_id,
+            agent=approval.agent,
+            session_id=approval.session_id,
+            user_id=approval.user_id,
+            leg=approval.leg + 1,
+            approval_id=approval_id,
+            items=approval.decision.items,
+        )
 
     async def approval(self, approval_id: str) -> ApprovalRecord:
         """The request as the approvals service keeps it, once it does."""

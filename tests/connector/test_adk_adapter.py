@@ -1,0 +1,225 @@
+"""Requests to ADK: the session read first, the client's body verbatim, answers as recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
+from penstock.dialects.adk.decode import AdkDecoder
+from penstock.dialects.base import AgentFacts, Pause
+from penstock.settings import AgentConfig
+from penstock.sse import Parser
+from penstock_connector.upstreams.adk import AdkUpstream
+from penstock_connector.upstreams.base import Call, Refused
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "adk"
+SESSION = "/apps/demo/users/u1/sessions/s-1"
+
+
+class Server:
+    """Answers by method and path; notes what it was asked."""
+
+    def __init__(self, answers: dict[str, httpx.Response]) -> None:
+        self.answers = answers
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        return self.answers[f"{request.method} {request.url.raw_path.decode()}"]
+
+    @property
+    def asked(self) -> list[str]:
+        return [f"{request.method} {request.url.raw_path.decode()}" for request in self.requests]
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.MockTransport(self))
+
+
+def agent(**fields: Any) -> AgentConfig:
+    given = {"id": "a", "protocol": "adk", "url": "http://adk:8080", "agent": "demo"}
+    return AgentConfig.model_validate(given | fields)
+
+
+def start_command(**fields: Any) -> StartCommand:
+    given = {
+        "run_id": "run-1",
+        "agent": "a",
+        "session_id": "s-1",
+        "user_id": "u1",
+        "message": "hello",
+        "created_at": "2026-11-20T10:00:00.000Z",
+    }
+    return StartCommand.model_validate(given | fields)
+
+
+def exists() -> Server:
+    return Server({f"GET {SESSION}": httpx.Response(200, json={})})
+
+
+async def test_a_session_that_exists_is_only_read() -> None:
+    server = exists()
+    await AdkUpstream().start(server.client, agent(), start_command())
+    assert server.asked == [f"GET {SESSION}"]
+
+
+@pytest.mark.parametrize("status", [200, 409, 400], ids=["made", "by another", "by another, 1.16"])
+async def test_a_session_is_created_when_it_is_missing(status: int) -> None:
+    server = Server(
+        {
+            f"GET {SESSION}": httpx.Response(404, json={"detail": "Session not found"}),
+            f"POST {SESSION}": httpx.Response(status, json={}),
+        }
+    )
+    await AdkUpstream().start(server.client, agent(), start_command())
+    assert server.asked == [f"GET {SESSION}", f"POST {SESSION}"]
+    # the body of this call is the state: an empty one
+    assert orjson.loads(server.requests[1].content) == {}
+
+
+@pytest.mark.parametrize("refused", ["GET", "POST"])
+async def test_a_server_that_refuses_the_session_is_quoted(refused: str) -> None:
+    server = Server(
+        {
+            f"GET {SESSION}": httpx.Response(500 if refused == "GET" else 404, text="broken"),
+            f"POST {SESSION}": httpx.Response(503, text="broken"),
+        }
+    )
+    with pytest.raises(Refused, match="broken"):
+        await AdkUpstream().start(server.client, agent(), start_command())
+
+
+async def test_a_message_becomes_a_streaming_request() -> None:
+    given = {"stateDelta": {"k": 1}, "userId": "mallory", "streaming": False}
+    call = await AdkUpstream().start(exists().client, agent(), start_command(input=given))
+    assert call.url == "http://adk:8080/run_sse"
+    assert orjson.loads(call.content) == {
+        "appName": "demo",
+        "userId": "u1",
+        "sessionId": "s-1",
+        "newMessage": {"role": "user", "parts": [{"text": "hello"}]},
+        "streaming": True,
+        "stateDelta": {"k": 1},
+    }
+
+
+async def test_a_body_goes_on_byte_for_byte() -> None:
+    body = '{ "appName":"demo",\n "new_message": {"ü": "\u2028"},"x":1.50 , "x":2}'
+    call = await AdkUpstream().start(exists().client, agent(), start_command(body=body))
+    assert call.content == body.encode()
+
+
+async def test_neither_origin_nor_a_clients_host_goes_along() -> None:
+    call = await AdkUpstream().start(exists().client, agent(), start_command())
+    request = httpx.AsyncClient().build_request("POST", call.url, headers=call.headers)
+    assert request.headers["host"] == "adk:8080"
+    assert "origin" not in request.headers
+
+
+async def test_foreign_ids_stay_in_their_place_in_the_path() -> None:
+    path = "/apps/demo/users/%2E%2E/sessions/a%2Fb%3Fc%20%C3%BC"
+    server = Server({f"GET {path}": httpx.Response(200, json={})})
+    command = start_command(user_id="..", session_id="a/b?c ü")
+    await AdkUpstream().start(server.client, agent(), command)
+    assert server.asked == [f"GET {path}"]
+
+
+# answers
+
+
+def recorded_pause(name: str) -> Pause:
+    decoder = AdkDecoder(AgentFacts(id="a"))
+    decoder.open(1)
+    body = (GOLDEN / "2.13.0" / f"{name}_1_request.sse").read_bytes()
+    drafts = [draft for frame in Parser().feed(body) for draft in decoder.feed(frame)]
+    (pause,) = [draft for draft in [*drafts, *decoder.end()] if isinstance(draft, Pause)]
+    return pause
+
+
+async def answered(
+    server: Server, resume: dict[str, Any], items: list[Decided], **fields: Any
+) -> tuple[Call, dict[str, Any]]:
+    command = ContinueCommand(
+        run_id="r", agent="a", session_id="s-1", user_id="u1", leg=2, approval_id="p", items=items
+    )
+    pause = PauseRecord(run_id="r", approval_id="p", leg=1, protocol="adk", fold={}, resume=resume)
+    call = await AdkUpstream().resume(server.client, agent(**fields), command, pause)
+    return call, orjson.loads(call.content)
+
+
+def versioned(status: int = 200) -> Server:
+    return Server({"GET /version": httpx.Response(status, json={"version": "2.13.0"})})
+
+
+async def test_confirmations_are_answered_together_by_their_own_ids() -> None:
+    pause = recorded_pause("bigconfirm")
+    yes, no = (item.item_id for item in pause.items)
+    items = [
+        Decided(item_id=yes, decision="approve", note="kept here: ADK refuses further keys"),
+        Decided(item_id=no, decision="reject"),
+    ]
+    call, body = await answered(versioned(), pause.resume, items)
+    assert call.url == "http://adk:8080/run_sse"
+    assert [part["functionResponse"] for part in body["newMessage"]["parts"]] == [
+        {"id": yes, "name": "adk_request_confirmation", "response": {"confirmed": True}},
+        {"id": no, "name": "adk_request_confirmation", "response": {"confirmed": False}},
+    ]
+    assert (body["appName"], body["userId"], body["sessionId"]) == ("demo", "u1", "s-1")
+
+
+async def test_a_confirmation_may_carry_a_payload() -> None:
+    pause = recorded_pause("dynconfirm_stream")
+    (item,) = pause.items
+    value = {"approved_amount": 1000}
+    decided = [Decided(item_id=item.item_id, decision="approve", value=value)]
+    _, body = await answered(versioned(), pause.resume, decided)
+    (part,) = body["newMessage"]["parts"]
+    assert part["functionResponse"]["response"] == {"confirmed": True, "payload": value}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "response"),
+    [("ask", "blue", {"result": "blue"}), ("wfhitl", {"approved": True}, {"approved": True})],
+)
+async def test_input_is_answered_with_its_value(
+    name: str, value: Any, response: dict[str, Any]
+) -> None:
+    pause = recorded_pause(name)
+    (item,) = pause.items
+    decided = [Decided(item_id=item.item_id, decision="approve", value=value)]
+    _, body = await answered(versioned(), pause.resume, decided)
+    (part,) = body["newMessage"]["parts"]
+    assert part["functionResponse"] == {
+        "id": item.item_id,
+        "name": "adk_request_input",
+        "response": response,
+    }
+
+
+RESUME = {
+    "invocation_id": "e-1",
+    "requests": [{"id": "c", "name": "adk_request_confirmation"}],
+}
+APPROVED = [Decided(item_id="c", decision="approve")]
+
+
+async def test_the_invocation_is_named_to_a_server_that_tells_its_version() -> None:
+    _, body = await answered(versioned(), RESUME, APPROVED)
+    assert body["invocationId"] == "e-1"
+
+
+async def test_the_invocation_is_not_named_to_1_16_unless_its_app_is_resumable() -> None:
+    _, body = await answered(versioned(404), RESUME, APPROVED)
+    assert "invocationId" not in body
+    _, body = await answered(Server({}), RESUME, APPROVED, resumable=True)
+    assert body["invocationId"] == "e-1"
+
+
+async def test_a_server_that_fails_on_its_version_is_not_taken_for_1_16() -> None:
+    with pytest.raises(Refused, match="503"):
+        await answered(versioned(503), RESUME, APPROVED)

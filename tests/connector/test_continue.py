@@ -1,0 +1,226 @@
+"""A decision goes upstream at most once, with the stored objects, whoever dies and whenever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from penstock.bus.fence import RawWriter
+from penstock.bus.records import ContinueCommand, Decided, PauseRecord, Sent
+from penstock.settings import Config
+from penstock_connector.service import ConnectorService
+from penstock_normalizer.service import NormalizerService
+from support.connectors import DEAD, FAST
+from support.misbehaving import Misbehaving, agents, plays, stalls
+from support.nats import NatsServer
+from support.pipeline import PIPELINE, Pipeline, Services, pipeline, types
+from support.raw import agno_approved, agno_pause, agno_text
+from support.waiting import eventually
+
+TWO: Services = (*PIPELINE, ConnectorService)
+# nobody asks a person: the tests make the command themselves
+UNASKED: Services = (NormalizerService, ConnectorService)
+UNASKED_TWO: Services = (*UNASKED, ConnectorService)
+
+
+async def paused_run(penstock: Pipeline) -> ContinueCommand:
+    """A run that waits, and the command that its approval would bring."""
+    run_id = await penstock.start_run("agno", "delete")
+    *_, requested = await penstock.events_until(run_id, "approval.requested")
+    (item,) = requested.data["items"]
+    record = await penstock.record(run_id)
+    return ContinueCommand(
+        run_id=run_id,
+        agent="agno",
+        session_id=record.session_id,
+        user_id="u1",
+        leg=2,
+        approval_id=requested.data["approval_id"],
+        items=[Decided(item_id=item["item_id"], decision="approve", note="fine")],
+    )
+
+
+def continues(upstream: Misbehaving) -> list[dict[str, str]]:
+    return [call.form for call in upstream.calls if call.path.endswith("/continue")]
+
+
+async def sending(penstock: Pipeline, command: ContinueCommand, state: str) -> bool:
+    """Once the record of the sending says so."""
+
+    async def probe() -> bool:
+        entry = await penstock.bus.bucket("sent").get(command.approval_id)
+        return entry is not None and Sent.model_validate_json(entry.value or b"").state == state
+
+    return await eventually(probe, what=f"the sending {state}")
+
+
+async def test_the_stored_objects_go_upstream_with_nothing_but_the_decision_set(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "delete")
+        *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
+        await penstock.decide(paused.data["approval_id"], note="be careful")
+        events = await penstock.ended(run_id)
+        frames = await penstock.raw(run_id)
+        assert await penstock.body(run_id, 1) == agno_pause()
+        assert await penstock.body(run_id, 2) == agno_approved()
+    (form,) = continues(upstream)
+    (tool,) = orjson.loads(form["tools"])
+    assert tool == {
+        "tool_call_id": "t1",
+        "tool_name": "delete_file",
+        "tool_args": {"path": "/x"},
+        "requires_confirmation": True,
+        "confirmed": True,
+        "confirmation_note": "be careful",
+        "result": None,
+    }
+    assert types(events)[-1] == "lifecycle.completed"
+    assert [event.leg for event in events if event.type.startswith("lifecycle.")] == [1, 1, 2, 2]
+    assert [frame.kind for frame in frames] == ["open", "bytes", "end"] * 2
+
+
+async def test_a_continue_that_is_delivered_again_is_sent_once(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    async with pipeline(nats_server.url, agents(upstream), UNASKED_TWO) as penstock:
+        command = await paused_run(penstock)
+        for _ in range(5):
+            await penstock.command("continue", command)
+        *_, last = await penstock.ended(command.run_id)
+        await sending(penstock, command, "done")
+        await penstock.command("continue", command)
+        upstream.script(plays(agno_text("x")))
+        await penstock.ended(await penstock.start_run("agno", "another"))
+        frames = await penstock.raw(command.run_id)
+    assert last.type == "lifecycle.completed"
+    assert len(continues(upstream)) == 1
+    assert [frame.kind for frame in frames] == ["open", "bytes", "end"] * 2
+
+
+async def test_what_a_dead_connector_claimed_and_did_not_send_is_sent_by_another(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    async with pipeline(nats_server.url, agents(upstream), UNASKED, **FAST) as penstock:
+        command = await paused_run(penstock)
+        await penstock.bus.bucket("sent").create(command.approval_id, Sent(pod=DEAD).dump())
+        await penstock.command("continue", command)
+        *_, last = await penstock.ended(command.run_id)
+        await sending(penstock, command, "done")
+    assert last.type == "lifecycle.completed"
+    assert len(continues(upstream)) == 1
+
+
+async def test_what_a_dead_connector_had_opened_is_never_sent_again(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    async with pipeline(nats_server.url, agents(upstream), UNASKED) as penstock:
+        command = await paused_run(penstock)
+        await penstock.bus.bucket("sent").create(command.approval_id, Sent(pod=DEAD).dump())
+        dead = await RawWriter.resume(penstock.bus, command.run_id, "upstream", f"{DEAD}/1")
+        opened = {"agent": "agno", "approval_id": command.approval_id, "items": []}
+        await dead.write("open", orjson.dumps(opened), leg=2)
+        await penstock.command("continue", command)
+        *_, last = await penstock.ended(command.run_id)
+        await sending(penstock, command, "outcome_unknown")
+    assert last.type == "lifecycle.failed"
+    assert last.data["code"] == "outcome_unknown"
+    assert not continues(upstream)
+
+
+async def test_a_decision_on_a_run_that_was_cancelled_meanwhile_is_not_sent(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    async with pipeline(nats_server.url, agents(upstream), UNASKED) as penstock:
+        command = await paused_run(penstock)
+        await penstock.cancel(command.run_id)
+        await penstock.ended(command.run_id)
+        await penstock.command("continue", command)
+        await sending(penstock, command, "refused")
+        events = await penstock.ended(command.run_id)
+    assert types(events)[-1] == "lifecycle.cancelled"
+    assert not continues(upstream)
+
+
+async def test_a_decision_and_a_cancel_at_once_end_the_run_once(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_pause()))
+    async with pipeline(nats_server.url, agents(upstream), TWO) as penstock:
+        commands = [await paused_run(penstock) for _ in range(10)]
+        upstream.script(plays(agno_approved()))
+        for command in commands:
+            await penstock.command("continue", command)
+            await penstock.cancel(command.run_id)
+        for command in commands:
+            events = await penstock.ended(command.run_id)
+            assert types(events)[-1] in ("lifecycle.completed", "lifecycle.cancelled")
+    sent = [form["session_id"] for form in continues(upstream)]
+    assert len(sent) == len(set(sent))
+
+
+async def test_a_continue_that_breaks_before_an_answer_is_of_unknown_outcome(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    async def hangs_up(answer: Any) -> None:
+        answer.cut()
+
+    upstream.script(plays(agno_pause()), hangs_up)
+    async with pipeline(nats_server.url, agents(upstream), UNASKED) as penstock:
+        command = await paused_run(penstock)
+        await penstock.command("continue", command)
+        *_, last = await penstock.ended(command.run_id)
+        await sending(penstock, command, "outcome_unknown")
+    assert last.data["code"] == "outcome_unknown"
+    assert len(continues(upstream)) == 1
+
+
+async def test_a_continued_run_can_be_cancelled(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_pause()), stalls)
+    async with pipeline(nats_server.url, agents(upstream), UNASKED, cancel_grace_s=0.2) as penstock:
+        command = await paused_run(penstock)
+        await penstock.command("continue", command)
+        await upstream.called(2)
+        await penstock.cancel(command.run_id)
+        *_, last = await penstock.ended(command.run_id)
+    assert last.type == "lifecycle.cancelled"
+
+
+async def test_a_decision_for_an_agent_that_is_no_longer_configured_ends_the_run(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_pause()))
+    async with pipeline(nats_server.url, agents(upstream), UNASKED) as penstock:
+        command = await paused_run(penstock)
+    async with pipeline(nats_server.url, Config(), UNASKED) as penstock:
+        await penstock.command("continue", command)
+        *_, last = await penstock.ended(command.run_id)
+    assert last.type == "lifecycle.failed"
+    assert last.data["code"] == "internal"
+
+
+async def test_a_decision_whose_pause_is_not_kept_ends_the_run(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_pause()))
+    async with pipeline(nats_server.url, agents(upstream), UNASKED) as penstock:
+        command = await paused_run(penstock)
+        pauses = penstock.bus.bucket("pauses")
+        entry = await pauses.get(command.run_id)
+        assert entry is not None
+        pause = PauseRecord.model_validate_json(entry.value or b"")
+        other = pause.model_copy(update={"approval_id": "another"})
+        await pauses.put(command.run_id, other.dump())
+        await penstock.command("continue", command)
+        *_, last = await penstock.ended(command.run_id)
+    assert last.data["code"] == "internal"
+    assert not continues(upstream)
