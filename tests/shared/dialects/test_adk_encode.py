@@ -574,6 +574,38 @@ def test_media_sources_and_tokens_find_their_places() -> None:
     assert bodies[3]["usageMetadata"] == {"promptTokenCount": 3, "totalTokenCount": 5}
 
 
+def test_other_parts_have_their_adk_form_and_unknown_ones_are_left_out() -> None:
+    parts_said = [
+        {"type": "file", "media_type": "text/plain", "uri": "gs://x"},
+        {"type": "code_result", "outcome": "OUTCOME_OK", "output": "1"},
+        {"type": "hologram"},
+    ]
+    message = {"message_id": "m", "role": "user", "content": "", "parts": parts_said}
+    own = {"citations": [{"uri": "u"}]}
+    [body] = encoded(run(("llm.message_completed", {**message, "citations": own})))
+    assert body["content"] == {
+        "role": "user",
+        "parts": [
+            {"fileData": {"fileUri": "gs://x", "mimeType": "text/plain"}},
+            {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "1"}},
+        ],
+    }
+    assert body["citationMetadata"] == own
+
+
+def test_a_choice_is_an_input_of_one_of_its_options() -> None:
+    item = {"item_id": "i1", "kind": "selection", "digest": "d", "options": ["a", "b"]}
+    *_, request = paused(item)
+    [asked] = parts([request], "functionCall")
+    assert asked["args"]["response_schema"] == {"enum": ["a", "b"]}
+
+
+def test_an_answer_that_nobody_said_is_the_last_text() -> None:
+    done = {"summary": "42"}
+    assert texts(encoded(run(HALF, ("lifecycle.completed", done)))) == ["half", "42"]
+    assert texts(encoded(run(HALF, ("lifecycle.completed", {"summary": "half"})))) == ["half"]
+
+
 def test_a_list_of_events_has_no_partial_ones() -> None:
     events = recorded("agno/3.1.10/auto_tool").events
     assert event_list(events) == encoded(events, streaming=False)

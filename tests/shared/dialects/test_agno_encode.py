@@ -361,6 +361,120 @@ def test_what_is_asked_without_a_tool_is_answered_under_the_items_id() -> None:
     assert [field["name"] for field in waiting["user_input_schema"]] == ["value"]
 
 
+GATE = {"item_id": "gate", "digest": "d", "editable": False, "description": "Go on?"}
+
+
+@pytest.mark.parametrize(
+    ("item", "needs"),
+    [
+        ({"kind": "confirmation"}, {"requires_confirmation": True, "confirmed": None}),
+        ({"kind": "review"}, {"requires_output_review": True, "confirmed": None}),
+        (
+            {"kind": "selection", "options": ["a", "b"]},
+            {"requires_route_selection": True, "available_choices": ["a", "b"]},
+        ),
+        ({"kind": "input", "input_schema": {"type": "integer"}}, {"requires_user_input": True}),
+    ],
+    ids=["confirmation", "review", "selection", "input"],
+)
+def test_a_workflows_gate_is_marked_as_agno_marks_it(
+    item: dict[str, Any], needs: dict[str, Any]
+) -> None:
+    *_, paused = encoded(run(request({**GATE, **item}), PAUSED), "workflow")
+    assert (paused["event"], paused["status"]) == ("WorkflowPaused", "PAUSED")
+    [step] = paused["step_requirements"]
+    assert (step["step_id"], step["step_name"]) == ("gate", "Go on?")
+    assert {key: step[key] for key in needs} == needs
+
+
+def test_a_choice_outside_a_workflow_is_a_question_with_options() -> None:
+    item = {**GATE, "kind": "selection", "options": ["a", 2]}
+    *_, paused = encoded(run(request(item), PAUSED))
+    [question] = paused["tools"][0]["user_feedback_schema"]
+    assert question["question"] == "Go on?"
+    assert question["options"] == [{"label": "a"}, {"label": "2"}]
+
+
+def test_a_members_pause_is_its_teams_requirement() -> None:
+    member = {**ITEM, "subrun": {"id": "m1", "name": "Researcher"}}
+    *_, paused = encoded(run(HELD, request(member), PAUSED), "team")
+    assert paused["event"] == "TeamRunPaused"
+    assert paused["tools"] == []
+    [requirement] = paused["requirements"]
+    assert requirement["member_run_id"] == "m1"
+    assert requirement["member_agent_name"] == "Researcher"
+
+
+STEP = {"run_id": "w", "step_id": "s1"}
+STEPS: list[Said] = [
+    ("workflow.step_started", {**STEP, "description": "scan", "kind": "step"}),
+    ("workflow.step_progress", {"step_id": "s1", "message": "half"}),
+    ("workflow.step_failed", {**STEP, "error": {"code": "c", "message": "no disk"}}),
+]
+
+
+def test_steps_are_a_workflows_alone() -> None:
+    _, started, progressed, failed = encoded(run(*STEPS), "workflow")
+    assert (started["event"], started["step_name"]) == ("StepStarted", "scan")
+    assert (progressed["event"], progressed["content"]) == ("StepProgress", "half")
+    assert (failed["event"], failed["error"]) == ("StepError", "no disk")
+    assert names(encoded(run(*STEPS))) == ["RunStarted"]
+
+
+def test_runs_inside_the_run_say_whose_they_are() -> None:
+    worker = {
+        "agent_id": "r",
+        "agent_type": "worker",
+        "agent_name": "Researcher",
+        "team_name": None,
+    }
+    inner = {"id": "m1", "name": "Researcher"}
+    deeper = {**inner, "id": "m2", "parent_id": "m1"}
+    said = [
+        run()[0],
+        event(*SAID, 2, source=worker, subrun=inner),
+        event(*SAID, 3, source=worker, subrun=deeper),
+        event(*SAID, 4, source=worker),
+    ]
+    _, member, below, other = encoded(said)
+    assert (member["run_id"], member["parent_run_id"]) == ("m1", RUN_ID)
+    assert (below["run_id"], below["parent_run_id"]) == ("m2", "m1")
+    assert (other["run_id"], other["agent_id"]) == (RUN_ID, "r")
+    assert "parent_run_id" not in other
+    step = event(*SAID, 2, source=worker, subrun=inner, step_id="s1")
+    *_, within = encoded([*run(STEPS[0]), step], "workflow")
+    assert (within["workflow_run_id"], within["step_name"]) == (RUN_ID, "scan")
+
+
+@pytest.mark.parametrize(
+    ("status", "name"),
+    [("completed", "RunCompleted"), ("failed", "RunError"), ("cancelled", "RunCancelled")],
+)
+def test_an_inner_run_ends_as_it_ended(status: str, name: str) -> None:
+    started: Said = ("dispatch.worker", {"worker_name": "R", "task": "t", "subrun_id": "m1"})
+    ended: Said = ("dispatch.finished", {"subrun_id": "m1", "status": status, "error": "x"})
+    bodies = encoded(run(started, ended), "team")
+    assert names(bodies) == ["TeamRunStarted", "RunStarted", name]
+    assert {body["run_id"] for body in bodies[1:]} == {"m1"}
+
+
+def test_citations_of_another_framework_are_urls() -> None:
+    cited = {"citations": [{"uri": "https://example.com", "title": "E"}]}
+    message = ("llm.message_completed", {**MESSAGE[1], "citations": cited})
+    *_, completed = encoded(run(message, DONE_WELL))
+    urls = [{"url": "https://example.com", "title": "E"}]
+    assert completed["citations"] == {"documents": [], "raw": [], "urls": urls}
+
+
+def test_thoughts_are_content_of_their_own_and_stand_at_the_end() -> None:
+    thinks = ("llm.reasoning", {"reasoning_id": "r", "thought": "hm"})
+    over = ("llm.reasoning", {"reasoning_id": "r", "thought": "", "final": True})
+    bodies = encoded(run(thinks, over, *ANSWERED))
+    assert bodies[1]["reasoning_content"] == "hm"
+    assert "content" not in bodies[1]
+    assert bodies[-1]["reasoning_content"] == "hm"
+
+
 def test_a_completed_run_has_its_figures() -> None:
     usage = {"input_tokens": 2798, "output_tokens": 31, "total_tokens": 2829}
     metrics = {"time_to_first_token": 0.0044, "provider_metrics": {"service_tier": "standard"}}
