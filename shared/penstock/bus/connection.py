@@ -27,11 +27,11 @@ class Connection(Client):
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
         """As nats-py's, at a fifth of its cost: 3 µs instead of 16 for the headers of an event."""
         text = raw.decode("utf-8", "replace")
-        return dict(
-            (name.strip(), value.strip())
+        return {
+            name.strip(): value.strip()
             for name, colon, value in (line.partition(":") for line in text.split("\r\n"))
             if colon
-        )
+        }
 
     async def standing(self, timeout_s: float) -> None:
         """Wait out a reconnect; raises BusUnavailable when it takes longer.
@@ -47,6 +47,11 @@ class Connection(Client):
             pass
         if not self.is_connected:
             raise BusUnavailable("not connected to NATS")
+
+    async def close(self) -> None:
+        """As nats-py's, but also where `connect` has refused its arguments."""
+        if self._flush_queue is not None:
+            await super().close()
 
     async def publish(
         self,
