@@ -71,7 +71,7 @@ DONE: dict[str, Any] = {
     "properties": {
         "result": {"type": ["string", "null"]},
         "tool_call_error": {"type": "boolean"},
-        "metrics": an_object(duration=NUMBER),
+        "metrics": {"anyOf": [an_object(duration=NUMBER), {"type": "null"}]},
     }
 }
 REQUIREMENT = an_object(
@@ -282,7 +282,18 @@ def test_a_tool_is_shown_with_its_result_as_a_python_literal() -> None:
     assert started["tool"]["result"] is None
     assert done["tool"]["result"] == "{'ok': True, 'n': None}"
     assert done["tool"]["tool_call_error"] is False
-    assert done["content"] == "create_document(title=Spike Test) completed in 0.0000s. "
+    assert done["content"] == "create_document(title=Spike Test) completed in 1.0000s. "
+
+
+def test_a_tools_time_is_measured_from_when_it_began() -> None:
+    said = [HELD, request(ITEM), PAUSED, decided("approve"), RESUMED]
+    told = of(encoded(run(*said, RUNS, RESULT)), "ToolCallCompleted")
+    assert [each["tool"]["metrics"] for each in told] == [{"duration": 1.0}]
+    untold = of(encoded(run(*said, RESULT)), "ToolCallCompleted")
+    assert [each["tool"]["metrics"] for each in untold] == [None]
+    exact = ("llm.tool_result", {**RESULT[1], "duration_s": 0.25})
+    known = of(encoded(run(CALL, exact)), "ToolCallCompleted")
+    assert known[0]["tool"]["metrics"] == {"duration": 0.25}
 
 
 def test_a_failed_tool_has_the_error_as_its_result() -> None:

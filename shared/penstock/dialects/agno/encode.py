@@ -75,6 +75,11 @@ class _Call:
         """Whether it needs a decision before it may run."""
         return self.item is not None or bool(self.event["data"].get("pending"))
 
+    def duration_s(self, event: JsonObject) -> float | None:
+        """How long it ran; None where a decision came between and nobody said when it began."""
+        begun_s = epoch_s(self.event) if not self.waits else self.started_s
+        return None if begun_s is None else round(epoch_s(event) - begun_s, 6)
+
 
 @dataclass(slots=True)
 class AgnoEncoder:
@@ -232,17 +237,15 @@ class AgnoEncoder:
             outcome in ("rejected", "expired") or forms.is_silent(call.item, data["tool"])
         ):
             return
+        duration_s = data.get("duration_s", call.duration_s(event))
         yield from self._run(call, event)
         failed = outcome not in ("ok", "partial")
         result = data.get("error") if failed else data.get("result")
-        duration_s = data.get("duration_s")
-        if duration_s is None:
-            duration_s = round(epoch_s(event) - (call.started_s or 0), 6)
         tool = {
             **call.tool,
             "result": forms.result_text(result),
             "tool_call_error": failed,
-            "metrics": {"duration": duration_s},
+            "metrics": None if duration_s is None else {"duration": duration_s},
         }
         words = forms.completed_words(tool, duration_s)
         yield self._address.frame(event, "ToolCallCompleted", content=words, tool=tool)

@@ -164,10 +164,11 @@ def result_text(result: Json) -> str | None:
     return result if result is None or isinstance(result, str) else str(result)
 
 
-def completed_words(waiting: JsonObject, duration_s: float) -> str:
+def completed_words(done: JsonObject, duration_s: float | None) -> str:
     """The log line of ToolCallCompleted."""
-    args = ", ".join(f"{name}={value}" for name, value in waiting["tool_args"].items())
-    return f"{waiting['tool_name']}({args}) completed in {duration_s:.4f}s. "
+    args = ", ".join(f"{name}={value}" for name, value in done["tool_args"].items())
+    time = "" if duration_s is None else f" in {duration_s:.4f}s"
+    return f"{done['tool_name']}({args}) completed{time}. "
 
 
 def citations(cited: Json) -> JsonObject:
