@@ -1,0 +1,367 @@
+"""Leases: held until the holder's own clock says no, and shared out fairly."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+
+import pytest
+
+from penstock.bus import Bus, BusUnavailable, Message, OutcomeUnknown
+from penstock.bus.leases import FairShare, Lease, keep
+from support.bus import connected
+from support.nats import NatsServer
+from support.waiting import eventually
+
+SHORT_S = 1.0
+
+
+@pytest.fixture
+def key() -> str:
+    return f"test.{secrets.token_hex(8)}"
+
+
+class Clock:
+    """The holder's own clock, which may be set forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ahead_s = 0.0
+        monotonic = time.monotonic
+        monkeypatch.setattr(
+            "penstock.bus.leases.time.monotonic", lambda: monotonic() + self._ahead_s
+        )
+
+    def forward(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def free(bus: Bus, key: str) -> None:
+    async def gone() -> bool:
+        return await bus.bucket("leases").get(key) is None
+
+    await eventually(gone, 10, f"{key} has expired")
+
+
+async def test_one_holder_at_a_time(bus: Bus, key: str) -> None:
+    one, two = Lease(bus, key, "one", 60), Lease(bus, key, "two", 60)
+    assert not one.held
+    assert await one.acquire()
+    assert one.held
+    assert not await two.acquire()
+    assert not two.held
+    await one.release()
+    assert not one.held
+    assert await two.acquire()
+
+
+async def test_of_many_that_want_it_one_gets_it(nats_server: NatsServer, key: str) -> None:
+    async with connected(nats_server.url) as one, connected(nats_server.url) as two:
+        leases = [Lease((one, two)[n % 2], key, f"{n}", 60) for n in range(10)]
+        assert sum(await asyncio.gather(*(lease.acquire() for lease in leases))) == 1
+        assert sum(lease.held for lease in leases) == 1
+
+
+async def test_a_lease_that_is_renewed_lives_on(bus: Bus, key: str) -> None:
+    lease, other = Lease(bus, key, "one", SHORT_S), Lease(bus, key, "two", 60)
+    await lease.acquire()
+    witness = Lease(bus, f"{key}.witness", "one", SHORT_S)
+    await witness.acquire()
+
+    async def witness_expired() -> bool:
+        assert await lease.renew()
+        return await bus.bucket("leases").get(f"{key}.witness") is None
+
+    await eventually(witness_expired, 10, "a lease of the same age has expired")
+    assert lease.held
+    assert not await other.acquire()
+
+
+async def test_a_lease_that_nobody_renews_passes_to_another(bus: Bus, key: str) -> None:
+    lease, other = Lease(bus, key, "one", SHORT_S), Lease(bus, key, "two", 60)
+    await lease.acquire()
+    await free(bus, key)
+    assert not lease.held
+    assert await other.acquire()
+    assert not await lease.renew()
+    assert not lease.held
+
+
+async def test_the_holders_own_clock_ends_a_lease(bus: Bus, key: str, clock: Clock) -> None:
+    lease = Lease(bus, key, "one", 30)
+    await lease.acquire()
+    clock.forward(29)
+    assert lease.held
+    clock.forward(1.1)
+    assert not lease.held
+    assert await bus.bucket("leases").get(key) is not None
+
+
+async def test_a_lease_ends_for_its_holder_before_it_ends_for_others(bus: Bus, key: str) -> None:
+    async def outlived(ttl_s: float) -> None:
+        name = f"{key}.{ttl_s}".replace(".", "-")
+        lease, other = Lease(bus, name, "one", ttl_s), Lease(bus, name, "two", 60)
+        assert await lease.acquire()
+        await eventually(other.acquire, 10)
+        assert not lease.held, "two hold it at once"
+
+    await asyncio.gather(*map(outlived, (1, 1.2, 1.5)))
+
+
+async def test_a_holder_that_was_away_too_long_takes_up_its_own_lease(
+    bus: Bus, key: str, clock: Clock
+) -> None:
+    lease = Lease(bus, key, "one", 30)
+    await lease.acquire()
+    clock.forward(31)
+    assert not lease.held
+    assert await lease.acquire()
+    assert lease.held
+
+
+async def test_a_lease_that_somebody_took_is_lost(bus: Bus, key: str) -> None:
+    lease = Lease(bus, key, "one", 60)
+    await lease.acquire()
+    await bus.bucket("leases").put(key, b"two")
+    assert not await lease.renew()
+    assert not lease.held
+    assert not await lease.renew()
+
+
+async def test_a_release_does_not_take_it_from_the_next(bus: Bus, key: str) -> None:
+    lease = Lease(bus, key, "one", 60)
+    await lease.acquire()
+    await bus.bucket("leases").put(key, b"two")
+    await lease.release()
+    entry = await bus.bucket("leases").get(key)
+    assert entry is not None
+    assert entry.value == b"two"
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
+async def test_a_renewal_whose_answer_is_lost_costs_nothing(
+    bus: Bus, key: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    lease = Lease(bus, key, "one", 30)
+    await lease.acquire()
+    publish, tail = bus.publisher.publish, bus.tail
+
+    async def lose(message: Message) -> int:
+        if stored:
+            await publish(message)
+        raise OutcomeUnknown("lost by the test")
+
+    async def away(stream: str, pattern: str) -> None:
+        raise BusUnavailable("away by the test")
+
+    monkeypatch.setattr(bus.publisher, "publish", lose)
+    monkeypatch.setattr(bus, "tail", away)
+    assert await lease.renew()
+    clock.forward(20)
+    monkeypatch.setattr(bus.publisher, "publish", publish)
+    monkeypatch.setattr(bus, "tail", tail)
+    before = await bus.bucket("leases").get(key)
+    assert await lease.renew()
+    clock.forward(20)
+    assert lease.held
+    # what stands was written by the renewal that was answered: its TTL covers what we believe
+    after = await bus.bucket("leases").get(key)
+    assert before is not None
+    assert after is not None
+    assert after.revision > before.revision
+
+
+async def test_a_bus_that_is_away_ends_no_lease_before_its_time(
+    bus: Bus, key: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Lease(bus, key, "one", 30)
+    await lease.acquire()
+
+    async def away(message: Message) -> int:
+        raise BusUnavailable("away by the test")
+
+    monkeypatch.setattr(bus.publisher, "publish", away)
+    clock.forward(29)
+    assert await lease.renew()
+    clock.forward(2)
+    assert not await lease.renew()
+
+
+async def test_keep_holds_a_lease_takes_it_again_and_gives_it_back(bus: Bus, key: str) -> None:
+    lease = Lease(bus, key, "one", 60)
+    keeping = asyncio.create_task(keep(lease, 0.02))
+
+    async def held() -> bool:
+        return lease.held
+
+    async def lost() -> bool:
+        return not lease.held
+
+    await eventually(held)
+    await bus.bucket("leases").put(key, b"two")
+    await eventually(lost)
+    await bus.bucket("leases").delete(key)
+    await eventually(held)
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    assert await bus.bucket("leases").get(key) is None
+
+
+class Member:
+    """One that shares the parts, with short leases."""
+
+    def __init__(self, bus: Bus, group: str, name: str) -> None:
+        self.name = name
+        self.parts: set[int] = set()
+        self.share = FairShare(
+            bus,
+            group,
+            name,
+            range(16),
+            start=self._begin,
+            stop=self._end,
+            ttl_s=SHORT_S,
+            renew_s=0.1,
+        )
+        self._task = asyncio.create_task(self.share.run())
+
+    async def _begin(self, part: int) -> None:
+        self.parts.add(part)
+
+    async def _end(self, part: int) -> None:
+        self.parts.remove(part)
+
+    async def leave(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def die(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As by kill -9: nothing is given back."""
+
+        async def nothing(lease: Lease) -> None:
+            return
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Lease, "release", nothing)
+            await self.leave()
+        self.parts.clear()
+
+
+@pytest.fixture
+def group() -> str:
+    return f"g{secrets.token_hex(6)}"
+
+
+async def shared_out(*members: Member) -> None:
+    """Every part is worked on once, and nobody has two more than another."""
+
+    async def fair() -> bool:
+        sizes = [len(member.parts) for member in members]
+        return sum(sizes) == 16 and max(sizes) - min(sizes) <= 1
+
+    await eventually(fair, 10, "the parts are shared out")
+    assert set[int]().union(*(member.parts for member in members)) == set(range(16))
+    for member in members:
+        assert member.share.held == member.parts
+
+
+async def test_one_member_works_on_all_parts(bus: Bus, group: str) -> None:
+    member = Member(bus, group, "a")
+    await shared_out(member)
+    await member.leave()
+    assert member.parts == set()
+    assert await bus.bucket("leases").keys(f"{group}.>") == []
+
+
+async def test_members_that_come_and_go_share_the_parts_evenly(bus: Bus, group: str) -> None:
+    a, b = Member(bus, group, "a"), Member(bus, group, "b")
+    await shared_out(a, b)
+    c = Member(bus, group, "c")
+    await shared_out(a, b, c)
+    await b.leave()
+    await shared_out(a, c)
+    await a.leave()
+    await shared_out(c)
+    await c.leave()
+
+
+async def test_the_parts_of_a_member_that_died_are_taken_over(
+    nats_server: NatsServer, bus: Bus, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(nats_server.url) as other:
+        a, b = Member(bus, group, "a"), Member(other, group, "b")
+        await shared_out(a, b)
+        await b.die(monkeypatch)
+        await shared_out(a)
+        await a.leave()
+
+
+async def test_a_part_whose_lease_was_lost_is_given_up(bus: Bus, group: str) -> None:
+    member = Member(bus, group, "a")
+    await shared_out(member)
+    await bus.bucket("leases").put(f"{group}.part.3", b"somebody")
+
+    async def given_up() -> bool:
+        return 3 not in member.parts
+
+    await eventually(given_up)
+    assert len(member.parts) == 15
+    await bus.bucket("leases").delete(f"{group}.part.3")
+    await shared_out(member)
+    await member.leave()
+
+
+async def test_no_part_has_two_holders_while_members_come_and_go(
+    bus: Bus, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holders: dict[int, str] = {}
+    twice: list[str] = []
+    members: dict[str, Member] = {}
+
+    def join(name: str) -> None:
+        member = members[name] = Member(bus, group, name)
+
+        async def begin(part: int) -> None:
+            if part in holders:
+                twice.append(f"{part}: {holders[part]} and {name}")
+            holders[part] = name
+            member.parts.add(part)
+
+        async def end(part: int) -> None:
+            if holders.get(part) == name:
+                del holders[part]
+            member.parts.discard(part)
+
+        monkeypatch.setattr(member.share, "_start", begin)
+        monkeypatch.setattr(member.share, "_stop", end)
+
+    for names in ("a", "ab", "abc", "bc", "bcd", "d"):
+        for name in set(members) - set(names):
+            await members.pop(name).leave()
+        for name in sorted(set(names) - set(members)):
+            join(name)
+        await shared_out(*members.values())
+    await members["d"].leave()
+    assert twice == []
+
+
+async def test_the_parts_come_back_after_a_restart_of_the_server(
+    own_bus: Bus, fresh_nats: NatsServer, group: str
+) -> None:
+    member = Member(own_bus, group, "a")
+    await shared_out(member)
+    await asyncio.to_thread(fresh_nats.kill)
+
+    async def given_up() -> bool:
+        return member.parts == set()
+
+    # nobody can be asked, and the own clock has gone on
+    await eventually(given_up, 10, "all parts are given up")
+    await asyncio.to_thread(fresh_nats.start)
+    await shared_out(member)
+    await member.leave()
