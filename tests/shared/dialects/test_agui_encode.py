@@ -29,6 +29,7 @@ from support.agui_out import (
     of_type,
     types,
 )
+from support.agui_rules import faults
 from support.raw import RUN_ID
 
 ID = scope_of(RUN_ID)
@@ -529,6 +530,30 @@ def test_an_inner_run_that_failed_is_a_subagents_error() -> None:
     assert last(run)["type"] == "SUBAGENT_ERROR"
 
 
+def a_child_whose_parent_ended() -> Run:
+    run = a_run().say("dispatch.worker", worker_name="p", task="", subrun_id="p")
+    run.say("dispatch.worker", worker_name="c", task="", subrun_id="c", parent_subrun_id="p")
+    return run.say("dispatch.finished", subrun_id="p", status="completed")
+
+
+def test_a_subagent_names_no_parent_that_the_run_does_not_know() -> None:
+    """A client rejects it: each AG-UI run has subagents of its own."""
+    run = a_child_whose_parent_ended().pause().resume()
+    run.say("dispatch.worker", worker_name="d", task="", subrun_id="d", parent_subrun_id="p")
+    events = of_type(told(run), "SUBAGENT_STARTED")
+    assert [event.get("parentSubagentRunId") for event in events] == [None, "p", None, None]
+    assert faults(told(run.complete())) == []
+
+
+def test_who_joins_is_told_no_parent_that_has_ended() -> None:
+    run = a_child_whose_parent_ended()
+    assert bare(joined(run, len(run.events))[-1]) == {
+        "type": "SUBAGENT_STARTED",
+        "subagentRunId": "c",
+        "name": "c",
+    }
+
+
 # state and the rest
 
 
@@ -603,6 +628,7 @@ def test_an_agui_upstreams_own_events_are_said_again_as_they_were(
     [
         ("RAW", {"type": "RAW"}),
         ("RAW", "text"),
+        ("ACTIVITY_DELTA", {"messageId": "a", "activityType": "P", "patch": [{"op": "x"}]}),
         ("ACTIVITY_SNAPSHOT", {"messageId": "a", "activityType": "P", "content": []}),
         ("RUN_STARTED", {"upstream_run_id": "r"}),
         ("RUN_ERROR", {"message": "x"}),

@@ -123,6 +123,7 @@ _NATIVE = st.fixed_dictionaries(
                     "RAW",
                     "CUSTOM",
                     "ACTIVITY_SNAPSHOT",
+                    "ACTIVITY_DELTA",
                     "REASONING_ENCRYPTED_VALUE",
                     "mine",
                     "RUN_ERROR",
@@ -136,6 +137,7 @@ _NATIVE = st.fixed_dictionaries(
                     {"messageId": _ID, "activityType": _TEXT, "content": _OBJECT},
                     optional={"metadata": st.one_of(st.none(), _OBJECT)},
                 ),
+                st.fixed_dictionaries({"messageId": _ID, "activityType": _TEXT, "patch": _PATCH}),
                 st.fixed_dictionaries(
                     {"subtype": st.just("message"), "entityId": _ID, "encryptedValue": _TEXT}
                 ),

@@ -125,8 +125,13 @@ class AguiEncoder:
 
     def reopened(self) -> Iterator[Said]:
         """The starts of all that is open, for a client that joins now."""
+        again: set[str] = set()
         for id, subagent in self.open.subagents.items():
-            yield EventType.SUBAGENT_STARTED, {"subagentRunId": id, **subagent.started}, _NO_FACTS
+            fields = {"subagentRunId": id, **subagent.started}
+            if fields.get("parentSubagentRunId") not in again:  # it has ended, and is not told
+                fields.pop("parentSubagentRunId", None)
+            again.add(id)
+            yield EventType.SUBAGENT_STARTED, fields, _NO_FACTS
         for step in self.open.steps.values():
             yield self._step(EventType.STEP_STARTED, step)
         if not self.profile.whole:
