@@ -82,7 +82,7 @@ class AguiDecoder:
             said, message = self._pauses.decided(item_id, decision)
             drafts += said
             if message is not None:
-                self._transcript.messages.append(message)
+                self._transcript.answer(message)
         return drafts
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:

@@ -39,8 +39,8 @@ class Chunks:
 
     def expand(self, body: JsonObject) -> list[JsonObject]:
         """The event, or what it stands for; a chunk that nobody can place stays itself."""
-        type_ = body.get("type")
-        kind = _CHUNKS.get(type_) if isinstance(type_, str) else None
+        type_ = string(body.get("type"))
+        kind = _CHUNKS.get(type_) if type_ else None
         if kind is not None:
             return self._chunk(kind, body)
         if type_ in _BESIDE or not self._lanes:

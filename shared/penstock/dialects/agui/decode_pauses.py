@@ -143,7 +143,7 @@ def _kind(interrupt: JsonObject, schema: JsonObject | None) -> str:
     """A yes or no where the schema asks for `approved`, or the reason is known to mean that."""
     if schema is not None:
         return "confirmation" if "approved" in obj(schema.get("properties")) else "input"
-    return "confirmation" if interrupt.get("reason") in _CONFIRMATIONS else "input"
+    return "confirmation" if string(interrupt.get("reason")) in _CONFIRMATIONS else "input"
 
 
 def _about(item: PauseItem, answer: JsonObject, call: Call | None) -> Ask:

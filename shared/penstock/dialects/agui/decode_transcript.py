@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock.dialects.agui.decode_values import obj, objects, string, text
+from penstock.dialects.agui.decode_values import obj, objects, present, string, text
 from penstock.dialects.base import Json, JsonObject
 
 
@@ -15,8 +15,18 @@ class Transcript:
     """
 
     def __init__(self, messages: Iterable[JsonObject] = ()) -> None:
-        self.messages: list[JsonObject] = list(messages)
+        self._messages: list[JsonObject] = list(messages)
         self._writing: set[str] = set()  # calls whose arguments are under way
+        # text that is still to be joined, by what holds it: pieces are many, readers are few
+        self._pieces: dict[tuple[str, str], tuple[JsonObject, list[str]]] = {}
+
+    @property
+    def messages(self) -> list[JsonObject]:
+        """The conversation so far."""
+        for (_, key), (holder, pieces) in self._pieces.items():
+            holder[key] = holder.get(key, "") + "".join(pieces)
+        self._pieces.clear()
+        return self._messages
 
     def feed(self, body: JsonObject) -> None:
         """One event; what is no part of the conversation changes nothing."""
@@ -24,18 +34,22 @@ class Transcript:
         if make is not None:
             make(self, body)
 
+    def answer(self, message: JsonObject) -> None:
+        """A message that is sent to the server, which will not repeat it."""
+        self._messages.append(message)
+
     def _text(self, body: JsonObject) -> None:
         message_id = string(body.get("messageId"))
         if message_id is None:
             return
         message = self._find(message_id)
         if message is None:
-            message = {"id": message_id, "role": string(body.get("role")) or "assistant"}
-            if name := string(body.get("name")):
-                message["name"] = name
-            self.messages.append(message)
+            role = string(body.get("role")) or "assistant"
+            about = {key: string(body.get(key)) for key in ("name", "subagentRunId")}
+            message = {"id": message_id, "role": role, **present(about)}
+            self._messages.append(message)
         if isinstance(message.get("content", ""), str):
-            message["content"] = message.get("content", "") + text(body.get("delta"))
+            self._grow(message_id, message, "content", body)
 
     def _thought(self, body: JsonObject) -> None:
         self._text({**body, "role": "reasoning"})
@@ -44,11 +58,12 @@ class Transcript:
         call_id = string(body.get("toolCallId"))
         if call_id is None or self._find_call(call_id) is not None:
             return  # a call that is told again
-        parent_id = string(body.get("parentMessageId")) or f"{call_id}-call"
-        message = self._find(parent_id)
+        parent_id = string(body.get("parentMessageId"))
+        message = self._find(parent_id) if parent_id else None
         if message is None or message.get("role") != "assistant":
-            message = {"id": parent_id, "role": "assistant"}
-            self.messages.append(message)
+            new_id = parent_id if parent_id and message is None else f"{call_id}-call"
+            message = {"id": new_id, "role": "assistant"}
+            self._messages.append(message)
         function = {"name": string(body.get("toolCallName")) or "unknown", "arguments": ""}
         call = {"id": call_id, "type": "function", "function": function}
         message["toolCalls"] = [*objects(message.get("toolCalls")), call]
@@ -59,18 +74,22 @@ class Transcript:
         if isinstance(call_id, str) and call_id in self._writing:
             function = obj((self._find_call(call_id) or {}).get("function"))
             if isinstance(function.get("arguments"), str):
-                function["arguments"] += text(body.get("delta"))
+                self._grow(call_id, function, "arguments", body)
+
+    def _grow(self, id: str, holder: JsonObject, key: str, body: JsonObject) -> None:
+        pieces = self._pieces.setdefault((id, key), (holder, []))[1]
+        pieces.append(text(body.get("delta")))
 
     def _called(self, body: JsonObject) -> None:
         self._writing.discard(text(body.get("toolCallId")))
 
     def _result(self, body: JsonObject) -> None:
         call_id = string(body.get("toolCallId"))
-        if call_id is not None and not _is_answered(self.messages, call_id):
+        if call_id is not None and not _is_answered(self._messages, call_id):
             content = body.get("content")
             message = tool_message(call_id, content if objects(content) else text(content))
             message["id"] = string(body.get("messageId")) or message["id"]
-            self.messages.append(message)
+            self._messages.append(message)
 
     def _encrypted(self, body: JsonObject) -> None:
         entity_id = string(body.get("entityId")) or ""
@@ -79,14 +98,14 @@ class Transcript:
             entity["encryptedValue"] = value
 
     def _whole(self, body: JsonObject) -> None:
-        self.messages = merged(self.messages, objects(body.get("messages")))
+        self._messages = merged(self.messages, objects(body.get("messages")))
 
     def _find(self, message_id: str) -> JsonObject | None:
-        found = (message for message in self.messages if message.get("id") == message_id)
-        return next(found, None)
+        newest = reversed(self._messages)
+        return next((message for message in newest if message.get("id") == message_id), None)
 
     def _find_call(self, call_id: str) -> JsonObject | None:
-        return next((call for call in _calls(self.messages) if call.get("id") == call_id), None)
+        return next((call for call in _calls(self._messages) if call.get("id") == call_id), None)
 
 
 def tool_message(tool_call_id: str, content: Json) -> JsonObject:
