@@ -83,9 +83,11 @@ class Approvals:
             await self._bus.bucket("aliases").put(alias, orjson.dumps(pointer))
         if created is not None:
             log.info("run %s waits for approval %s", run_id, approval_id)
-        # the policy of this version: a person is always asked
-        paused = {"reason": "approval_required", "approval_id": approval_id}
-        await self._say(run_id, record.leg, "lifecycle.paused", paused)
+        standing = record if created is not None else await self.get(approval_id)
+        if standing is not None and standing.status == "pending":
+            # the policy of this version: a person is always asked
+            paused = {"reason": "approval_required", "approval_id": approval_id}
+            await self._say(run_id, record.leg, "lifecycle.paused", paused)
         last = await tail(self._bus, EVENTS, events_of_run(run_id))
         if last is not None and last.headers.get("ce-type") in _ENDS:
             await self._on_ended(run_id)  # it ended while we wrote

@@ -13,7 +13,7 @@ from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 
 # these can only be answered: the upstream has no way to be told no
 ANSWERED_ONLY = frozenset({"input", "feedback", "selection", "credential"})
-NEEDS_VALUE = ANSWERED_ONLY | {"external"}
+NEEDS_VALUE = ANSWERED_ONLY | {"external", "long_running"}
 
 
 class Unfit(ValueError):

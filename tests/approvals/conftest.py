@@ -1,0 +1,17 @@
+"""A NATS server of these tests' own: nobody here takes the commands that decisions bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.nats import NatsServer
+
+
+@pytest.fixture(scope="session")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path_factory.mktemp("approvals"), name="nats of approvals")
+    server.start()
+    yield server
+    server.remove()

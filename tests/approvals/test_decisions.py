@@ -1,0 +1,307 @@
+"""One decision for each request, told once and sent on once, whoever dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import orjson
+import pytest
+
+from penstock.bus import direct, streams, subjects
+from penstock.bus.records import Decided, DecideRequest
+from penstock.bus.subjects import key_of
+from penstock.settings import Config
+from penstock_approvals import decisions
+from penstock_approvals.decisions import Approvals
+from penstock_approvals.service import ApprovalsService
+from penstock_normalizer.service import NormalizerService
+from support.nats import NatsServer
+from support.pauses import (
+    confirmation,
+    continues,
+    end,
+    of_type,
+    pause,
+    start_and_pause,
+    user_input,
+)
+from support.pipeline import Pipeline, Services, pipeline, types
+from support.waiting import eventually
+
+ONE: Services = (NormalizerService, ApprovalsService)
+TWO: Services = (*ONE, ApprovalsService)
+WITHOUT: Services = (NormalizerService,)
+YES = DecideRequest(by="ada", items=[Decided(item_id="t1", decision="approve")])
+
+
+async def sent(penstock: Pipeline, run_id: str) -> bool:
+    return bool(await continues(penstock, run_id))
+
+
+async def outbox_is_empty(penstock: Pipeline) -> bool:
+    return not await penstock.bus.bucket("approvals").keys("outbox.*")
+
+
+async def test_a_pause_becomes_a_request_with_all_its_items(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock, confirmation("t1"), user_input("t2"))
+        events = await penstock.events_until(approval.run_id, "lifecycle.paused")
+        requested = of_type(events, "approval.requested")[0]
+        alias = key_of("approval", "a", "s", "t2")
+        pointer = await penstock.bus.bucket("aliases").get(alias)
+    assert types(events)[-2:] == ["approval.requested", "lifecycle.paused"]
+    assert events[-1].data == {
+        "reason": "approval_required",
+        "approval_id": approval.approval_id,
+    }
+    assert approval.status == "pending"
+    assert approval.items == requested.data["items"]
+    assert approval.digest == requested.data["digest"]
+    assert [item["kind"] for item in approval.items] == ["confirmation", "input"]
+    assert (approval.agent, approval.session_id, approval.user_id) == ("a", "s", "u1")
+    assert pointer is not None
+    assert orjson.loads(pointer.value or b"") == {
+        "approval_id": approval.approval_id,
+        "run_id": approval.run_id,
+        "leg": 1,
+        "item_id": "t2",
+    }
+
+
+async def test_a_decision_is_told_and_sent_on(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock, confirmation("t1"), confirmation("t2"))
+        request = DecideRequest(
+            by="ada",
+            note="only the first",
+            items=[
+                Decided(item_id="t1", decision="approve", note="mine"),
+                Decided(item_id="t2", decision="reject"),
+            ],
+        )
+        reply = await penstock.ask(approval.approval_id, request)
+        *_, decided = await penstock.events_until(approval.run_id, "approval.decided")
+        await eventually(lambda: sent(penstock, approval.run_id))
+        (command,) = await continues(penstock, approval.run_id)
+        await eventually(lambda: outbox_is_empty(penstock))
+    assert reply.status == 200
+    assert reply.approval is not None
+    assert reply.approval.status == "decided"
+    assert decided.data == {
+        "approval_id": approval.approval_id,
+        "outcome": "mixed",
+        "by": "ada",
+        "automatic": False,
+        "note": "only the first",
+        "items": [
+            {"item_id": "t1", "decision": "approve", "note": "mine"},
+            {"item_id": "t2", "decision": "reject"},
+        ],
+    }
+    assert command.leg == 2
+    assert [(item.item_id, item.decision, item.note) for item in command.items] == [
+        ("t1", "approve", "mine"),
+        ("t2", "reject", "only the first"),
+    ]
+
+
+async def test_of_many_decisions_at_once_one_wins(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), TWO, outbox_s=0.2) as penstock:
+        approval = await pause(penstock)
+
+        async def try_to(number: int) -> int:
+            decision = "approve" if number % 2 else "reject"
+            body = {"items": [{"item_id": "t1", "decision": decision}], "by": f"person {number}"}
+            if number % 3:
+                request = DecideRequest.model_validate(body)
+                return (await penstock.ask(approval.approval_id, request)).status
+            path = f"/v1/approvals/{approval.approval_id}/decision"
+            return (await penstock.http.post(path, json=body)).status_code
+
+        statuses = await asyncio.gather(*(try_to(number) for number in range(24)))
+        *_, told = await penstock.events_until(approval.run_id, "approval.decided")
+        await eventually(lambda: outbox_is_empty(penstock))
+        stands = await penstock.approval(approval.approval_id)
+        commands = await continues(penstock, approval.run_id)
+        said = await penstock.raw(approval.run_id, "approvals")
+    assert sorted(statuses) == [200] + [409] * 23
+    assert stands.decision is not None
+    assert told.data["by"] == stands.decision.by
+    assert {command.items[0].decision for command in commands} == {
+        stands.decision.items[0].decision
+    }
+    kinds = [orjson.loads(frame.payload)["type"] for frame in said]
+    assert kinds == ["lifecycle.paused", "approval.decided"]
+
+
+async def test_a_later_decision_is_told_what_stands(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        await penstock.ask(approval.approval_id, YES)
+        late = await penstock.decide(approval.approval_id, "reject")
+    assert late.status == 409
+    assert "decided already" in late.detail
+    assert late.approval is not None
+    assert late.approval.decision is not None
+    assert late.approval.decision.by == "ada"
+
+
+@pytest.mark.parametrize("approval_id", ["00000000-0000-4000-8000-000000000000", "x"])
+async def test_nobody_decides_what_there_is_not(nats: NatsServer, approval_id: str) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        reply = await penstock.ask(approval_id, YES)
+    assert reply.status == 404
+
+
+async def test_a_decision_that_does_not_fit_changes_nothing(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock, user_input())
+        misfits = [
+            DecideRequest(items=[]),
+            DecideRequest(items=[Decided(item_id="t2", decision="approve")]),
+            DecideRequest(items=[Decided(item_id="t1", decision="approve", value={"to": 1})]),
+            DecideRequest(items=[Decided(item_id="t1", decision="reject")]),
+        ]
+        replies = [await penstock.ask(approval.approval_id, misfit) for misfit in misfits]
+        stands = await penstock.approval(approval.approval_id)
+    assert [reply.status for reply in replies] == [422] * 4
+    assert all("t1" in reply.detail or "t2" in reply.detail for reply in replies)
+    assert stands == approval
+
+
+async def test_a_decision_about_another_request_than_was_shown_is_refused(
+    nats: NatsServer,
+) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        other = YES.model_copy(update={"digest": "sha256:of-another"})
+        same = YES.model_copy(update={"digest": approval.digest})
+        refused = await penstock.ask(approval.approval_id, other)
+        taken = await penstock.ask(approval.approval_id, same)
+    assert (refused.status, taken.status) == (409, 200)
+    assert "digest" in refused.detail
+
+
+async def test_a_request_of_a_run_that_ends_is_withdrawn(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        await end(penstock, approval.run_id)
+        events = await penstock.events_until(approval.run_id, "approval.withdrawn")
+        reply = await penstock.ask(approval.approval_id, YES)
+        stands = await penstock.approval(approval.approval_id)
+        commands = await continues(penstock, approval.run_id)
+    assert types(events)[-2:] == ["lifecycle.cancelled", "approval.withdrawn"]
+    assert stands.status == "withdrawn"
+    assert reply.status == 409
+    assert "withdrawn" in reply.detail
+    assert not commands
+
+
+async def test_a_request_of_a_run_that_ended_before_anybody_looked_is_withdrawn(
+    nats: NatsServer,
+) -> None:
+    async with pipeline(nats.url, Config(), WITHOUT) as penstock:
+        run_id = await start_and_pause(penstock)
+        await end(penstock, run_id)
+        await penstock.ended(run_id)
+        async with pipeline(nats.url, Config(), (ApprovalsService,)):
+            *_, withdrawn = await penstock.events_until(run_id, "approval.withdrawn")
+            stands = await penstock.approval(withdrawn.data["approval_id"])
+    assert stands.status == "withdrawn"
+
+
+async def test_what_was_decided_by_one_that_died_is_sent_on_by_another(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE, outbox_s=0.1) as penstock:
+        approval = await pause(penstock)
+        dead = Approvals(penstock.bus, "approvals-dead")
+        assert (await dead.decide(approval.approval_id, YES)).status == 200
+        await penstock.events_until(approval.run_id, "approval.decided")
+        await eventually(lambda: outbox_is_empty(penstock))
+        commands = await continues(penstock, approval.run_id)
+    assert len(commands) == 1
+
+
+async def test_a_decision_that_is_sent_on_again_is_said_and_stored_once(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        await penstock.ask(approval.approval_id, YES)
+        await eventually(lambda: sent(penstock, approval.run_id))
+        again = Approvals(penstock.bus, "approvals-again")
+        await asyncio.gather(*(again.send_on(approval.approval_id) for _ in range(5)))
+        commands = await continues(penstock, approval.run_id)
+        said = await penstock.raw(approval.run_id, "approvals")
+    assert len(commands) == 1
+    assert len(said) == 2
+
+
+async def test_a_decision_that_was_never_taken_leaves_the_outbox(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "ABANDONED_S", 0.5)
+    async with pipeline(nats.url, Config(), ONE, outbox_s=0.1) as penstock:
+        approval = await pause(penstock)
+        bucket = penstock.bus.bucket("approvals")
+        await bucket.put(f"outbox.{approval.approval_id}", str(time.time()).encode())
+        await eventually(lambda: outbox_is_empty(penstock))
+        assert not await continues(penstock, approval.run_id)
+        assert (await penstock.ask(approval.approval_id, YES)).status == 200
+
+
+async def test_an_event_that_is_delivered_again_changes_nothing(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        await end(penstock, approval.run_id)
+        await penstock.events_until(approval.run_id, "approval.withdrawn")
+        again = Approvals(penstock.bus, "approvals-again")
+        pattern = subjects.events_of_run(approval.run_id)
+        for _ in range(2):
+            async for stored in direct.replay(penstock.bus, streams.EVENTS, pattern):
+                if stored.headers["ce-type"] in ("approval.requested", "lifecycle.cancelled"):
+                    await again.on_event(stored)
+        other = await pause(penstock)
+        await penstock.events_until(other.run_id, "lifecycle.paused")
+        stored_types = [
+            stored.headers["ce-type"]
+            async for stored in direct.replay(penstock.bus, streams.EVENTS, pattern)
+        ]
+    assert stored_types.count("approval.withdrawn") == 1
+    assert stored_types.count("lifecycle.paused") == 1
+
+
+async def test_a_withdrawal_whose_teller_died_is_told_by_another(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        withdrawn = approval.model_copy(
+            update={"status": "withdrawn", "reason": "the run has ended"}
+        )
+        await penstock.bus.bucket("approvals").put(approval.approval_id, withdrawn.dump())
+        await end(penstock, approval.run_id)
+        *_, last = await penstock.events_until(approval.run_id, "approval.withdrawn")
+    assert last.data["reason"] == "the run has ended"
+
+
+async def test_two_services_share_requests_and_decisions(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), TWO) as penstock:
+        approvals = [await pause(penstock) for _ in range(10)]
+        replies = await asyncio.gather(
+            *(penstock.ask(approval.approval_id, YES) for approval in approvals)
+        )
+        for approval in approvals:
+            await penstock.events_until(approval.run_id, "approval.decided")
+        await eventually(lambda: outbox_is_empty(penstock))
+        counts = [len(await continues(penstock, approval.run_id)) for approval in approvals]
+    assert [reply.status for reply in replies] == [200] * 10
+    assert counts == [1] * 10
+
+
+async def test_a_request_over_core_that_is_no_decision_is_refused(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock)
+        answers = [
+            await penstock.bus.request(subjects.decide(approval.approval_id), payload, 5)
+            for payload in (b"", b"{", b'{"items": [{"item_id": "t1", "decision": "maybe"}]}')
+        ]
+        stands = await penstock.approval(approval.approval_id)
+    assert [orjson.loads(answer.data)["status"] for answer in answers] == [422] * 3
+    assert stands.status == "pending"

@@ -1,0 +1,118 @@
+"""Whether a decision fits its request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
+from penstock_approvals.rules import Unfit, check, outcome
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+}
+
+
+def approval(*items: dict[str, Any]) -> ApprovalRecord:
+    return ApprovalRecord(
+        approval_id="p",
+        run_id="r",
+        agent="a",
+        session_id="s",
+        user_id="u",
+        leg=1,
+        digest="sha256:0",
+        items=list(items),
+        requested_at="2026-11-20T10:00:00.000Z",
+        updated_at="2026-11-20T10:00:00.000Z",
+    )
+
+
+def asked(item_id: str, kind: str = "confirmation", **fields: Any) -> dict[str, Any]:
+    return {"item_id": item_id, "kind": kind, **fields}
+
+
+def request(*items: tuple[str, str] | tuple[str, str, Any]) -> DecideRequest:
+    return DecideRequest(
+        items=[
+            Decided.model_validate(dict(zip(("item_id", "decision", "value"), item, strict=False)))
+            for item in items
+        ]
+    )
+
+
+def test_every_item_is_decided_by_itself() -> None:
+    check(approval(asked("1"), asked("2")), request(("1", "approve"), ("2", "reject")))
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ([("1", "approve")], "not decided: 2"),
+        ([], "not decided: 1, 2"),
+        ([("1", "approve"), ("2", "approve"), ("3", "approve")], "no item 3"),
+        ([("1", "approve"), ("2", "approve"), ("1", "reject")], "item 1 is decided 2 times"),
+    ],
+    ids=["one missing", "all missing", "one too many", "one twice"],
+)
+def test_all_items_and_nothing_else_must_be_decided(items: list[Any], words: str) -> None:
+    with pytest.raises(Unfit, match=words):
+        check(approval(asked("1"), asked("2")), request(*items))
+
+
+@pytest.mark.parametrize("kind", ["input", "feedback", "selection", "credential"])
+def test_what_can_only_be_answered_cannot_be_rejected(kind: str) -> None:
+    with pytest.raises(Unfit, match="cannot be rejected"):
+        check(approval(asked("1", kind)), request(("1", "reject")))
+
+
+@pytest.mark.parametrize(
+    "kind", ["input", "feedback", "selection", "credential", "external", "long_running"]
+)
+def test_what_is_asked_for_a_value_needs_one(kind: str) -> None:
+    with pytest.raises(Unfit, match="needs a value"):
+        check(approval(asked("1", kind)), request(("1", "approve")))
+    check(approval(asked("1", kind)), request(("1", "approve", {"any": "thing"})))
+
+
+@pytest.mark.parametrize("kind", ["confirmation", "external", "long_running", "review"])
+def test_what_would_run_can_be_rejected_without_a_value(kind: str) -> None:
+    check(approval(asked("1", kind, input_schema=SCHEMA)), request(("1", "reject")))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"city": 1}, r"value\['city'\]: 1 is not of type 'string'"),
+        ({"days": 3}, "'city' is a required property"),
+        ("Rome", "is not of type 'object'"),
+        ({"city": "Rome", "days": "many"}, r"value\['days'\]"),
+    ],
+)
+def test_a_value_must_fit_the_schema(value: Any, words: str) -> None:
+    wanted = approval(asked("1", "input", input_schema=SCHEMA))
+    with pytest.raises(Unfit, match=words):
+        check(wanted, request(("1", "approve", value)))
+    check(wanted, request(("1", "approve", {"city": "Rome"})))
+
+
+def test_a_schema_that_is_none_is_left_to_the_upstream() -> None:
+    broken = asked("1", "input", input_schema={"type": "no such type"})
+    check(approval(broken), request(("1", "approve", 1)))
+
+
+@pytest.mark.parametrize(
+    ("decisions", "together"),
+    [
+        (["approve"], "approved"),
+        (["approve", "approve"], "approved"),
+        (["reject", "reject"], "rejected"),
+        (["reject", "approve"], "mixed"),
+    ],
+)
+def test_items_together_make_the_outcome(decisions: list[str], together: str) -> None:
+    items = [(str(number), decision) for number, decision in enumerate(decisions)]
+    assert outcome(request(*items).items) == together
