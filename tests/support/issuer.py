@@ -74,12 +74,13 @@ def token(secret: str = SECRET, algorithm: str = "HS256", **claims: Any) -> str:
 
 
 class JwksServer:
-    """Publishes `keys`. It can answer anything else, or nothing: `status`, `body`, `stalled`."""
+    """Publishes `keys`. It can answer anything else, or nothing: `status`, `body`, `location`."""
 
     def __init__(self) -> None:
         self.keys: list[Key] = []
         self.status = 200
         self.body: bytes | None = None
+        self.location = ""
         self.reads = 0
         self.answering = asyncio.Event()
         self.answering.set()
@@ -94,7 +95,8 @@ class JwksServer:
         self.reads += 1
         await self.answering.wait()
         document = orjson.dumps({"keys": [key.jwk for key in self.keys]})
-        return Response(self.body or document, self.status, media_type="application/json")
+        headers = {"location": self.location} if self.location else {}
+        return Response(self.body or document, self.status, headers, "application/json")
 
     async def start(self) -> None:
         """Listen."""

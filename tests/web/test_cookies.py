@@ -103,6 +103,12 @@ async def test_a_token_that_does_not_hold_is_no_way_to_log_in(guarded: Guarded, 
     assert "set-cookie" not in response.headers
 
 
+async def test_a_token_that_outlives_the_calendar_breaks_nothing(guarded: Guarded) -> None:
+    response = await guarded.http.post("/v1/login", headers=bearer(token(exp=10**30)))
+    assert response.status_code == 200
+    assert response.json()["expires_at"].startswith("9999-12-31")
+
+
 async def test_a_token_that_no_browser_would_keep_is_not_made_a_cookie(guarded: Guarded) -> None:
     response = await guarded.http.post("/v1/login", headers=bearer(token(padding="x" * 4000)))
     assert response.status_code == 422

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from penstock.web.auth.grants import Grant, covers
-from penstock.web.auth.identity import ANONYMOUS, NOBODY, Identity, act_as, check_owner, require
+from penstock.web.auth.identity import (
+    ANONYMOUS,
+    NOBODY,
+    Identity,
+    act_as,
+    check_owner,
+    check_run,
+    require,
+)
 from penstock.web.auth.scopes import DEFAULT, SCOPES, Permission
 from penstock.web.problems import Problem
 
@@ -126,6 +134,19 @@ def test_all_limits_hold_together() -> None:
 
 def test_a_whole_run_needs_all_subjects() -> None:
     assert refuses(Grant("t", subjects=("llm.*",), runs=("r1",))) == 403
+
+
+def test_a_run_is_there_for_its_owner_within_the_limits_of_the_token() -> None:
+    limited = Identity("alice", frozenset({"read"}), "stream_token", grant=Grant("t", runs=("r1",)))
+    check_run(ALICE, "alice", "r2", "s1")
+    check_run(limited, "alice", "r1", "s1")
+    for identity, owner, run_id in ((ALICE, "bob", "r1"), (limited, "bob", "r1")):
+        with pytest.raises(Problem) as refused:
+            check_run(identity, owner, run_id, "s1")
+        assert (status_of(refused), refused.value.detail) == (404, "there is no run r1")
+    with pytest.raises(Problem) as refused:
+        check_run(limited, "alice", "r2", "s1")
+    assert (status_of(refused), refused.value.detail) == (404, "there is no run r2")
 
 
 def test_a_session_needs_its_limit_and_no_limit_of_runs() -> None:

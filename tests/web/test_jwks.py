@@ -9,6 +9,8 @@ from typing import Any
 import jwt
 import orjson
 import pytest
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from jwt.algorithms import RSAAlgorithm
 
 from penstock.web.auth.jwks import JwksFailure, usable
 from support.guarded import Guarded
@@ -115,6 +117,19 @@ async def test_without_any_keys_the_answer_is_503_and_says_to_try_again(
     assert issuer.url not in response.text
 
 
+async def test_keys_are_not_fetched_from_where_a_redirect_points(
+    make_guarded: MakeGuarded, issuer: JwksServer, rsa_key: Key
+) -> None:
+    elsewhere = JwksServer()
+    elsewhere.keys = [rsa_key]
+    await elsewhere.start()
+    issuer.status, issuer.location = 302, elsewhere.url
+    guarded = await make_guarded(jwks_url=issuer.url)
+    assert await status(guarded, rsa_key) == 503
+    assert elsewhere.reads == 0
+    await elsewhere.stop()
+
+
 async def test_an_issuer_that_is_away_is_not_asked_with_every_request(
     make_guarded: MakeGuarded, issuer: JwksServer, rsa_key: Key
 ) -> None:
@@ -208,6 +223,13 @@ def test_a_key_that_does_not_fit_is_left_out(rsa_key: Key, change: dict[str, Any
     assert list(usable(document({**good, **change}, good), ["RS256"])) == [("rsa-1", "RS256")]
     with pytest.raises(JwksFailure, match="no key for RS256"):
         usable(document({**good, **change}), ["RS256"])
+
+
+def test_a_private_key_that_was_published_is_left_out(rsa_key: Key) -> None:
+    assert isinstance(rsa_key.private, RSAPrivateKey)
+    private = RSAAlgorithm.to_jwk(rsa_key.private, as_dict=True)
+    with pytest.raises(JwksFailure):
+        usable(document({**private, "kid": "p", "key_ops": None}), ["RS256"])
 
 
 def test_an_rsa_key_that_is_too_short_is_left_out() -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from penstock.web.auth.auth import Auth
 from penstock.web.auth.config import AuthConfig
-from penstock.web.auth.identity import Identity, act_as, check_owner, identity_of, require
+from penstock.web.auth.identity import (
+    Identity,
+    act_as,
+    check_owner,
+    check_run,
+    identity_of,
+    require,
+)
 from penstock.web.auth.middleware import protection
 from penstock.web.auth.redact import redact_logs
 from penstock.web.auth.routes import auth_routes
@@ -20,6 +27,7 @@ __all__ = [
     "act_as",
     "auth_routes",
     "check_owner",
+    "check_run",
     "identity_of",
     "protection",
     "redact_logs",

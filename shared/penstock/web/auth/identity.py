@@ -65,6 +65,16 @@ def check_owner(identity: Identity, owner: str, what: str) -> None:
         raise Problem(404, f"there is no {what}")
 
 
+def check_run(identity: Identity, owner: str, run_id: str, session_id: str) -> None:
+    """Raises Problem 404 for a run that the caller does not see, or its stream token not.
+
+    403 for a stream token of some subjects only.
+    """
+    check_owner(identity, owner, f"run {run_id}")
+    if identity.grant is not None:
+        identity.grant.check_run(run_id, session_id)
+
+
 def act_as(identity: Identity, wanted: str | None) -> str:
     """The user that a request is for: the caller, or whom it names and may act for.
 

@@ -22,6 +22,7 @@ from penstock.web.problems import Problem
 
 DAY_S: Final = 24 * 3600.0
 MAX_BODY_BYTES: Final = 64 * 1024
+LAST_S: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 Subject = Annotated[str, Field(pattern=r"^(\*|[a-z_]{1,64})\.(\*|[a-z_]{1,64})$")]
@@ -139,7 +140,7 @@ def _time(at_s: float | None) -> str | None:
     """ISO 8601 in UTC; what is beyond the calendar is the calendar's end."""
     if at_s is None:
         return None
-    at = datetime.fromtimestamp(min(at_s, datetime.max.timestamp()), UTC)
+    at = datetime.fromtimestamp(min(at_s, LAST_S), UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
