@@ -326,7 +326,7 @@ async def test_parts_that_are_no_text_are_not_judged_as_text(edge: Client) -> No
 
 
 async def test_an_unknown_app_is_404(edge: Client) -> None:
-    for name in ("nobody", "helper", "demo"):  # ours, and another protocol's, are not ADK apps
+    for name in ("nobody", "helper"):  # an ADK agent is known by its upstream's name alone
         answer = await edge.post("/run_sse", json=changed(appName=name))
         assert answer.status_code == 404
         assert name in answer.json()["detail"]

@@ -1,4 +1,4 @@
-"""The body of POST /run_sse: what adk-streaming.md asks of it, and the answers that are in it."""
+"""The body of /run_sse and /run: what adk-streaming.md asks of it, and the answers in it. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from penstock.bus.records import Decided
 
 REQUEST_PREFIX: Final = "adk_request_"
-CONFIRMATION: Final = "confirmation"
+# The kinds that ADK's clients are asked by `adk_request_confirmation`.
+CONFIRMED: Final = frozenset({"confirmation", "review"})
 # ADK's ToolConfirmation forbids every other key
 CONFIRMATION_KEYS: Final = frozenset({"confirmed", "payload", "hint"})
+# The parts of a message that any agent can be given.
+PORTABLE: Final = frozenset({"text", "functionResponse", "function_response"})
 
 
 class InvalidRequest(ValueError):
@@ -115,14 +118,33 @@ def answers_of(request: RunAgentRequest) -> list[Answer]:
     return answers
 
 
-def decided(answer: Answer, kind: str) -> Decided:
-    """The decision that an answer is, for a request of that kind (approval.requested's).
+def require_portable(request: RunAgentRequest) -> None:
+    """Raises InvalidRequest for what only an ADK agent can be given: it would be lost."""
+    errors = [
+        _error("not_portable", _part(index, key), f"an agent that is no ADK agent takes no {key}")
+        for index, part in enumerate(request.new_message.parts)
+        for key, value in part.items()
+        if value is not None and key not in PORTABLE
+    ]
+    if request.state_delta:
+        text = "an agent that is no ADK agent takes no state"
+        errors.append(_error("not_portable", ("stateDelta",), text))
+    if errors:
+        raise InvalidRequest(errors)
+
+
+def decided(answer: Answer, asked: dict[str, Any], *, as_sent: bool) -> Decided:
+    """The decision that an answer is; `asked`: the item of approval.requested.
+
+    `as_sent`: the value goes back to an ADK server, as it is. Any other upstream is given what
+    ADK's clients wrap as `{"result": …}`, since a response must be an object.
 
     Raises InvalidRequest where a confirmation does not say `confirmed`: nothing else is a yes.
     """
     response = _unwrapped(answer.response)
-    if kind != CONFIRMATION:
-        return Decided(item_id=answer.id, decision="approve", note=None, value=response)
+    if asked.get("kind", "confirmation") not in CONFIRMED:
+        value = response if as_sent else _bare(response, asked.get("input_schema"))
+        return Decided(item_id=answer.id, decision="approve", note=None, value=value)
     where = ("newMessage", "parts", "functionResponse", "response")
     if not isinstance(response, dict) or not isinstance(response.get("confirmed"), bool):
         raise _invalid("confirmed", where, "confirmed must be true or false")
@@ -130,6 +152,14 @@ def decided(answer: Answer, kind: str) -> Decided:
         raise _invalid("extra_forbidden", where, f"unknown keys: {', '.join(unknown)}")
     decision: Literal["approve", "reject"] = "approve" if response["confirmed"] else "reject"
     return Decided(item_id=answer.id, decision=decision, note=None, value=response.get("payload"))
+
+
+def _bare(response: Any, schema: Any) -> Any:
+    """What stands in `{"result": …}`, unless the answer has a field of that name."""
+    if not isinstance(response, dict) or set(response) != {"result"}:
+        return response
+    fields = schema.get("properties", {}) if isinstance(schema, dict) else {}
+    return response if "result" in fields else response["result"]
 
 
 def _unwrapped(response: Any) -> Any:
@@ -149,4 +179,8 @@ def _part(index: int, key: str) -> tuple[str | int, ...]:
 
 
 def _invalid(type: str, loc: tuple[str | int, ...], text: str) -> InvalidRequest:
-    return InvalidRequest([{"type": type, "loc": ["body", *loc], "msg": text}])
+    return InvalidRequest([_error(type, loc, text)])
+
+
+def _error(type: str, loc: tuple[str | int, ...], text: str) -> dict[str, Any]:
+    return {"type": type, "loc": ["body", *loc], "msg": text}

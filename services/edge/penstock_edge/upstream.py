@@ -19,6 +19,7 @@ _UPSTREAM_ERROR = re.compile(rb'\s*\{\s*"error"\s*:')
 
 
 BODY = frozenset({"bytes", "part"})
+INTERRUPTED = "The stream was interrupted; the run goes on"
 
 
 def is_raw(stored: Stored) -> bool:
@@ -104,7 +105,7 @@ class LegEncoding(Encoding):
 
     def cut(self) -> list[bytes]:
         """An error frame: there is no cursor here, and a clean end would look like success."""
-        return self._error(_stream_error("The stream was interrupted; the run goes on"), now())
+        return self._error(_stream_error(INTERRUPTED), now())
 
     def _end(self, raw: RawFrame) -> list[bytes]:
         if orjson.loads(raw.payload or b"{}").get("outcome") == "cancelled":

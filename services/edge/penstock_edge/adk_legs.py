@@ -1,0 +1,182 @@
+"""What a RunAgentRequest asks for: a new run, or the next leg of one whose pause it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+
+from penstock.bus import OutcomeUnknown
+from penstock.bus.messages import FIRST
+from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
+from penstock.bus.subjects import decide, key_of
+from penstock.settings import AgentConfig
+from penstock.web.bodies import read_body, require_json
+from penstock.web.problems import Problem
+from penstock_edge import adk_request
+from penstock_edge.adk_request import Answer, InvalidRequest, RunAgentRequest
+from penstock_edge.adk_surface import ADK, app_of
+from penstock_edge.adk_views import encoded_leg_view
+from penstock_edge.edge import Edge
+from penstock_edge.locate import Place, lifecycle_of, place_of_new
+from penstock_edge.start import Start
+from penstock_edge.views import View, leg_view
+
+LOOKUP_S: Final = 2.0
+LOOKUP_RETRY_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """What KV knows of a pending request's foreign id."""
+
+    approval_id: str
+    run_id: str
+    leg: int
+    item_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLeg:
+    """A leg that was asked for, and where it is read from."""
+
+    agent: AgentConfig
+    run_id: str
+    number: int
+    place: Place
+
+    def view(self, *, streaming: bool) -> View:
+        """The leg in ADK's events: an ADK upstream's bytes as they are, any other's encoded."""
+        timeout_s = self.agent.timeout_s
+        if self.agent.protocol == ADK:
+            return leg_view(self.run_id, self.number, timeout_s)
+        return encoded_leg_view(self.run_id, self.number, timeout_s, streaming=streaming)
+
+
+class AdkLegs:
+    """Opens the legs that RunAgentRequests ask for."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    async def open(self, request: Request) -> tuple[RunAgentRequest, OpenedLeg]:
+        """The request's body, and the leg. Raises Problem where there is nothing to be run."""
+        require_json(request)
+        body = await read_body(request, self._edge.settings.max_body_bytes)
+        try:
+            asked = adk_request.parse(body)
+            agent = app_of(self._edge.config, asked.app_name)
+            if agent.protocol != ADK:
+                adk_request.require_portable(asked)
+            answers = adk_request.answers_of(asked)
+            aliases = await self._pending(agent, asked, answers)
+            if aliases:
+                return asked, await self._decide(agent, asked, answers, aliases)
+        except InvalidRequest as error:
+            raise Problem(422, str(error), errors=error.errors) from error
+        return asked, await self._start(agent, asked, body)
+
+    async def _start(self, agent: AgentConfig, asked: RunAgentRequest, body: bytes) -> OpenedLeg:
+        edge = self._edge
+        native = agent.protocol == ADK
+        place = await place_of_new(edge.bus, over_raw=native)
+        start = Start(
+            agent,
+            adk_request.text_of(asked),
+            asked.session_id,
+            asked.user_id,
+            body=body.decode() if native else None,
+        )
+        started = await edge.starter.start(start)
+        return OpenedLeg(agent, started.record.run_id, 1, place)
+
+    async def _pending(
+        self, agent: AgentConfig, asked: RunAgentRequest, answers: Sequence[Answer]
+    ) -> list[Alias]:
+        """The pending requests that are answered: one for each answer, or none at all.
+
+        The id decides, whatever the name. Raises Problem 404 for an answer to a request of ADK's
+        own that nobody knows: forwarded, it would be a way around the approval. Agents that are
+        no ADK agents are forwarded no answer at all.
+        """
+        known = [agent.protocol != ADK or answer.to_request for answer in answers]
+        aliases = await self._lookup(agent, asked, answers)
+        if any(known):
+            # the answer may be faster than the record of what it answers
+            deadline = asyncio.get_running_loop().time() + LOOKUP_S
+            while None in aliases and asyncio.get_running_loop().time() < deadline:
+                await asyncio.sleep(LOOKUP_RETRY_S)
+                aliases = await self._lookup(agent, asked, answers)
+        found = [alias for alias in aliases if alias is not None]
+        for answer, alias, must_be_known in zip(answers, aliases, known, strict=True):
+            if alias is None and must_be_known:
+                raise Problem(404, f"no request with the id {answer.id[:128]!r} is pending")
+        if found and len(found) < len(asked.new_message.parts):
+            raise Problem(422, "newMessage.parts: answers to a pause come with nothing else")
+        if len({alias.approval_id for alias in found}) > 1:
+            raise Problem(422, "newMessage.parts: the answers belong to different pauses")
+        return found
+
+    async def _lookup(
+        self, agent: AgentConfig, asked: RunAgentRequest, answers: Sequence[Answer]
+    ) -> list[Alias | None]:
+        async def alias_of(answer: Answer) -> Alias | None:
+            key = key_of("approval", agent.id, asked.session_id, answer.id)
+            entry = await self._edge.bus.bucket("aliases").get(key)
+            if entry is None or entry.value is None:
+                return None
+            known = orjson.loads(entry.value)
+            return Alias(known["approval_id"], known["run_id"], known["leg"], known["item_id"])
+
+        return await asyncio.gather(*(alias_of(answer) for answer in answers))
+
+    async def _decide(
+        self,
+        agent: AgentConfig,
+        asked: RunAgentRequest,
+        answers: Sequence[Answer],
+        aliases: Sequence[Alias],
+    ) -> OpenedLeg:
+        """Hand the decision to the approvals service; the leg that follows is the answer."""
+        edge = self._edge
+        approval_id, run_id = aliases[0].approval_id, aliases[0].run_id
+        items = await self._items(approval_id)
+        decided = [
+            adk_request.decided(answer, items.get(answer.id, {}), as_sent=agent.protocol == ADK)
+            for answer in answers
+        ]
+        place = await self._place_of_next_leg(agent, run_id)
+        request = DecideRequest(by=asked.user_id, items=decided)
+        try:
+            answer = await edge.bus.request(decide(approval_id), request.dump())
+        except OutcomeUnknown as error:
+            text = "it is not known whether the decision was taken; ask for the approval's state"
+            raise Problem(503, text) from error
+        reply = DecideReply.model_validate_json(answer.data)
+        if reply.status != 200:
+            raise Problem(reply.status, reply.detail)
+        return OpenedLeg(agent, run_id, aliases[0].leg + 1, place)
+
+    async def _items(self, approval_id: str) -> dict[str, dict[str, Any]]:
+        """What was asked, by item id."""
+        entry = await self._edge.bus.bucket("approvals").get(approval_id)
+        if entry is None or entry.value is None:
+            raise Problem(404, f"there is no approval {approval_id}")
+        record = ApprovalRecord.model_validate_json(entry.value)
+        return {item["item_id"]: item for item in record.items}
+
+    async def _place_of_next_leg(self, agent: AgentConfig, run_id: str) -> Place:
+        """Of frames: after all that there are. Of events: the run's start, to be encoded anew."""
+        paused = await lifecycle_of(self._edge.bus, run_id)
+        place = await place_of_new(self._edge.bus, over_raw=agent.protocol == ADK)
+        if paused is None:
+            return place
+        if agent.protocol == ADK:
+            # the run's end is looked for from its pause on
+            return Place(place.start, paused.sequence)
+        first = int(paused.headers.get(FIRST, paused.sequence))
+        return Place(first, first)
