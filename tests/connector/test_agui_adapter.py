@@ -19,7 +19,13 @@ from support.nats import NatsServer
 CLIENT = httpx.AsyncClient()  # nothing here calls anybody
 USER = {"id": "run-1-user", "role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
-ASKED = {"id": "m1", "role": "assistant", "toolCalls": [CALL]}
+ASKED = {"id": "c1-call", "role": "assistant", "toolCalls": [CALL]}
+ASKING: list[dict[str, Any]] = [
+    {"type": "TOOL_CALL_START", "toolCallId": "c1", "toolCallName": "search"},
+    {"type": "TOOL_CALL_ARGS", "toolCallId": "c1", "delta": "{}"},
+    {"type": "TOOL_CALL_END", "toolCallId": "c1"},
+    {"type": "STATE_SNAPSHOT", "snapshot": {"n": 2}},
+]
 SCHEMA: dict[str, Any] = {"properties": {"approved": {}, "editedArgs": {}, "reason": {}}}
 
 
@@ -59,22 +65,24 @@ async def started(
 
 
 async def resumed(
-    upstream: AguiUpstream, items: dict[str, Any], *decided: Decided, **resume: Any
+    upstream: AguiUpstream, items: dict[str, Any], *decided: Decided, **given: Any
 ) -> dict[str, Any]:
-    """The request of leg 2, after a pause for these items."""
+    """The request of leg 2, after a leg that asked for a call, and a pause for these items."""
+    call, _ = await started(upstream, start(message="hi", input=given))
+    await upstream.closed(agent(), call, hear(upstream, *ASKING))
     record = PauseRecord(
         run_id="run-1",
         approval_id="ap",
         leg=1,
         protocol="agui",
         fold={},
-        resume={"thread_id": "s", "items": items, "messages": [ASKED], **resume},
+        resume={"thread_id": "s", "items": items},
     )
     command = ContinueCommand(
         run_id="run-1", agent="a", session_id="s", leg=2, approval_id="ap", items=list(decided)
     )
-    call = await upstream.resume(CLIENT, agent(), command, record)
-    body: dict[str, Any] = orjson.loads(call.content)
+    again = await upstream.resume(CLIENT, agent(), command, record)
+    body: dict[str, Any] = orjson.loads(again.content)
     return body
 
 
@@ -161,7 +169,6 @@ async def test_a_confirmation_goes_back_as_the_schema_has_room(
     fields: dict[str, Any],
     payload: dict[str, Any],
 ) -> None:
-    await started(upstream, start(message="hi"))
     item = Decided(item_id="i1", **decision)
     body = await resumed(upstream, interrupt("confirmation", **fields), item)
     assert body["resume"] == [{"interruptId": "i1", "status": "resolved", "payload": payload}]
@@ -170,7 +177,6 @@ async def test_a_confirmation_goes_back_as_the_schema_has_room(
 async def test_an_input_goes_back_as_it_is_and_a_rejected_one_as_cancelled(
     upstream: AguiUpstream,
 ) -> None:
-    await started(upstream, start(message="hi"))
     answered = Decided(item_id="i1", decision="approve", value={"city": "Bonn"})
     body = await resumed(upstream, interrupt("input"), answered)
     assert body["resume"][0]["payload"] == {"city": "Bonn"}
@@ -179,9 +185,9 @@ async def test_an_input_goes_back_as_it_is_and_a_rejected_one_as_cancelled(
 
 
 async def test_a_graph_takes_its_answer_in_the_forwarded_props(upstream: AguiUpstream) -> None:
-    await started(upstream, start(message="hi", input={"forwardedProps": {"k": 1}}))
     item = Decided(item_id="interrupt", decision="approve", value="Bonn")
-    body = await resumed(upstream, {"interrupt": {"style": "command"}}, item)
+    how = {"interrupt": {"style": "command"}}
+    body = await resumed(upstream, how, item, forwardedProps={"k": 1})
     assert body["forwardedProps"] == {"k": 1, "command": {"resume": "Bonn"}}
 
 
@@ -199,7 +205,6 @@ async def test_a_graph_takes_its_answer_in_the_forwarded_props(upstream: AguiUps
 async def test_an_unanswered_call_is_answered_by_the_last_message(
     upstream: AguiUpstream, kind: str, decision: dict[str, Any], content: str
 ) -> None:
-    await started(upstream, start(message="hi"))
     how = {"c1": {"style": "tool", "tool_call_id": "c1", "kind": kind}}
     body = await resumed(upstream, how, Decided(item_id="c1", **decision))
     assert body["messages"] == [
@@ -214,10 +219,9 @@ async def test_a_continue_has_what_the_run_began_with_and_the_state_by_now(
     upstream: AguiUpstream,
 ) -> None:
     tools = [{"name": "search"}]
-    old = {"state": {"n": 1}, "tools": tools, "resume": [{"interruptId": "old"}]}
-    await started(upstream, start(message="hi", input=old))
+    old = [{"interruptId": "old"}]
     item = Decided(item_id="i1", decision="approve")
-    body = await resumed(upstream, interrupt("confirmation"), item, state={"n": 2})
+    body = await resumed(upstream, interrupt("confirmation"), item, tools=tools, resume=old)
     assert (body["threadId"], body["runId"]) == ("s", "run-1-2")
     assert (body["state"], body["tools"]) == ({"n": 2}, tools)
     assert [entry["interruptId"] for entry in body["resume"]] == ["i1"]

@@ -202,6 +202,13 @@ async def test_a_rejected_tool_never_runs(
     assert runs_of(server, file, upstreams) == 0
 
 
+async def test_a_long_conversation_waits_and_goes_on_too(penstock: Pipeline) -> None:
+    words = "long " * 120_000
+    run_id, asked = await paused(penstock, "pydantic-ai-approval", f"{words}{path()}")
+    events = await decided(penstock, run_id, asked, "reject")
+    assert only(events, "llm.tool_result")["outcome"] == "rejected"
+
+
 async def test_a_tool_runs_with_the_arguments_that_the_decision_gives(
     penstock: Pipeline, upstreams: dict[str, Upstream]
 ) -> None:

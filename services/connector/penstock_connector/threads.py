@@ -1,7 +1,8 @@
 """Conversations of AG-UI servers: most keep nothing, and must be told everything again.
 
-KV `threads`: `thread.<session key>` is a session's conversation and state, `request.<run>` what a
-run began with. Legs of one session run one after another, so that a plain write is enough.
+KV `threads`: `thread.<session key>` is a session's conversation and state, `run.<run id>` the
+request by which a run goes on. Legs of one session run one after another, so that a plain write is
+enough.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from penstock.bus import Bus, objects
 from penstock.dialects.agui.decode_transcript import merged
@@ -17,18 +18,14 @@ from penstock_connector.claims import patiently
 
 MAX_MESSAGES = 500  # of a conversation; the oldest turns go first
 
+_Request = TypeAdapter(dict[str, Any])
+
 
 class Thread(BaseModel):
     """A session as the server would have it: AG-UI messages, and the shared state."""
 
     messages: list[dict[str, Any]] = []
     state: Any = None
-
-
-class Request(BaseModel):
-    """The RunAgentInput of a run's first leg."""
-
-    body: dict[str, Any] = {}
 
 
 class Threads:
@@ -51,13 +48,13 @@ class Threads:
         await self._put(f"thread.{session}", thread.model_dump_json().encode())
 
     async def request(self, run_id: str) -> dict[str, Any]:
-        """What the run began with; empty when it is not known any more."""
-        kept = await self._get(f"request.{run_id}")
-        return Request.model_validate_json(kept).body if kept else {}
+        """The RunAgentInput of the run with what was said since; empty when it is not known."""
+        kept = await self._get(f"run.{run_id}")
+        return _Request.validate_json(kept) if kept else {}
 
     async def keep_request(self, run_id: str, body: dict[str, Any]) -> None:
-        """Before the upstream is called: its continues need it."""
-        await self._put(f"request.{run_id}", Request(body=body).model_dump_json().encode())
+        """Before the upstream is called, and when a leg of it is over."""
+        await self._put(f"run.{run_id}", _Request.dump_json(body))
 
     async def _get(self, key: str) -> bytes | None:
         async def read() -> bytes | None:

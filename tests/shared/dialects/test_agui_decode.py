@@ -301,15 +301,6 @@ def test_an_interrupt_of_a_graph_takes_anything() -> None:
     assert pause.resume["items"] == {"interrupt": {"style": "command"}}
 
 
-def test_the_pause_keeps_the_conversation_and_the_state() -> None:
-    delta = [{"op": "add", "path": "/n", "value": 1}]
-    pause = pause_of(run(event("STATE_DELTA", delta=delta), *said("hi"), *call(), finished()))
-    assert pause.resume["state"] == {"n": 1}
-    assert [message["role"] for message in pause.resume["messages"]] == ["assistant", "assistant"]
-    (asked,) = pause.resume["messages"][1]["toolCalls"]
-    assert asked["function"] == {"name": "search", "arguments": '{"q":1}'}
-
-
 def test_a_refused_call_of_which_nothing_is_said_gets_its_result_at_the_end() -> None:
     made = decoder()
     interrupts = [{"id": "i1", "reason": "tool_call", "toolCallId": "c1"}]

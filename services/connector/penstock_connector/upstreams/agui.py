@@ -28,6 +28,16 @@ from penstock_connector.upstreams.base import Attachment, Call
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """Whose leg a call opens: our run, its session, the run's id upstream, and the request."""
+
+    run_id: str
+    session: str
+    upstream_id: str | None
+    body: dict[str, Any]
+
+
 @dataclass(slots=True)
 class _Heard:
     """What a leg's stream has told so far."""
@@ -55,7 +65,8 @@ class AguiUpstream:
             body = _run_input(agent, command, await self._threads.thread(session))
             content = orjson.dumps(body)
         await self._threads.keep_request(command.run_id, body)
-        return _call(agent, body, content, session)
+        own = _Own(command.run_id, session, body.get("runId"), body)
+        return _call(agent, content, own)
 
     async def resume(
         self,
@@ -64,24 +75,24 @@ class AguiUpstream:
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """The run's own request again, with what it has said since, and the answers."""
+        """The run's own request again, with what was said since, and the answers."""
         kept, resume = await self._threads.request(command.run_id), pause.resume
+        run_id = kept.get("runId") or command.run_id
         body = {
             **_empty(agent),
             **kept,
             "threadId": resume.get("thread_id") or kept.get("threadId") or command.session_id,
-            "runId": f"{kept.get('runId') or command.run_id}-{command.leg}",
-            "messages": merged(_messages(kept), resume.get("messages", [])),
+            "runId": f"{run_id}-{command.leg}",
+            "messages": _messages(kept),
         }
-        body.pop("resume", None)  # of the request that was answered
-        if "state" in resume:
-            body["state"] = resume["state"]
+        body.pop("resume", None)  # of the leg before
         decided = {item.item_id: item for item in command.items}
         for item_id, how in resume.get("items", {}).items():
             if item_id in decided:
                 _ANSWERS[how["style"]](body, how, decided[item_id])
         session = session_key(command.user_id, agent.id, command.session_id)
-        return _call(agent, body, orjson.dumps(body), session)
+        own = _Own(command.run_id, session, run_id, body)
+        return _call(agent, orjson.dumps(body), own)
 
     async def cancel(self, client: httpx.AsyncClient, agent: AgentConfig, call: Call) -> bool:
         """Nothing to ask: closing the connection cancels the run."""
@@ -106,17 +117,19 @@ class AguiUpstream:
         return None
 
     async def closed(self, agent: AgentConfig, call: Call, seen: Attachment) -> None:
-        """The session's next run is told what was said in this one, however it ended.
+        """What was said, however the leg ended: for the run, if it waits, and for the session.
 
-        Calls without a result are left out: a run that waits for one brings it when it goes on.
+        The session is told no calls without a result: a run that waits for one brings it later.
         """
-        if isinstance(seen.notes, _Heard):
-            body = orjson.loads(call.content)
-            said = settled(merged(_messages(body), seen.notes.transcript.messages))
-            state = seen.notes.state.value
-            await self._threads.add(
-                call.thread, said, body.get("state") if state is None else state
-            )
+        own, heard = call.own, seen.notes
+        if not isinstance(own, _Own) or not isinstance(heard, _Heard):
+            return
+        messages = merged(_messages(own.body), heard.transcript.messages)
+        goes_on = {**own.body, "runId": own.upstream_id, "messages": messages}
+        if heard.state.value is not None:
+            goes_on["state"] = heard.state.value
+        await self._threads.keep_request(own.run_id, goes_on)
+        await self._threads.add(own.session, settled(messages), goes_on.get("state"))
 
 
 def client_tools(agent: AgentConfig, command: StartCommand) -> list[str]:
@@ -174,8 +187,9 @@ def _ends_with(messages: list[dict[str, Any]], text: str) -> bool:
     return last.get("role") == "user" and last.get("content") == text
 
 
-def _call(agent: AgentConfig, body: Mapping[str, Any], content: bytes, thread: str) -> Call:
-    return Call(agent.url, _HEADERS, content, body.get("runId"), body.get("threadId", ""), thread)
+def _call(agent: AgentConfig, content: bytes, own: _Own) -> Call:
+    run_id, thread_id = own.body.get("runId"), own.body.get("threadId", "")
+    return Call(agent.url, _HEADERS, content, run_id, thread_id, own)
 
 
 # how answers go back

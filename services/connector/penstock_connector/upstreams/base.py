@@ -22,7 +22,7 @@ class Call:
     content: bytes
     run_id: str | None = None
     session_id: str = ""
-    thread: str = ""  # under which the adapter keeps the conversation, if it does
+    own: Any = None  # the adapter's, for when the leg is over
 
 
 @dataclass(slots=True)

@@ -19,9 +19,7 @@ from penstock.dialects.agui.decode_cast import Cast
 from penstock.dialects.agui.decode_chunks import Chunks
 from penstock.dialects.agui.decode_pauses import Pauses
 from penstock.dialects.agui.decode_speech import Speech
-from penstock.dialects.agui.decode_state import State
 from penstock.dialects.agui.decode_tools import Tools
-from penstock.dialects.agui.decode_transcript import Transcript
 from penstock.dialects.agui.decode_usage import add_usage, usage_metrics
 from penstock.dialects.agui.decode_values import (
     loads,
@@ -62,8 +60,6 @@ class AguiDecoder:
         self._tools = Tools(self._cast, self._speech, agent.client_tools)
         self._pauses = Pauses(self._cast, self._tools)
         self._chunks = Chunks()
-        self._transcript = Transcript()
-        self._state = State()
         self._handlers = self._table()
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
@@ -79,10 +75,7 @@ class AguiDecoder:
         """The results of calls that the client ran: the upstream takes them without a word."""
         drafts: list[Draft] = []
         for item_id, decision in items.items():
-            said, message = self._pauses.decided(item_id, decision)
-            drafts += said
-            if message is not None:
-                self._transcript.answer(message)
+            drafts += self._pauses.decided(item_id, decision)
         return drafts
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
@@ -121,8 +114,6 @@ class AguiDecoder:
             "speech": self._speech.dump(),
             "tools": self._tools.dump(),
             "pauses": self._pauses.dump(),
-            "messages": self._transcript.messages,
-            "state": self._state.value,
         }
 
     def restore(self, state: JsonObject) -> None:
@@ -134,8 +125,6 @@ class AguiDecoder:
         self._speech.load(state["speech"])
         self._tools.load(state["tools"])
         self._pauses.load(state["pauses"])
-        self._transcript = Transcript(state["messages"])
-        self._state = State(state["state"])
 
     def _table(self) -> dict[str, Handler]:
         """Every event that means something to us; all others become `custom.event`."""
@@ -174,8 +163,6 @@ class AguiDecoder:
 
     def _event(self, body: JsonObject) -> Sequence[Draft | Pause]:
         type_: str = body["type"]
-        self._transcript.feed(body)
-        self._state.feed(body)
         before = [*self._speech.release(body), *self._cast.meet(body)]
         handle = self._handlers.get(type_)
         said = handle(body) if handle else None
@@ -215,11 +202,9 @@ class AguiDecoder:
                 "thread_id": self._thread_id,
                 "run_id": self._cast.run_id,
                 "items": {ask.item.item_id: ask.answer for ask in asks},
-                "messages": self._transcript.messages,
-                "state": self._state.value,
             }
             items = [ask.item for ask in asks]
-            return [*drafts, Pause(items, present(resume), self._cast.source)]
+            return [*drafts, Pause(items, resume, self._cast.source)]
         if kind == "interrupt":  # nobody could ever answer it
             words = "the upstream paused without saying what for"
             return self._fail({"error": words, "code": "upstream_error"})

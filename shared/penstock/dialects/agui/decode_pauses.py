@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from penstock.dialects.agui.decode_cast import Cast
 from penstock.dialects.agui.decode_tools import Call, Tools
-from penstock.dialects.agui.decode_transcript import tool_message
 from penstock.dialects.agui.decode_values import Ids, obj, string, text, tool_value
 from penstock.dialects.base import Draft, Json, JsonObject, PauseItem
 
@@ -72,17 +71,16 @@ class Pauses:
                 self._waiting[ask.item.item_id] = ask.call.upstream_id
         return drafts
 
-    def decided(self, item_id: str, decision: JsonObject) -> tuple[list[Draft], JsonObject | None]:
-        """A refused call is noted; one that the client runs has its result, and a message."""
+    def decided(self, item_id: str, decision: JsonObject) -> list[Draft]:
+        """A refused call is noted; one that the client runs has its result."""
         call = self._tools.find(self._waiting.pop(item_id, None))
         if call is None:
-            return [], None
+            return []
         if call.kind == "external":
-            message = tool_message(call.upstream_id, answer_text(call.kind, decision))
-            return [self._tools.answer(call, decision)], message
+            return [self._tools.answer(call, decision)]
         if decision.get("decision") == "reject":
             self._tools.refuse(call, string(decision.get("note")))
-        return [], None
+        return []
 
     def dump(self) -> JsonObject:
         """As JSON."""

@@ -34,10 +34,6 @@ class Transcript:
         if make is not None:
             make(self, body)
 
-    def answer(self, message: JsonObject) -> None:
-        """A message that is sent to the server, which will not repeat it."""
-        self._messages.append(message)
-
     def _text(self, body: JsonObject) -> None:
         message_id = string(body.get("messageId"))
         if message_id is None:
