@@ -19,6 +19,10 @@ Event = dict[str, Any]
 THREAD = "thread-1"
 
 
+def _run_id(leg: int) -> str:
+    return f"run-{leg}"
+
+
 @dataclass(frozen=True)
 class Audience:
     """A profile, the version that the client declares, and the real client that it is."""
@@ -29,9 +33,7 @@ class Audience:
 
     def encoder(self, *, upstream_ids: bool = False) -> AguiEncoder:
         """A new encoder for a run of this audience."""
-        return AguiEncoder(
-            self.profile, THREAD, lambda leg: f"run-{leg}", self.declares, upstream_ids
-        )
+        return AguiEncoder(self.profile, THREAD, _run_id, self.declares, upstream_ids=upstream_ids)
 
     def __str__(self) -> str:
         return f"{self.profile.name}-for-{self.client}"

@@ -165,6 +165,32 @@ def test_a_stream_that_must_stop_says_so_since_silence_reads_as_success() -> Non
     assert encoder.cut("again", "shutdown") == ()
 
 
+def test_a_stream_that_must_stop_before_it_began_is_an_error_too() -> None:
+    (error,) = decoded(STRICT_1.encoder().cut("gone", "history_gone"))
+    assert error["type"] == "RUN_ERROR"
+
+
+def test_whose_a_message_is_follows_the_history() -> None:
+    """A client rejects the words of another in it."""
+    run = a_run().say("llm.stream", subrun="a", message_id="m1", content="x")
+    run.say("llm.message_completed", subrun="a", message_id="m1", role="assistant", content="x")
+    messages = [{"id": f"{ID}m1", "role": "assistant", "subagentRunId": "b"}]
+    run.say("state.messages", messages=messages)
+    run.say("llm.stream", subrun="a", message_id="m1", content="y")
+    assert [event["subagentRunId"] for event in of_type(told(run), "TEXT_MESSAGE_START")] == [
+        "a",
+        "b",
+    ]
+
+
+def test_an_entity_stays_whose_it_was_over_a_pause() -> None:
+    """Who joins later has both in one AG-UI run, where another's word for it is rejected."""
+    run = a_run().say("llm.tool_call", subrun="a", tool_call_id="c1", tool="t", args={})
+    run.pause().resume()
+    run.say("llm.tool_result", subrun="b", tool_call_id="c1", tool="t", result=1, outcome="ok")
+    assert last(run)["subagentRunId"] == "a"
+
+
 # messages and thoughts
 
 

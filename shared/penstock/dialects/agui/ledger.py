@@ -55,11 +55,11 @@ class Ledger:
     steps: dict[str, Step] = field(default_factory=dict)
     subagents: dict[str, Subagent] = field(default_factory=dict)
     known_subagents: set[str] = field(default_factory=set)  # started in this AG-UI run
-    owners: dict[str, str | None] = field(default_factory=dict)  # by id, for the AG-UI run
+    owners: dict[str, str | None] = field(default_factory=dict)  # by kind and id, for good
 
-    def owner_of(self, id: str, owner: str | None) -> str | None:
+    def owner_of(self, entity: str, owner: str | None) -> str | None:
         """Whose it is: who opened it first, since nobody else may continue it."""
-        return self.owners.setdefault(id, owner)
+        return self.owners.setdefault(entity, owner)
 
     def step_name(self, step_id: str, description: str, owner: str | None) -> str:
         """The description, told apart from that of another open step."""
