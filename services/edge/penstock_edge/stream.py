@@ -32,16 +32,17 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application of this one response."""
         client = self._client
+        run_id = client.hub.view.run_id
         client.task = asyncio.current_task()
         leaving = asyncio.create_task(self._watch(receive))
         mid_frame = False
         try:
             body = await client.take() if self._ended else b""
             if body is None:
-                await send(self._head(204))
+                await send(head(204, run_id))
                 await send({"type": "http.response.body"})
                 return
-            await send(self._head(200))
+            await send(head(200, run_id))
             client.direct = direct_of(receive)
             while body is not None:
                 for start in range(0, len(body), SLICE_BYTES):
@@ -78,14 +79,15 @@ class EventStream:
             pass
         self._client.leave()
 
-    def _head(self, status: int) -> Message:
-        run_id = self._client.hub.view.run_id
-        headers = [(b"penstock-run-id", run_id.encode())] if run_id else []
-        if status == 200:
-            headers += [
-                (b"content-type", b"text/event-stream"),
-                (b"cache-control", b"no-cache"),
-                (b"connection", b"keep-alive"),
-                (b"x-accel-buffering", b"no"),
-            ]
-        return {"type": "http.response.start", "status": status, "headers": headers}
+
+def head(status: int, run_id: str = "") -> Message:
+    """The beginning of a response; 204 has no body."""
+    headers = [(b"penstock-run-id", run_id.encode())] if run_id else []
+    if status == 200:
+        headers += [
+            (b"content-type", b"text/event-stream"),
+            (b"cache-control", b"no-cache"),
+            (b"connection", b"keep-alive"),
+            (b"x-accel-buffering", b"no"),
+        ]
+    return {"type": "http.response.start", "status": status, "headers": headers}
