@@ -305,3 +305,15 @@ async def test_a_request_over_core_that_is_no_decision_is_refused(nats: NatsServ
         stands = await penstock.approval(approval.approval_id)
     assert [orjson.loads(answer.data)["status"] for answer in answers] == [422] * 3
     assert stands.status == "pending"
+
+
+async def test_a_decision_with_too_large_a_value_is_refused(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock, user_input())
+        value = {"to": "x" * 300_000, "copies": 1}
+        large = DecideRequest(items=[Decided(item_id="t1", decision="approve", value=value)])
+        refused = await penstock.ask(approval.approval_id, large)
+        value["to"] = "x" * 200_000
+        taken = await penstock.ask(approval.approval_id, large)
+    assert (refused.status, taken.status) == (422, 200)
+    assert "bytes" in refused.detail

@@ -183,8 +183,10 @@ class Pipeline:
 
         async def kept() -> ApprovalRecord | None:
             entry = await self.bus.bucket("approvals").get(approval_id)
-            value = entry.value if entry else None
-            return ApprovalRecord.model_validate_json(value) if value else None
+            if entry is None:
+                return None
+            value = await objects.unwrap(self.bus, entry.value or b"")
+            return ApprovalRecord.model_validate_json(value)
 
         found = await eventually(kept, what=f"the approval {approval_id}")
         assert found is not None

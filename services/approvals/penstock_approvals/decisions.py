@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from hashlib import sha256
 
 import orjson
 
 from penstock import telemetry
 from penstock.bus import Bus, FenceConflict, Message, Stored, messages, objects
 from penstock.bus.fence import RawWriter, tail
+from penstock.bus.kv import Entry
 from penstock.bus.records import (
     ApprovalRecord,
     ContinueCommand,
@@ -71,7 +73,7 @@ class Approvals:
             requested_at=str(body["timestamp"]),
             updated_at=str(body["timestamp"]),
         )
-        created = await self._bucket.create(approval_id, record.dump())
+        created = await self._bucket.create(approval_id, await self._value(record))
         for item in record.items:
             alias = key_of("approval", run.agent, run.session_id, item["item_id"])
             pointer = {
@@ -96,7 +98,8 @@ class Approvals:
         entry = await self._bus.bucket("pauses").get(run_id)
         if entry is None or entry.value is None:
             return
-        record = await self._withdraw(PauseRecord.model_validate_json(entry.value).approval_id)
+        kept = await objects.unwrap(self._bus, entry.value)
+        record = await self._withdraw(PauseRecord.model_validate_json(kept).approval_id)
         if record is not None:
             withdrawn = {"approval_id": record.approval_id, "reason": record.reason}
             await self._say(run_id, record.leg, "approval.withdrawn", withdrawn)
@@ -105,9 +108,9 @@ class Approvals:
         """The request as it was withdrawn, now or before; None when it was not."""
         while True:
             entry = await self._bucket.get(approval_id)
-            if entry is None or entry.value is None:
+            if entry is None:
                 return None
-            record = ApprovalRecord.model_validate_json(entry.value)
+            record = await self._record(entry)
             if record.status != "pending":
                 return record if record.status == "withdrawn" else None
             withdrawn = record.model_copy(
@@ -117,7 +120,8 @@ class Approvals:
                     "updated_at": messages.now(),
                 }
             )
-            if await self._bucket.update(approval_id, withdrawn.dump(), entry.revision):
+            value = await self._value(withdrawn)
+            if await self._bucket.update(approval_id, value, entry.revision):
                 return withdrawn
 
     # what people say
@@ -125,22 +129,19 @@ class Approvals:
     async def get(self, approval_id: str) -> ApprovalRecord | None:
         """One request."""
         entry = await self._bucket.get(approval_id)
-        if entry is None or entry.value is None:
-            return None
-        return ApprovalRecord.model_validate_json(entry.value)
+        return await self._record(entry) if entry is not None else None
 
     async def all(self) -> list[ApprovalRecord]:
         """Every request that is kept, the last one first."""
-        entries = await self._bucket.entries("*")
-        records = [ApprovalRecord.model_validate_json(entry.value or b"") for entry in entries]
+        records = [await self._record(entry) for entry in await self._bucket.entries("*")]
         return sorted(records, key=lambda record: record.requested_at, reverse=True)
 
     async def decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
         """Take the decision, if it is the first and fits; what must follow is in the outbox."""
         entry = await self._bucket.get(approval_id)
-        if entry is None or entry.value is None:
+        if entry is None:
             return DecideReply(status=404, detail=f"there is no approval {approval_id}")
-        record = ApprovalRecord.model_validate_json(entry.value)
+        record = await self._record(entry)
         if record.status != "pending":
             return _too_late(record)
         if request.digest is not None and request.digest != record.digest:
@@ -168,7 +169,8 @@ class Approvals:
             }
         )
         await self._bucket.put(f"outbox.{approval_id}", str(time.time()).encode())
-        if await self._bucket.update(approval_id, decided.dump(), entry.revision) is None:
+        value = await self._value(decided)
+        if await self._bucket.update(approval_id, value, entry.revision) is None:
             return _too_late(await self.get(approval_id) or record)
         assert decided.decision is not None
         telemetry.DECISIONS.labels(decided.decision.outcome).inc()
@@ -222,6 +224,16 @@ class Approvals:
                 await self.send_on(approval_id)
             elif float(entry.value or 0) < time.time() - ABANDONED_S:
                 await self._bucket.delete(entry.key, entry.revision)
+
+    async def _record(self, entry: Entry) -> ApprovalRecord:
+        value = await objects.unwrap(self._bus, entry.value or b"")
+        return ApprovalRecord.model_validate_json(value)
+
+    async def _value(self, record: ApprovalRecord) -> bytes:
+        """The record as KV takes it: what is asked about may be larger than a message."""
+        value = record.dump()
+        # by its content, since two deciders at once must not write over each other's
+        return await objects.wrap(self._bus, f"approval.{sha256(value).hexdigest()}", value)
 
     async def _run(self, run_id: str) -> RunRecord:
         entry = await self._bus.bucket("runs").get(run_id)

@@ -14,6 +14,7 @@ from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 # these can only be answered: the upstream has no way to be told no
 ANSWERED_ONLY = frozenset({"input", "feedback", "selection", "credential"})
 NEEDS_VALUE = ANSWERED_ONLY | {"external", "long_running"}
+MAX_BYTES = 256 * 1024  # a decision is told in source frames, which are one message each
 
 
 class Unfit(ValueError):
@@ -31,6 +32,8 @@ def check(approval: ApprovalRecord, request: DecideRequest) -> None:
             raise Unfit(f"item {item_id} is decided {count} times")
     if missing := [item_id for item_id in wanted if item_id not in given]:
         raise Unfit(f"not decided: {', '.join(missing)}; all items are decided together")
+    if (size := len(request.dump())) > MAX_BYTES:
+        raise Unfit(f"the decision has {size} bytes, its values included; at most {MAX_BYTES}")
     for item in request.items:
         _check_item(wanted[item.item_id], item)
 

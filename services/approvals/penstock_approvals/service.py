@@ -9,6 +9,7 @@ from typing import ClassVar
 from pydantic import ValidationError
 
 from penstock.bus import BusError, Msg, Stored, Subscription, streams
+from penstock.bus.fence import MAX_MESSAGE_BYTES
 from penstock.bus.pull import Retry, WorkQueue
 from penstock.bus.records import DecideReply, DecideRequest
 from penstock.service import Context, Service
@@ -98,7 +99,10 @@ class ApprovalsService(Service):
             # no answer: the caller's request times out, and it may look what stands
             log.warning("approval %s: %s", approval_id, error)
             return
-        await self.bus.client.publish(msg.reply, reply.dump())
+        answer = reply.dump()
+        if len(answer) > MAX_MESSAGE_BYTES:
+            answer = reply.model_copy(update={"approval": None}).dump()
+        await self.bus.client.publish(msg.reply, answer)
 
     async def _sweep(self) -> None:
         while True:

@@ -56,7 +56,7 @@ from penstock_connector.upstreams.base import Call, Upstream
 log = logging.getLogger(__name__)
 
 WRITER = "upstream"
-MAX_SHOWN_CHARACTERS = 100_000  # of the message, in lifecycle.started
+MAX_SHOWN_CHARACTERS = 50_000  # of the message, in lifecycle.started: an `open` is one message
 CONTROL_TIMEOUT_S = 2.0
 # A leg that is stopped says so; a bus that is away must not keep the process.
 STOP_S = 2.0
@@ -206,7 +206,8 @@ class Commands:
     async def _pause(self, command: ContinueCommand) -> PauseRecord:
         entry = await self._bus.bucket("pauses").get(command.run_id)
         if entry is not None and entry.value is not None:
-            pause = PauseRecord.model_validate_json(entry.value)
+            kept = await objects.unwrap(self._bus, entry.value)
+            pause = PauseRecord.model_validate_json(kept)
             if pause.approval_id == command.approval_id:
                 return pause
         raise LookupError(f"nothing is kept of the pause for approval {command.approval_id}")
