@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -33,6 +34,7 @@ MIN_SERVER = (2, 12)  # atomic batches and scheduled messages
 MIN_PAYLOAD_BYTES = 1024 * 1024  # parts and records are up to 512 KiB, with room for the rest
 CLOSE_TIMEOUT_S = 2
 STREAM_NOT_FOUND, MESSAGE_NOT_FOUND = 10059, 10037
+_FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ class Bus:
     async def _disconnected(self) -> None:
         if not self.client.is_closed:
             log.warning("disconnected from NATS; reconnecting for ever")
+        self.client.connection_lost()
         self.publisher.connection_lost()
 
     async def _failed(self, error: Exception) -> None:
@@ -207,8 +210,21 @@ class Bus:
 
     async def tail(self, stream: str, pattern: str) -> Stored | None:
         """The last message that matches, read from the leader; None when there is none."""
+        return await self._message(stream, {"last_by_subj": pattern})
+
+    async def at(self, stream: str, sequence: int) -> Stored | None:
+        """The message of this stream sequence, read from the leader; None when there is none."""
+        return await self._message(stream, {"seq": sequence})
+
+    async def since(self, stream: str, time: datetime) -> Stored | None:
+        """The first message that was stored at that time or later; None when there is none."""
+        # the server counts nanoseconds since 1970 in 64 bits
+        time = min(max(time.astimezone(UTC), _FIRST_TIME), _LAST_TIME)
+        return await self._message(stream, {"start_time": time.isoformat()})
+
+    async def _message(self, stream: str, which: dict[str, Any]) -> Stored | None:
         try:
-            answer = await self.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": pattern})
+            answer = await self.api(f"STREAM.MSG.GET.{stream}", which)
         except ApiError as error:
             if error.code == MESSAGE_NOT_FOUND:
                 return None

@@ -8,6 +8,7 @@ from typing import Any
 from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from penstock.bus.errors import BusUnavailable
@@ -22,6 +23,16 @@ class Connection(Client):
     authentication, a line that is too long, a revoked account): the process would then live on
     without a bus. Here they end in a reconnect, as a lost connection does.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unanswered: set[asyncio.Future[Any]] = set()
+
+    def connection_lost(self) -> None:
+        """Whoever waits for an answer would wait in vain until the timeout: it is over now."""
+        for answer in (*self.unanswered, *self._resp_map.values()):
+            if not answer.done():
+                answer.set_exception(NatsTimeout())
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:

@@ -71,6 +71,7 @@ async def read(
         "max_bytes": MAX_BATCH_BYTES,
     }
     await bus.client.standing(bus.settings.publish_timeout_s)
+    bus.client.unanswered.add(done)
     try:
         subscription = await bus.client.subscribe(inbox, cb=collect)
         try:
@@ -83,6 +84,8 @@ async def read(
         raise OutcomeUnknown(f"{stream}: the direct get did not end in time") from error
     except NatsError as error:
         raise BusUnavailable(f"{stream}: {error}") from error
+    finally:
+        bus.client.unanswered.discard(done)
     return found, pending
 
 

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 NANO = 1_000_000_000
 EXPIRES_S = 30
-SILENCE_S = EXPIRES_S + 5  # longer than any request lives: something was lost
+HEARTBEAT_S = 2  # an open request is told that its consumer lives
+SILENCE_S = 5.0  # the server that led the consumer died, and nobody says so
 RETRY_S = 0.25
 AGAIN_S = 1.0
 LOOK_S = 0.2  # how soon it is seen that there is room again
@@ -110,7 +111,12 @@ class _Pull:
         await self._bus.client.publish(
             f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self.consumer}",
             orjson.dumps(
-                {"batch": want, "max_bytes": MAX_REQUEST_BYTES, "expires": EXPIRES_S * NANO}
+                {
+                    "batch": want,
+                    "max_bytes": MAX_REQUEST_BYTES,
+                    "expires": EXPIRES_S * NANO,
+                    "idle_heartbeat": HEARTBEAT_S * NANO,
+                }
             ),
             self._inbox,
         )
@@ -218,7 +224,7 @@ class Reader:
             if not self._pending:
                 try:
                     # not wait_for: in Python 3.11 it can swallow a cancellation
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(HEARTBEAT_S):
                         await self._wake.wait()
                 except TimeoutError:
                     if self._pull.silent:

@@ -21,6 +21,7 @@ from penstock.bus import (
     Message,
     OutcomeUnknown,
     StartUpError,
+    direct,
     streams,
     subjects,
 )
@@ -251,6 +252,30 @@ async def test_a_request_that_nobody_finishes_is_of_unknown_outcome(bus: Bus, ru
     await bus.subscribe(subjects.control(run_id), silent)
     with pytest.raises(OutcomeUnknown):
         await bus.request(subjects.control(run_id), b"", timeout_s=0.05)
+
+
+@pytest.mark.parametrize("waits_for", ["a request", "a read"])
+async def test_who_waits_for_an_answer_hears_at_once_that_the_connection_is_lost(
+    fresh_nats: NatsServer, waits_for: str
+) -> None:
+    asked = asyncio.Event()
+
+    async def silent(msg: Msg) -> None:
+        asked.set()
+
+    async with connected(fresh_nats.url, publish_timeout_s=600) as bus:
+        await bus.subscribe("silence", silent)
+        waiting: asyncio.Task[object]
+        if waits_for == "a request":
+            waiting = asyncio.create_task(bus.request("silence", b""))
+        else:
+            await bus.subscribe("$JS.API.DIRECT.GET.SILENT", silent)
+            waiting = asyncio.create_task(direct.read(bus, "SILENT", ">"))
+        await asked.wait()
+        await asyncio.to_thread(fresh_nats.kill)
+        async with asyncio.timeout(10):
+            with pytest.raises(OutcomeUnknown):
+                await waiting
 
 
 async def test_without_a_server_requests_and_subscriptions_are_unavailable(

@@ -1,0 +1,116 @@
+"""What only replicas do: other words for a conflict, lagging reads, elections."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from penstock.bus import Bus, FenceConflict, Stored, fence, streams, subjects
+from penstock.bus.fence import RawWriter
+from penstock.bus.follow import Follow, raw
+from penstock.bus.pull import Reader
+from support.bus import connected, event, new_run_id
+from support.nats import NatsServer
+from support.nats_cluster import REPLICATED, cluster
+from support.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[NatsServer]]:
+    with tempfile.TemporaryDirectory() as folder, cluster(Path(folder)) as servers:
+        yield servers
+
+
+@pytest.fixture
+async def buses(servers: list[NatsServer]) -> AsyncIterator[list[Bus]]:
+    """One at each server."""
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                connected(server.url, publish_timeout_s=2, retention=REPLICATED)
+            )
+            for server in servers
+        ]
+
+
+async def test_of_writers_at_three_replicas_one_wins_and_the_others_are_told_so(
+    buses: list[Bus],
+) -> None:
+    codes: set[str] = set()
+    for _ in range(150):
+        run_id = new_run_id()
+        pattern = subjects.events_of_run(run_id)
+        results = await asyncio.gather(
+            *(fence.append(bus, pattern, [event(run_id, 1)], 0) for bus in buses),
+            return_exceptions=True,
+        )
+        losers = [result for result in results if isinstance(result, FenceConflict)]
+        assert len(losers) == 2, results
+        codes |= {str(loser).rsplit(" ", 1)[-1] for loser in losers}
+    # both are the same to whoever writes
+    assert codes == {"10071)", "10164)"}
+
+
+async def test_one_of_three_creates_a_key(buses: list[Bus]) -> None:
+    for _ in range(50):
+        key = f"test.{secrets.token_hex(8)}"
+        won = await asyncio.gather(
+            *(bus.bucket("claims").create(key, b"%d" % n) for n, bus in enumerate(buses))
+        )
+        [winner] = [n for n, revision in enumerate(won) if revision is not None]
+        for bus in buses:  # the leader is asked, whoever is connected to whom
+            entry = await bus.bucket("claims").get(key)
+            assert entry is not None
+            assert entry.value == b"%d" % winner
+
+
+async def test_nothing_is_lost_or_repeated_when_the_leader_is_killed(
+    servers: list[NatsServer], buses: list[Bus]
+) -> None:
+    run_id = new_run_id()
+    info = await buses[0].api("STREAM.INFO.RAW")
+    leader = int(info["cluster"]["leader"].removeprefix("n"))
+    writing_bus, reading_bus = (bus for n, bus in enumerate(buses) if n != leader)
+    writer = await RawWriter.resume(writing_bus, run_id, "upstream", "pod/1")
+    followed: list[int] = []
+    read: list[int] = []
+
+    async def handle(stored: Stored) -> None:
+        read.append(int(stored.payload))
+
+    follow = Follow(
+        reading_bus,
+        raw(run_id, "upstream"),
+        1,
+        lambda batch: followed.extend(int(stored.payload) for stored in batch),
+    )
+    await follow.start()
+    pattern = subjects.raw_of_run(run_id)
+    reading = asyncio.create_task(Reader(reading_bus, streams.RAW, pattern, 1, handle).run())
+
+    async def write(first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            await writer.write("bytes", b"%d" % number, leg=1)
+
+    writing = asyncio.create_task(write(1, 300))
+
+    async def under_way() -> bool:
+        return len(followed) > 50
+
+    async def all_there() -> bool:
+        return len(followed) >= 300 and len(read) >= 300
+
+    await eventually(under_way)
+    await asyncio.to_thread(servers[leader].kill)
+    await writing
+    await eventually(all_there, 20, "all frames")
+    assert followed == read == [*range(1, 301)]
+    reading.cancel()
+    await asyncio.wait([reading])
+    await follow.stop()
