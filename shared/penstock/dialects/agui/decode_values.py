@@ -53,7 +53,7 @@ def objects(value: Json) -> list[JsonObject]:
 
 def strings(value: Json) -> list[str]:
     """The strings of a list that say something, else none."""
-    return [item for item in value if item and isinstance(item, str)] if _is_list(value) else []
+    return [item for item in value if string(item)] if isinstance(value, list) else []
 
 
 def present(fields: Mapping[str, Any]) -> JsonObject:
@@ -77,10 +77,6 @@ class Ids:
         """The id itself, the first time."""
         times = self.used[wanted] = self.used.get(wanted, 0) + 1
         return wanted if times == 1 else self.unique(f"{wanted}#{times}")
-
-
-def _is_list(value: Json) -> bool:
-    return isinstance(value, list)
 
 
 def _levels(value: Json) -> int:
