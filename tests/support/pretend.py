@@ -16,17 +16,27 @@ from nats.aio.msg import Msg
 from penstock.bus import Bus, Message, messages, streams, subjects
 from penstock.bus.fence import RawWriter
 from penstock.bus.objects import unwrap, wrap
-from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest, RunRecord, StartCommand
+from penstock.bus.records import (
+    ApprovalRecord,
+    DecideReply,
+    DecideRequest,
+    RunRecord,
+    SessionRecord,
+    StartCommand,
+    Turn,
+)
 from support.waiting import eventually
 
 
 class PretendRun:
     """One run: says canonical events in order, and writes the upstream's frames."""
 
-    def __init__(self, bus: Bus, run_id: str = "") -> None:
+    def __init__(self, bus: Bus, run_id: str = "", session_id: str = "s1") -> None:
         self.bus = bus
+        self.session_id = session_id
         self.run_id = run_id or str(uuid_utils.uuid7())
         self.sequence = 0
+        self.leg_number = 1  # of what is said
         self.first = 0
         self.places: list[int] = []  # stream sequences of what was said
         self._raw: RawWriter | None = None
@@ -38,7 +48,7 @@ class PretendRun:
             **{
                 "run_id": self.run_id,
                 "agent": "assistant",
-                "session_id": "s1",
+                "session_id": self.session_id,
                 "user_id": "anonymous",
                 "created_at": now,
                 "updated_at": now,
@@ -66,8 +76,8 @@ class PretendRun:
             },
             "event": {"category": category, "action": action},
             "data": data,
-            "session_id": "s1",
-            "leg": 1,
+            "session_id": self.session_id,
+            "leg": self.leg_number,
         }
         headers = {messages.SEQUENCE: str(self.sequence)}
         if self.first:
@@ -79,6 +89,27 @@ class PretendRun:
         self.first = self.first or place
         self.places.append(place)
         return place
+
+    async def join(self, *, waits: bool = False) -> None:
+        """Writes KV `sessions`, as the connector does when it takes a leg.
+
+        `waits`: the leg is in the queue; otherwise it has left it.
+        """
+        record = await self.record()
+        bucket = self.bus.bucket("sessions")
+        key = subjects.session_key(record.user_id, record.agent, record.session_id)
+        entry = await bucket.get(key)
+        session = (
+            SessionRecord.model_validate_json(entry.value)
+            if entry
+            else SessionRecord(agent=record.agent, session_id=record.session_id)
+        )
+        if self.run_id not in session.runs:
+            session.runs.append(self.run_id)
+        session.queue = [turn for turn in session.queue if turn.run_id != self.run_id]
+        if waits:
+            session.queue.append(Turn(run_id=self.run_id, leg=1, pod="pretended"))
+        await bucket.put(key, session.dump())
 
     async def started(self) -> None:
         """The first event."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.bus import BusError, Stored
 from penstock.telemetry import DELIVERED, SLOW_CLIENTS
-from penstock_edge.cursor import Cursor
+from penstock_edge.cursor import LAST_FRAME, Cursor
 from penstock_edge.direct import Direct, http_chunk
 from penstock_edge.items import Encoding, Item
 from penstock_edge.locate import Place
@@ -26,7 +26,6 @@ UNAVAILABLE_RETRY_S = 0.5
 LAG_TRIES = 40
 
 _TAKEN_NOTHING = Cursor(0, 0)
-_EVERY_FRAME = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -85,12 +84,8 @@ class Client:
     async def take(self) -> bytes | None:
         """What is to be written next; None when the stream is over."""
         while not (self._gone or self.finished):
-            if self._preface:
-                preface, self._preface = self._preface, b""
-                return preface
-            if self._beat_due:
-                self._beat_due = False
-                return self.hub.view.form.keep_alive
+            if words := self._words():
+                return words
             if self._at is not None and self._at < self.hub.base:
                 self._fall_behind()
             if self._at is None:
@@ -108,6 +103,19 @@ class Client:
                 self._idle = False
                 self._wake.clear()
         return None
+
+    def _words(self) -> bytes:
+        """What the edge itself has to say here."""
+        if self._preface:
+            preface, self._preface = self._preface, b""
+            return preface
+        if self._beat_due:
+            self._beat_due = False
+            return self.hub.view.form.keep_alive
+        if self._live_after is None or self._at is None or self.hub.chunk(self._at):
+            return b""
+        # the end of the replay may be a message that is not among what this client is given
+        return self._told_live() if self.hub.floor > self._live_after else b""
 
     @property
     def finished(self) -> bool:
@@ -221,7 +229,7 @@ class Client:
         self._at = None
         if self.hub.view.stateful:
             # all of it again, but only what follows is written
-            self._after = max(self._after or _TAKEN_NOTHING, Cursor(self._next - 1, _EVERY_FRAME))
+            self._after = max(self._after or _TAKEN_NOTHING, Cursor(self._next - 1, LAST_FRAME))
             self._next = self._start
 
     def _enter(self) -> None:

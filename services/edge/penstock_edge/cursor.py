@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
+LAST_FRAME = 999_999_999
+
 _FORM = re.compile(r"([1-9][0-9]{0,17})-([0-9]{1,9})")
 
 

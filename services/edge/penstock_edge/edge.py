@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from penstock.bus import Bus
 from penstock.settings import Config
 from penstock_edge.cancel import Canceller
+from penstock_edge.feed import Feed
 from penstock_edge.hub import Hubs
 from penstock_edge.locate import Place
+from penstock_edge.many import Many
+from penstock_edge.sessions import Records
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.start import Starter
 from penstock_edge.stream import EventStream
@@ -25,12 +28,14 @@ class Edge:
     hubs: Hubs
     starter: Starter
     canceller: Canceller
+    many: Many
 
     @classmethod
     def of(cls, bus: Bus, config: Config, settings: EdgeSettings) -> Edge:
         """An edge over this bus."""
         canceller = Canceller(bus, settings.cancel_wait_s)
-        return cls(bus, config, settings, Hubs(bus, settings), Starter(bus), canceller)
+        many = Many(bus, Feed(bus), Records(bus))
+        return cls(bus, config, settings, Hubs(bus, settings), Starter(bus), canceller, many)
 
     async def stream(self, view: View, place: Place) -> EventStream:
         """A client's stream of the view, from that place on. Raises BusError."""

@@ -94,6 +94,23 @@ class Messages:
         return _message(frame)
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The frames of a JSON page: their data alone."""
+
+    key: str = "page"
+    keep_alive: bytes = b""
+    live_marker: bytes = b""
+
+    def event(self, frame: Frame, id: str) -> bytes:
+        """The frame's data."""
+        return frame.data
+
+    def notice(self, frame: Frame) -> bytes:
+        """The frame's data."""
+        return frame.data
+
+
 def split(body: bytes) -> Sequence[str]:
     """The messages of one write."""
     return body.decode().split("\n")[:-1]

@@ -12,16 +12,14 @@ import logging
 from bisect import bisect_left
 from dataclasses import replace
 
-from penstock.bus import Bus, BusError, Stored, subjects
-from penstock.bus.messages import SEQUENCE
-from penstock.bus.objects import unwrap
+from penstock.bus import Bus, BusError, Stored
 from penstock.telemetry import CLIENTS, DELIVERED
 from penstock_edge.client import Chunk, Client
+from penstock_edge.encode import encode
 from penstock_edge.items import Encoding, Item
 from penstock_edge.locate import Place
 from penstock_edge.past import Past
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.upstream import is_raw
 from penstock_edge.views import View
 
 log = logging.getLogger(__name__)
@@ -29,10 +27,6 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 256 * 1024
 KNOWN_CHUNKS = 16  # most clients are at the ring's end
 SLICE = 100  # clients woken before the loop has its turn
-OBJECT_TRIES = 3
-OBJECT_RETRY_S = 0.5
-FOLD_TRIES = 40
-FOLD_RETRY_S = 0.05
 ITEM_BYTES = 200  # what an item costs besides its frames
 
 
@@ -116,42 +110,7 @@ class Hub:
 
     async def encode(self, encoding: Encoding, stored: Stored) -> Item:
         """One message as an item; one that cannot be read becomes a notice, never nothing."""
-        try:
-            if not is_raw(stored):
-                stored = replace(stored, payload=await self._whole(stored.payload))
-            if (start := encoding.lacks(stored)) is not None:
-                await self._fold(encoding, stored, start)
-            return encoding.feed(stored)
-        except BusError as error:
-            log.warning("%s %d: %s", stored.subject, stored.sequence, error)
-            return Item(stored.sequence, [self.view.notice("payload_lost", str(error))])
-        except (ValueError, KeyError, TypeError) as error:
-            log.warning("%s %d cannot be read: %r", stored.subject, stored.sequence, error)
-            text = f"message {stored.sequence} cannot be read"
-            return Item(stored.sequence, [self.view.notice("unreadable_event", text)])
-
-    async def _fold(self, encoding: Encoding, upto: Stored, start: int) -> None:
-        """What has happened in the message's run before it."""
-        run = (subjects.events_of_run(subjects.run_id_of(upto.subject)),)
-        wanted = int(upto.headers[SEQUENCE]) - 1
-        for _ in range(FOLD_TRIES):
-            past = Past(self.bus, self.view.followed.stream, lambda: run, start)
-            while found := await past.below(upto.sequence):
-                for stored in found:
-                    encoding.fold(replace(stored, payload=await self._whole(stored.payload)))
-                start = found[-1].sequence + 1
-                if int(found[-1].headers[SEQUENCE]) == wanted:
-                    return
-            await asyncio.sleep(FOLD_RETRY_S)  # a replica lags behind what was republished
-        log.warning("%s: not all of what was before %d is left", run[0], upto.sequence)
-
-    async def _whole(self, payload: bytes) -> bytes:
-        for _ in range(OBJECT_TRIES - 1):
-            try:
-                return await unwrap(self.bus, payload)
-            except BusError:
-                await asyncio.sleep(OBJECT_RETRY_S)
-        return await unwrap(self.bus, payload)
+        return await encode(self.bus, self.view, encoding, stored)
 
     def _deliver(self, batch: list[Stored]) -> None:
         self._arrived += batch
@@ -164,6 +123,8 @@ class Hub:
                 self._wake.clear()
                 arrived, self._arrived = self._arrived, []
                 for stored in arrived:
+                    if stored.sequence < self.floor:
+                        continue  # a source may begin before what was asked for
                     if self._first is None:
                         self._first = replace(stored, payload=b"")
                     self._append(await self.encode(self._encoding, stored))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from penstock.bus import Bus, Stored, subjects
 from penstock.bus.direct import read
@@ -12,8 +14,9 @@ from penstock.bus.records import ENDED, RunRecord
 from penstock.bus.streams import EVENTS, RAW
 from penstock.events.catalogue import TERMINAL
 from penstock.web.problems import Problem
-from penstock_edge.cursor import Cursor
+from penstock_edge.cursor import LAST_FRAME, Cursor
 from penstock_edge.items import type_of
+from penstock_edge.past import tail
 from penstock_edge.views import View
 
 
@@ -36,6 +39,53 @@ async def place_of_new(bus: Bus, over_raw: bool) -> Place:
         return Place(events_end, events_end)
     raw_end, events_end = await asyncio.gather(_end(bus, RAW), _end(bus, EVENTS))
     return Place(raw_end, events_end)
+
+
+async def marked(bus: Bus, stream: str, patterns: Collection[str], place: Place) -> Place:
+    """The place, and where its replay ends: with the last of what stands there now."""
+    return replace(place, live_after=await tail(bus, stream, list(patterns)))
+
+
+async def place_of_now(bus: Bus) -> Place:
+    """The place in EVENTS of what will be stored from now on."""
+    return _place_from(await _end(bus, EVENTS))
+
+
+async def place_after(
+    bus: Bus, after: Cursor, ours: Callable[[Stored], Awaitable[bool]] | None = None
+) -> Place:
+    """The place in EVENTS from which a client of many runs goes on.
+
+    Raises Problem 400 for a cursor of the future, and for one of a message that is not `ours`.
+    """
+    state = (await bus.api(f"STREAM.INFO.{EVENTS}"))["state"]
+    first, last = int(state["first_seq"]), int(state["last_seq"])
+    if after.sequence < first:
+        return Place(first, first, after, truncated=after.sequence < first - 1)
+    if after.sequence > last:
+        raise Problem(400, f"the cursor {after} is not of this stream")
+    if ours is not None:
+        found = await bus.at(EVENTS, after.sequence)
+        if found is None or not await ours(found):
+            raise Problem(400, f"the cursor {after} is not of this stream")
+    return Place(after.sequence, after.sequence, after)
+
+
+async def place_since(bus: Bus, since: datetime) -> Place:
+    """The place of the first message of EVENTS that was stored at that time or later."""
+    found = await bus.since(EVENTS, since)
+    if found is None:
+        return await place_of_now(bus)
+    state = (await bus.api(f"STREAM.INFO.{EVENTS}"))["state"]
+    # the oldest of a stream that has lost its beginning: perhaps there was more
+    truncated = 1 < found.sequence <= state["first_seq"]
+    return replace(_place_from(found.sequence), truncated=truncated)
+
+
+def _place_from(sequence: int) -> Place:
+    # with a cursor: what is on its way to the ring may be older
+    after = Cursor(sequence - 1, LAST_FRAME) if sequence > 1 else None
+    return Place(sequence, sequence, after)
 
 
 async def record_of(bus: Bus, run_id: str) -> RunRecord:

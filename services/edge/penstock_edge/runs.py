@@ -15,11 +15,11 @@ from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
 from penstock.web.bodies import read_json
 from penstock.web.problems import Problem, invalid
-from penstock_edge.cursor import Cursor
 from penstock_edge.edge import Edge
 from penstock_edge.endpoint import route
-from penstock_edge.locate import locate, place_of_new, record_of
+from penstock_edge.locate import locate, marked, place_of_new, record_of
 from penstock_edge.pages import MAX_PAGE, page
+from penstock_edge.query import cursor_of, number, switch, types_of, wants_page
 from penstock_edge.start import ANONYMOUS, Start
 from penstock_edge.views import DIALECTS, RAW_DIALECT, view
 
@@ -100,7 +100,7 @@ class Runs:
     async def index(self, request: Request) -> ASGIApp:
         """The newest runs first: `{runs, next}`; `next` goes into `?before=`."""
         query = request.query_params
-        limit = _number(query.get("limit"), "limit", LISTED, MAX_LISTED)
+        limit = number(query.get("limit"), "limit", LISTED, MAX_LISTED)
         before, status = query.get("before"), query.get("status")
         if before is not None and not is_run_id(before):
             raise Problem(422, "before: must be a run id")
@@ -131,14 +131,17 @@ class Runs:
         """The run's stream from the cursor on, or a page of it where JSON is accepted."""
         edge = self._edge
         dialect, named = _dialect(request)
-        seen = view(request.path_params["run_id"], dialect, named)
-        place = await locate(edge.bus, seen, _cursor(request))
-        if not _wants_page(request):
+        types = types_of(request, dialect)
+        seen = view(request.path_params["run_id"], dialect, named, types)
+        place = await locate(edge.bus, seen, cursor_of(request))
+        if not wants_page(request):
+            if switch(request, "markers", default=False) and not place.ended:
+                place = await marked(edge.bus, seen.followed.stream, [seen.followed.pattern], place)
             return await edge.stream(seen, place)
         if dialect == RAW_DIALECT:
             raise Problem(406, "the upstream's bytes have no JSON pages; accept text/event-stream")
-        limit = _number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
-        return _json(orjson.dumps(await page(edge.bus, seen, place, limit)))
+        limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
+        return _json(orjson.dumps(await page(edge.bus, seen, place, limit, types)))
 
     async def cancel(self, request: Request) -> ASGIApp:
         """200 once the run is cancelled, 202 while that is not known yet."""
@@ -170,31 +173,4 @@ def _dialect(request: Request) -> tuple[str, bool]:
     dialect = request.query_params.get("dialect", "canonical")
     if dialect not in DIALECTS:
         raise Problem(422, f"dialect: must be one of {', '.join(DIALECTS)}")
-    names = request.query_params.get("names", "on")
-    if names not in ("on", "off"):
-        raise Problem(422, "names: must be on or off")
-    return dialect, names == "on"
-
-
-def _cursor(request: Request) -> Cursor | None:
-    # an EventSource that comes back sends the header with the address it began with
-    text = request.headers.get("last-event-id") or request.query_params.get("after")
-    if not text:
-        return None
-    try:
-        return Cursor.parse(text)
-    except ValueError as error:
-        raise Problem(400, str(error)) from error
-
-
-def _wants_page(request: Request) -> bool:
-    accept = request.headers.get("accept", "")
-    return "application/json" in accept and "text/event-stream" not in accept
-
-
-def _number(text: str | None, name: str, default: int, most: int) -> int:
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= most:
-        raise Problem(422, f"{name}: must be a number from 1 to {most}")
-    return int(text)
+    return dialect, switch(request, "names", default=True)

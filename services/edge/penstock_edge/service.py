@@ -10,8 +10,10 @@ from penstock.settings import Settings
 from penstock_edge.direct import is_tried
 from penstock_edge.edge import Edge
 from penstock_edge.executions import Executions
+from penstock_edge.many_events import ManyEvents
 from penstock_edge.run_sse import RunSse
 from penstock_edge.runs import Runs
+from penstock_edge.session_events import SessionEvents
 from penstock_edge.settings import EdgeSettings
 
 log = logging.getLogger(__name__)
@@ -29,7 +31,13 @@ class EdgeService(Service):
         self._edge = Edge.of(context.bus, context.config, context.settings)
         self.routes = [
             route
-            for surface in (Runs(self._edge), Executions(self._edge), RunSse(self._edge))
+            for surface in (
+                Runs(self._edge),
+                ManyEvents(self._edge),
+                SessionEvents(self._edge),
+                Executions(self._edge),
+                RunSse(self._edge),
+            )
             for route in surface.routes()
         ]
 
@@ -43,3 +51,4 @@ class EdgeService(Service):
         """End every stream where it stands: clients come back with their cursors."""
         await self.cancel("beat")
         await self._edge.hubs.close()
+        await self._edge.many.feed.close()

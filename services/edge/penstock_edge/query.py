@@ -1,0 +1,64 @@
+"""What the addresses of streams and lists have in common."""
+
+from __future__ import annotations
+
+from starlette.requests import HTTPConnection
+
+from penstock.dialects.unified import selected
+from penstock.web.problems import Problem
+from penstock_edge.cursor import Cursor
+from penstock_edge.views import TYPED
+
+
+def cursor_of(request: HTTPConnection) -> Cursor | None:
+    """Where the client stands. Raises Problem 400 for what is not of our making."""
+    # an EventSource that comes back sends the header with the address it began with
+    text = request.headers.get("last-event-id") or request.query_params.get("after")
+    if not text:
+        return None
+    try:
+        return Cursor.parse(text)
+    except ValueError as error:
+        raise Problem(400, str(error)) from error
+
+
+def wants_page(request: HTTPConnection) -> bool:
+    """Whether JSON is accepted, and a stream is not."""
+    accept = request.headers.get("accept", "")
+    return "application/json" in accept and "text/event-stream" not in accept
+
+
+def number(text: str | None, name: str, default: int, most: int) -> int:
+    """A number from 1 on. Raises Problem 422."""
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= most:
+        raise Problem(422, f"{name}: must be a number from 1 to {most}")
+    return int(text)
+
+
+def switch(request: HTTPConnection, name: str, *, default: bool) -> bool:
+    """`on` or `off`. Raises Problem 422."""
+    text = request.query_params.get(name)
+    if text not in (None, "on", "off"):
+        raise Problem(422, f"{name}: must be on or off")
+    return default if text is None else text == "on"
+
+
+def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
+    """The types chosen by `category` and `type`; None for all. Raises Problem 422."""
+    categories, types = listed(request, "category"), listed(request, "type")
+    if not categories and not types:
+        return None
+    if dialect not in TYPED:
+        raise Problem(422, f"category, type: the dialect {dialect} has none to choose by")
+    try:
+        return selected(categories, types)
+    except ValueError as error:
+        raise Problem(422, f"category, type: {error}") from error
+
+
+def listed(request: HTTPConnection, name: str) -> list[str]:
+    """The values of a parameter, given by commas or by repeating it."""
+    given = request.query_params.getlist(name)
+    return [value.strip() for text in given for value in text.split(",") if value.strip()]

@@ -1,0 +1,87 @@
+"""A client's stream as a WebSocket: one text message an event, and a close code that says why.
+
+1000 the stream is over (`until=idle`), 1001 this edge shuts down, 1003 the client has sent
+something, 1008 it may not read any more, 1009 it has sent too much, 1013 it reads too slowly, or
+the stream cannot go on here: come back with the cursor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from penstock_edge.client import Client
+from penstock_edge.forms import split
+
+MAX_RECEIVED_BYTES: Final = 4096
+CLOSE_S: Final = 5.0
+
+DONE: Final = (1000, "no run is active or queued")
+GOING_AWAY: Final = (1001, "this server shuts down; come back with ?after=")
+NOT_READ: Final = (1003, "nothing is read from clients here")
+TOO_BIG: Final = (1009, "nothing is read from clients here, least of all so much")
+TOO_SLOW: Final = (1013, "this connection reads too slowly; come back with ?after=")
+FAILED: Final = (1013, "the stream cannot go on; come back with ?after=")
+
+
+class EventSocket:
+    """The WebSocket of one client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._refused: tuple[int, str] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application of this one connection."""
+        websocket = WebSocket(scope, receive, send)
+        client = self._client
+        client.task = asyncio.current_task()
+        listening: asyncio.Task[None] | None = None
+        try:
+            await websocket.accept()
+            listening = asyncio.create_task(self._listen(websocket))
+            while (body := await client.take()) is not None:
+                client.begin_write()
+                for message in split(body):
+                    await websocket.send_text(message)
+                client.wrote()
+            await self._close(websocket, self._why())
+        except WebSocketDisconnect:
+            pass  # it is gone, and knows
+        except asyncio.CancelledError:
+            if not client.dropped:
+                raise
+            # cancelled by the hub's beat, not by the server: this task lives on
+            if task := asyncio.current_task():
+                task.uncancel()
+            await self._close(websocket, TOO_SLOW)
+        finally:
+            if listening:
+                listening.cancel()
+            client.leave()
+
+    async def _listen(self, websocket: WebSocket) -> None:
+        """Clients have nothing to say here; but that they leave must be heard."""
+        message = await websocket.receive()
+        if message["type"] == "websocket.receive":
+            received = message.get("bytes") or (message.get("text") or "").encode()
+            self._refused = TOO_BIG if len(received) > MAX_RECEIVED_BYTES else NOT_READ
+        self._client.leave()
+
+    def _why(self) -> tuple[int, str]:
+        if self._refused:
+            return self._refused
+        if self._client.finished:
+            return DONE
+        return FAILED if self._client.hub.failed else GOING_AWAY
+
+    async def _close(self, websocket: WebSocket, why: tuple[int, str]) -> None:
+        if websocket.client_state is not WebSocketState.CONNECTED:
+            return
+        with contextlib.suppress(TimeoutError, RuntimeError, WebSocketDisconnect):
+            async with asyncio.timeout(CLOSE_S):
+                await websocket.close(*why)
