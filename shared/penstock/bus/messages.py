@@ -18,7 +18,6 @@ CONNECTION = "Penstock-Connection"
 INDEX = "Penstock-Index"
 RECEIVED = "Penstock-Received"
 PART = "Penstock-Part"
-STATUS = "Penstock-Status"
 
 SEQUENCE = "Penstock-Sequence"
 RAW_POSITION = "Penstock-Raw"
