@@ -176,6 +176,30 @@ async def test_an_event_over_the_payload_limit_goes_by_reference(nats_server: Na
     assert body["data"]["content"] == large
 
 
+async def test_a_pause_and_an_answer_over_the_payload_limit_are_carried_whole(
+    nats_server: NatsServer,
+) -> None:
+    large = "x" * (1500 * 1024)
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
+        run = Run(bus)
+        await run.open(message=large)
+        await run.bytes(agno_pause(path=large))
+        await run.end()
+        asked = await run.until("approval.requested")
+        body = orjson.loads(await objects.unwrap(bus, asked[-1].payload))
+        assert body["data"]["items"][0]["args"]["path"] == large
+        run.leg = 2
+        items = [{"item_id": "t1", "decision": "approve", "value": large}]
+        await run.open(approval_id=body["data"]["approval_id"], items=items)
+        await run.bytes(agno_approved())
+        await run.end()
+        events = await run.until("lifecycle.completed")
+        started = orjson.loads(await objects.unwrap(bus, events[0].payload))
+    assert started["data"]["message"] == large
+    numbers = [int(event.headers[messages.SEQUENCE]) for event in events]
+    assert numbers == list(range(1, len(events) + 1))
+
+
 async def test_a_message_that_is_no_source_frame_becomes_a_dead_letter(
     nats_server: NatsServer,
 ) -> None:

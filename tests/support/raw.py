@@ -82,12 +82,12 @@ def agno_text(*chunks: str) -> bytes:
     )
 
 
-def agno_pause(tool_call_id: str = "t1") -> bytes:
+def agno_pause(tool_call_id: str = "t1", path: str = "/x") -> bytes:
     """A turn that ends in a tool which needs a confirmation."""
     tool = {
         "tool_call_id": tool_call_id,
         "tool_name": "delete_file",
-        "tool_args": {"path": "/x"},
+        "tool_args": {"path": path},
         "requires_confirmation": True,
         "confirmed": None,
         "result": None,

@@ -17,8 +17,6 @@ from penstock_edge.items import Encoding, Item, type_of
 # ADK up to 1.22 does not escape the text, so that the frame is no JSON: its beginning tells.
 _UPSTREAM_ERROR = re.compile(rb'\s*\{\s*"error"\s*:')
 
-
-BODY = frozenset({"bytes", "part"})
 INTERRUPTED = "The stream was interrupted; the run goes on"
 
 
@@ -46,7 +44,7 @@ class RawEncoding(Encoding):
             # what another connection left unfinished is nobody's frame
             self._parser, self._connection = sse.Parser(), raw.connection
         frames: list[bytes] = []
-        if raw.kind in BODY:
+        if raw.is_body:
             frames = [
                 sse.encode(frame.data, event=_name(frame), id=f"{raw.sequence}-{index}")
                 for index, frame in enumerate(self._frames(raw.payload))
@@ -93,7 +91,7 @@ class LegEncoding(Encoding):
         raw = raw_frame(stored)
         if raw.leg != self.leg:
             return Item(raw.sequence, [])
-        if raw.kind in BODY:
+        if raw.is_body:
             self._follow(raw.payload)
             return Item(raw.sequence, [raw.payload])
         if raw.kind == "lost":

@@ -158,7 +158,7 @@ class RunFold:
         if number == count:
             frame.payload = b"".join(self._parts)
             self._parts.clear()
-            yield from self._on_bytes(frame)
+            yield from _KINDS[frame.whole](self, frame)
 
     def _on_end(self, frame: RawFrame) -> Iterable[Draft]:
         if frame.leg != self.leg or self._parser is None:

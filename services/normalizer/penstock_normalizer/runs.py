@@ -129,7 +129,7 @@ class Run:
     async def _load(self, frame: RawFrame) -> RunFold:
         """The fold as it stands before `frame`: fresh, replayed from RAW, or from the pause."""
         fold = RunFold(self._run_id, self._decoders, self._max_frame_bytes)
-        if frame.kind == "open" and frame.leg == 1:
+        if frame.opens_run:
             return fold  # the run begins; if it is a repeat, the fence tells
         await self._reload_tail()
         events = await fence.tail(self._bus, streams.EVENTS, subjects.events_of_run(self._run_id))
@@ -137,7 +137,7 @@ class Run:
         first = True
         async for earlier in self._raw(start, frame.sequence):
             older = raw_frame(earlier)
-            if first and not (older.kind == "open" and older.leg == 1):
+            if first and not older.opens_run:
                 await self._restore(fold)  # the beginning has aged out
             first = False
             await self._advance(fold, older, earlier)
@@ -169,7 +169,8 @@ class Run:
     async def _restore(self, fold: RunFold) -> None:
         entry = await self._bus.bucket("pauses").get(self._run_id)
         if entry is not None and entry.value is not None:
-            fold.restore(PauseRecord.model_validate_json(entry.value).fold)
+            record = await objects.unwrap(self._bus, entry.value)
+            fold.restore(PauseRecord.model_validate_json(record).fold)
 
     async def _keep_pause(self, fold: RunFold) -> None:
         """Before anybody hears of the request: what it takes to go on, however long it waits."""
@@ -182,9 +183,11 @@ class Run:
             fold=fold.snapshot(),
             resume=fold.resume or {},
         )
+        name = f"{fold.approval_id}.pause"
         while True:
             try:
-                await self._bus.bucket("pauses").put(self._run_id, record.dump())
+                kept = await objects.wrap(self._bus, name, record.dump())
+                await self._bus.bucket("pauses").put(self._run_id, kept)
                 return
             except BusError as error:
                 log.warning("run %s: its pause is not kept yet: %s", self._run_id, error)

@@ -107,7 +107,12 @@ class RawWriter:
                 Message(
                     subject,
                     piece,
-                    {**common, messages.KIND: "part", messages.PART: f"{n}/{len(pieces)}"},
+                    {
+                        **common,
+                        messages.KIND: "part",
+                        messages.PART: f"{n}/{len(pieces)}",
+                        messages.WHOLE: kind,
+                    },
                 )
                 for n, piece in enumerate(pieces, 1)
             ]

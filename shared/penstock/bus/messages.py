@@ -18,6 +18,7 @@ CONNECTION = "Penstock-Connection"
 INDEX = "Penstock-Index"
 RECEIVED = "Penstock-Received"
 PART = "Penstock-Part"
+WHOLE = "Penstock-Whole"
 
 SEQUENCE = "Penstock-Sequence"
 RAW_POSITION = "Penstock-Raw"
@@ -38,6 +39,17 @@ class RawFrame:
     received: str
     payload: bytes
     part: tuple[int, int] | None = None  # number and count, from 1
+    whole: str = "bytes"  # of a part: the kind of what it is a part of
+
+    @property
+    def opens_run(self) -> bool:
+        """True for the `open` of the first leg, or a part of it."""
+        return self.leg == 1 and "open" in (self.kind, self.whole)
+
+    @property
+    def is_body(self) -> bool:
+        """True when the payload is some of the upstream's body."""
+        return self.kind == "bytes" or (self.kind == "part" and self.whole == "bytes")
 
 
 def raw_frame(stored: Stored) -> RawFrame:
@@ -56,6 +68,7 @@ def raw_frame(stored: Stored) -> RawFrame:
         headers[RECEIVED],
         stored.payload,
         (int(number), int(count)) if part else None,
+        headers.get(WHOLE, "bytes"),
     )
 
 

@@ -118,6 +118,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "threads": retention.runs_max_age_s,  # what AG-UI servers must be told again
         "pauses": forever,  # a paused run's fold, which may outlive its events
         "rules": forever,  # automations
+        "tokens": forever,  # stream tokens, by hash; each key has a TTL of its own
         "checkpoints": forever,  # how far each partition is done
         "leases": forever,  # each key has a TTL of its own
     }
@@ -128,7 +129,8 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         storage=StorageType.FILE,
         num_replicas=retention.replicas,
         discard=DiscardPolicy.NEW,
-        max_age=retention.events_max_age_s,
+        # what a paused run needs must outlive its events
+        max_age=max(retention.events_max_age_s, retention.runs_max_age_s),
         allow_direct=True,
         allow_rollup_hdrs=True,
         max_consumers=100_000,
