@@ -20,6 +20,9 @@ from penstock.web.protocol import HttpProtocol
 
 log = logging.getLogger(__name__)
 
+WS_PING_S = 15.0
+WS_MAX_BYTES = 64 * 1024  # of a message from a client; ours only listen
+
 
 class BindRefused(Exception):
     """The address must not, or cannot, be bound. The text says what to do."""
@@ -52,7 +55,8 @@ class _Server(uvicorn.Server):
 class Server:
     """One port. `port` 0 takes a free one, which `port` then tells.
 
-    Without an `auth`, every caller is `anonymous`.
+    Without an `auth`, every caller is `anonymous`. A WebSocket whose peer does not answer a ping
+    until the next one is due is closed (1011).
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Server:
         port: int,
         insecure: bool = False,
         auth: Auth | None = None,
+        ws_ping_s: float = WS_PING_S,
     ) -> None:
         auth = auth or Auth(AuthConfig())
         check_bind(host, asks=auth.asks, insecure=insecure)
@@ -81,6 +86,9 @@ class Server:
                 # who is local is decided by the peer, not by what a header says of it
                 proxy_headers=False,
                 lifespan="off",
+                ws_ping_interval=ws_ping_s,
+                ws_ping_timeout=ws_ping_s,
+                ws_max_size=WS_MAX_BYTES,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=2,
                 http=HttpProtocol,
