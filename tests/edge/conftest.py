@@ -40,11 +40,13 @@ async def make_edge(nats_server: NatsServer) -> AsyncIterator[MakeEdge]:
     """Starts an edge with these settings; gives an HTTP client of it."""
     async with AsyncExitStack() as stack:
 
-        async def make(nats: NatsServer = nats_server, **settings: Any) -> Client:
+        async def make(
+            nats: NatsServer = nats_server, config: Config = CONFIG, **settings: Any
+        ) -> Client:
             bus = await Bus.connect(BusSettings(url=nats.url))
             stack.push_async_callback(bus.close)
             given = {"enable_adk_canonical_stream": True, **settings}
-            edge = EdgeService(Context(CONFIG, EdgeSettings(**given), bus, "edge-test"))
+            edge = EdgeService(Context(config, EdgeSettings(**given), bus, "edge-test"))
             await edge.run()
             server = Server(edge.routes, "127.0.0.1", 0)
             await server.start()

@@ -90,12 +90,12 @@ class PretendRun:
         self.places.append(place)
         return place
 
-    async def join(self, *, waits: bool = False) -> None:
+    async def join(self, *, waits: bool = False, **fields: Any) -> None:
         """Writes KV `sessions`, as the connector does when it takes a leg.
 
-        `waits`: the leg is in the queue; otherwise it has left it.
+        `waits`: the leg is in the queue; otherwise it has left it. `fields`: of the run's record.
         """
-        record = await self.record()
+        record = await self.record(**fields)
         bucket = self.bus.bucket("sessions")
         key = subjects.session_key(record.user_id, record.agent, record.session_id)
         entry = await bucket.get(key)

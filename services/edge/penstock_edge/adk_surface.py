@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import orjson
+from pydantic import ValidationError
 from starlette.responses import Response
 
 from penstock.settings import AgentConfig, Config
@@ -51,3 +52,11 @@ def detail_shape(problem: Problem) -> Response:
 def json_response(body: Any, status: int = 200) -> Response:
     """`application/json`."""
     return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+def unfit(error: ValidationError) -> Problem:
+    """422 with FastAPI's list of errors."""
+    errors: list[dict[str, Any]] = [
+        {"type": e["type"], "loc": ["body", *e["loc"]], "msg": e["msg"]} for e in error.errors()
+    ]
+    return Problem(422, "; ".join(str(e["msg"]) for e in errors), errors=errors)

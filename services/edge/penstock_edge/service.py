@@ -7,11 +7,12 @@ from typing import ClassVar
 
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock_edge.adk import Adk
+from penstock_edge.agno_surface import AgnoSurface
 from penstock_edge.direct import is_tried
 from penstock_edge.edge import Edge
 from penstock_edge.executions import Executions
 from penstock_edge.many_events import ManyEvents
-from penstock_edge.run_sse import RunSse
 from penstock_edge.runs import Runs
 from penstock_edge.session_events import SessionEvents
 from penstock_edge.settings import EdgeSettings
@@ -29,6 +30,7 @@ class EdgeService(Service):
         super().__init__(context)
         assert isinstance(context.settings, EdgeSettings)
         self._edge = Edge.of(context.bus, context.config, context.settings)
+        self._adk = Adk(self._edge)
         self.routes = [
             route
             for surface in (
@@ -36,7 +38,8 @@ class EdgeService(Service):
                 ManyEvents(self._edge),
                 SessionEvents(self._edge),
                 Executions(self._edge),
-                RunSse(self._edge),
+                self._adk,
+                AgnoSurface(self._edge),
             )
             for route in surface.routes()
         ]
@@ -52,3 +55,4 @@ class EdgeService(Service):
         await self.cancel("beat")
         await self._edge.hubs.close()
         await self._edge.many.feed.close()
+        await self._adk.close()

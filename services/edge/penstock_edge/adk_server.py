@@ -1,0 +1,95 @@
+"""The sessions of ADK servers themselves: asked as they are, and never wiped by a create."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+import orjson
+from starlette.responses import Response
+
+from penstock.settings import AgentConfig
+from penstock.web.problems import Problem
+
+TIMEOUT_S: Final = 30.0
+SHOWN_CHARACTERS: Final = 2000
+
+
+class AdkServers:
+    """One HTTP client for all of them."""
+
+    def __init__(self) -> None:
+        self._client = httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def ask(
+        self,
+        method: str,
+        agent: AgentConfig,
+        user_id: str,
+        session_id: str | None = None,
+        body: Any = None,
+    ) -> httpx.Response:
+        """One request to a user's sessions, or to one of them.
+
+        Raises Problem 502 when nobody answers, or not as an ADK server does; 504 after `TIMEOUT_S`.
+        """
+        parts = ["apps", agent.agent, "users", user_id, "sessions"]
+        parts += [session_id] if session_id is not None else []
+        url = "/".join([agent.url, *map(_segment, parts)])
+        content = None if body is None else orjson.dumps(body)
+        headers = {**agent.headers, "content-type": "application/json"}
+        try:
+            return await self._client.request(method, url, headers=headers, content=content)
+        except httpx.TimeoutException as error:
+            raise Problem(504, f"the ADK server has not answered within {TIMEOUT_S:g} s") from error
+        except httpx.HTTPError as error:
+            raise Problem(502, f"the ADK server cannot be asked: {error!r}") from error
+
+    async def create(
+        self, agent: AgentConfig, user_id: str, session_id: str, given: dict[str, Any]
+    ) -> httpx.Response:
+        """A session of that id; `given` is the body of a create, without the id.
+
+        Raises Problem 409 when there is one. 1.16 replaces a session that it is told to create by
+        its body, and refuses to by its path; so that is how it is asked, and where the path cannot
+        say all, the session is looked for first.
+        """
+        if given.keys() <= {"state"}:
+            state = given.get("state") or {}
+            answer = await self.ask("POST", agent, user_id, session_id, state)
+        else:
+            await self._check_missing(agent, user_id, session_id)
+            body = {**given, "sessionId": session_id}
+            answer = await self.ask("POST", agent, user_id, body=body)
+        if answer.status_code == httpx.codes.BAD_REQUEST:
+            # how 1.16 says that it exists, and whatever else it does not like
+            await self._check_missing(agent, user_id, session_id)
+        return answer
+
+    async def _check_missing(self, agent: AgentConfig, user_id: str, session_id: str) -> None:
+        known = await self.ask("GET", agent, user_id, session_id)
+        if known.is_success:
+            raise Problem(409, f"Session already exists: {session_id}")
+
+
+def relayed(answer: httpx.Response) -> Response:
+    """The server's answer; one that is no JSON in the shape that ADK's errors have."""
+    try:
+        told = orjson.loads(answer.content)
+    except orjson.JSONDecodeError:
+        told = None
+    fits = answer.is_success or (answer.is_error and isinstance(told, dict) and "detail" in told)
+    if fits and (told is not None or answer.content == b"null"):
+        return Response(answer.content, answer.status_code, media_type="application/json")
+    status = answer.status_code if answer.is_error else 502
+    raise Problem(status, answer.text[:SHOWN_CHARACTERS] or f"the ADK server answered {status}")
+
+
+def _segment(text: str) -> str:
+    """A foreign id as one segment of a path: `..` must not lead out of it."""
+    return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")

@@ -1,0 +1,94 @@
+"""A stream that is asked for before there is anything to follow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.types import Message, Receive, Scope, Send
+
+from penstock.bus import Bus, BusError, Msg
+from penstock_edge.forms import Sse
+from penstock_edge.stream import EventStream, head
+
+log = logging.getLogger(__name__)
+
+# A notice may be lost.
+LOOK_AGAIN_S: Final = 1.0
+
+
+class WaitingStream:
+    """Sends the head at once and keep-alives until `begun` gives a stream; then it is that stream.
+
+    `notices`: a core subject on which is said that it is worth looking again.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        notices: str,
+        begun: Callable[[], Awaitable[EventStream | None]],
+        keep_alive_s: float,
+    ) -> None:
+        self._bus = bus
+        self._notices = notices
+        self._begun = begun
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application of this one response."""
+        await send(head(200))
+        leaving = asyncio.create_task(_left(receive))
+        try:
+            stream = await self._wait(send, leaving)
+        except BusError as error:
+            # it may come back: there is no cursor to lose
+            log.warning("waiting for %s: %s", self._notices, error)
+            await send({"type": "http.response.body"})
+            return
+        finally:
+            leaving.cancel()
+        if stream is None:
+            return
+
+        async def send_body(message: Message) -> None:
+            if message["type"] != "http.response.start":
+                await send(message)
+
+        await stream(scope, receive, send_body)
+
+    async def _wait(self, send: Send, leaving: asyncio.Task[None]) -> EventStream | None:
+        """What began; None when the client has left."""
+        moved = asyncio.Event()
+
+        async def on_notice(msg: Msg) -> None:
+            moved.set()
+
+        subscription = await self._bus.subscribe(self._notices, on_notice)
+        loop = asyncio.get_running_loop()
+        wrote_at = loop.time()
+        try:
+            while not leaving.done():
+                moved.clear()
+                if (stream := await self._begun()) is not None:
+                    return stream
+                notice = asyncio.create_task(moved.wait())
+                wait_s = min(LOOK_AGAIN_S, self._keep_alive_s / 3)
+                await asyncio.wait(
+                    {leaving, notice}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                notice.cancel()
+                if loop.time() - wrote_at >= self._keep_alive_s * 2 / 3:
+                    wrote_at = loop.time()
+                    body = Sse().keep_alive
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+        finally:
+            await subscription.unsubscribe()
+        return None
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
