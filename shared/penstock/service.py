@@ -33,6 +33,7 @@ from penstock.settings import (
     read_settings,
 )
 from penstock.telemetry import configure_logging
+from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes, redact_logs
 from penstock.web.probes import probe_routes
 from penstock.web.server import BindRefused, Server
 
@@ -170,7 +171,9 @@ async def serve(
     services: list[Service] = []
     server: Server | None = None
     probes: Server | None = None
+    auth: Auth | None = None
     insecure = settings.insecure_bind == "yes"
+    auth_config = AuthConfig(**settings.auth.model_dump())
     try:
         for service_type in service_types:
             services.append(service_type(await connect(service_type, settings, config)))
@@ -178,9 +181,14 @@ async def serve(
             await service.run()
         routes = [route for service in services for route in service.routes]
         if routes:
-            server = Server(routes, settings.host, settings.port, insecure)
+            tokens = StreamTokens(services[0].bus.bucket("tokens"), BusError)
+            auth = Auth(auth_config, tokens)
+            everything = [*routes, *auth_routes(auth)]
+            server = Server(everything, settings.host, settings.port, insecure, auth)
             await server.start()
-        probes = Server(probe_routes(services), settings.host, settings.probe_port, insecure)
+        # probes ask nobody; where other callers are asked, being reachable is no accident
+        reachable = insecure or auth_config.asks
+        probes = Server(probe_routes(services), settings.host, settings.probe_port, reachable)
         await probes.start()
         on_ready()
         await until.wait()
@@ -191,6 +199,8 @@ async def serve(
         for http in (server, probes):
             if http is not None:
                 await http.stop()
+        if auth is not None:
+            await auth.close()
         for service in services:
             await service.bus.close()
 
@@ -210,6 +220,7 @@ def main(service_type: type[Service]) -> None:
     async def run() -> None:
         settings = read_settings(service_type.settings_type)
         configure_logging(settings.log_level, settings.log_format)
+        redact_logs()
         await serve([service_type], settings, load_config(settings.config), until=stop_on_signals())
 
     try:

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.bus import BusError
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
+from penstock.web.auth import act_as, check_owner, identity_of, require
 from penstock.web.bodies import read_model
 from penstock.web.problems import Problem, invalid
 from penstock_approvals.decisions import Approvals
@@ -39,7 +40,9 @@ class DecisionBody(BaseModel):
 
     items: list[ItemBody]
     note: str | None = None
-    by: str = Field("anonymous", description="Who decides; until there is authentication, a claim")
+    by: str | None = Field(
+        None, description="Who decides: the caller, unless it may act for others"
+    )
     digest: str | None = Field(None, description="Of the request that was shown")
 
 
@@ -59,6 +62,8 @@ def routes(approvals: Approvals, decide: Decide) -> list[BaseRoute]:
     """The routes; `decide` takes a decision and sees to what follows."""
 
     async def list_all(request: Request) -> Response:
+        who = identity_of(request)
+        require(who, "read")
         try:
             query = Query.model_validate(dict(request.query_params))
         except ValidationError as error:
@@ -67,28 +72,34 @@ def routes(approvals: Approvals, decide: Decide) -> list[BaseRoute]:
         found = [
             record
             for record in await _asked(approvals.all())
-            if all(getattr(record, name) == value for name, value in wanted.items())
+            if who.sees(record.user_id)
+            and all(getattr(record, name) == value for name, value in wanted.items())
         ]
         page = [record.model_dump(exclude_none=True) for record in found[: query.limit]]
         return _json({"approvals": page})
 
     async def show(request: Request) -> Response:
-        return _json(await _found(request.path_params["approval_id"]))
+        require(identity_of(request), "read")
+        return _json(await _found(request))
 
     async def take(request: Request) -> Response:
-        approval_id = request.path_params["approval_id"]
-        await _found(approval_id)
+        who = identity_of(request)
+        require(who, "decide")
+        approval_id = (await _found(request)).approval_id
         body = await read_model(request, DecisionBody)
-        reply = await _asked(decide(approval_id, DecideRequest.model_validate(body.model_dump())))
+        given = body.model_dump() | {"by": act_as(who, body.by)}
+        reply = await _asked(decide(approval_id, DecideRequest.model_validate(given)))
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
         return _json(reply.approval)
 
-    async def _found(approval_id: str) -> ApprovalRecord:
+    async def _found(request: Request) -> ApprovalRecord:
+        approval_id = request.path_params["approval_id"]
         # a foreign id may hold what no key may
         record = await _asked(approvals.get(approval_id)) if _is_key(approval_id) else None
         if record is None:
             raise Problem(404, f"there is no approval {approval_id}")
+        check_owner(identity_of(request), record.user_id, f"approval {approval_id}")
         return record
 
     return [

@@ -19,6 +19,7 @@ from penstock.bus import StartUpError
 from penstock.service import Service, serve, stop_on_signals
 from penstock.settings import AgentConfig, Config, ConfigurationError, Settings, load_config
 from penstock.telemetry import configure_logging
+from penstock.web.auth import redact_logs
 from penstock.web.server import BindRefused
 from penstock_approvals.service import ApprovalsService
 from penstock_cli.child import StartFailed
@@ -63,6 +64,7 @@ def up(options: Options) -> int:
                 os.environ.setdefault(flag, "true")
         settings = _settings(options)
         configure_logging(settings.log_level, settings.log_format)
+        redact_logs()
         agents = _agents(options, settings)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_run(options, settings, agents, ready))

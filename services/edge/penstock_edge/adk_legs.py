@@ -12,9 +12,11 @@ from starlette.requests import Request
 
 from penstock.bus import OutcomeUnknown
 from penstock.bus.messages import FIRST
+from penstock.bus.objects import unwrap
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
 from penstock.bus.subjects import decide, key_of
 from penstock.settings import AgentConfig
+from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.bodies import read_body, require_json
 from penstock.web.problems import Problem
 from penstock_edge import adk_request
@@ -64,20 +66,30 @@ class AdkLegs:
         self._edge = edge
 
     async def open(self, request: Request) -> tuple[RunAgentRequest, OpenedLeg]:
-        """The request's body, and the leg. Raises Problem where there is nothing to be run."""
+        """The request's body, and the leg. Raises Problem where there is nothing to be run.
+
+        A new run needs the scope `start`, an answer to a pause `decide`; the upstream's own bytes
+        `raw` besides.
+        """
+        who = identity_of(request)
         require_json(request)
         body = await read_body(request, self._edge.settings.max_body_bytes)
         try:
             asked = adk_request.parse(body)
+            act_as(who, asked.user_id)
             agent = app_of(self._edge.config, asked.app_name)
-            if agent.protocol != ADK:
+            if agent.protocol == ADK:
+                require(who, "raw")
+            else:
                 adk_request.require_portable(asked)
             answers = adk_request.answers_of(asked)
-            aliases = await self._pending(agent, asked, answers)
+            aliases = await self._pending(who, agent, asked, answers)
             if aliases:
+                require(who, "decide")
                 return asked, await self._decide(agent, asked, answers, aliases)
         except InvalidRequest as error:
             raise Problem(422, str(error), errors=error.errors) from error
+        require(who, "start")
         return asked, await self._start(agent, asked, body)
 
     async def _start(self, agent: AgentConfig, asked: RunAgentRequest, body: bytes) -> OpenedLeg:
@@ -95,7 +107,11 @@ class AdkLegs:
         return OpenedLeg(agent, started.record.run_id, 1, place)
 
     async def _pending(
-        self, agent: AgentConfig, asked: RunAgentRequest, answers: Sequence[Answer]
+        self,
+        who: Identity,
+        agent: AgentConfig,
+        asked: RunAgentRequest,
+        answers: Sequence[Answer],
     ) -> list[Alias]:
         """The pending requests that are answered: one for each answer, or none at all.
 
@@ -104,13 +120,13 @@ class AdkLegs:
         no ADK agents are forwarded no answer at all.
         """
         known = [agent.protocol != ADK or answer.to_request for answer in answers]
-        aliases = await self._lookup(agent, asked, answers)
+        aliases = await self._lookup(who, agent, asked, answers)
         if any(known):
             # the answer may be faster than the record of what it answers
             deadline = asyncio.get_running_loop().time() + LOOKUP_S
             while None in aliases and asyncio.get_running_loop().time() < deadline:
                 await asyncio.sleep(LOOKUP_RETRY_S)
-                aliases = await self._lookup(agent, asked, answers)
+                aliases = await self._lookup(who, agent, asked, answers)
         found = [alias for alias in aliases if alias is not None]
         for answer, alias, must_be_known in zip(answers, aliases, known, strict=True):
             if alias is None and must_be_known:
@@ -122,14 +138,23 @@ class AdkLegs:
         return found
 
     async def _lookup(
-        self, agent: AgentConfig, asked: RunAgentRequest, answers: Sequence[Answer]
+        self,
+        who: Identity,
+        agent: AgentConfig,
+        asked: RunAgentRequest,
+        answers: Sequence[Answer],
     ) -> list[Alias | None]:
+        """What is known of each answer's request; another user's is as unknown as any other."""
+
         async def alias_of(answer: Answer) -> Alias | None:
             key = key_of("approval", agent.id, asked.session_id, answer.id)
             entry = await self._edge.bus.bucket("aliases").get(key)
             if entry is None or entry.value is None:
                 return None
             known = orjson.loads(entry.value)
+            approval = await self._approval(known["approval_id"])
+            if approval is not None and not who.sees(approval.user_id):
+                return None
             return Alias(known["approval_id"], known["run_id"], known["leg"], known["item_id"])
 
         return await asyncio.gather(*(alias_of(answer) for answer in answers))
@@ -163,11 +188,16 @@ class AdkLegs:
 
     async def _items(self, approval_id: str) -> dict[str, dict[str, Any]]:
         """What was asked, by item id."""
-        entry = await self._edge.bus.bucket("approvals").get(approval_id)
-        if entry is None or entry.value is None:
+        record = await self._approval(approval_id)
+        if record is None:
             raise Problem(404, f"there is no approval {approval_id}")
-        record = ApprovalRecord.model_validate_json(entry.value)
         return {item["item_id"]: item for item in record.items}
+
+    async def _approval(self, approval_id: str) -> ApprovalRecord | None:
+        entry = await self._edge.bus.bucket("approvals").get(approval_id)
+        if entry is None:
+            return None
+        return ApprovalRecord.model_validate_json(await unwrap(self._edge.bus, entry.value))
 
     async def _place_of_next_leg(self, agent: AgentConfig, run_id: str) -> Place:
         """Of frames: after all that there are. Of events: the run's start, to be encoded anew."""

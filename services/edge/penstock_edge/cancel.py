@@ -14,9 +14,11 @@ from penstock.bus.fence import RawWriter
 from penstock.bus.follow import Follow, events
 from penstock.bus.records import ENDED, CancelCommand, RunRecord
 from penstock.events.catalogue import TERMINAL
+from penstock.web.auth import Identity
 from penstock.web.problems import Problem
+from penstock_edge.access import run_of
 from penstock_edge.items import type_of
-from penstock_edge.locate import lifecycle_of, place_of_new, record_of
+from penstock_edge.locate import lifecycle_of, place_of_new
 
 FORCED_WAIT_S: Final = 5.0
 WRITER: Final = "edge"
@@ -37,12 +39,13 @@ class Canceller:
         self._bus = bus
         self._wait_s = wait_s
 
-    async def cancel(self, run_id: str, by: str) -> Cancelled:
+    async def cancel(self, run_id: str, who: Identity) -> Cancelled:
         """Returns once the run is cancelled, after `wait_s` at most ends it itself.
 
-        Raises Problem 404 for an unknown run, 409 when it has ended, also by another's cancel.
+        Raises Problem 404 for a run that is unknown or not the caller's, 409 when it has ended,
+        also by another's cancel.
         """
-        record = await record_of(self._bus, run_id)
+        record = await run_of(self._bus, who, run_id)
         place = await place_of_new(self._bus, over_raw=False)
         before = await lifecycle_of(self._bus, run_id)
         if before is not None and type_of(before) in TERMINAL:
@@ -58,7 +61,7 @@ class Canceller:
         )
         await follow.start()
         try:
-            event = await self._end(record, by, end)
+            event = await self._end(record, who.user_id, end)
         finally:
             await follow.stop()
         return Cancelled(record, orjson.loads(event.payload)["timestamp"] if event else None)

@@ -51,6 +51,7 @@ class Client:
     def __init__(self, hub: Hub, place: Place, on_leave: Callable[[Client], None]) -> None:
         self.hub = hub
         self.dropped = False
+        self.expired = False
         self.task: asyncio.Task[None] | None = None  # whose write is cancelled by a drop
         self.direct: Direct | None = None  # once the head is sent, where the server allows it
         self._writing_since: float | None = None
@@ -84,6 +85,9 @@ class Client:
     async def take(self) -> bytes | None:
         """What is to be written next; None when the stream is over."""
         while not (self._gone or self.finished):
+            if self.expired:
+                self._gone = True
+                return self._farewell() or None
             if words := self._words():
                 return words
             if self._at is not None and self._at < self.hub.base:
@@ -159,6 +163,17 @@ class Client:
         self._at = chunk.end
         self._offset = chunk.items[-1].offset
         self._next = chunk.items[-1].sequence + 1
+
+    def expire(self) -> None:
+        """Whoever reads may not do so any more: the stream ends here."""
+        self.expired = True
+        self._wake.set()
+
+    def _farewell(self) -> bytes:
+        """What must be said of an early end to those who could take it for the whole."""
+        words = b"".join(self.hub.view.encoding().cut())
+        # wherever the last write ended: an empty line between frames is nothing
+        return words and b"\n\n" + words
 
     def leave(self) -> None:
         """The client is gone; its stream is over."""

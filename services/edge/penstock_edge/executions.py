@@ -11,17 +11,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from penstock.web.auth import identity_of, require
 from penstock.web.bodies import read_model
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.endpoint import Shape, route
 from penstock_edge.locate import place_of_new
 from penstock_edge.runs import Message
-from penstock_edge.start import ANONYMOUS, Start
+from penstock_edge.start import Start
 from penstock_edge.views import view
 
 PATH: Final = "/api/service/v1/executions"
 CODES: Final = {
+    403: "FORBIDDEN",
     404: "NOT_FOUND",
     405: "METHOD_NOT_ALLOWED",
     413: "PAYLOAD_TOO_LARGE",
@@ -66,20 +68,24 @@ class Executions:
     async def trigger(self, request: Request) -> ASGIApp:
         """A new run of the topology, streamed to its end whatever the request accepts."""
         edge = self._edge
+        who = identity_of(request)
+        require(who, "start")
         asked = await read_model(request, TriggerRequest, edge.settings.max_body_bytes)
         agent = edge.config.by_topology(asked.topology_id)
         if agent is None:
             raise Problem(404, f"topologyId: there is no topology {asked.topology_id}")
         place = await place_of_new(edge.bus, over_raw=False)
-        started = await edge.starter.start(Start(agent, asked.user_message))
+        started = await edge.starter.start(Start(agent, asked.user_message, None, who.user_id))
         return await edge.stream(view(started.record.run_id, "executions"), place)
 
     async def cancel(self, request: Request) -> ASGIApp:
         """Answers when the run is cancelled."""
         edge = self._edge
+        who = identity_of(request)
+        require(who, "start")
         asked = await read_model(request, CancelRequest, edge.settings.max_body_bytes)
         try:
-            cancelled = await edge.canceller.cancel(asked.run_id, ANONYMOUS)
+            cancelled = await edge.canceller.cancel(asked.run_id, who)
         except Problem as problem:
             if problem.status == 404:
                 raise Problem(404, "Execution not found") from problem

@@ -13,14 +13,16 @@ from starlette.types import ASGIApp
 
 from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
+from penstock.web.auth import act_as, identity_of, require
 from penstock.web.bodies import read_json
 from penstock.web.problems import Problem, invalid
+from penstock_edge.access import require_dialect, run_of
 from penstock_edge.edge import Edge
 from penstock_edge.endpoint import route
-from penstock_edge.locate import locate, marked, place_of_new, record_of
+from penstock_edge.locate import locate, marked, place_of_new
 from penstock_edge.pages import MAX_PAGE, page
 from penstock_edge.query import cursor_of, number, switch, types_of, wants_page
-from penstock_edge.start import ANONYMOUS, Start
+from penstock_edge.start import Start
 from penstock_edge.views import DIALECTS, RAW_DIALECT, view
 
 LISTED = 50
@@ -37,16 +39,18 @@ def not_blank(text: str) -> str:
 
 Message = Annotated[str, AfterValidator(not_blank)]
 Key = Annotated[str, Field(min_length=1, max_length=256)]
+Id = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class StartRequest(BaseModel):
-    """The body of POST /v1/runs."""
+    """The body of POST /v1/runs. `user_id` is the caller, unless it may act for others."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     agent: str
     message: Message
-    session_id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    session_id: Id | None = None
+    user_id: Id | None = None
     input: dict[str, Any] | None = None
     idempotency_key: Key | None = None
 
@@ -70,22 +74,28 @@ class Runs:
     async def start(self, request: Request) -> ASGIApp:
         """202 with the run, or its stream where `text/event-stream` is accepted."""
         edge = self._edge
+        who = identity_of(request)
+        require(who, "start")
         body = await read_json(request, edge.settings.max_body_bytes)
         try:
             asked = StartRequest.model_validate(body)
         except ValidationError as error:
             raise invalid(error) from error
+        user_id = act_as(who, asked.user_id)
         agent = edge.config.agent(asked.agent)
         if agent is None:
             raise Problem(404, f"there is no agent {asked.agent[:128]}")
         streams = "text/event-stream" in request.headers.get("accept", "")
         dialect, named = _dialect(request)
+        if streams:
+            require_dialect(who, dialect)
         place = await place_of_new(edge.bus, dialect == RAW_DIALECT) if streams else None
         started = await edge.starter.start(
             Start(
                 agent,
                 asked.message,
                 asked.session_id,
+                user_id,
                 input=asked.input,
                 key=_key(request, asked),
                 request=orjson.dumps(body, option=orjson.OPT_SORT_KEYS),
@@ -98,7 +108,9 @@ class Runs:
         return await edge.stream(seen, place if started.new else await locate(edge.bus, seen, None))
 
     async def index(self, request: Request) -> ASGIApp:
-        """The newest runs first: `{runs, next}`; `next` goes into `?before=`."""
+        """The newest of the caller's runs first: `{runs, next}`; `next` goes into `?before=`."""
+        who = identity_of(request)
+        require(who, "read")
         query = request.query_params
         limit = number(query.get("limit"), "limit", LISTED, MAX_LISTED)
         before, status = query.get("before"), query.get("status")
@@ -114,7 +126,8 @@ class Runs:
             if entry.value is None or (before is not None and entry.key >= before):
                 continue
             record = orjson.loads(entry.value)
-            if all(record.get(name) == value for name, value in wanted.items()):
+            fits = all(record.get(name) == value for name, value in wanted.items())
+            if fits and who.sees(record["user_id"]):
                 found.append(record)
             if len(found) > limit:
                 break
@@ -124,15 +137,21 @@ class Runs:
 
     async def show(self, request: Request) -> ASGIApp:
         """The run's record."""
-        record = await record_of(self._edge.bus, request.path_params["run_id"])
+        who = identity_of(request)
+        require(who, "read")
+        record = await run_of(self._edge.bus, who, request.path_params["run_id"])
         return _json(record.dump(), 200, record)
 
     async def events(self, request: Request) -> ASGIApp:
         """The run's stream from the cursor on, or a page of it where JSON is accepted."""
         edge = self._edge
+        who = identity_of(request)
+        require(who, "read")
         dialect, named = _dialect(request)
+        require_dialect(who, dialect)
         types = types_of(request, dialect)
-        seen = view(request.path_params["run_id"], dialect, named, types)
+        record = await run_of(edge.bus, who, request.path_params["run_id"])
+        seen = view(record.run_id, dialect, named, types)
         place = await locate(edge.bus, seen, cursor_of(request))
         if not wants_page(request):
             if switch(request, "markers", default=False) and not place.ended:
@@ -145,8 +164,10 @@ class Runs:
 
     async def cancel(self, request: Request) -> ASGIApp:
         """200 once the run is cancelled, 202 while that is not known yet."""
+        who = identity_of(request)
+        require(who, "start")
         run_id = request.path_params["run_id"]
-        cancelled = await self._edge.canceller.cancel(run_id, ANONYMOUS)
+        cancelled = await self._edge.canceller.cancel(run_id, who)
         body = {"run_id": run_id, "status": "cancelled", "timestamp": cancelled.at}
         if cancelled.at is None:
             return _json(orjson.dumps(body | {"status": "cancelling"}), 202)

@@ -14,6 +14,7 @@ from typing import Final
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from penstock_edge.access import while_it_holds
 from penstock_edge.client import Client
 from penstock_edge.forms import split
 
@@ -22,6 +23,7 @@ CLOSE_S: Final = 5.0
 
 DONE: Final = (1000, "no run is active or queued")
 GOING_AWAY: Final = (1001, "this server shuts down; come back with ?after=")
+EXPIRED: Final = (1008, "the credential holds no longer; come back with ?after= and a new one")
 NOT_READ: Final = (1003, "nothing is read from clients here")
 TOO_BIG: Final = (1009, "nothing is read from clients here, least of all so much")
 TOO_SLOW: Final = (1013, "this connection reads too slowly; come back with ?after=")
@@ -36,7 +38,11 @@ class EventSocket:
         self._refused: tuple[int, str] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application of this one connection."""
+        """The ASGI application of this one connection; it ends when the credential does."""
+        with while_it_holds(scope, self._client.expire):
+            await self._converse(scope, receive, send)
+
+    async def _converse(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
         client = self._client
         client.task = asyncio.current_task()
@@ -77,6 +83,8 @@ class EventSocket:
             return self._refused
         if self._client.finished:
             return DONE
+        if self._client.expired:
+            return EXPIRED
         return FAILED if self._client.hub.failed else GOING_AWAY
 
     async def _close(self, websocket: WebSocket, why: tuple[int, str]) -> None:

@@ -18,7 +18,6 @@ from penstock.bus.records import RunRecord, StartCommand
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
 
-ANONYMOUS = "anonymous"
 SHOWN_CHARACTERS = 200
 TRIES = 3
 RETRY_S = 0.25
@@ -30,8 +29,8 @@ class Start:
 
     agent: AgentConfig
     message: str
-    session_id: str | None = None
-    user_id: str = ANONYMOUS
+    session_id: str | None  # None for a new one
+    user_id: str
     input: dict[str, Any] | None = None
     body: str | None = None
     key: str | None = None

@@ -8,6 +8,7 @@ import contextlib
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock import sse
+from penstock_edge.access import while_it_holds
 from penstock_edge.client import Client
 from penstock_edge.direct import direct_of
 
@@ -30,7 +31,11 @@ class EventStream:
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application of this one response."""
+        """The ASGI application of this one response; it ends when the credential does."""
+        with while_it_holds(scope, self._client.expire):
+            await self._respond(receive, send)
+
+    async def _respond(self, receive: Receive, send: Send) -> None:
         client = self._client
         run_id = client.hub.view.run_id
         client.task = asyncio.current_task()

@@ -10,6 +10,7 @@ from penstock.web.auth.identity import (
     check_owner,
     check_run,
     identity_of,
+    over,
     require,
 )
 from penstock.web.auth.middleware import protection
@@ -29,6 +30,7 @@ __all__ = [
     "check_owner",
     "check_run",
     "identity_of",
+    "over",
     "protection",
     "redact_logs",
     "require",

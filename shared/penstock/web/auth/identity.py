@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -14,7 +14,9 @@ from penstock.web.problems import Problem
 Kind = Literal["bearer", "cookie", "stream_token", "anonymous"]
 
 ANONYMOUS_USER: Final = "anonymous"
-IDENTITY: Final = "identity"  # its place in scope["state"]
+# places in scope["state"]
+IDENTITY: Final = "identity"
+OVER: Final = "over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,15 @@ def identity_of(scope: Mapping[str, Any]) -> Identity:
     """
     identity: Identity = scope["state"][IDENTITY]
     return identity
+
+
+async def over(scope: Mapping[str, Any]) -> None:
+    """Return when the caller's credential no longer holds: expired, or revoked.
+
+    A stream that it has opened ends then. Never returns for `anonymous`.
+    """
+    ended: Callable[[], Awaitable[None]] = scope["state"][OVER]
+    await ended()
 
 
 def require(identity: Identity, permission: Permission) -> None:

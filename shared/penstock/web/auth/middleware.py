@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from starlette.middleware import Middleware
@@ -11,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.web.auth.auth import Auth
 from penstock.web.auth.errors import Refused
-from penstock.web.auth.identity import IDENTITY
+from penstock.web.auth.identity import IDENTITY, OVER
 from penstock.web.auth.shapes import ERROR_SHAPES, Shape, shape_of
 from penstock.web.problems import Problem
 
@@ -27,8 +28,9 @@ _RESPONSE_HEADERS: Final = ("location", "penstock-run-id", "retry-after", "www-a
 
 
 class AuthMiddleware:
-    """Puts the Identity into scope["state"], or refuses in the words of the path's surface.
+    """Puts the Identity, and what waits for its end, into scope["state"].
 
+    Or refuses, in the words of the path's surface.
     `receive` is handed on as it is: a stream may take the connection that stands behind it.
     """
 
@@ -50,7 +52,11 @@ class AuthMiddleware:
         except Problem as problem:
             await self._refuse(problem, scope, receive, send)
             return
-        scope["state"] = {**scope.get("state", {}), IDENTITY: identity}
+        scope["state"] = {
+            **scope.get("state", {}),
+            IDENTITY: identity,
+            OVER: partial(self._auth.over, identity),
+        }
         try:
             await self._app(scope, receive, send)
         finally:
