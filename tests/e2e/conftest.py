@@ -22,10 +22,11 @@ async def penstock(
     agno_server: Upstream,
     adk_server: Upstream,
 ) -> AsyncIterator[Deployment]:
-    """A deployment over a NATS server of its own; agents `assistant`, `team`, `flow` and `adk`."""
+    """A deployment over a NATS server of its own, with the agents that are listed here."""
     agno = {"protocol": "agno", "url": agno_server.url}
     agents: list[dict[str, Any]] = [
         {"id": "assistant", "agent": "demo-agent", "topology_id": 123, **agno},
+        {"id": "hasty", "agent": "demo-agent", "timeout_s": 2, **agno},
         {"id": "team", "agent": "demo-team", "kind": "team", **agno},
         {"id": "flow", "agent": "simple-wf", "kind": "workflow", **agno},
         {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
