@@ -152,6 +152,7 @@ STATEMENTS: dict[str, tuple[str, str]] = {
         "501 and its text",
         "test_run_sse::test_switched_off_it_is_501_before_the_body_is_looked_at",
     ),
+    "AD6": ("501 for /run too", "test_adk_encoded::test_run_is_501_while_the_flag_is_off"),
     "AD8": (
         "request headers",
         "test_run_sse::test_all_documented_request_headers_are_accepted",
@@ -243,6 +244,32 @@ STATEMENTS: dict[str, tuple[str, str]] = {
         "an answer to a pause is a decision",
         "test_run_sse::test_an_answer_is_a_decision_by_its_id_and_streams_the_next_leg",
     ),
+    "AD71": (
+        "an agent that is no ADK agent in ADK's events",
+        "test_adk_encoded::test_a_run_is_told_in_adks_events_without_ids_names_and_comments",
+    ),
+    "AD52": (
+        "legacy POST",
+        "test_adk_legacy::test_the_post_answers_as_documented_and_starts_a_run",
+    ),
+    "AD53": (
+        "legacy POST, bad query",
+        "test_adk_legacy::test_a_query_that_says_nothing_is_422_and_named",
+    ),
+    "AD54": (
+        "legacy GET before the POST, and after the end",
+        "test_adk_legacy::test_a_get_before_the_post_waits_and_is_kept_alive",
+    ),
+    "AD55": (
+        "the three event types",
+        "test_adk_legacy::test_the_get_streams_the_three_types_each_with_its_id",
+    ),
+    "AD56": ("legacy whatever the flag", "test_adk_legacy::test_the_flag_does_not_concern_it"),
+    "AD57": (
+        "legacy timeout",
+        "test_adk_legacy::test_a_run_without_a_report_ends_in_a_status",
+    ),
+    "AD58": ("N readers see the same", "test_adk_legacy::test_all_who_look_see_the_same"),
 }
 
 # What the edge does not decide alone.
@@ -260,7 +287,7 @@ ELSEWHERE = {
 
 REQUIRED = {
     *(f"EX{number}" for number in range(1, 43) if number != 41),
-    *(f"AD{number}" for number in (*range(1, 6), *range(8, 52), *range(66, 71))),
+    *(f"AD{number}" for number in (*range(1, 7), *range(8, 59), *range(66, 72))),
 }
 
 
