@@ -93,14 +93,23 @@ async def test_a_session_is_its_runs_in_the_order_of_the_stream(
     ]
 
 
+@pytest.mark.parametrize("ring_bytes", [1, 4_000_000], ids=["from the stream", "from the ring"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_client_that_was_cut_at_any_frame_gets_exactly_the_rest(
-    bus: Bus, follow: Callable[..., Stream], two_runs: list[PretendRun], dialect: str
+    bus: Bus,
+    make_edge: MakeEdge,
+    session_id: str,
+    two_runs: list[PretendRun],
+    dialect: str,
+    ring_bytes: int,
 ) -> None:
+    edge = await make_edge(ring_bytes=ring_bytes)
     expected = [(id, frame.data) for id, frame in await all_frames(bus, two_runs, dialect)]
     for cut in range(len(expected) - 1):
-        async with follow({"last-event-id": expected[cut][0]}, dialect=dialect, until="idle") as s:
-            assert [(frame.id, frame.data) for frame in await s.rest()] == expected[cut + 1 :]
+        query = {"dialect": dialect, "until": "idle", "after": expected[cut][0]}
+        async with Stream(edge, "GET", path(session_id), params=query) as stream:
+            rest = [(frame.id, frame.data) for frame in await stream.rest()]
+        assert rest == expected[cut + 1 :]
 
 
 async def test_the_stream_stays_open_for_runs_to_come_and_carries_the_epilogue(
@@ -135,6 +144,19 @@ async def test_who_joins_in_the_middle_of_a_run_gets_frames_that_fit_its_beginni
         frames = [await stream.frame() for _ in range(3)]
     expected = await all_frames(bus, [run], "unified")
     assert [frame.data for frame in frames] == [frame.data for _, frame in expected[-3:]]
+
+
+async def test_a_run_that_the_sessions_record_does_not_name_yet_is_there_from_its_beginning(
+    follow: Callable[..., Stream], new_run: Callable[[], PretendRun]
+) -> None:
+    first, late = new_run(), new_run()
+    await play(first, "x")
+    await late.record()
+    await late.started()
+    async with follow() as stream:
+        await late.text("y")
+        events = [await stream.event() for _ in range(5)]
+    assert [event["run_id"] for event in events] == [first.run_id] * 3 + [late.run_id] * 2
 
 
 async def test_another_owners_session_of_the_same_id_is_another_session(

@@ -123,8 +123,6 @@ class Hub:
                 self._wake.clear()
                 arrived, self._arrived = self._arrived, []
                 for stored in arrived:
-                    if stored.sequence < self.floor:
-                        continue  # a source may begin before what was asked for
                     if self._first is None:
                         self._first = replace(stored, payload=b"")
                     self._append(await self.encode(self._encoding, stored))

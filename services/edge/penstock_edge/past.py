@@ -27,6 +27,10 @@ class _Lane:
     known: int = 0  # all of it that stands below this stream sequence has been read
     held: deque[Stored] = field(default_factory=deque)
 
+    def is_read(self, floor: int) -> bool:
+        """Whether all of it below the floor is given."""
+        return self.known >= floor and not (self.held and self.held[0].sequence < floor)
+
 
 class Past:
     """The messages of some patterns from a stream sequence on, merged; each once.
@@ -59,7 +63,7 @@ class Past:
         while True:
             await self._fill(floor, limit)
             given = self._merge(floor, limit)
-            if not given:
+            if not given and all(lane.is_read(floor) for lane in self._lanes.values()):
                 return []
             if self._keep is not None:
                 given = [stored for stored in given if await self._keep(stored)]
