@@ -19,6 +19,7 @@ from penstock.bus.direct import read
 from penstock.bus.streams import EVENTS
 from penstock.bus.subjects import run_id_of, turn
 from penstock.events.catalogue import TERMINAL
+from penstock.web.auth import identity_of
 from penstock.web.bodies import read_json
 from penstock.web.problems import Problem
 from penstock_edge.adk_apps import PATH as SESSIONS
@@ -80,6 +81,8 @@ class Legacy:
     async def stream(self, request: Request) -> ASGIApp:
         """The session's latest run, or the rest of the one that the cursor is of."""
         named = named_by(self._edge, request, "read")
+        if (grant := identity_of(request).grant) is not None:
+            grant.check_session(named.id)
         after = cursor_of(request)
         found = await self._run_of(named, after)
         if found is not None:

@@ -10,6 +10,7 @@ from typing import Final
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.bus import Bus, BusError, Msg
+from penstock_edge.access import while_it_holds
 from penstock_edge.forms import Sse
 from penstock_edge.stream import EventStream, head
 
@@ -42,7 +43,8 @@ class WaitingStream:
         await send(head(200))
         leaving = asyncio.create_task(_left(receive))
         try:
-            stream = await self._wait(send, leaving)
+            with while_it_holds(scope, leaving.cancel):
+                stream = await self._wait(send, leaving)
         except BusError as error:
             # it may come back: there is no cursor to lose
             log.warning("waiting for %s: %s", self._notices, error)
@@ -51,6 +53,7 @@ class WaitingStream:
         finally:
             leaving.cancel()
         if stream is None:
+            await send({"type": "http.response.body"})
             return
 
         async def send_body(message: Message) -> None:
@@ -60,7 +63,7 @@ class WaitingStream:
         await stream(scope, receive, send_body)
 
     async def _wait(self, send: Send, leaving: asyncio.Task[None]) -> EventStream | None:
-        """What began; None when the client has left."""
+        """What began; None when the client has left, or may not wait any longer."""
         moved = asyncio.Event()
 
         async def on_notice(msg: Msg) -> None:
