@@ -35,7 +35,7 @@ from penstock.settings import (
 from penstock.telemetry import configure_logging
 from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes, redact_logs
 from penstock.web.probes import probe_routes
-from penstock.web.server import BindRefused, Server
+from penstock.web.server import WS_PING_S, BindRefused, Server
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class Service(ABC):
         self.context = context
         self.bus = context.bus
         self.routes: Sequence[BaseRoute] = ()
+        self.ws_ping_s = WS_PING_S  # how often the peers of its WebSockets are pinged
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._started = False
 
@@ -184,7 +185,8 @@ async def serve(
             tokens = StreamTokens(services[0].bus.bucket("tokens"), BusError)
             auth = Auth(auth_config, tokens)
             everything = [*routes, *auth_routes(auth)]
-            server = Server(everything, settings.host, settings.port, insecure, auth)
+            ping_s = min(service.ws_ping_s for service in services)
+            server = Server(everything, settings.host, settings.port, insecure, auth, ping_s)
             await server.start()
         # probes ask nobody; where other callers are asked, being reachable is no accident
         reachable = insecure or auth_config.asks

@@ -48,7 +48,7 @@ async def make_edge(nats_server: NatsServer) -> AsyncIterator[MakeEdge]:
             given = {"enable_adk_canonical_stream": True, **settings}
             edge = EdgeService(Context(config, EdgeSettings(**given), bus, "edge-test"))
             await edge.run()
-            server = Server(edge.routes, "127.0.0.1", 0)
+            server = Server(edge.routes, "127.0.0.1", 0, ws_ping_s=edge.ws_ping_s)
             await server.start()
             stack.push_async_callback(server.stop)
             stack.push_async_callback(edge.stop)

@@ -170,6 +170,31 @@ async def test_an_edge_that_shuts_down_says_so(bus: Bus, session_id: str) -> Non
     await server.stop()
 
 
+async def test_the_peer_is_pinged_as_often_as_streams_are_kept_alive(
+    make_edge: MakeEdge, session_id: str
+) -> None:
+    edge = await make_edge(keep_alive_s=0.1)
+    reader, writer = await asyncio.open_connection(edge.base_url.host, edge.base_url.port)
+    path = url(edge, session_id).partition(str(edge.base_url.port))[2]
+    writer.write(
+        f"GET {path} HTTP/1.1\r\nHost: penstock\r\nConnection: Upgrade\r\n"
+        "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+    )
+    async with asyncio.timeout(WAIT_S):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 101")
+        ping = await reader.readexactly(2)
+        assert ping[0] == 0x89  # a whole ping frame
+        await reader.readexactly(ping[1])
+        # who does not answer is closed
+        close = await reader.readexactly(4)
+    assert close[0] == 0x88
+    assert int.from_bytes(close[2:]) == 1011
+    writer.close()
+    await writer.wait_closed()
+
+
 def slow_clients() -> float:
     return REGISTRY.get_sample_value("penstock_slow_clients_total") or 0.0
 

@@ -28,6 +28,7 @@ class EdgeService(Service):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         assert isinstance(context.settings, EdgeSettings)
+        self.ws_ping_s = context.settings.keep_alive_s
         self._edge = Edge.of(context.bus, context.config, context.settings)
         self._adk = Adk(self._edge)
         self.routes = [
