@@ -24,7 +24,7 @@ class EdgeSettings(Settings):
     enable_adk_canonical_stream: Annotated[bool, BeforeValidator(_flag)] = Field(
         False,
         validation_alias="ENABLE_ADK_CANONICAL_STREAM",
-        description="`true`, `1`, `yes` or `on`: POST /run_sse is served, else it answers 501",
+        description="`true`, `1`, `yes` or `on`: POST /run_sse and /run are served, else 501",
     )
     keep_alive_s: float = Field(15.0, gt=0, description="No stream is silent for longer")
     max_body_bytes: int = Field(10 * 1024 * 1024, gt=0, description="The largest request body")
