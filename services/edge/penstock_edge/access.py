@@ -29,7 +29,7 @@ def require_dialect(who: Identity, dialect: str) -> None:
 
 
 @contextmanager
-def while_it_holds(scope: Scope, end: Callable[[], None]) -> Iterator[None]:
+def while_it_holds(scope: Scope, end: Callable[[], object]) -> Iterator[None]:
     """Within, `end` is called once the caller's credential has expired or was revoked."""
     if identity_of(scope).expires_at is None:
         yield
