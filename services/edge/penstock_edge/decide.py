@@ -1,0 +1,118 @@
+"""What waits for an answer in a run, and handing one to the approvals service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from penstock.bus import Bus, OutcomeUnknown
+from penstock.bus.messages import FIRST
+from penstock.bus.objects import unwrap
+from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest, PauseRecord
+from penstock.bus.subjects import decide
+from penstock.events.catalogue import TERMINAL
+from penstock.web.problems import Problem
+from penstock_edge.items import type_of
+from penstock_edge.locate import Place, lifecycle_of, place_of_new
+
+LOOKUP_S: Final = 2.0
+LOOKUP_RETRY_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """What a run waits for. `shown`: the upstream's own ids of what is asked, to the items'."""
+
+    approval: ApprovalRecord
+    shown: Mapping[str, str]
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """As approval.requested has them."""
+        return self.approval.items
+
+
+async def pause_of(bus: Bus, run_id: str, fits: Callable[[Pause], bool]) -> Pause:
+    """The run's last pause, open or not.
+
+    An answer may be faster than the record of what it answers: until there is a pause that it
+    `fits`, that is waited for. Raises Problem 409 for a run that has ended, or is not paused.
+    """
+    deadline = asyncio.get_running_loop().time() + LOOKUP_S
+    while True:
+        pause = await _pause_of(bus, run_id)
+        if pause is not None and fits(pause):
+            return pause
+        if asyncio.get_running_loop().time() >= deadline:
+            break
+        await asyncio.sleep(LOOKUP_RETRY_S)
+    if pause is None:
+        raise Problem(409, f"run {run_id} is not paused")
+    return pause
+
+
+async def _pause_of(bus: Bus, run_id: str) -> Pause | None:
+    lifecycle = await lifecycle_of(bus, run_id)
+    if lifecycle is None:
+        return None
+    type = type_of(lifecycle)
+    if type in TERMINAL:
+        raise Problem(409, f"run {run_id} is already {type.removeprefix('lifecycle.')}")
+    if type != "lifecycle.paused":
+        return None
+    paused = orjson.loads(await unwrap(bus, lifecycle.payload))
+    entry = await bus.bucket("approvals").get(str(paused["data"].get("approval_id")))
+    if entry is None or entry.value is None:
+        return None
+    approval = ApprovalRecord.model_validate_json(await unwrap(bus, entry.value))
+    return Pause(approval, await _shown(bus, approval))
+
+
+async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:
+    """Requirements of an Agno upstream have ids of their own."""
+    entry = await bus.bucket("pauses").get(approval.run_id)
+    if entry is None or entry.value is None:
+        return {}
+    kept = PauseRecord.model_validate_json(await unwrap(bus, entry.value))
+    if kept.approval_id != approval.approval_id or kept.protocol != "agno":
+        return {}
+    shown = {}
+    for item_id, path in kept.resume.get("items", {}).items():
+        target: Any = kept.resume
+        for step in path:
+            target = target[step]
+        if isinstance(id := target.get("id"), str):
+            shown[id] = item_id
+    return shown
+
+
+async def place_of_next_leg(bus: Bus, run_id: str, over_raw: bool) -> Place:
+    """Of frames: after all that there are. Of events: the run's start, to be encoded anew."""
+    lifecycle = await lifecycle_of(bus, run_id)
+    place = await place_of_new(bus, over_raw)
+    if lifecycle is None:
+        return place
+    if over_raw:
+        # the run's end is looked for from its pause on
+        return Place(place.start, lifecycle.sequence)
+    first = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
+    return Place(first, first)
+
+
+async def take(bus: Bus, approval_id: str, request: DecideRequest) -> None:
+    """Have the decision taken. Raises Problem as the approvals service answers: 404, 409, 422.
+
+    503 where it did not answer: nobody knows whether it was taken.
+    """
+    try:
+        answer = await bus.request(decide(approval_id), request.dump())
+    except OutcomeUnknown as error:
+        text = "it is not known whether the decision was taken; ask for the approval's state"
+        raise Problem(503, text) from error
+    reply = DecideReply.model_validate_json(answer.data)
+    if reply.status != 200:
+        raise Problem(reply.status, reply.detail)
