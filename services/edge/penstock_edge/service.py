@@ -8,6 +8,7 @@ from typing import ClassVar
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock_edge.adk import Adk
+from penstock_edge.agno_surface import AgnoSurface
 from penstock_edge.direct import is_tried
 from penstock_edge.edge import Edge
 from penstock_edge.executions import Executions
@@ -39,6 +40,7 @@ class EdgeService(Service):
                 SessionEvents(self._edge),
                 Executions(self._edge),
                 self._adk,
+                AgnoSurface(self._edge),
             )
             for route in surface.routes()
         ]
