@@ -28,6 +28,7 @@ class Endpoint:
 
     def __init__(self, bus: Bus, handlers: Mapping[str, Handler], shape: Shape) -> None:
         self._bus = bus
+        self.methods = tuple(handlers)
         self._handlers = handlers
         self._shape = shape
 
@@ -49,7 +50,7 @@ class Endpoint:
         handler = self._handlers.get(request.method)
         if handler is None:
             response = self._shape(Problem(405, f"{request.method} is not served here"))
-            response.headers["allow"] = ", ".join(self._handlers)
+            response.headers["allow"] = ", ".join(self.methods)
             return response
         if not self._bus.ready:
             raise Problem(503, "not connected to NATS; try again")
