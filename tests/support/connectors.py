@@ -54,7 +54,7 @@ async def connector_process(
     try:
 
         async def lives() -> bool:
-            return len(await _living(bus)) > len(before)
+            return bool(await _living(bus) - before)
 
         await eventually(lives, 30, "the connector's process")
         yield made

@@ -65,6 +65,7 @@ class ConnectorService(Service):
                 [f"command.connector.{kind}.*"],
                 patient(handle),
                 on_poison=self._give_up,
+                ack_wait_s=self._settings.ack_wait_s,
                 room=(lambda: self._commands.room) if kind == "start" else None,
             )
             self.spawn(kind, queue.run)
