@@ -115,6 +115,33 @@ async def test_a_confirmation_is_answered_as_adks_clients_do(
     assert set(again.json()) == {"detail"}
 
 
+ANSWERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "external": ("run_shell", {"result": "42 files"}, "42 files"),
+    "userinput": ("adk_request_input", {"to_address": "ann@example.com"}, "ann@example.com"),
+    "feedback": ("adk_request_input", {"Which city?": ["Rome"]}, "Rome"),
+}
+
+
+@pytest.mark.parametrize("said", ANSWERS)
+async def test_what_another_agent_asks_for_is_answered_by_a_function_response(
+    penstock: Deployment, said: str
+) -> None:
+    name, response, seen = ANSWERS[said]
+    session_id = fresh()
+    first = await run(penstock, asked("assistant", session_id, {"text": said}))
+    call = parts_of(first.json())[-1]["functionCall"]
+    assert call["name"] == name
+    assert first.json()[-1]["longRunningToolIds"] == [call["id"]]
+    answer = {"functionResponse": {"id": call["id"], "name": name, "response": response}}
+    second = await run(penstock, asked("assistant", session_id, answer), edge=1)
+    assert second.status_code == 200, second.text
+    result, *_ = [
+        part["functionResponse"] for part in parts_of(second.json()) if "functionResponse" in part
+    ]
+    assert result["id"] == call["id"]
+    assert seen in json.dumps(result["response"])
+
+
 @pytest.mark.parametrize(
     ("app", "said"), [("demo", "midstream"), ("assistant", "failmid"), ("gone", "anything")]
 )

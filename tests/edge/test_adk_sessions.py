@@ -163,20 +163,21 @@ async def adk(make_edge: MakeEdge, server: AdkSessionsServer) -> Client:
     return await make_edge(config=Config(agents=[helper]))
 
 
+@pytest.mark.parametrize("id", ["s1", "a?b #1", "ü%2F", ".."])
 async def test_an_adk_servers_sessions_are_its_own(
-    adk: Client, server: AdkSessionsServer, user: str
+    adk: Client, server: AdkSessionsServer, user: str, id: str
 ) -> None:
     path = sessions(user, "vana")
-    created = await adk.post(path, json={"sessionId": "a?b #1", "state": {"colour": "blue"}})
+    created = await adk.post(path, json={"sessionId": id, "state": {"colour": "blue"}})
     assert created.status_code == 200
-    known = server.sessions["vana", user, "a?b #1"]
+    known = server.sessions["vana", user, id]
     assert created.json() == known
     assert known["state"] == {"colour": "blue"}
     assert (await adk.get(path)).json() == [known]
-    await adk.post(f"{path}/s1", json={"size": 3})
-    assert (await adk.get(f"{path}/s1")).json()["state"] == {"size": 3}
-    assert (await adk.delete(f"{path}/s1")).json() is None
-    gone = await adk.get(f"{path}/s1")
+    await adk.post(f"{path}/s2", json={"size": 3})
+    assert (await adk.get(f"{path}/s2")).json()["state"] == {"size": 3}
+    assert (await adk.delete(f"{path}/s2")).json() is None
+    gone = await adk.get(f"{path}/s2")
     assert (gone.status_code, gone.json()) == (404, {"detail": "Session not found"})
 
 
