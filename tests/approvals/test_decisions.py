@@ -310,10 +310,23 @@ async def test_a_request_over_core_that_is_no_decision_is_refused(nats: NatsServ
 async def test_a_decision_with_too_large_a_value_is_refused(nats: NatsServer) -> None:
     async with pipeline(nats.url, Config(), ONE) as penstock:
         approval = await pause(penstock, user_input())
-        value = {"to": "x" * 300_000, "copies": 1}
+        value = {"to": "x" * 600_000, "copies": 1}
         large = DecideRequest(items=[Decided(item_id="t1", decision="approve", value=value)])
         refused = await penstock.ask(approval.approval_id, large)
-        value["to"] = "x" * 200_000
+        value["to"] = "x" * 500_000
         taken = await penstock.ask(approval.approval_id, large)
     assert (refused.status, taken.status) == (422, 200)
     assert "bytes" in refused.detail
+
+
+async def test_a_request_that_is_larger_than_a_message_can_be_decided(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        text = "x" * 1_200_000
+        approval = await pause(penstock, confirmation(text=text))
+        shown = await penstock.http.get(f"/v1/approvals/{approval.approval_id}")
+        reply = await penstock.ask(approval.approval_id, YES)
+        await eventually(lambda: sent(penstock, approval.run_id))
+        stands = await penstock.approval(approval.approval_id)
+    assert shown.json()["items"][0]["args"] == {"text": text}
+    assert reply.status == 200
+    assert stands.status == "decided"

@@ -75,7 +75,7 @@ BODIES: dict[str, Script] = {
     "half a frame and a clean end": plays(STARTED + HALF),
     "cut in the middle of a frame": plays(STARTED + HALF, cuts),
     "broken chunks": breaks_the_chunks,
-    "parts": plays(agno("RunContent", content="x" * 900_000) + agno("RunCompleted")),
+    "parts": plays(agno("RunContent", content="x" * 1_500_000) + agno("RunCompleted")),
 }
 
 

@@ -14,7 +14,7 @@ from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 # these can only be answered: the upstream has no way to be told no
 ANSWERED_ONLY = frozenset({"input", "feedback", "selection", "credential"})
 NEEDS_VALUE = ANSWERED_ONLY | {"external", "long_running"}
-MAX_BYTES = 256 * 1024  # a decision is told in source frames, which are one message each
+MAX_BYTES = 512 * 1024  # a decision travels in one message
 
 
 class Unfit(ValueError):
