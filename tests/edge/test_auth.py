@@ -1,0 +1,441 @@
+"""Who may do what, on every route of every service: one table, asked by everybody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from penstock.bus import Bus, BusSettings
+from penstock.service import Context
+from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes
+from penstock_cli.up import SERVICES
+from support.access import ROWS, Row
+from support.clients import contents
+from support.guarded import REMOTE, MemoryStore, StoreAway
+from support.issuer import token
+from support.nats import NatsServer
+from support.pretend import command_of
+from support.secured import CONFIG, SLOW, Secured, bearer, secured
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCOPES = ("start", "read", "raw", "decide")
+ASKED = [row for row in ROWS if not row.public]
+WS = "/v1/sessions/{session_id}/events/ws"
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path_factory.mktemp("auth"), name="nats of auth")
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def penstock(nats: NatsServer) -> AsyncIterator[Secured]:
+    async with secured(nats.url) as running:
+        yield running
+
+
+def check_shape(row: Row, answer: httpx.Response) -> None:
+    """The refusal is in the words of the surface."""
+    body = answer.json()
+    match row.shape:
+        case "problem":
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert body["status"] == answer.status_code
+        case "executions":
+            assert set(body) == {"code", "message", "data"}
+            assert body["data"] is None
+            assert body["code"] != "ERROR"
+        case "detail":
+            assert set(body) == {"detail"}
+
+
+# the table
+
+
+@pytest.mark.parametrize("row", ASKED, ids=str)
+async def test_nobody_is_refused(penstock: Secured, row: Row) -> None:
+    answer = await penstock.ask(row, {})
+    assert answer.status_code == 401, answer.text
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    check_shape(row, answer)
+
+
+@pytest.mark.parametrize("row", ASKED, ids=str)
+async def test_a_token_of_another_issuer_is_refused(penstock: Secured, row: Row) -> None:
+    forged = token(secret="another-secret-that-is-long-enough-too")
+    answer = await penstock.ask(row, {"authorization": f"Bearer {forged}"})
+    assert answer.status_code == 401, answer.text
+    check_shape(row, answer)
+
+
+@pytest.mark.parametrize(
+    ("row", "scope"), [(row, scope) for row in ROWS for scope in row.needs], ids=str
+)
+async def test_a_caller_without_the_scope_is_refused(
+    penstock: Secured, row: Row, scope: str
+) -> None:
+    others = " ".join(each for each in SCOPES if each != scope)
+    answer = await penstock.ask(row, bearer(scope=others))
+    assert answer.status_code == 403, answer.text
+    assert scope in answer.text
+    check_shape(row, answer)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.foreign], ids=str)
+async def test_what_is_another_users_is_refused(penstock: Secured, row: Row) -> None:
+    answer = await penstock.ask(row, bearer("bob"), user="bob")
+    assert answer.status_code == row.foreign, answer.text
+    check_shape(row, answer)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if "{run_id}" in f"{row.route}{row.body}" and row.foreign], ids=str
+)
+async def test_another_users_run_is_as_one_that_does_not_exist(penstock: Secured, row: Row) -> None:
+    names = await penstock.given(row)
+    unknown = names["run_id"][:-4] + "0000"
+    foreign = await penstock.ask(row, bearer("bob"), user="bob")
+    missing = await penstock.ask(row, bearer("bob"), user="bob", run_id=unknown)
+    assert foreign.status_code == missing.status_code == 404
+    assert foreign.text.replace(names["run_id"], unknown) == missing.text
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+async def test_a_caller_with_the_scopes_is_served(penstock: Secured, row: Row) -> None:
+    scopes = " ".join(row.needs) or "read"
+    answer = await penstock.ask(row, bearer(scope=scopes))
+    assert answer.status_code == row.good, answer.text
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.foreign and not row.bob and row.good < 300], ids=str
+)
+async def test_who_may_act_for_others_is_served_too(penstock: Secured, row: Row) -> None:
+    answer = await penstock.ask(row, bearer("service", scope=" ".join([*SCOPES, "act-as"])))
+    assert answer.status_code == (404 if "{token_id}" in row.route else row.good), answer.text
+
+
+async def test_every_route_of_every_service_has_a_row(nats: NatsServer) -> None:
+    bus = await Bus.connect(BusSettings(url=nats.url))
+    auth = Auth(AuthConfig(), StreamTokens(MemoryStore(), StoreAway))
+    routes = auth_routes(auth)
+    for service_type in SERVICES:
+        context = Context(CONFIG, service_type.settings_type(), bus, "test")
+        routes += service_type(context).routes
+    served = {each for route in routes for each in _served(route)}
+    await bus.close()
+    told = {(row.method, _pattern(row.route)) for row in ROWS}
+    # a WebSocket's refusal is tested below, that of /run_sse is a refusal of all
+    told |= {("WS", _pattern(WS)), ("WS", "/run_sse")}
+    assert served == told
+
+
+def _served(route: BaseRoute) -> Iterator[tuple[str, str]]:
+    if isinstance(route, WebSocketRoute):
+        yield "WS", _pattern(route.path)
+        return
+    assert isinstance(route, Route)
+    methods = route.methods or set(getattr(route.app, "methods", ()))
+    assert methods, f"nobody knows what {route.path} serves"
+    for method in methods - {"HEAD"}:
+        yield method, _pattern(route.path)
+
+
+def _pattern(path: str) -> str:
+    """The path, whatever its parameters are called."""
+    return "/".join("{}" if part.startswith("{") else part for part in path.split("/"))
+
+
+# whose
+
+
+async def test_a_list_shows_ones_own_runs_only(penstock: Secured) -> None:
+    alices, bobs = await penstock.run(), await penstock.run(user="bob")
+    answer = await penstock.http.get("/v1/runs?limit=1000", headers=bearer("bob"))
+    shown = answer.json()["runs"]
+    assert bobs.run_id in {run["run_id"] for run in shown}
+    assert {run["user_id"] for run in shown} == {"bob"}
+    everything = bearer("admin", scope="read administer")
+    answer = await penstock.http.get("/v1/runs?limit=1000", headers=everything)
+    shown = {run["run_id"] for run in answer.json()["runs"]}
+    assert {alices.run_id, bobs.run_id} <= shown
+
+
+async def test_a_list_shows_ones_own_approvals_only(penstock: Secured) -> None:
+    mine = await penstock.approval(await penstock.run(user="bob"), "bob")
+    await penstock.approval(await penstock.run())
+    answer = await penstock.http.get("/v1/approvals?limit=1000", headers=bearer("bob"))
+    shown = answer.json()["approvals"]
+    assert mine in {approval["approval_id"] for approval in shown}
+    assert {approval["user_id"] for approval in shown} == {"bob"}
+
+
+async def test_a_session_of_the_same_name_is_anothers(penstock: Secured) -> None:
+    alices, bobs = await penstock.run(), await penstock.run(user="bob")
+    assert alices.session_id == bobs.session_id
+    path = f"/v1/sessions/{bobs.session_id}/events"
+    accept = {"accept": "application/json"}
+    answer = await penstock.http.get(path, headers=bearer("bob") | accept)
+    assert {event["run_id"] for event in answer.json()["events"]} == {bobs.run_id}
+
+
+async def test_events_of_many_runs_are_those_of_ones_own(penstock: Secured) -> None:
+    await penstock.run()
+    bobs = await penstock.run(user="bob")
+    since = {"since": "2020-01-01T00:00:00Z", "subjects": "lifecycle.completed"}
+    accept = {"accept": "application/json"}
+    answer = await penstock.http.get("/v1/events", params=since, headers=bearer("bob") | accept)
+    assert {event["run_id"] for event in answer.json()["events"]} == {bobs.run_id}
+
+
+async def test_a_run_is_its_callers(penstock: Secured) -> None:
+    body = {"agent": "assistant", "message": "Hello"}
+    answer = await penstock.http.post("/v1/runs", json=body, headers=bearer("carol"))
+    assert answer.json()["user_id"] == "carol"
+    command = await command_of(penstock.bus, answer.json()["run_id"])
+    assert command["user_id"] == "carol"
+
+
+async def test_who_acts_for_a_user_starts_the_users_runs(penstock: Secured) -> None:
+    body = {"agent": "assistant", "message": "Hello", "user_id": "carol"}
+    service = bearer("service", scope="start act-as")
+    answer = await penstock.http.post("/v1/runs", json=body, headers=service)
+    assert answer.status_code == 202, answer.text
+    path = f"/v1/runs/{answer.json()['run_id']}"
+    assert (await penstock.http.get(path, headers=bearer("carol"))).status_code == 200
+    assert (await penstock.http.get(path, headers=bearer("service"))).status_code == 404
+
+
+async def test_idempotency_keys_are_each_users_own(penstock: Secured) -> None:
+    async def started(user: str) -> httpx.Response:
+        body = {"agent": "assistant", "message": "Hello", "idempotency_key": "the-same"}
+        return await penstock.http.post("/v1/runs", json=body, headers=bearer(user))
+
+    alices, bobs, again = await started("alice"), await started("bob"), await started("alice")
+    assert (alices.status_code, bobs.status_code, again.status_code) == (202, 202, 200)
+    assert alices.json()["run_id"] == again.json()["run_id"] != bobs.json()["run_id"]
+
+
+async def test_who_decides_is_who_calls(penstock: Secured) -> None:
+    async def decided(by: str | None, headers: dict[str, str]) -> httpx.Response:
+        approval_id = await penstock.approval(await penstock.run())
+        body: dict[str, Any] = {"items": [{"item_id": "c1", "decision": "approve"}]}
+        body |= {} if by is None else {"by": by}
+        path = f"/v1/approvals/{approval_id}/decision"
+        return await penstock.http.post(path, json=body, headers=headers)
+
+    mine = await decided(None, bearer())
+    assert mine.json()["decision"]["by"] == "alice"
+    assert (await decided("bob", bearer())).status_code == 403
+    acting = await decided("bob", bearer("service", scope="decide act-as"))
+    assert acting.json()["decision"]["by"] == "bob"
+
+
+async def test_an_answer_to_a_pause_needs_the_right_to_decide(penstock: Secured) -> None:
+    answer = await _answer(penstock, bearer(scope="start raw"))
+    assert answer.status_code == 403
+    assert "decide" in answer.json()["detail"]
+
+
+async def test_an_answer_to_another_users_pause_is_to_none(penstock: Secured) -> None:
+    answer = await _answer(penstock, bearer("bob"), user_id="bob")
+    assert answer.status_code == 404
+    assert answer.json()["detail"] == "no request with the id 'c1' is pending"
+
+
+async def _answer(
+    penstock: Secured, headers: dict[str, str], user_id: str = "alice"
+) -> httpx.Response:
+    """A functionResponse to a pause of Alice's."""
+    run = await penstock.live()
+    approval_id = await penstock.approval(run)
+    alias = {"approval_id": approval_id, "run_id": run.run_id, "leg": 1, "item_id": "c1"}
+    await penstock.alias("helper", run.session_id, "c1", alias)
+    part = {
+        "functionResponse": {
+            "id": "c1",
+            "name": "adk_request_confirmation",
+            "response": {"confirmed": True},
+        }
+    }
+    body = {
+        "appName": "vana",
+        "userId": user_id,
+        "sessionId": run.session_id,
+        "newMessage": {"role": "user", "parts": [part]},
+    }
+    return await penstock.http.post("/run_sse", json=body, headers=headers)
+
+
+# streams
+
+
+async def test_a_stream_ends_when_its_token_expires(penstock: Secured) -> None:
+    run = await penstock.live()
+    path = f"/v1/runs/{run.run_id}/events"
+    async with penstock.stream(path, bearer(exp=time.time() + 1.5)) as stream:
+        assert (await stream.frame()).event == "lifecycle.started"
+        assert await stream.rest() == []
+    await run.text("unheard")
+    async with penstock.stream(path, bearer()) as again:
+        seen = [(await again.frame()).event for _ in range(2)]
+    assert seen == ["lifecycle.started", "llm.stream"]
+
+
+async def test_a_stream_that_could_be_taken_for_the_whole_says_that_it_is_not(
+    penstock: Secured,
+) -> None:
+    body = {
+        "appName": "vana",
+        "userId": "alice",
+        "sessionId": "slow",
+        "newMessage": {"role": "user", "parts": [{"text": SLOW}]},
+    }
+    headers = bearer(exp=time.time() + 1.5)
+    answer = await penstock.http.post("/run_sse", json=body, headers=headers)
+    assert answer.status_code == 200
+    assert b"STREAM_ERROR" in answer.content
+
+
+async def test_a_websocket_is_closed_when_its_token_expires(penstock: Secured) -> None:
+    run = await penstock.live()
+    url = penstock.url.replace("http", "ws") + WS.format(session_id=run.session_id)
+    async with connect(url, additional_headers=bearer(exp=time.time() + 1.5)) as socket:
+        assert "lifecycle" in str(await socket.recv())
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.recv()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1008
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"), [({}, 401), (bearer(scope="start"), 403), (bearer("bob"), 403)]
+)
+async def test_a_websocket_is_refused_before_it_is_accepted(
+    penstock: Secured, headers: dict[str, str], status: int
+) -> None:
+    url = penstock.url.replace("http", "ws") + WS.format(session_id="s") + "?user_id=alice"
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect(url, additional_headers=headers):
+            pass
+    assert refused.value.response.status_code == status
+
+
+async def test_who_waits_for_a_run_leaves_when_the_token_expires(penstock: Secured) -> None:
+    path = "/apps/assistant/users/alice/sessions/nothing-yet/run"
+    async with penstock.stream(path, bearer(exp=time.time() + 1.5)) as stream:
+        assert stream.response.status_code == 200
+        assert await stream.rest() == []
+
+
+# stream tokens
+
+
+async def test_a_stream_token_opens_streams_and_nothing_else(penstock: Secured) -> None:
+    made = await penstock.token(subjects=["*.*"])
+    run = await penstock.live()
+    async with penstock.stream("/v1/events", token=made["token"]) as stream:
+        assert stream.response.status_code == 200
+        await run.text("heard")
+        assert (await stream.event())["run_id"] == run.run_id
+    for row in ROWS:
+        if row.public or (row.method, row.route) == ("GET", "/v1/events"):
+            continue
+        path = row.route.format(**await penstock.given(row))
+        answer = await penstock.http.request(
+            row.method, path, params={"token": made["token"]}, headers=row.headers
+        )
+        # streams of single runs are other streams; everything else takes no token in its URL
+        streams = row.method == "GET" and row.route.endswith(("/events", "/run"))
+        assert answer.status_code == (200 if streams else 401), row
+
+
+async def test_a_stream_token_of_a_run_opens_that_run(penstock: Secured) -> None:
+    run = await penstock.run()
+    made = await penstock.token(runs=[run.run_id])
+    async with penstock.stream(f"/v1/runs/{run.run_id}/events", token=made["token"]) as stream:
+        assert contents(await stream.rest())[-1]["event"]["action"] == "completed"
+    other = await penstock.live()
+    query = {"token": made["token"]}
+    for path, status in {
+        f"/v1/runs/{other.run_id}/events": 404,
+        f"/v1/sessions/{run.session_id}/events": 404,
+        "/v1/events": 403,
+    }.items():
+        answer = await penstock.http.get(path, params=query)
+        assert answer.status_code == status, answer.text
+    raw = {**query, "dialect": "raw"}
+    answer = await penstock.http.get(f"/v1/runs/{run.run_id}/events", params=raw)
+    assert answer.status_code == 403
+
+
+async def test_a_stream_token_of_a_session_opens_that_session(penstock: Secured) -> None:
+    run = await penstock.run()
+    query = {"token": (await penstock.token(sessions=[run.session_id]))["token"]}
+    session = f"/apps/assistant/users/alice/sessions/{run.session_id}/run"
+    assert (await penstock.http.get(session, params=query)).status_code == 200
+    other = session.replace(run.session_id, "other")
+    assert (await penstock.http.get(other, params=query)).status_code == 404
+
+
+async def test_a_revoked_stream_token_opens_nothing(penstock: Secured) -> None:
+    made = await penstock.token(subjects=["*.*"])
+    gone = await penstock.http.delete(f"/v1/tokens/{made['id']}", headers=bearer())
+    assert gone.status_code == 204
+    answer = await penstock.http.get("/v1/events", params={"token": made["token"]})
+    assert answer.status_code == 401
+
+
+# cookies
+
+
+async def test_a_cookie_starts_runs_with_a_csrf_token(penstock: Secured) -> None:
+    login = await penstock.http.post("/v1/login", headers=bearer())
+    held = "; ".join(f"{name}={value}" for name, value in login.cookies.items())
+    body = {"agent": "assistant", "message": "Hello"}
+    remote = {**REMOTE, "cookie": held}
+    refused = await penstock.http.post("/v1/runs", json=body, headers=remote)
+    assert refused.status_code == 403
+    csrf = await penstock.http.get("/v1/csrf", headers=remote)
+    held += "".join(f"; {name}={value}" for name, value in csrf.cookies.items())
+    proven = {**REMOTE, "cookie": held, "x-csrf-token": csrf.json()["csrf_token"]}
+    penstock.http.cookies.clear()
+    started = await penstock.http.post("/v1/runs", json=body, headers=proven)
+    assert started.status_code == 202, started.text
+    assert started.json()["user_id"] == "alice"
+
+
+# nobody is asked
+
+
+async def test_without_authentication_everybody_is_anonymous(nats: NatsServer) -> None:
+    async with secured(nats.url, jwt_secret=None) as penstock:
+        body = {"agent": "assistant", "message": "Hello"}
+        started = await penstock.http.post("/v1/runs", json=body)
+        assert started.json()["user_id"] == "anonymous"
+
+
+async def test_a_flag_for_development_lets_everybody_in(
+    nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with secured(nats.url, allow_unauthenticated_sse=True) as penstock:
+        run = await penstock.run()
+        answer = await penstock.http.get(f"/v1/runs/{run.run_id}")
+        assert answer.json()["user_id"] == "alice"
+        started = await penstock.http.post(
+            "/v1/runs", json={"agent": "assistant", "message": "Hello", "user_id": "carol"}
+        )
+        assert started.json()["user_id"] == "carol"
+    assert "ALLOW_UNAUTHENTICATED_SSE" in caplog.text
