@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import orjson
 from starlette.requests import Request
 
-from penstock.bus import OutcomeUnknown
-from penstock.bus.messages import FIRST
 from penstock.bus.objects import unwrap
-from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
-from penstock.bus.subjects import decide, key_of
+from penstock.bus.records import ApprovalRecord, DecideRequest
+from penstock.bus.subjects import key_of
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.bodies import read_body, require_json
@@ -23,13 +21,11 @@ from penstock_edge import adk_request
 from penstock_edge.adk_request import Answer, InvalidRequest, RunAgentRequest
 from penstock_edge.adk_surface import ADK, app_of
 from penstock_edge.adk_views import encoded_leg_view
+from penstock_edge.decide import LOOKUP_RETRY_S, LOOKUP_S, place_of_next_leg, take
 from penstock_edge.edge import Edge
-from penstock_edge.locate import Place, lifecycle_of, place_of_new
+from penstock_edge.locate import Place, place_of_new
 from penstock_edge.start import Start
 from penstock_edge.views import View, leg_view
-
-LOOKUP_S: Final = 2.0
-LOOKUP_RETRY_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +170,8 @@ class AdkLegs:
             adk_request.decided(answer, items.get(answer.id, {}), as_sent=agent.protocol == ADK)
             for answer in answers
         ]
-        place = await self._place_of_next_leg(agent, run_id)
-        request = DecideRequest(by=asked.user_id, items=decided)
-        try:
-            answer = await edge.bus.request(decide(approval_id), request.dump())
-        except OutcomeUnknown as error:
-            text = "it is not known whether the decision was taken; ask for the approval's state"
-            raise Problem(503, text) from error
-        reply = DecideReply.model_validate_json(answer.data)
-        if reply.status != 200:
-            raise Problem(reply.status, reply.detail)
+        place = await place_of_next_leg(edge.bus, run_id, over_raw=agent.protocol == ADK)
+        await take(edge.bus, approval_id, DecideRequest(by=asked.user_id, items=decided))
         return OpenedLeg(agent, run_id, aliases[0].leg + 1, place)
 
     async def _items(self, approval_id: str) -> dict[str, dict[str, Any]]:
@@ -198,15 +186,3 @@ class AdkLegs:
         if entry is None:
             return None
         return ApprovalRecord.model_validate_json(await unwrap(self._edge.bus, entry.value))
-
-    async def _place_of_next_leg(self, agent: AgentConfig, run_id: str) -> Place:
-        """Of frames: after all that there are. Of events: the run's start, to be encoded anew."""
-        paused = await lifecycle_of(self._edge.bus, run_id)
-        place = await place_of_new(self._edge.bus, over_raw=agent.protocol == ADK)
-        if paused is None:
-            return place
-        if agent.protocol == ADK:
-            # the run's end is looked for from its pause on
-            return Place(place.start, paused.sequence)
-        first = int(paused.headers.get(FIRST, paused.sequence))
-        return Place(first, first)
