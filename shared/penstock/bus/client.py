@@ -65,7 +65,7 @@ class Bus:
         self.publisher = Publisher(self.client, settings.publish_timeout_s)
         self._on_reconnect: set[Callable[[], None]] = set()
         self._buckets: dict[str, Bucket] = {}
-        self._trouble = ""
+        self._troubles: list[str] = []  # since the connection last stood, each once
 
     @classmethod
     async def connect(cls, settings: BusSettings) -> Bus:
@@ -101,7 +101,7 @@ class Bus:
                 )
         except (TimeoutError, OSError, NatsError, ImportError) as error:
             # nats-py tries until the timeout: what went wrong is what it met on the way
-            reason = self._trouble or str(error) or type(error).__name__
+            reason = "; ".join(self._troubles) or str(error) or type(error).__name__
             raise StartUpError(
                 f"cannot connect to NATS at {self._where}: {reason}. Is it running there, and "
                 "are the credentials right? (PENSTOCK_NATS_URL)"
@@ -134,7 +134,7 @@ class Bus:
 
     async def _reconnected(self) -> None:
         log.info("reconnected to NATS")
-        self._trouble = ""
+        self._troubles.clear()
         for callback in tuple(self._on_reconnect):
             callback()
 
@@ -149,9 +149,9 @@ class Bus:
             log.error("a subscription's callback failed", exc_info=error)
             return
         text = str(error) or type(error).__name__
-        if text != self._trouble:  # each attempt to reconnect ends in the same words
+        if text not in self._troubles:  # each attempt to reconnect ends in the same words
             log.warning("NATS: %s", text)
-        self._trouble = text
+            self._troubles.append(text)
 
     def bucket(self, name: str) -> Bucket:
         """A KV bucket of `streams.buckets`."""

@@ -102,12 +102,18 @@ async def test_more_than_fits_into_one_request_is_read_in_order(bus: Bus, run_id
     for number in range(1, 41):  # 20 MiB
         await bus.publisher.publish(event(run_id, number, payload))
     read = Read()
-    async with reading(bus, run_id, read.handle):
+    async with reading(bus, run_id, read.handle) as reader:
+
+        async def opened() -> str:
+            return reader._pull.consumer
+
+        consumer = await eventually(opened)
 
         async def all_read() -> bool:
             return len(read.messages) == 40
 
         await eventually(all_read, 20, "40 large messages")
+        assert reader._pull.consumer == consumer, "it had to begin again"
     numbers = [int(stored.headers["Penstock-Sequence"]) for stored in read.messages]
     assert numbers == [*range(1, 41)]
 
