@@ -62,6 +62,17 @@ async def test_a_floor_that_rises_gives_the_rest(bus: Bus, runs: list[PretendRun
     assert await sequences(past, runs[0].places[-1] + 1, 5) == runs[0].places[-1:]
 
 
+async def test_what_stands_above_the_floor_waits_for_it_to_rise(
+    bus: Bus, runs: list[PretendRun]
+) -> None:
+    every = places(runs)
+    past = Past(bus, streams.EVENTS, lambda: of(runs), every[0])
+    found = []
+    for floor in range(every[0], every[-1] + 2):
+        found += await sequences(past, floor, 1000)
+        assert found == [place for place in every if place < floor]
+
+
 async def test_a_pattern_that_joins_later_is_read_from_where_the_reading_stands(
     bus: Bus, runs: list[PretendRun]
 ) -> None:

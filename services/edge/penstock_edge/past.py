@@ -88,7 +88,7 @@ class Past:
         found, pending = await read(self._bus, self._stream, lane.pattern, lane.next, piece)
         if found:
             lane.next = found[-1].sequence + 1
-        lane.known = lane.next if found and pending else floor
+        lane.known = lane.next if found and pending else max(lane.next, floor)
         # another pattern may have the same message
         lane.held.extend(stored for stored in found if stored.sequence >= self._next)
 
