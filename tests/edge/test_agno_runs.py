@@ -11,22 +11,14 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.bus.fence import RawWriter
-from penstock.settings import AgentConfig, Config
+from penstock.settings import AgentConfig
 from penstock.sse import Parser
 from penstock_edge.agno_views import EncodedLeg, UpstreamLeg, Words
+from support.agno_surface import CONFIG, named
 from support.clients import Client, MakeEdge, Stream
 from support.pretend import PretendConnector, PretendRun, command_of
 from support.raw import agno, agno_pause, agno_text
 
-URL = "http://127.0.0.1:9"
-CONFIG = Config(
-    agents=[
-        AgentConfig(id="assistant", protocol="agno", url=URL, agent="demo", name="Demo"),
-        AgentConfig(id="crew", protocol="agno", url=URL, agent="demo-team", kind="team"),
-        AgentConfig(id="flow", protocol="agno", url=URL, agent="demo-wf", kind="workflow"),
-        AgentConfig(id="helper", protocol="adk", url=URL, agent="vana"),
-    ]
-)
 PATHS = {
     "/agents/assistant": "assistant",
     "/agents/demo": "assistant",
@@ -72,10 +64,6 @@ async def hello(bus: Bus) -> Any:
     await connector.start()
     yield
     await connector.stop()
-
-
-def named(stream: list[Any]) -> list[str]:
-    return [frame.event for frame in stream]
 
 
 # which agent, and what it is asked
@@ -192,13 +180,14 @@ async def test_another_protocols_agent_takes_no_media(edge: Client) -> None:
 
 async def test_a_missing_or_empty_message_is_the_422_of_fastapi(edge: Client) -> None:
     missing = {"type": "missing", "loc": ["body", "message"], "msg": "Field required"}
-    for request in (
+    requests: list[dict[str, Any]] = [
         {"data": {"stream": "true"}},
         {"data": {"message": "", "stream": "true"}},
         {"files": {"stream": (None, "true")}},
         {"json": {}},
         {"json": {"message": ""}},
-    ):
+    ]
+    for request in requests:
         answer = await refused(edge, **request)
         assert answer.status_code == 422
         assert answer.json() == {"detail": [{**missing, "input": None}]}

@@ -1,0 +1,80 @@
+"""Agno's own client against a server that calls itself Agno: what it makes of every answer.
+
+`remote.py URL KIND ID ACTION MESSAGE` prints `{"steps": [...]}`; a step is a list of events, or one
+run output. Actions: run, stream, cancel, confirm, reject, confirm-run, name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from agno.agent import RemoteAgent
+from agno.team import RemoteTeam
+from agno.workflow import RemoteWorkflow
+
+REMOTES = {"agents": RemoteAgent, "teams": RemoteTeam, "workflows": RemoteWorkflow}
+SESSION = "session_id"
+
+
+def told(event: Any) -> dict[str, Any]:
+    return {"class": type(event).__name__, **json.loads(json.dumps(event.to_dict(), default=str))}
+
+
+async def listed(stream: Any) -> list[dict[str, Any]]:
+    return [told(event) async for event in stream]
+
+
+async def paused_of(stream: Any) -> tuple[list[dict[str, Any]], Any]:
+    events = [event async for event in stream]
+    return [told(event) for event in events], events[-1]
+
+
+def answer(paused: Any, yes: bool) -> list[Any]:
+    requirements = getattr(paused, "active_requirements", None) or paused.requirements
+    for requirement in requirements:
+        requirement.confirm() if yes else requirement.reject("not today")
+    return requirements
+
+
+async def steps(remote: Any, action: str, message: str) -> list[Any]:
+    match action:
+        case "name":
+            return [remote.name]
+        case "run":
+            return [told(await remote.arun(message, user_id="u1"))]
+        case "stream":
+            return [await listed(remote.arun(message, stream=True, user_id="u1"))]
+        case "cancel":
+            events: list[dict[str, Any]] = []
+            async for event in remote.arun(message, stream=True):
+                events.append(told(event))
+                if event.event.endswith("RunContent") and event.content:
+                    assert await remote.acancel_run(event.run_id)
+            return [events]
+        case "confirm" | "reject":
+            first, paused = await paused_of(remote.arun(message, stream=True))
+            goes_on = remote.acontinue_run(
+                run_id=paused.run_id,
+                session_id=paused.session_id,
+                requirements=answer(paused, action == "confirm"),
+                stream=True,
+            )
+            return [first, await listed(goes_on)]
+        case "confirm-run":
+            run = await remote.arun(message)
+            done = await remote.acontinue_run(
+                run_id=run.run_id, session_id=run.session_id, requirements=answer(run, True)
+            )
+            return [told(run), told(done)]
+    raise SystemExit(f"no action {action}")
+
+
+async def main() -> None:
+    url, kind, id, action, message = sys.argv[1:]
+    print(json.dumps({"steps": await steps(REMOTES[kind](url, id), action, message)}))
+
+
+asyncio.run(main())
