@@ -62,6 +62,15 @@ def test_a_run_is_shown_as_it_goes(penstock: Invoke, api: PenstockApi) -> None:
     assert (body["agent"], body["message"], body["session_id"]) == ("assistant", "hi", "s-1")
 
 
+@pytest.mark.parametrize(("token", "sent"), [("abc.def", "Bearer abc.def"), ("", None)])
+def test_every_request_says_who_calls(
+    penstock: Invoke, api: PenstockApi, monkeypatch: pytest.MonkeyPatch, token: str, sent: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TOKEN", token)
+    assert penstock(*RUN).exit_code == 0
+    assert api.authorizations == {sent}
+
+
 def test_with_json_stdout_has_the_events_and_nothing_else(
     penstock: Invoke, api: PenstockApi
 ) -> None:

@@ -84,6 +84,7 @@ class PenstockApi:
         }
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.cursors: list[str | None] = []
+        self.authorizations: set[str | None] = set()
         self._decided = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         app = Starlette(
@@ -132,6 +133,7 @@ class PenstockApi:
         async def endpoint(request: Request) -> Response:
             self._loop = asyncio.get_running_loop()
             body = await request.body()
+            self.authorizations.add(request.headers.get("authorization"))
             self.requests.append((request.url.path, json.loads(body) if body else {}))
             if self.trouble.busy:
                 self.trouble.busy -= 1

@@ -48,15 +48,16 @@ class ApiError(CallFailed):
 
 
 class Api:
-    """One Penstock. `notice` is told what happens to the connection."""
+    """One Penstock. `notice` is told what happens to the connection; `token` says who calls."""
 
-    def __init__(self, url: str, notice: Callable[[str], None]) -> None:
+    def __init__(self, url: str, notice: Callable[[str], None], token: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._notice = notice
         try:
             self._http = httpx.Client(
                 base_url=self.url,
                 timeout=REQUEST_TIMEOUT_S,
+                headers={"authorization": f"Bearer {token}"} if token else None,
                 trust_env=not _is_loopback(self.url),  # no proxy leads back to this machine
             )
         except (httpx.InvalidURL, ValueError) as error:

@@ -8,6 +8,7 @@ Exit codes: 0 completed, 1 failed (or refused: it was too late), 2 usage or noth
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -42,7 +43,8 @@ Note = Annotated[str | None, typer.Option("--note", help="Why; the agent is told
 def _connected(url: str, as_json: bool) -> Iterator[tuple[Api, Output]]:
     output = Output(as_json)
     try:
-        with Api(url, output.notice) as api:
+        # no option: what is on a command line, other users of the machine can read
+        with Api(url, output.notice, os.environ.get("PENSTOCK_TOKEN")) as api:
             yield api, output
     except CallFailed as error:
         output.notice(f"penstock: {error}")
