@@ -101,6 +101,17 @@ async def test_a_large_frame_is_its_parts_put_together(bus: Bus, run_id: str, si
         assert {part.kind for part in parts} == {"part"}
 
 
+async def test_a_large_message_of_any_kind_says_what_it_is_a_part_of(bus: Bus, run_id: str) -> None:
+    writer = await writer_of(bus, run_id)
+    await writer.write("open", bytes(MAX_MESSAGE_BYTES + 1), leg=1)
+    frames = [raw_frame(s) for s in await stored_of(bus, run_id)]
+    assert [(frame.kind, frame.whole, frame.part) for frame in frames] == [
+        ("part", "open", (1, 2)),
+        ("part", "open", (2, 2)),
+    ]
+    assert all(frame.opens_run and not frame.is_body for frame in frames)
+
+
 async def test_the_parts_of_a_refused_frame_are_not_there(bus: Bus, run_id: str) -> None:
     old = await writer_of(bus, run_id, "pod/1")
     await (await writer_of(bus, run_id, "pod/2")).write("open", leg=1)

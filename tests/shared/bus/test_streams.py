@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.bus import Bus, StartUpError, streams
+from penstock.bus import Bus, StartUpError, messages, streams
 from penstock.bus.streams import Retention
 from support.bus import connected
 from support.nats import NatsServer
+from support.repository import ROOT
 
 DAY_NS = 86_400 * 10**9
 
@@ -123,3 +124,14 @@ def test_no_two_streams_want_the_same_subject() -> None:
     ]
     assert len(set(first)) == len(first)
     assert not {"rawp", "frames", "live", "control", "turn", "decide"} & set(first)
+
+
+def test_the_readme_names_every_stream_bucket_and_header() -> None:
+    readme = (ROOT / "shared" / "penstock" / "bus" / "README.md").read_text()
+    for config in (*streams.streams(Retention()), *streams.buckets(Retention())):
+        name = (config.name or "").removeprefix("KV_")
+        assert f"| {name} |" in readme, name
+    headers = [value for value in vars(messages).values() if str(value).startswith("Penstock-")]
+    assert len(headers) > 8
+    for header in headers:
+        assert f"`{header}`" in readme, header
