@@ -195,13 +195,16 @@ class Client:
 
         Slow is whose one write hangs for a whole interval, with more than this pending behind it.
         """
-        if not self.hub.view.droppable:
+        view = self.hub.view
+        kept_alive = view.droppable if view.kept_alive is None else view.kept_alive
+        if not (view.droppable or kept_alive):
             return
         now = asyncio.get_running_loop().time()
         if self._writing_since is not None:
-            if now - self._writing_since >= period_s and self._pending_bytes > max_pending_bytes:
+            hangs = now - self._writing_since >= period_s
+            if view.droppable and hangs and self._pending_bytes > max_pending_bytes:
                 self._drop()
-        elif self.hub.view.form.keep_alive and now - self._wrote_at >= 2 * period_s:
+        elif kept_alive and view.form.keep_alive and now - self._wrote_at >= 2 * period_s:
             self._beat_due = True
             self._wake.set()
 

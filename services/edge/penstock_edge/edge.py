@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.bus import Bus
+from penstock.dialects.agui import PROFILES
 from penstock.settings import Config
+from penstock_edge.agui_runs import AguiRuns
+from penstock_edge.agui_views import AguiViews
 from penstock_edge.cancel import Canceller
 from penstock_edge.feed import Feed
+from penstock_edge.forms import Form
 from penstock_edge.hub import Hubs
 from penstock_edge.locate import Place
 from penstock_edge.many import Many
@@ -15,7 +19,7 @@ from penstock_edge.sessions import Records
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.start import Starter
 from penstock_edge.stream import EventStream
-from penstock_edge.views import View
+from penstock_edge.views import NAMED, View, view
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +33,23 @@ class Edge:
     starter: Starter
     canceller: Canceller
     many: Many
+    agui: AguiViews
 
     @classmethod
     def of(cls, bus: Bus, config: Config, settings: EdgeSettings) -> Edge:
         """An edge over this bus."""
         canceller = Canceller(bus, settings.cancel_wait_s)
         many = Many(bus, Feed(bus), Records(bus))
-        return cls(bus, config, settings, Hubs(bus, settings), Starter(bus), canceller, many)
+        agui = AguiViews(AguiRuns(bus, config, many.records))
+        return cls(bus, config, settings, Hubs(bus, settings), Starter(bus), canceller, many, agui)
+
+    def view(
+        self, run_id: str, dialect: str, form: Form = NAMED, types: frozenset[str] | None = None
+    ) -> View:
+        """A whole run in one of `DIALECTS`. `types`: only these, where the dialect has types."""
+        if dialect in PROFILES:
+            return self.agui.of_run(run_id, dialect, form)
+        return view(run_id, dialect, form, types)
 
     async def stream(self, view: View, place: Place) -> EventStream:
         """A client's stream of the view, from that place on. Raises BusError."""

@@ -31,6 +31,7 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
             stored = await _whole(bus, stored)
         if (start := encoding.lacks(stored)) is not None:
             await _fold(bus, encoding, stored, start)
+        await encoding.meet(stored)
         return encoding.feed(stored)
     except BusError as error:
         log.warning("%s %d: %s", stored.subject, stored.sequence, error)

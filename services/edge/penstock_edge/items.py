@@ -42,6 +42,10 @@ class Item:
 class Encoding(Protocol):
     """The messages that are followed, in order, to items. Lives as long as the reading."""
 
+    async def meet(self, stored: Stored) -> None:
+        """Learn what must be known from elsewhere before this message. Waits for the bus."""
+        return
+
     def lacks(self, stored: Stored) -> int | None:
         """The stream sequence from which this message's run must be folded before it."""
         return None

@@ -6,50 +6,44 @@ from typing import Any
 
 import orjson
 
-from penstock.bus import Bus, Stored
+from penstock.bus import Bus
 from penstock.bus.direct import read
-from penstock.bus.objects import unwrap
-from penstock.events.catalogue import TERMINAL
 from penstock_edge.cursor import Cursor
 from penstock_edge.encode import encode
-from penstock_edge.items import notice, type_of
 from penstock_edge.locate import Place
 from penstock_edge.past import BATCH, Past
 from penstock_edge.sources import Source
-from penstock_edge.views import ENCODERS, View
+from penstock_edge.views import View
 
 MAX_PAGE = 1000
 
 
-async def page(
-    bus: Bus, view: View, place: Place, limit: int, types: frozenset[str] | None = None
-) -> dict[str, Any]:
-    """`{events, next}`: up to `limit` frames' bodies, and the cursor to ask for more with.
+async def page(bus: Bus, view: View, place: Place, limit: int) -> dict[str, Any]:
+    """`{events, next}` of a run's view in the form of a page: up to `limit` frames' bodies.
 
     `next` is null once the run's end is in the page. Of a run that goes on, it is where the page
     stands, so that asking again with it gives what is new.
     """
-    encoder = ENCODERS[view.dialect]()
+    encoding = view.encoding()
     events: list[Any] = []
     if place.truncated:
-        told = notice(encoder, view.run_id, "history_truncated", "earlier events are not kept")
-        events.append(orjson.loads(told.data))
+        told = view.notice("history_truncated", "earlier events are not kept")
+        events.append(orjson.loads(told))
     cursor = place.after
     start = place.start
     while True:
         found, pending = await read(bus, view.followed.stream, view.followed.pattern, start, limit)
         for stored in found:
-            for index, frame in enumerate(encoder.feed(await _event(bus, stored))):
+            item = await encode(bus, view, encoding, stored)
+            for index, data in enumerate(item.frames):
                 here = Cursor(stored.sequence, index)
-                if cursor is not None and here <= cursor:
-                    continue
-                if types is not None and frame.event not in types:
+                if not data or (cursor is not None and here <= cursor):
                     continue
                 if len(events) >= limit:
-                    return {"events": events, "next": str(cursor)}
-                events.append(orjson.loads(frame.data))
+                    return {"events": events, "next": cursor and str(cursor)}
+                events.append(orjson.loads(data))
                 cursor = here
-            if type_of(stored) in TERMINAL:
+            if item.last:
                 return {"events": events, "next": None}
         if not found or not pending:
             return {"events": events, "next": cursor and str(cursor)}
@@ -82,8 +76,3 @@ async def page_of_many(
                 events.append(orjson.loads(data))
                 cursor = here
     return {"events": events, "next": cursor and str(cursor)}
-
-
-async def _event(bus: Bus, stored: Stored) -> dict[str, Any]:
-    event: dict[str, Any] = orjson.loads(await unwrap(bus, stored.payload))
-    return event

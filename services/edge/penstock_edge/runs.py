@@ -19,11 +19,12 @@ from penstock.web.problems import Problem, invalid
 from penstock_edge.access import require_dialect, run_of
 from penstock_edge.edge import Edge
 from penstock_edge.endpoint import route
+from penstock_edge.forms import Page, Sse
 from penstock_edge.locate import locate, marked, place_of_new
 from penstock_edge.pages import MAX_PAGE, page
 from penstock_edge.query import cursor_of, number, switch, types_of, wants_page
 from penstock_edge.start import Start
-from penstock_edge.views import DIALECTS, RAW_DIALECT, view
+from penstock_edge.views import DIALECTS, RAW_DIALECT
 
 LISTED = 50
 MAX_LISTED = 1000
@@ -104,7 +105,7 @@ class Runs:
         run_id = started.record.run_id
         if place is None:
             return _json(started.record.dump(), 202 if started.new else 200, started.record)
-        seen = view(run_id, dialect, named)
+        seen = edge.view(run_id, dialect, Sse(named))
         return await edge.stream(seen, place if started.new else await locate(edge.bus, seen, None))
 
     async def index(self, request: Request) -> ASGIApp:
@@ -151,16 +152,17 @@ class Runs:
         require_dialect(who, dialect)
         types = types_of(request, dialect)
         record = await run_of(edge.bus, who, request.path_params["run_id"])
-        seen = view(record.run_id, dialect, named, types)
+        paged = wants_page(request)
+        seen = edge.view(record.run_id, dialect, Page() if paged else Sse(named), types)
         place = await locate(edge.bus, seen, cursor_of(request))
-        if not wants_page(request):
+        if not paged:
             if switch(request, "markers", default=False) and not place.ended:
                 place = await marked(edge.bus, seen.followed.stream, [seen.followed.pattern], place)
             return await edge.stream(seen, place)
         if dialect == RAW_DIALECT:
             raise Problem(406, "the upstream's bytes have no JSON pages; accept text/event-stream")
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
-        return _json(orjson.dumps(await page(edge.bus, seen, place, limit, types)))
+        return _json(orjson.dumps(await page(edge.bus, seen, place, limit)))
 
     async def cancel(self, request: Request) -> ASGIApp:
         """200 once the run is cancelled, 202 while that is not known yet."""

@@ -9,6 +9,7 @@ from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock_edge.adk import Adk
 from penstock_edge.agno_surface import AgnoSurface
+from penstock_edge.agui_surface import AguiSurface
 from penstock_edge.direct import is_tried
 from penstock_edge.edge import Edge
 from penstock_edge.executions import Executions
@@ -16,6 +17,7 @@ from penstock_edge.many_events import ManyEvents
 from penstock_edge.runs import Runs
 from penstock_edge.session_events import SessionEvents
 from penstock_edge.settings import EdgeSettings
+from penstock_edge.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ class EdgeService(Service):
                 Executions(self._edge),
                 self._adk,
                 AgnoSurface(self._edge),
+                AguiSurface(self._edge),
+                Threads(self._edge),
             )
             for route in surface.routes()
         ]

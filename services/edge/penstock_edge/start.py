@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ class Start:
     body: str | None = None
     key: str | None = None
     request: bytes = b""
+    prepare: Callable[[str], Awaitable[object]] | None = None  # with the run's id, before it begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class Starter:
         record = await self._record(command)
         # a repeat may find that the first attempt has not come this far; a claim is taken once
         if record.status == "queued":
+            if start.prepare is not None:
+                await start.prepare(run_id)
             await self._publish(command)
         return Started(record, new)
 

@@ -10,6 +10,7 @@ from typing import Final
 from penstock import sse
 from penstock.bus import Bus
 from penstock.bus.follow import Followed, events, raw
+from penstock.dialects.agui import PROFILES
 from penstock.dialects.base import Encoder
 from penstock.dialects.canonical import CanonicalEncoder
 from penstock.dialects.executions import ExecutionsEncoder
@@ -29,7 +30,9 @@ STATEFUL: Final = frozenset({"unified"})
 # Dialects whose events have a category and a type of their own, by which a client may choose.
 TYPED: Final = frozenset({"unified"})
 RAW_DIALECT: Final = "raw"
-DIALECTS: Final = (*ENCODERS, RAW_DIALECT)
+# AG-UI's encoders must know of a run what its events do not tell: see `agui_views`.
+DIALECTS: Final = (*ENCODERS, *PROFILES, RAW_DIALECT)
+NAMED: Final = Sse()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class View:
     stateful: bool = False  # must be read from the run's start, whatever the cursor
     form: Form = field(default_factory=Sse)
     droppable: bool = True  # clients can be told, and can come back
+    kept_alive: bool | None = None  # default: as it is droppable
     sources: Callable[[Deliver], Source] | None = None
 
     def source(self, bus: Bus, start: int, events_start: int, deliver: Deliver) -> Source:
@@ -61,9 +65,9 @@ class View:
 
 
 def view(
-    run_id: str, dialect: str, named: bool = True, types: frozenset[str] | None = None
+    run_id: str, dialect: str, form: Form = NAMED, types: frozenset[str] | None = None
 ) -> View:
-    """A whole run in one of `DIALECTS`. `types`: only these, where the dialect has types."""
+    """A whole run, raw or by `ENCODERS`. `types`: only these, where the dialect has types."""
     if dialect == RAW_DIALECT:
         return View(
             (run_id, dialect),
@@ -77,7 +81,6 @@ def view(
             stateful=True,
         )
     encoder = ENCODERS[dialect]
-    form = Sse(named)
     render = rendering(form, types)
     return View(
         (run_id, dialect, form.key, *sorted(types or ())),

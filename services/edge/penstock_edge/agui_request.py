@@ -1,0 +1,247 @@
+"""The body of POST /agui/{agent}: RunAgentInput, of AG-UI 1.0 and before. Pure.
+
+Fields that are described are checked, and null counts as absent; what a later version adds is let
+through, since the body of an AG-UI upstream goes on as it came.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from penstock.dialects.agui.interrupts import decided
+from penstock.dialects.agui.vocabulary import CLIENT_KINDS
+
+JsonObject = dict[str, Any]
+
+MAX_ID: Final = 512
+
+
+class InvalidRequest(ValueError):
+    """The body cannot be served: 422. `errors` are as FastAPI writes them: type, loc, msg."""
+
+    def __init__(self, errors: list[JsonObject]) -> None:
+        super().__init__("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in errors))
+        self.errors = errors
+
+
+class _Described(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+
+
+class Part(_Described):
+    """A piece of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class Function(_Described):
+    """What a tool call calls; `arguments` is JSON as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Described):
+    """One call of an assistant's message."""
+
+    id: str
+    type: Literal["function"]
+    function: Function
+
+
+class Instruction(_Described):
+    """What steers the agent."""
+
+    id: str
+    role: Literal["developer", "system"]
+    content: str
+
+
+class AssistantMessage(_Described):
+    """What the agent has said and asked for."""
+
+    id: str
+    role: Literal["assistant"]
+    content: str | None = None
+    tool_calls: list[ToolCall] | None = Field(None, alias="toolCalls")
+
+
+class UserMessage(_Described):
+    """What the person says."""
+
+    id: str
+    role: Literal["user"]
+    content: str | list[Part]
+
+
+class ToolMessage(_Described):
+    """A tool's result."""
+
+    id: str
+    role: Literal["tool"]
+    tool_call_id: str = Field(alias="toolCallId")
+    content: str | list[Part]
+    error: str | None = None
+
+
+class ActivityMessage(_Described):
+    """Something shown that is no speech."""
+
+    id: str
+    role: Literal["activity"]
+    activity_type: str = Field(alias="activityType")
+    content: JsonObject
+
+
+class ReasoningMessage(_Described):
+    """A thought."""
+
+    id: str
+    role: Literal["reasoning"]
+    content: str
+
+
+Message = Annotated[
+    Instruction | AssistantMessage | UserMessage | ToolMessage | ActivityMessage | ReasoningMessage,
+    Field(discriminator="role"),
+]
+
+
+class Tool(_Described):
+    """A tool that the client runs."""
+
+    name: str
+    description: str
+    parameters: Any = None
+
+
+class ContextEntry(_Described):
+    """Something that the agent should know."""
+
+    description: str
+    value: str
+
+
+class ResumeEntry(_Described):
+    """The answer to one interrupt."""
+
+    interrupt_id: Id = Field(alias="interruptId")
+    status: Literal["resolved", "cancelled"]
+    payload: Any = None
+
+
+class RunAgentInput(_Described):
+    """What a client posts. `protocol_version` is absent from clients before 1.0."""
+
+    thread_id: Id = Field(alias="threadId")
+    run_id: Id = Field(alias="runId")
+    messages: list[Message]
+    protocol_version: str | None = Field(None, alias="protocolVersion")
+    parent_run_id: str | None = Field(None, alias="parentRunId")
+    state: Any = None
+    tools: list[Tool] | None = None
+    context: list[ContextEntry] | None = None
+    forwarded_props: Any = Field(None, alias="forwardedProps")
+    resume: list[ResumeEntry] | None = None
+
+
+def parse(body: bytes) -> RunAgentInput:
+    """Raises InvalidRequest that names the fields."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as cause:
+        raise _invalid("json_invalid", (), f"the body is not JSON: {cause}") from cause
+    try:
+        asked = RunAgentInput.model_validate(document)
+    except ValidationError as cause:
+        raise InvalidRequest(
+            [_error(e["type"], e["loc"], e["msg"]) for e in cause.errors(include_url=False)]
+        ) from cause
+    command = asked.forwarded_props.get("command") if isinstance(asked.forwarded_props, dict) else 0
+    if isinstance(command, dict) and "resume" in command:
+        # forwarded, it would be a way around the approval
+        where, text = ("forwardedProps", "command"), "a pause is answered by `resume`"
+        raise _invalid("not_supported", where, text)
+    return asked
+
+
+def text_of(asked: RunAgentInput) -> str:
+    """The text of the last message of the user; empty when there is none."""
+    said = [message for message in asked.messages if isinstance(message, UserMessage)]
+    return _text(said[-1].content) if said else ""
+
+
+def require_portable(asked: RunAgentInput) -> None:
+    """Raises InvalidRequest for what only an AG-UI agent can be given: it would be lost.
+
+    Any other agent is given the words of the user, which must be the last message.
+    """
+    last = asked.messages[-1] if asked.messages else None
+    where = ("messages", max(len(asked.messages) - 1, 0))
+    if not isinstance(last, UserMessage):
+        raise _invalid("no_user_message", where, "the last message must be the user's")
+    if isinstance(last.content, list):
+        errors = [
+            _error(
+                "not_portable",
+                (*where, "content", index),
+                f"an agent that is no AG-UI agent takes no {part.type[:MAX_ID]}",
+            )
+            for index, part in enumerate(last.content)
+            if part.text is None
+        ]
+        if errors:
+            raise InvalidRequest(errors)
+    if not _text(last.content).strip():
+        raise _invalid("blank", (*where, "content"), "must not be empty or only white space")
+
+
+def tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
+    """Those that the conversation ends with: perhaps what a pause waits for."""
+    found: list[ToolMessage] = []
+    for message in reversed(asked.messages):
+        if not isinstance(message, ToolMessage):
+            break
+        found.append(message)
+    return found[::-1]
+
+
+def answered(item: JsonObject, message: ToolMessage) -> JsonObject:
+    """The decision on an item that a tool message means, as `interrupts.decided` gives it.
+
+    What an agent server's tool returns is text; everything else is a value that was written as
+    JSON. Raises UnclearAnswer where a confirmation is answered neither yes nor no.
+    """
+    text = _text(message.content)
+    payload = text if item["kind"] == "external" else _value(text)
+    if item["kind"] in CLIENT_KINDS and message.error and not text:
+        payload = message.error
+    return decided(item, {"status": "resolved", "payload": payload})
+
+
+def _text(content: str | list[Part]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.text for part in content if part.text is not None)
+
+
+def _value(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+
+
+def _invalid(type: str, loc: tuple[str | int, ...], text: str) -> InvalidRequest:
+    return InvalidRequest([_error(type, loc, text)])
+
+
+def _error(type: str, loc: tuple[str | int, ...], text: str) -> JsonObject:
+    return {"type": type, "loc": ["body", *loc], "msg": text}
