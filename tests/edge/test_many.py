@@ -271,6 +271,26 @@ async def test_all_who_follow_many_runs_share_one_subscription(
     await bus.close()
 
 
+@pytest.mark.parametrize("place", [{"after": "1-0"}, {"since": "2020-01-01T00:00:00Z"}])
+async def test_what_has_aged_is_announced(
+    fresh_nats: NatsServer, make_edge: MakeEdge, place: dict[str, str]
+) -> None:
+    bus = await Bus.connect(BusSettings(url=fresh_nats.url))
+    edge = await make_edge(fresh_nats)
+    run = PretendRun(bus)
+    await run.started()
+    await run.text("a", "b", "c")
+    await bus.api("STREAM.PURGE.EVENTS", {"seq": run.places[2]})
+    async with Stream(edge, "GET", PATH, params=place) as stream:
+        told = await stream.event()
+        assert (told["event"]["action"], told["data"]["code"]) == ("warning", "history_truncated")
+        assert await ids(stream, 2) == [f"{at}-0" for at in run.places[2:]]
+    page = (await edge.get(PATH, params=place, headers=JSON)).json()
+    assert page["events"][0]["data"]["code"] == "history_truncated"
+    assert len(page["events"]) == 3
+    await bus.close()
+
+
 class Heard:
     """A listener of everything, that keeps what it is given."""
 
