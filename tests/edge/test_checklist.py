@@ -1,12 +1,13 @@
 """The contracts' statements about the edge, each with the test that shows it.
 
 The statements are numbered in the checklist of the contracts: EX for the executions contract, AD
-for ADK streaming. Rows that belong to other parts say which.
+for ADK streaming, AG for Agno. Rows that belong to other parts say which.
 """
 
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,126 @@ STATEMENTS: dict[str, tuple[str, str]] = {
         "test_adk_legacy::test_a_run_without_a_report_ends_in_a_status",
     ),
     "AD58": ("N readers see the same", "test_adk_legacy::test_all_who_look_see_the_same"),
+    "AG22": (
+        "an urlencoded start streams",
+        "test_agno_runs::test_an_agno_upstreams_frames_pass_byte_for_byte",
+    ),
+    "AG23": (
+        "the run id of the frames is the one to continue and cancel",
+        "test_agno_surface::test_text",
+    ),
+    "AG24": (
+        "Agno's bytes, or frames encoded",
+        "test_agno_surface::test_an_agno_upstreams_bytes_are_the_clients",
+    ),
+    "AG25": (
+        "session_id is that of the frames",
+        "test_agno_runs::test_another_protocols_run_is_told_in_agnos_frames",
+    ),
+    "AG26": (
+        "an empty session_id is a new one",
+        "test_agno_runs::test_no_session_is_a_new_one_and_no_user_is_the_caller",
+    ),
+    "AG27": ("any user_id", "test_agno_runs::test_session_and_user_go_on_as_given"),
+    "AG28": (
+        "dependencies forwarded",
+        "test_agno_runs::test_fields_of_agnos_own_go_on_and_those_that_are_ours_do_not",
+    ),
+    "AG29": (
+        "invalid dependencies ignored",
+        "test_agno_runs::test_invalid_dependencies_are_ignored",
+    ),
+    "AG30": ("files are refused", "test_agno_runs::test_a_file_is_422_and_named"),
+    **{
+        f"AG{number}": (
+            what,
+            "test_agno_runs::test_a_missing_or_empty_message_is_the_422_of_fastapi",
+        )
+        for number, what in {31: "missing message", 32: "empty message"}.items()
+    },
+    "AG33": (
+        "a message of white space",
+        "test_agno_runs::test_a_message_of_white_space_is_422_and_goes_nowhere",
+    ),
+    **{
+        f"AG{number}": (
+            what,
+            "test_agno_runs::test_a_message_is_data_whatever_it_holds_and_however_it_comes",
+        )
+        for number, what in {
+            34: "10k characters",
+            35: "Unicode",
+            36: "markup is data",
+            37: "newlines",
+            59: "JSON too",
+        }.items()
+    },
+    "AG38": (
+        "no stream: one object",
+        "test_agno_runs::test_without_a_stream_the_run_is_one_object",
+    ),
+    "AG39": (
+        "stream=false, paused too",
+        "test_agno_continue::test_a_paused_run_is_an_object_that_can_be_sent_back",
+    ),
+    "AG40": (
+        "unknown agent",
+        "test_agno_runs::test_an_unknown_agent_or_one_of_another_kind_is_404",
+    ),
+    "AG41": (
+        "a continue is a decision",
+        "test_agno_continue::test_a_continue_is_a_decision_and_streams_the_next_leg",
+    ),
+    "AG42": (
+        "a refused tool has no events",
+        "test_agno_surface::test_a_tool_runs_once_when_it_is_confirmed_and_never_when_not",
+    ),
+    **{
+        f"AG{number}": (
+            what,
+            "test_agno_continue::test_an_answer_that_does_not_fit_does_nothing",
+        )
+        for number, what in {
+            43: "changed call",
+            44: "wrong tool_call_id",
+            48: "empty tools",
+        }.items()
+    },
+    **{
+        f"AG{number}": (what, "test_agno_continue::test_an_unknown_run_is_404")
+        for number, what in {45: "continue of an unknown run", 51: "cancel of one"}.items()
+    },
+    "AG46": ("empty run_id", "test_agno_runs::test_an_empty_run_id_is_no_path"),
+    "AG47": (
+        "double continue",
+        "test_agno_continue::test_a_second_continue_is_409_and_sends_nothing",
+    ),
+    "AG49": ("bad JSON", "test_agno_continue::test_bad_json_is_agnos_400"),
+    "AG50": ("cancel", "test_agno_continue::test_a_running_run_is_cancelled"),
+    "AG52": (
+        "cancel of a finished run",
+        "test_agno_continue::test_a_finished_run_cannot_be_cancelled",
+    ),
+    "AG54": (
+        "RunError has the upstream's words",
+        "test_agno_runs::test_what_cut_an_upstream_is_told_as_its_error",
+    ),
+    "AG55": (
+        "user_id is the caller's",
+        "test_auth::test_what_is_another_users_is_refused",
+    ),
+    "AG56": (
+        "teams and workflows",
+        "test_agno_runs::test_each_kind_has_its_paths_by_our_id_and_by_the_upstreams",
+    ),
+    "AG57": (
+        "pieces as they come",
+        "test_agno_runs::test_another_protocols_run_is_told_in_agnos_frames",
+    ),
+    "AG58": (
+        "requirements without null keys",
+        "test_agno_answers::test_a_requirement_without_its_null_keys_is_read",
+    ),
 }
 
 # What the edge does not decide alone.
@@ -283,18 +404,22 @@ ELSEWHERE = {
     "AD48": "the ADK decoder's goldens",
     "AD49": "connector: an unclean end of file is `lost`",
     "AD51": "connector: a session is created only where it is missing",
+    "AG53": "connector: what a cancel is answered tells nothing",
 }
 
 REQUIRED = {
     *(f"EX{number}" for number in range(1, 43) if number != 41),
     *(f"AD{number}" for number in (*range(1, 7), *range(8, 59), *range(66, 72))),
+    *(f"AG{number}" for number in range(22, 60)),
 }
 
 
+@cache
 def known_tests() -> set[str]:
-    """`file::function` of every test of the edge and its dialects."""
+    """`file::function` of every test of the edge and its dialects, and over the real servers."""
     files = [*Path(__file__).parent.glob("test_*.py")]
     files += (ROOT / "tests/shared/dialects").glob("test_*_encode.py")
+    files += (ROOT / "tests/e2e").glob("test_*.py")
     return {
         f"{path.stem}::{node.name}"
         for path in files
