@@ -93,6 +93,7 @@ async def test_a_confirmation_is_answered_as_adks_clients_do(
     assert calls[-1]["name"] == "adk_request_confirmation"
     original = calls[-1]["args"]["originalFunctionCall"]
     assert original["id"] in [call["id"] for call in calls[:-1]]
+    assert len({call["id"] for call in calls}) == len(calls)
     response = {
         "functionResponse": {
             "id": calls[-1]["id"],
@@ -129,7 +130,8 @@ async def test_what_another_agent_asks_for_is_answered_by_a_function_response(
     name, response, seen = ANSWERS[said]
     session_id = fresh()
     first = await run(penstock, asked("assistant", session_id, {"text": said}))
-    call = parts_of(first.json())[-1]["functionCall"]
+    calls = [part["functionCall"] for part in parts_of(first.json())]
+    original, call = calls[0], calls[-1]
     assert call["name"] == name
     assert first.json()[-1]["longRunningToolIds"] == [call["id"]]
     answer = {"functionResponse": {"id": call["id"], "name": name, "response": response}}
@@ -138,7 +140,7 @@ async def test_what_another_agent_asks_for_is_answered_by_a_function_response(
     result, *_ = [
         part["functionResponse"] for part in parts_of(second.json()) if "functionResponse" in part
     ]
-    assert result["id"] == call["id"]
+    assert result["id"] == original["id"]
     assert seen in json.dumps(result["response"])
 
 

@@ -263,6 +263,23 @@ async def test_what_must_be_an_object_for_adk_alone_is_unwrapped(
     assert (item.decision, item.value) == ("approve", value)
 
 
+async def test_a_request_whose_item_has_the_id_of_its_call_is_asked_under_another(
+    edge: Client, bus: Bus, approvals: PretendApprovals
+) -> None:
+    session_id = str(uuid_utils.uuid7())
+    async with post(edge, asked(sessionId=session_id)) as stream:
+        run_id = stream.run_id
+        await approvals.request(run_id, "assistant", session_id, {"F": "confirmation"})
+        await pause(PretendRun(bus, run_id), item_id="F")
+        called, requested = contents(await stream.rest())
+    ids = [each["content"]["parts"][0]["functionCall"]["id"] for each in (called, requested)]
+    assert len(set(ids)) == 2
+    async with post(edge, answer(session_id, {"confirmed": True}, id=ids[1])) as stream:
+        assert stream.run_id == run_id
+    [item] = approvals.decisions[0].items
+    assert (item.item_id, item.decision) == ("F", "approve")
+
+
 @pytest.mark.parametrize("name", ["adk_request_confirmation", "delete_file"])
 async def test_an_answer_to_nothing_is_404_and_starts_no_run(edge: Client, name: str) -> None:
     before = (await edge.get("/v1/runs?limit=1")).json()

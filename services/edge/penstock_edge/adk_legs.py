@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from penstock.bus.objects import unwrap
 from penstock.bus.records import ApprovalRecord, DecideRequest
 from penstock.bus.subjects import key_of
+from penstock.dialects.adk.shapes import item_ids
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.bodies import read_body, require_json
@@ -143,8 +144,10 @@ class AdkLegs:
         """What is known of each answer's request; another user's is as unknown as any other."""
 
         async def alias_of(answer: Answer) -> Alias | None:
-            key = key_of("approval", agent.id, asked.session_id, answer.id)
-            entry = await self._edge.bus.bucket("aliases").get(key)
+            ids = [answer.id] if agent.protocol == ADK else item_ids(answer.id)
+            keys = [key_of("approval", agent.id, asked.session_id, id) for id in ids]
+            bucket = self._edge.bus.bucket("aliases")
+            entry = next(filter(None, [await bucket.get(key) for key in keys]), None)
             if entry is None or entry.value is None:
                 return None
             known = orjson.loads(entry.value)
@@ -166,11 +169,14 @@ class AdkLegs:
         edge = self._edge
         approval_id, run_id = aliases[0].approval_id, aliases[0].run_id
         items = await self._items(approval_id)
+        native = agent.protocol == ADK
         decided = [
-            adk_request.decided(answer, items.get(answer.id, {}), as_sent=agent.protocol == ADK)
-            for answer in answers
+            adk_request.decided(
+                replace(answer, id=alias.item_id), items.get(alias.item_id, {}), as_sent=native
+            )
+            for answer, alias in zip(answers, aliases, strict=True)
         ]
-        place = await place_of_next_leg(edge.bus, run_id, over_raw=agent.protocol == ADK)
+        place = await place_of_next_leg(edge.bus, run_id, over_raw=native)
         await take(edge.bus, approval_id, DecideRequest(by=asked.user_id, items=decided))
         return OpenedLeg(agent, run_id, aliases[0].leg + 1, place)
 

@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 from penstock.dialects.adk import AdkDecoder
 from penstock.dialects.adk.encode import _HANDLERS, UNTOLD, AdkEncoder, event_list
 from penstock.dialects.adk.legacy import LegacyEncoder
+from penstock.dialects.adk.shapes import item_ids, request_id
 from penstock.dialects.base import AgentFacts, Draft, Pause
 from penstock.dialects.state import patched
 from penstock.events import CATALOGUE, TERMINAL
@@ -267,7 +268,7 @@ def decoded(recorded_run: Recorded, *, streaming: bool) -> list[Draft]:
     drafts: list[Draft | Pause] = []
     for leg in range(1, recorded_run.events[-1]["leg"] + 1):
         drafts += decoder.open(leg)
-        drafts += decoder.decided(recorded_run.decisions.get(leg, {})) if leg > 1 else ()
+        drafts += decoder.decided(answers(recorded_run, leg)) if leg > 1 else ()
         wire = b"".join(
             encode(frame.data)
             for each in recorded_run.events
@@ -277,6 +278,16 @@ def decoded(recorded_run: Recorded, *, streaming: bool) -> list[Draft]:
         drafts += [draft for frame in Parser().feed(wire) for draft in decoder.feed(frame)]
         drafts += decoder.end()
     return [draft for draft in drafts if isinstance(draft, Draft)]
+
+
+def answers(recorded_run: Recorded, leg: int) -> dict[str, Any]:
+    """What was decided before the leg, by the ids under which it was requested."""
+    decisions = recorded_run.decisions.get(leg, {})
+    return {
+        request_id(item): decisions[item["item_id"]]
+        for item in asked(recorded_run)
+        if item["item_id"] in decisions
+    }
 
 
 def is_request(call: dict[str, Any]) -> bool:
@@ -408,6 +419,16 @@ def test_a_confirmation_is_requested_under_the_items_id() -> None:
     original = {"id": "t1", "name": "delete_file", "args": {"path": "/x"}}
     assert asked["args"]["originalFunctionCall"] == original
     assert asked["args"]["toolConfirmation"]["confirmed"] is False
+
+
+def test_a_request_is_never_said_under_the_id_of_the_call_that_it_is_for() -> None:
+    item = {**ITEM, "item_id": "t1"}
+    call, request = paused(item)
+    [asked] = parts([request], "functionCall")
+    assert asked["id"] != parts([call], "functionCall")[0]["id"] == "t1"
+    assert request["longRunningToolIds"] == [asked["id"]]
+    assert "t1" in item_ids(asked["id"])
+    assert item_ids("i1") == ["i1"]
 
 
 def test_several_items_are_requested_in_one_event() -> None:

@@ -7,7 +7,7 @@ partial events of one id, then comes the whole in a final one; a client must tak
 ADK has no event for what is in `UNTOLD`. It says no end either: the stream ends, after the last
 text, the tokens used, or the error. A pause is the stream's end after `adk_request_*` calls, or
 after a call whose id is in `longRunningToolIds`; they are answered by a functionResponse of the
-same id, which is the approval item's.
+same id, which tells the approval's item (`shapes.item_ids`).
 """
 
 from __future__ import annotations
@@ -223,7 +223,10 @@ class AdkEncoder:
                 shapes.request_part(item) for item in items if not shapes.is_long_running(item)
             ]
             content = {"content": _content(requests)} if requests else {}
-            ids = [item["item_id"] for item in items]
+            ids = [
+                item["item_id"] if shapes.is_long_running(item) else shapes.request_id(item)
+                for item in items
+            ]
             key = f"{event['data'].get('approval_id')}/request"
             yield self._event(event, key, **content, longRunningToolIds=ids)
 

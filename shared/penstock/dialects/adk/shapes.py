@@ -22,6 +22,8 @@ _TO_URLSAFE_BASE64: Final = str.maketrans("+/", "-_")
 # A partial argument's value by its type; a bool is an int to isinstance, so it stands first.
 _PARTIAL_VALUES: Final = ((bool, "boolValue"), ((int, float), "numberValue"), (str, "stringValue"))
 
+_REQUEST: Final = "request-"
+
 HINT: Final = (
     "Please approve or reject the tool call {tool}() by responding with a FunctionResponse with "
     "an expected ToolConfirmation payload."
@@ -101,10 +103,24 @@ def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
     return {"groundingChunks": chunks, **({"groundingSupports": supports} if supports else {})}
 
 
+def request_id(item: JsonObject) -> str:
+    """What the answer to an approval's item bears: its id, unless that is the call's own.
+
+    Clients tell calls by their ids, and the `adk_request_*` call is another than the one it is for.
+    """
+    item_id = str(item["item_id"])
+    return f"{_REQUEST}{item_id}" if item_id == item.get("tool_call_id") else item_id
+
+
+def item_ids(request_id: str) -> list[str]:
+    """The items that such an id may be of."""
+    return list(dict.fromkeys((request_id, request_id.removeprefix(_REQUEST))))
+
+
 def request_part(item: JsonObject) -> JsonObject:
-    """The `adk_request_*` call of an approval's item. Its id is the item's: the answer has it."""
+    """The `adk_request_*` call of an approval's item."""
     name, make_args = _REQUESTS.get(item["kind"], _INPUT)
-    return {"functionCall": {"id": item["item_id"], "args": make_args(item), "name": name}}
+    return {"functionCall": {"id": request_id(item), "args": make_args(item), "name": name}}
 
 
 def is_long_running(item: JsonObject) -> bool:
@@ -133,7 +149,7 @@ def _input_args(item: JsonObject) -> JsonObject:
     options = array(item.get("options"))
     schema = item.get("input_schema") or ({"enum": options} if options else {})
     asked: JsonObject = {
-        "interruptId": item["item_id"],
+        "interruptId": request_id(item),
         "message": item.get("description")
         or f"Input is needed: {item.get('tool') or item['kind']}",
         "response_schema": schema,
