@@ -40,6 +40,7 @@ from penstock.web.server import WS_PING_S, BindRefused, Server
 log = logging.getLogger(__name__)
 
 RESTART_S = 1.0
+CANCEL_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,9 @@ class Service(ABC):
         for name in names:
             task = self._loops.pop(name, None)
             if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
+                while not task.done():
+                    task.cancel()  # again, should a library have swallowed it
+                    await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
 
 
 def pod_name(service: str) -> str:

@@ -176,6 +176,25 @@ async def test_an_event_over_the_payload_limit_goes_by_reference(nats_server: Na
     assert body["data"]["content"] == large
 
 
+async def test_the_list_of_runs_shows_the_beginning_of_a_huge_answer(
+    nats_server: NatsServer,
+) -> None:
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
+        run = Run(bus)
+        await run.open()
+        await run.bytes(agno_text("long " * 500_000))
+        await run.end()
+        await run.until("lifecycle.completed")
+
+        async def completed() -> RunRecord | None:
+            entry = await bus.bucket("runs").get(run.run_id)
+            record = RunRecord.model_validate_json(entry.value) if entry else None
+            return record if record is not None and record.status == "completed" else None
+
+        record = await eventually(completed)
+    assert record.summary == ("long " * 500_000)[:2000]
+
+
 async def test_a_pause_and_an_answer_over_the_payload_limit_are_carried_whole(
     nats_server: NatsServer,
 ) -> None:

@@ -14,6 +14,8 @@ from penstock_normalizer.fold import Placed, RunFold
 
 log = logging.getLogger(__name__)
 
+MAX_SHOWN_CHARACTERS = 2000
+
 _STATUS: Mapping[str, RunStatus] = {
     "lifecycle.started": "running",
     "lifecycle.paused": "paused",
@@ -69,6 +71,11 @@ def _record(run_id: str, fold: RunFold, event: Placed) -> RunRecord:
     )
 
 
+def _shown(text: Any) -> str | None:
+    """A list of runs shows the beginning; the whole is in the run's last event."""
+    return None if text is None else str(text)[:MAX_SHOWN_CHARACTERS]
+
+
 def _changes(fold: RunFold, event: Placed, first_event: int) -> dict[str, Any]:
     data = event.data
     return {
@@ -79,6 +86,6 @@ def _changes(fold: RunFold, event: Placed, first_event: int) -> dict[str, Any]:
         "first_event": first_event,
         "approval_id": data.get("approval_id") if event.type == "lifecycle.paused" else None,
         "code": data.get("code"),
-        "error": data.get("error"),
-        "summary": data.get("summary"),
+        "error": _shown(data.get("error")),
+        "summary": _shown(data.get("summary")),
     }
