@@ -96,6 +96,9 @@ class UnifiedEncoder:
         data = event["data"]
         error = data.get("error")
         told = error if isinstance(error, dict) else data
+        detail = data.get("detail")  # where a custom event that is named `run_error` has its step
+        inner = detail.get("step") if isinstance(detail, dict) else None
+        inner = inner if isinstance(inner, str) else None
         message = told.get("message", told.get("error", ""))
         yield (
             "run_error",
@@ -103,7 +106,7 @@ class UnifiedEncoder:
                 "error_type": told.get("error_type") or told.get("code") or "error",
                 "message": message,
                 "agent": agent,
-                "step": data.get("step") or data.get("step_id") or event.get("step_id"),
+                "step": data.get("step") or data.get("step_id") or event.get("step_id") or inner,
             },
         )
 

@@ -1,0 +1,255 @@
+"""executions-sse.md: trigger, the event stream, cancel."""
+
+from __future__ import annotations
+
+from conformance.rows import Document, example, holds, not_yet
+
+_FRAMES = "edge/executions::every_frame_is_an_event_line_one_data_line_and_a_blank_one"
+_SIX_KEYS = "edge/executions::every_envelope_has_the_six_keys_and_documented_data_alone"
+_NUMBERS = "edge/executions::run_id_timestamp_and_sequence_are_as_documented"
+_DATA = "dialects/executions_encode::a_documented_action_has_exactly_the_documented_data"
+_NO_SOURCE = "dialects/executions_encode::started_and_cancelled_have_no_source"
+_EVENT = "conformance/examples::an_event_of_the_executions_document_comes_out_as_it_stands_there"
+_LAST = "edge/executions::the_one_terminal_frame_is_the_last_and_the_connection_closes"
+_FIRST = "edge/executions::the_first_frame_is_the_documents_example"
+_STREAM = "events/envelope::the_documents_example_comes_out_byte_for_byte"
+_REAL = "e2e/real_servers::the_executions_contract_from_a_real_agent"
+_REAL_TOOL = "e2e/real_servers::a_tool_is_called_once_and_its_result_is_a_value"
+_TRIGGER = "edge/executions::the_documents_own_request_streams_whatever_it_accepts"
+_CANCELLED = "edge/executions::a_cancel_answers_success_once_the_run_is_cancelled"
+_TOO_LATE = "edge/executions::the_cancel_of_a_finished_run_is_the_documents_failure"
+
+DOCUMENT = Document(
+    name="executions-sse.md",
+    prefix="EX",
+    about="`POST /api/service/v1/executions/trigger` and `…/cancel`",
+    rows=(
+        holds("EX1", "POST …/trigger exists and streams SSE", _TRIGGER, _REAL),
+        holds(
+            "EX2",
+            "`Accept: text/event-stream` is the documented call",
+            _TRIGGER,
+            note="Any other Accept, or none, gets the stream too.",
+        ),
+        holds(
+            "EX3",
+            "The request is application/json",
+            "edge/executions::another_media_type_is_415_and_broken_json_422_in_the_contracts_shape",
+            "edge/executions::a_body_that_does_not_say_it_is_json_is_415",
+            note="Another media type is 415, broken JSON 422, as `{code, message, data: null}`.",
+        ),
+        holds(
+            "EX4",
+            "topologyId is a number",
+            "edge/executions::a_topology_id_that_is_no_integer_is_422_and_named",
+            note="A JSON integer; anything else is 422.",
+        ),
+        holds(
+            "EX5",
+            "An unknown topologyId",
+            "edge/executions::an_unknown_topology_is_404",
+            note="404, code NOT_FOUND.",
+        ),
+        holds(
+            "EX6",
+            "userMessage is a string",
+            "edge/executions::a_user_message_that_is_empty_or_no_text_is_422_and_named",
+            "edge/executions::any_other_text_passes_unchanged",
+            note="One that is empty or white space alone is 422.",
+        ),
+        holds(
+            "EX7",
+            "A frame is `event: category.action`, `data: JSON` on one line, and a blank line",
+            _FRAMES,
+            note="An `id:` line stands besides, to come back by.",
+        ),
+        holds("EX8", "`event:` equals event.category + `.` + event.action", _FRAMES),
+        holds("EX9", "The envelope has exactly the six documented keys", _SIX_KEYS, _REAL),
+        holds("EX10", "run_id is a UUID, the same in all frames of a run", _NUMBERS),
+        holds(
+            "EX11",
+            "timestamp is RFC 3339 UTC with Z",
+            _NUMBERS,
+            "events/envelope::time_is_written_in_utc_with_milliseconds",
+            "normalizer/fold::times_never_run_backwards",
+            note="When the connector received it; the same when a run is built again.",
+        ),
+        holds(
+            "EX12",
+            "sequence is an integer, from 1, strictly increasing",
+            _NUMBERS,
+            "e2e/real_servers::text_from_agno",
+            note="Without gaps: actions that the document does not name are sent too.",
+        ),
+        holds(
+            "EX13",
+            "source is null or has exactly its four keys",
+            _SIX_KEYS,
+            "dialects/executions_encode::a_source_has_exactly_its_four_keys",
+        ),
+        holds("EX14", "source is null on lifecycle.started and cancelled", _NO_SOURCE),
+        holds("EX15", "event is {category, action}", _FRAMES),
+        holds(
+            "EX16",
+            "lifecycle.started comes first, with sequence 1 and data {}",
+            "edge/executions::the_first_frame_is_the_documents_example",
+            "connector/frames::the_run_has_started_before_the_upstream_answers",
+        ),
+        holds(
+            "EX17",
+            "lifecycle.completed has data {summary}, and the top agent as source",
+            _DATA,
+            _REAL,
+            "dialects/agno_recordings::a_recorded_stream_gives_its_golden_drafts",
+            note="summary is the run's final text.",
+        ),
+        holds("EX18", "lifecycle.failed has data {error}", _DATA, _LAST),
+        holds("EX19", "lifecycle.cancelled has data {} and no source", _DATA, _NO_SOURCE, _LAST),
+        holds(
+            "EX20",
+            "llm.stream has data {content}; together they are the answer",
+            _DATA,
+            "edge/executions::the_pieces_of_text_join_to_the_answer",
+            "e2e/real_servers::text_from_agno",
+        ),
+        holds(
+            "EX21",
+            "llm.reasoning has data {thought}",
+            _DATA,
+            "dialects/adk_decode::thoughts_are_streamed_once_and_end_before_the_answer",
+            "dialects/agno_decode::of_the_cumulative_text_of_a_step_only_the_new_part_is_said",
+            note="A delta; the last one of a train of thought may be empty.",
+        ),
+        holds("EX22", "llm.tool_call has data {tool, args}, once a call", _DATA, _REAL, _REAL_TOOL),
+        holds(
+            "EX23",
+            "llm.tool_result has data {tool, result}, once a call; result is any JSON",
+            _DATA,
+            _REAL_TOOL,
+            "dialects/agno_values::a_result_is_json_then_a_literal_then_text",
+            "dialects/adk_decode::the_interim_response_of_a_confirmation_is_no_result",
+        ),
+        holds(
+            "EX24",
+            "dispatch.team has data {team_name, task}",
+            _DATA,
+            "conformance/missing::a_team_dispatch_has_a_source_from_every_protocol",
+            note="No upstream tells it: a custom event of an agent named `dispatch.team` is one.",
+        ),
+        holds(
+            "EX25",
+            "dispatch.worker has data {worker_name, task}",
+            _DATA,
+            "dialects/agno_decode::a_members_task_is_what_the_team_told_it",
+            "e2e/real_servers::a_team_tells_who_worked_for_whom",
+        ),
+        holds(
+            "EX26",
+            "system.warning has data {message}",
+            _DATA,
+            "dialects/adk_decode::a_model_that_stopped_early_is_a_warning_and_the_run_completes",
+        ),
+        holds(
+            "EX27",
+            "system.error has data {message, code} and is not the end",
+            _DATA,
+            "edge/executions::an_error_within_the_run_does_not_end_the_stream",
+            "normalizer/fold::an_event_that_is_no_json_is_replaced_by_an_error",
+        ),
+        holds(
+            "EX28",
+            "source.team_name is set on a worker of a team",
+            "dialects/agno_decode::the_members_source_names_its_team",
+            "e2e/real_servers::a_team_tells_who_worked_for_whom",
+        ),
+        holds(
+            "EX29",
+            "One terminal lifecycle event, the last frame; then the connection closes",
+            _LAST,
+            _REAL,
+            note="What automations say after the end is in the session's stream.",
+        ),
+        holds(
+            "EX30",
+            "A pause on this endpoint",
+            "edge/executions::a_pause_is_seen_and_the_stream_stays_open_to_the_end",
+            note="approval.requested and lifecycle.paused are shown; the stream stays open.",
+        ),
+        holds(
+            "EX31",
+            "A client that leaves in mid-stream cancels nothing",
+            "edge/executions::a_client_that_leaves_mid_stream_leaves_the_run_as_it_is",
+        ),
+        holds(
+            "EX32",
+            "An idle stream",
+            "edge/executions::an_idle_execution_gets_keep_alive_comments",
+            note="`: keep-alive` comments.",
+        ),
+        holds("EX33", "POST …/cancel takes {runId}", _CANCELLED),
+        holds("EX34", "Success is code SUCCESS, message `Execution cancelled`", _CANCELLED),
+        holds(
+            "EX35",
+            "Its data is {type, runId, content, timestamp}",
+            _CANCELLED,
+            "edge/runs::a_run_that_nobody_cancels_is_ended_by_the_edge",
+            note="Answered when the run is cancelled; after 10 s the edge ends it itself.",
+        ),
+        holds("EX36", "A finished run is CANCEL_FAILED, as documented", _TOO_LATE, note="409."),
+        holds(
+            "EX37",
+            "Cancel of an unknown run",
+            "edge/executions::the_cancel_of_an_unknown_run_is_404",
+            note="404 CANCEL_FAILED, `Execution not found`.",
+        ),
+        holds(
+            "EX38",
+            "Cancel with a bad body",
+            "edge/executions::a_cancel_with_a_bad_body_is_422",
+            note="422 INVALID_REQUEST in the contract's shape.",
+        ),
+        holds(
+            "EX39",
+            "Two cancels at once: one SUCCESS, one CANCEL_FAILED, one lifecycle.cancelled",
+            "edge/executions::of_two_cancels_at_once_one_succeeds",
+            "connector/cancel::two_cancels_are_one",
+        ),
+        holds(
+            "EX40",
+            "Cancel while paused: cancelled, approvals withdrawn, the tool never runs",
+            "edge/executions::a_paused_run_can_be_cancelled",
+            "e2e/real_servers::a_cancel_of_a_paused_run_withdraws_its_approval",
+        ),
+        not_yet(
+            "EX41",
+            "A topology that names a workflow runs it",
+            "Workflows of our own come with their service; a workflow of Agno runs by its "
+            "topologyId today.",
+            "conformance/missing::a_topology_may_be_a_workflow_of_agno",
+        ),
+        holds(
+            "EX42",
+            "A wrong method",
+            "edge/executions::a_wrong_method_is_405_with_allow",
+            note="405 with Allow, in the contract's shape.",
+        ),
+    ),
+    examples=(
+        example("Request", _TRIGGER),
+        example("lifecycle.started", _EVENT, _FIRST),
+        example("lifecycle.completed", _EVENT),
+        example("lifecycle.failed", _EVENT),
+        example("lifecycle.cancelled", _EVENT),
+        example("llm.stream", _EVENT, _STREAM),
+        example("llm.reasoning", _EVENT),
+        example("llm.tool_call", _EVENT),
+        example("llm.tool_result", _EVENT),
+        example("dispatch.team", _EVENT),
+        example("dispatch.worker", _EVENT),
+        example("system.warning", _EVENT),
+        example("system.error", _EVENT),
+        example("Cancel: request", _CANCELLED),
+        example("Cancel: response (success)", _CANCELLED),
+        example("Cancel: response (failure)", _TOO_LATE),
+    ),
+)

@@ -1,0 +1,334 @@
+"""unified-events.md: 22 types under one root, over SSE and WebSocket."""
+
+from __future__ import annotations
+
+from conformance.rows import Document, elsewhere, example, holds, not_yet, otherwise
+
+_EXAMPLE = "dialects/unified_encode::each_example_of_the_document_is_made"
+_FRAMES = "dialects/unified_encode::a_recorded_run_is_of_the_document_in_every_frame"
+_COMPLETE = "dialects/unified_encode::a_recorded_run_is_complete"
+_MESSAGES = "dialects/unified_encode::the_messages_of_a_recorded_run_are_well_formed"
+_TYPES = "dialects/unified_encode::there_are_22_types_in_nine_categories"
+_TAKEN = "conformance/examples::a_payload_of_the_unified_document_is_an_event_of_ours_and_back"
+_CUSTOM = "universal::every_unified_name_has_its_event"
+_ROOT = "edge/socket::unified_messages_have_exactly_the_documented_root"
+_SSE = "edge/session_events::a_session_is_its_runs_in_the_order_of_the_stream"
+_CUT = "edge/session_events::a_client_that_was_cut_at_any_frame_gets_exactly_the_rest"
+_CHOSEN = "edge/session_events::a_category_and_a_type_choose_unified_events_with_the_same_cursors"
+_SAME = "edge/socket::messages_are_the_data_of_the_sse_frames"
+_WORKFLOW = "e2e/real_servers::a_workflow_tells_its_steps"
+_GRAPH = "dialects/adk_decode::a_graph_gives_steps_a_transition_and_its_result"
+_GOLDEN = "dialects/unified_encode::a_recorded_run_gives_its_golden_frames"
+_CANCELLED = "dialects/unified_encode::a_cancelled_run_is_interrupted_and_then_ended"
+_FAILED = "dialects/unified_encode::a_failed_run_has_its_error_and_then_its_end"
+_OPENED = "dialects/unified_encode::an_open_message_is_ended_with_what_was_said_before_the_error"
+
+_HEADINGS = (
+    "session_started",
+    "session_ended",
+    "agent_message_start",
+    "agent_message_delta",
+    "agent_message_end",
+    "tool_call_started",
+    "tool_call_delta",
+    "tool_call_result",
+    "workflow_started",
+    "workflow_step_started",
+    "workflow_step_completed",
+    "workflow_transition",
+    "workflow_completed",
+    "agent_thought",
+    "run_error",
+    "run_retry",
+    "run_interrupted",
+    "retrieval_started",
+    "retrieval_result",
+    "automation_triggered",
+    "automation_completed",
+    "metrics_update",
+)
+
+DOCUMENT = Document(
+    name="unified-events.md",
+    prefix="UN",
+    about="`GET /v1/sessions/{session_id}/events` and `…/events/ws`, dialect `unified`",
+    rows=(
+        holds(
+            "UN1",
+            "The root is exactly event_id, session_id, timestamp, type, payload",
+            _ROOT,
+            _FRAMES,
+            note="The run is told by `run_id` in each payload.",
+        ),
+        holds(
+            "UN2",
+            "event_id is a UUID, unique, and stable when replayed",
+            _FRAMES,
+            "dialects/unified_encode::whoever_comes_back_gets_exactly_the_rest",
+            "dialects/unified_encode::the_messages_of_two_runs_of_a_session_have_different_ids",
+            note="Made of the run, the sequence and the frame's place (version 5).",
+        ),
+        holds(
+            "UN3",
+            "session_id is a string, the one of the path",
+            "conformance/missing::every_unified_event_has_the_session_of_its_path",
+        ),
+        holds("UN4", "timestamp is RFC 3339 with Z", _FRAMES),
+        holds("UN5", "type is one of 22 in snake_case", _TYPES, _FRAMES),
+        holds("UN6", "payload is an object", _FRAMES),
+        holds(
+            "UN7",
+            "session_started {session_id, agent, metadata {user_id, workflow}}",
+            _EXAMPLE,
+            _COMPLETE,
+            note="At the start of each run of the session.",
+        ),
+        holds(
+            "UN8",
+            "session_ended {session_id, reason, summary}",
+            _EXAMPLE,
+            _COMPLETE,
+            note="At the end of each run of the session.",
+        ),
+        holds(
+            "UN9",
+            "Other reasons of session_ended",
+            _FAILED,
+            _CANCELLED,
+            note="`failed` and `cancelled`.",
+        ),
+        holds("UN10", "agent_message_start {agent, message_id}", _EXAMPLE, _MESSAGES),
+        holds("UN11", "agent_message_delta {message_id, delta}", _EXAMPLE, _MESSAGES),
+        holds("UN12", "agent_message_end {message_id, content}", _EXAMPLE, _MESSAGES),
+        holds(
+            "UN13",
+            "message_id is unique in the session; start, deltas, end are well formed",
+            _MESSAGES,
+            "dialects/unified_encode::the_messages_of_two_runs_of_a_session_have_different_ids",
+            "dialects/encoders_whatever::unified_messages_are_well_formed_whatever_comes",
+        ),
+        holds("UN14", "An open message ends before run_error or the end", _OPENED, _MESSAGES),
+        holds(
+            "UN15",
+            "tool_call_started {tool_call_id, tool_name, agent, args}",
+            _EXAMPLE,
+            _COMPLETE,
+            note="That the model asked for it; a rejected one has its result with is_error.",
+        ),
+        holds(
+            "UN16",
+            "tool_call_delta {tool_call_id, delta}",
+            _EXAMPLE,
+            "dialects/adk_decode::a_long_running_tool_progresses_and_the_run_completes",
+            note="What a running tool tells; never pieces of arguments.",
+        ),
+        holds(
+            "UN17",
+            "tool_call_result {tool_call_id, tool_name, result}, any JSON",
+            _EXAMPLE,
+            _COMPLETE,
+            "dialects/unified_encode::a_call_without_a_good_end_says_is_error",
+            note="`is_error` stands besides.",
+        ),
+        holds(
+            "UN18",
+            "workflow_started {workflow, run_id}",
+            _EXAMPLE,
+            _WORKFLOW,
+            note="By runs of workflows alone.",
+        ),
+        holds(
+            "UN19",
+            "workflow_step_started {run_id, step_id, description}",
+            _EXAMPLE,
+            _WORKFLOW,
+            _GRAPH,
+        ),
+        holds(
+            "UN20", "workflow_step_completed {run_id, step_id, output}", _EXAMPLE, _WORKFLOW, _GRAPH
+        ),
+        holds(
+            "UN21",
+            "workflow_transition {run_id, from_step, to_step, reason}",
+            _EXAMPLE,
+            _GRAPH,
+            "dialects/agno_decode::a_router_tells_where_it_goes",
+        ),
+        holds(
+            "UN22",
+            "workflow_completed {run_id, result {summary}}",
+            _EXAMPLE,
+            _WORKFLOW,
+            "dialects/unified_encode::a_workflow_result_is_an_object_with_a_summary",
+        ),
+        holds("UN23", "agent_thought {agent, content, debug}", _EXAMPLE, _GOLDEN),
+        holds(
+            "UN24",
+            "run_error {error_type, message, agent, step}",
+            _EXAMPLE,
+            _FAILED,
+            "dialects/unified_encode::a_failed_step_is_a_run_error_that_names_the_step",
+        ),
+        not_yet(
+            "UN25",
+            "run_retry {retry_count, max_retries, reason}",
+            "Its form is there; it is workflows of our own that retry, and they come with their "
+            "service. A plain run is called at most once.",
+            _EXAMPLE,
+        ),
+        holds(
+            "UN26",
+            "run_interrupted {reason, step}",
+            _EXAMPLE,
+            _CANCELLED,
+            "dialects/unified_encode::"
+            "a_pause_interrupts_the_run_for_an_approval_and_does_not_end_it",
+            note="`user_stop`, or `approval_required` at a pause.",
+        ),
+        holds(
+            "UN27",
+            "retrieval_started {query, agent}",
+            _EXAMPLE,
+            _TAKEN,
+            note="No framework tells it: a custom event of that name is one.",
+        ),
+        holds(
+            "UN28",
+            "retrieval_result {documents [{id, score, content}]}",
+            _EXAMPLE,
+            "dialects/adk_events::grounding_becomes_documents",
+        ),
+        not_yet(
+            "UN29",
+            "automation_triggered {workflow, trigger}",
+            "Its form is there, and a custom event of that name is one; automations of our own "
+            "come with their service.",
+            _EXAMPLE,
+            _TAKEN,
+            "edge/session_events::the_stream_stays_open_for_runs_to_come_and_carries_the_epilogue",
+        ),
+        not_yet(
+            "UN30",
+            "automation_completed {workflow, result}",
+            "As automation_triggered.",
+            _EXAMPLE,
+            _TAKEN,
+        ),
+        holds(
+            "UN31",
+            "A failed automation has no type",
+            "dialects/unified_encode::a_failed_automation_is_a_completed_one_that_says_so",
+            note="automation_completed with `failed: …`.",
+        ),
+        holds(
+            "UN32",
+            "metrics_update {cpu, memory_used, disk_free, containers_running}",
+            _EXAMPLE,
+            _TAKEN,
+            note="From agents, by a custom event of that name, in their run.",
+        ),
+        holds(
+            "UN33",
+            "Nine categories to filter by",
+            _CHOSEN,
+            "dialects/unified_encode::a_filter_by_category_and_type_takes_what_is_in_both",
+            note="`?category=tools,errors`.",
+        ),
+        holds("UN34", "Types to filter by", _CHOSEN, note="`?type=agent_message_delta`."),
+        holds("UN35", "Events over SSE", _SSE),
+        holds("UN36", "The same JSON over a WebSocket", _SAME, _ROOT, note="`…/events/ws`."),
+        holds(
+            "UN37",
+            "What a client sends over the WebSocket",
+            "edge/socket::whoever_sends_something_is_told_that_nothing_is_read",
+            note="Closed with 1003 or 1009.",
+        ),
+        holds(
+            "UN38",
+            "The WebSocket checks Origin",
+            "edge/socket::a_foreign_page_is_refused_and_our_own_is_not",
+            "web/server::a_websocket_of_another_page_is_403_though_the_cookie_holds",
+        ),
+        holds(
+            "UN39",
+            "To come back: Last-Event-ID, `?after=`",
+            _CUT,
+            "edge/socket::cursors_follow_their_events_and_resume_anywhere",
+        ),
+        otherwise(
+            "UN40",
+            "Compatible with the AG-UI protocol",
+            "Clients of AG-UI reject these names and shapes. They are served in their own protocol, "
+            "by the dialect `agui`.",
+            "dialects/agui_encode_client::every_recorded_run_is_accepted",
+        ),
+        holds(
+            "UN41",
+            "Works with FastAPI, Next.js, CopilotKit",
+            _SSE,
+            "contract/typescript::the_declarations_do_what_a_reader_needs",
+            "dialects/agui_encode_client::every_recorded_run_is_accepted",
+            note="Plain SSE and JSON; CopilotKit by AG-UI, checked with the real AG-UI client.",
+        ),
+        holds(
+            "UN42",
+            "LangGraph",
+            "connector/agui_adapter::a_graph_takes_its_answer_in_the_forwarded_props",
+            "dialects/agui_decode::an_interrupt_of_a_graph_takes_anything",
+            note="Through its AG-UI server, by its published forms; not run here.",
+        ),
+        elsewhere("UN43", "Supabase", "Named in the document, without a statement about events."),
+        holds(
+            "UN44",
+            "n8n",
+            "edge/events::names_off_leaves_out_the_event_lines",
+            "edge/many::without_names_every_frame_is_an_unnamed_json_object",
+            note="`names=off` for its SSE trigger; webhooks come with automations.",
+        ),
+        holds(
+            "UN45",
+            "Every operation is traced",
+            _COMPLETE,
+            "dialects/unified_encode::every_canonical_type_is_told_or_listed_as_untold",
+            note="What has no type here is listed in the catalogue; the canonical stream has all.",
+        ),
+        holds(
+            "UN46",
+            "Debug mode",
+            _EXAMPLE,
+            _TAKEN,
+            note="`debug` of a thought is what its producer says; false else.",
+        ),
+        holds(
+            "UN47",
+            "TypeScript types",
+            "contract/typescript::the_declarations_do_what_a_reader_needs",
+            "contract/documents::what_is_committed_is_what_the_models_say",
+        ),
+        holds(
+            "UN48",
+            "Pydantic models",
+            "contract/documents::the_models_need_pydantic_and_nothing_else",
+            "contract/documents::a_unified_type_has_the_fields_of_its_document_and_the_run",
+        ),
+        elsewhere("UN49", "A React hook and components", "A front end's own."),
+        holds(
+            "UN50",
+            "Several runs of a session in one stream, ordered",
+            _SSE,
+            "e2e/real_servers::runs_of_one_session_wait_for_each_other",
+        ),
+        holds(
+            "UN51",
+            "An unknown session",
+            "edge/session_events::the_stream_stays_open_for_runs_to_come_and_carries_the_epilogue",
+            "edge/session_events::who_comes_back_to_an_idle_session_is_told_not_to_come_again",
+            note="Its stream waits for the first run; with `until=idle` it is 204.",
+        ),
+    ),
+    examples=(
+        example("Root event structure", _ROOT, _FRAMES),
+        *(example(heading, _EXAMPLE, _TAKEN) for heading in _HEADINGS),
+        example("Event categories summary", _TYPES),
+    ),
+)
