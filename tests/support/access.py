@@ -38,6 +38,16 @@ class Row:
 
 PAGE = {"accept": "application/json"}
 SESSION = "/apps/{app}/users/{user}/sessions"
+THREAD = "/api/v1/agent/runs/{session_id}"
+AGUI = {
+    "threadId": "t-{new}",
+    "runId": "{new}",
+    "messages": [{"id": "m1", "role": "user", "content": "Hello"}],
+    "tools": [],
+    "context": [],
+    "state": {},
+    "forwardedProps": {},
+}
 MESSAGE = {"agent": "assistant", "message": "Hello"}
 SUBJECTS = {"subjects": ["*.*"]}
 
@@ -131,6 +141,18 @@ ROWS = [
     *_agno("agent"),
     *_agno("team"),
     *_agno("workflow"),
+    # agent-runs-sse.md and AG-UI
+    Row("GET", f"{THREAD}/events", ("read",), 403, query="?user_id=alice"),
+    Row("GET", f"{THREAD}/history", ("read",), 403, query="?user_id=alice"),
+    Row("POST", "/agui/{id}", ("start",), shape="detail", body=AGUI),
+    Row(
+        "GET",
+        "/agui/{id}/threads/{session_id}/events",
+        ("read",),
+        403,
+        shape="detail",
+        query="?user_id=alice",
+    ),
     # approvals
     Row("GET", "/v1/approvals", ("read",)),
     Row("GET", "/v1/approvals/{approval_id}", ("read",), 404),
