@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -17,7 +18,7 @@ from penstock.bus import Bus, BusSettings
 from penstock.service import Context
 from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes
 from penstock_cli.up import SERVICES
-from support.access import ROWS, Row
+from support.access import AGUI, ROWS, Row
 from support.clients import contents
 from support.guarded import REMOTE, MemoryStore, StoreAway
 from support.issuer import token
@@ -243,40 +244,70 @@ async def test_who_decides_is_who_calls(penstock: Secured) -> None:
     assert acting.json()["decision"]["by"] == "bob"
 
 
-async def test_an_answer_to_a_pause_needs_the_right_to_decide(penstock: Secured) -> None:
-    answer = await _answer(penstock, bearer(scope="start raw"))
-    assert answer.status_code == 403
-    assert "decide" in answer.json()["detail"]
+@dataclass(frozen=True)
+class Pause:
+    """A pause of Alice's, and who answers it."""
+
+    run_id: str
+    session_id: str
+    approval_id: str
+    user: str
 
 
-async def test_an_answer_to_another_users_pause_is_to_none(penstock: Secured) -> None:
-    answer = await _answer(penstock, bearer("bob"), user_id="bob")
-    assert answer.status_code == 404
-    assert answer.json()["detail"] == "no request with the id 'c1' is pending"
+def _to_approvals(pause: Pause) -> tuple[str, dict[str, Any]]:
+    items = [{"item_id": "c1", "decision": "approve"}]
+    return f"/v1/approvals/{pause.approval_id}/decision", {"items": items}
 
 
-async def _answer(
-    penstock: Secured, headers: dict[str, str], user_id: str = "alice"
-) -> httpx.Response:
-    """A functionResponse to a pause of Alice's."""
-    run = await penstock.live()
-    approval_id = await penstock.approval(run)
-    alias = {"approval_id": approval_id, "run_id": run.run_id, "leg": 1, "item_id": "c1"}
-    await penstock.alias("helper", run.session_id, "c1", alias)
-    part = {
-        "functionResponse": {
-            "id": "c1",
-            "name": "adk_request_confirmation",
-            "response": {"confirmed": True},
-        }
-    }
-    body = {
-        "appName": "vana",
-        "userId": user_id,
-        "sessionId": run.session_id,
+def _to_adk(pause: Pause) -> tuple[str, dict[str, Any]]:
+    name, response = "adk_request_confirmation", {"confirmed": True}
+    part = {"functionResponse": {"id": "c1", "name": name, "response": response}}
+    return "/run_sse", {
+        "appName": "assistant",
+        "userId": pause.user,
+        "sessionId": pause.session_id,
         "newMessage": {"role": "user", "parts": [part]},
     }
-    return await penstock.http.post("/run_sse", json=body, headers=headers)
+
+
+def _to_agno(pause: Pause) -> tuple[str, dict[str, Any]]:
+    path = f"/agents/assistant/runs/{pause.run_id}/continue"
+    return path, {"tools": [{"tool_call_id": "c1", "confirmed": True}]}
+
+
+def _to_agui(pause: Pause) -> tuple[str, dict[str, Any]]:
+    answer = {"interruptId": f"{pause.approval_id}/c1", "status": "resolved", "payload": True}
+    return "/agui/assistant", AGUI | {"threadId": pause.session_id, "resume": [answer]}
+
+
+ANSWERS = [_to_approvals, _to_adk, _to_agno, _to_agui]
+Answer = Callable[[Pause], tuple[str, dict[str, Any]]]
+
+
+async def _answered(penstock: Secured, answer: Answer, user: str, scope: str) -> httpx.Response:
+    """What the user is told who answers a pause of Alice's."""
+    run = await penstock.live()
+    approval_id = await penstock.approval(run)
+    await run.say("lifecycle.paused", reason="approval_required", approval_id=approval_id)
+    path, body = answer(Pause(run.run_id, run.session_id, approval_id, user))
+    answered = await penstock.http.post(path, json=body, headers=bearer(user, scope=scope))
+    await penstock.stands(approval_id)
+    return answered
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_an_answer_to_a_pause_needs_the_right_to_decide(
+    penstock: Secured, answer: Answer
+) -> None:
+    answered = await _answered(penstock, answer, "alice", "start read raw")
+    assert answered.status_code == 403
+    assert "decide" in answered.json()["detail"]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_another_users_pause_cannot_be_answered(penstock: Secured, answer: Answer) -> None:
+    answered = await _answered(penstock, answer, "bob", "start read raw decide")
+    assert answered.status_code == 404, answered.text
 
 
 # streams

@@ -139,12 +139,15 @@ class Secured:
             updated_at=now,
         )
         await self.bus.bucket("approvals").put(approval_id, record.dump())
+        alias = {"approval_id": approval_id, "run_id": run.run_id, "leg": 1, "item_id": "c1"}
+        key = subjects.key_of("approval", "assistant", run.session_id, "c1")
+        await self.bus.bucket("aliases").put(key, orjson.dumps(alias))
         return approval_id
 
-    async def alias(self, agent: str, session_id: str, item_id: str, known: dict[str, Any]) -> None:
-        """What the approvals service notes of a pending item."""
-        key = subjects.key_of("approval", agent, session_id, item_id)
-        await self.bus.bucket("aliases").put(key, orjson.dumps(known))
+    async def stands(self, approval_id: str) -> None:
+        """Nobody has decided it."""
+        answer = await self.http.get(f"/v1/approvals/{approval_id}", headers=bearer())
+        assert answer.json()["status"] == "pending"
 
     async def token(self, user: str = "alice", **limits: Any) -> dict[str, Any]:
         """A stream token of theirs, as POST /v1/tokens tells it."""
