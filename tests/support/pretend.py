@@ -183,8 +183,18 @@ class PretendApprovals:
         """Listen."""
         await self._bus.subscribe(subjects.decide("*"), self._on_decide)
 
-    async def request(self, run_id: str, agent: str, session_id: str, items: dict[str, str]) -> str:
-        """Records a pause's request; `items`: item id to kind. Returns the approval id."""
+    async def request(
+        self,
+        run_id: str,
+        agent: str,
+        session_id: str,
+        items: dict[str, str],
+        **fields: dict[str, Any],
+    ) -> str:
+        """Records a pause's request; `items`: item id to kind, `fields`: of items, by their ids.
+
+        Returns the approval id.
+        """
         approval_id = str(uuid_utils.uuid7())
         now = messages.now()
         record = ApprovalRecord(
@@ -195,7 +205,9 @@ class PretendApprovals:
             user_id="u1",
             leg=1,
             digest="d",
-            items=[{"item_id": id, "kind": kind} for id, kind in items.items()],
+            items=[
+                {"item_id": id, "kind": kind, **fields.get(id, {})} for id, kind in items.items()
+            ],
             requested_at=now,
             updated_at=now,
         )
