@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import httpx
@@ -39,6 +40,23 @@ async def test_a_start_puts_one_command_on_the_bus(edge: Client, bus: Bus) -> No
     command = await command_of(bus, run_id)
     expected = {"run_id": run_id, "session_id": "s7", "message": "hello", "input": {"k": [1]}}
     assert expected.items() <= command.items()
+
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(TRACE, True), (None, False), ("garbage", False), (TRACE.replace("4bf9", "XXXX"), False)],
+)
+async def test_the_callers_trace_goes_with_the_run_or_one_begins(
+    edge: Client, bus: Bus, given: str | None, kept: bool
+) -> None:
+    headers = {"traceparent": given} if given else {}
+    answer = await edge.post("/v1/runs", json=START, headers=headers)
+    command = await command_of(bus, answer.json()["run_id"])
+    assert (command["traceparent"] == TRACE) is kept
+    assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-0[01]", command["traceparent"])
 
 
 async def test_a_run_without_a_session_gets_one_of_its_own(edge: Client) -> None:

@@ -486,8 +486,8 @@ def _opened(command: StartCommand, agent: AgentConfig | None) -> dict[str, Any]:
         facts["client_tools"] = client_tools(agent, command)
     if command.idempotency_key:
         facts["idempotency_key"] = command.idempotency_key
-    if traceparent := (command.model_extra or {}).get("traceparent"):
-        facts["traceparent"] = traceparent
+    if command.traceparent:
+        facts["traceparent"] = command.traceparent
     return facts
 
 

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.bus import Bus, BusError
 from penstock.web.problems import Problem, problem_response
+from penstock_edge import trace
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
         request = Request(scope, receive)
+        trace.enter(request.headers.get("traceparent"))
         try:
             response = await self._answer(request)
         except Problem as problem:

@@ -18,6 +18,7 @@ from penstock.bus.objects import wrap
 from penstock.bus.records import RunRecord, StartCommand
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
+from penstock_edge.trace import traceparent
 
 SHOWN_CHARACTERS = 200
 TRIES = 3
@@ -131,5 +132,6 @@ def _command(start: Start, run_id: str) -> StartCommand:
         input=start.input,
         body=start.body,
         idempotency_key=start.key,
+        traceparent=traceparent(),
         created_at=now(),
     )

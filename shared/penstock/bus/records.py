@@ -34,6 +34,7 @@ class StartCommand(Record):
     input: dict[str, Any] | None = Field(None, description="Further fields for the upstream")
     body: str | None = Field(None, description="The upstream's request body, to go on verbatim")
     idempotency_key: str | None = None
+    traceparent: str | None = Field(None, description="W3C trace context, for every event")
     created_at: str
 
 

@@ -1,0 +1,23 @@
+"""W3C trace context: the caller's `traceparent` goes with the run, or one begins here."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from contextvars import ContextVar
+from typing import Final
+
+_VALID: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
+_current: ContextVar[str | None] = ContextVar("traceparent", default=None)
+
+
+def enter(header: str | None) -> None:
+    """Remember what the request of this task says; anything that is no traceparent is left out."""
+    _current.set(header if header is not None and _VALID.fullmatch(header) else None)
+
+
+def traceparent() -> str:
+    """The caller's, or a new one that is not sampled."""
+    return _current.get() or f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"
