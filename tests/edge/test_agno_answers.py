@@ -7,6 +7,8 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.bus.records import Decided
 from penstock.dialects.agno import forms
@@ -326,3 +328,41 @@ def test_dependencies_go_on_as_they_came() -> None:
     value = {"document_id": None}
     asked = parse({"message": "hi", "dependencies": value}, RunRequest)
     assert orjson.dumps(asked.forwarded()) == orjson.dumps({"dependencies": value})
+
+
+# whatever may come
+
+_FIELDS = (
+    *("tool_call_id", "tool_name", "tool_args", "confirmed", "confirmation_note", "result"),
+    *("user_input_schema", "name", "value", "user_feedback_schema", "question", "answered"),
+    *("selected_options", "external_execution_required", "id", "tool_execution", "confirmation"),
+    *("executor_requirements", "requires_executor_input", "step_id", "user_input"),
+    *("selected_choices", "rejection_feedback", "external_execution_result"),
+)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["t1", "t3", "s1", "delete_file"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_FIELDS), inner, max_size=5)
+    ),
+    max_leaves=15,
+)
+
+
+@given(
+    section=st.sampled_from(["tools", "requirements", "step_requirements"]),
+    objects=st.lists(st.dictionaries(st.sampled_from(_FIELDS), _VALUES, max_size=8), max_size=3),
+    item=st.sampled_from([DELETE, SEND, ASK, SHELL, GATE]),
+)
+def test_any_object_is_a_decision_or_is_refused_by_name(
+    section: str, objects: list[dict[str, Any]], item: dict[str, Any]
+) -> None:
+    for each in objects[:1]:  # one that is about something
+        each |= {"tool_call_id": item["item_id"], "step_id": item["item_id"]}
+    refusals: list[dict[str, Any]] = []
+    taken: list[Decided] = []
+    try:
+        taken = decide([item], section, *objects)
+    except InvalidRequest as error:
+        refusals = error.errors
+    assert all(each["loc"][:2] == ["body", section] for each in refusals)
+    assert [each.item_id for each in taken] in ([], [item["item_id"]])

@@ -288,6 +288,7 @@ WRONG: dict[str, tuple[dict[str, Any], int]] = {
         {"tools": [TOOL, {**TOOL, "tool_call_id": "t9"}]},
         422,
     ),
+    "a value nested beyond measure": ({"tools": f'[{{"result": {"[" * 500 + "]" * 500}}}]'}, 422),
     "no tools": ({"tools": []}, 422),
     "a missing field": ({}, 422),
     "an empty field": ({"tools": ""}, 422),

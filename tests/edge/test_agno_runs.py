@@ -233,6 +233,11 @@ BROKEN: dict[str, tuple[str, bytes, int]] = {
     "json: session is a number": ("application/json", b'{"message":"x","session_id":5}', 422),
     "json: a lone surrogate": ("application/json", b'{"message": "\\ud800"}', 422),
     "json: not UTF-8": ("application/json", b'{"message": "\xff"}', 422),
+    "json: nested beyond measure": (
+        "application/json",
+        b'{"message": "x", "session_state": ' + b"[" * 500 + b"]" * 500 + b"}",
+        422,
+    ),
     "form: not UTF-8": (FORM, b"message=%ff", 422),
     "form: given twice": (FORM, b"message=a&message=b", 422),
     "form: stream is no boolean": (FORM, b"message=a&stream=perhaps", 422),

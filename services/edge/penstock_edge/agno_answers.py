@@ -126,8 +126,12 @@ _SCHEMAS: Final = (
 
 def _merged(nested: Any, outer: Any, key: str, value: str) -> list[JsonObject]:
     """Agno says these twice: the tool's own words win where it has some."""
-    filled = {each.get(key): each for each in _objects(outer)}
-    filled |= {each.get(key): each for each in _objects(nested) if each.get(value) is not None}
+    filled = {each[key]: each for each in _objects(outer) if isinstance(each.get(key), str)}
+    filled |= {
+        each[key]: each
+        for each in _objects(nested)
+        if isinstance(each.get(key), str) and each.get(value) is not None
+    }
     return list(filled.values()) or _objects(nested)
 
 

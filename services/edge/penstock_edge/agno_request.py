@@ -9,6 +9,7 @@ import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 NAME_CHARACTERS: Final = 128
+MAX_LEVELS: Final = 100  # a record of ours that holds more could not be written
 
 # Set by us, or by the connector: a client's own would change the stream that we live on.
 OURS: Final = frozenset(
@@ -37,8 +38,9 @@ class BrokenAnswers(ValueError):
 
 
 def error(type: str, loc: Sequence[str | int], msg: str, input: Any = None) -> dict[str, Any]:
-    """One of FastAPI's errors; `loc` is where in the body."""
-    return {"type": type, "loc": ["body", *loc], "msg": msg, "input": input}
+    """One of FastAPI's errors; `loc` is where in the body. Only a short input is said back."""
+    said = named(input) if isinstance(input, str) else None
+    return {"type": type, "loc": ["body", *loc], "msg": msg, "input": said}
 
 
 def named(name: str) -> str:
@@ -100,6 +102,7 @@ Model = TypeVar("Model", bound=BaseModel)
 def parse(fields: Mapping[str, Any], model: type[Model]) -> Model:
     """Raises InvalidRequest that names the fields."""
     given = dict(fields)
+    _require_flat(given, ())
     if given.get("message") == "":
         del given["message"]  # an empty one is missing, as FastAPI sees it
     try:
@@ -153,7 +156,20 @@ def answers_of(request: ContinueRequest, kind: str) -> tuple[str, list[dict[str,
             raise BrokenAnswers(f"Invalid JSON in {name} field") from cause
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise BrokenAnswers(f"Invalid structure in {name} field: a list of objects is expected")
+    _require_flat(value, (name,))
     return name, value
+
+
+def _require_flat(value: Any, loc: Sequence[str]) -> None:
+    if _is_deep(value, MAX_LEVELS):
+        raise InvalidRequest([error("too_deep", loc, "is nested too deeply")])
+
+
+def _is_deep(value: Any, levels: int) -> bool:
+    if not levels:
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return isinstance(value, dict | list) and any(_is_deep(each, levels - 1) for each in inner)
 
 
 def _is_object(given: Any) -> bool:
