@@ -142,12 +142,19 @@ def recorded_pause(name: str) -> Pause:
 
 
 async def answered(
-    server: Server, resume: dict[str, Any], items: list[Decided], **fields: Any
+    server: Server,
+    resume: dict[str, Any],
+    items: list[Decided],
+    facts: dict[str, Any] | None = None,
+    **fields: Any,
 ) -> tuple[Call, dict[str, Any]]:
     command = ContinueCommand(
         run_id="r", agent="a", session_id="s-1", user_id="u1", leg=2, approval_id="p", items=items
     )
-    pause = PauseRecord(run_id="r", approval_id="p", leg=1, protocol="adk", fold={}, resume=resume)
+    fold = {"facts": facts or {}}
+    pause = PauseRecord(
+        run_id="r", approval_id="p", leg=1, protocol="adk", fold=fold, resume=resume
+    )
     call = await AdkUpstream().resume(server.client, agent(**fields), command, pause)
     return call, orjson.loads(call.content)
 
@@ -206,6 +213,12 @@ RESUME = {
     "requests": [{"id": "c", "name": "adk_request_confirmation"}],
 }
 APPROVED = [Decided(item_id="c", decision="approve")]
+
+
+@pytest.mark.parametrize(("facts", "streaming"), [({}, True), ({"streaming": False}, False)])
+async def test_an_answer_streams_as_the_run_did(facts: dict[str, Any], streaming: bool) -> None:
+    _, body = await answered(versioned(), RESUME, APPROVED, facts)
+    assert body["streaming"] is streaming
 
 
 async def test_the_invocation_is_named_to_a_server_that_tells_its_version() -> None:

@@ -482,6 +482,9 @@ def _opened(command: StartCommand, agent: AgentConfig | None) -> dict[str, Any]:
         facts["agent_name"] = agent.name
     if agent is not None and agent.drop:
         facts["drop"] = agent.drop
+    if command.body is not None and agent is not None and agent.protocol == "adk":
+        # what the client asked for holds for the legs that follow, too
+        facts["streaming"] = bool(orjson.loads(command.body).get("streaming", False))
     if agent is not None and agent.protocol == "agui":
         facts["client_tools"] = client_tools(agent, command)
     if command.idempotency_key:

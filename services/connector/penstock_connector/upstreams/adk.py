@@ -65,7 +65,7 @@ class AdkUpstream:
         body: dict[str, Any] = {
             **_session(agent, command),
             "newMessage": {"role": "user", "parts": parts},
-            "streaming": pause.resume.get("streaming", True),
+            "streaming": pause.fold.get("facts", {}).get("streaming", True),
         }
         invocation_id = pause.resume.get("invocation_id")
         # 1.16 refuses the run when its app is not resumable
