@@ -6,6 +6,7 @@ import asyncio
 import random
 from pathlib import Path
 
+from penstock.settings import AgentConfig
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.connectors import FAST, claimed_by_the_dead, connector_process
@@ -151,6 +152,29 @@ async def test_an_agno_server_that_does_not_answer_the_cancel_holds_up_nothing(
     assert end.type == "lifecycle.cancelled"
 
 
+async def test_an_agno_server_that_fails_on_a_cancel_is_hung_up_on(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    """As 2.3 does where a run is unknown to it, or over."""
+
+    async def fails(answer: Answer) -> None:
+        if answer.request.path.endswith("/cancel"):
+            await answer.whole(b'{"detail":"Failed to cancel run"}', 500)
+        else:
+            await plays(STARTED, stalls)(answer)
+
+    upstream.script(fails)
+    upstream.scripted = lambda request: request.method == "POST"
+    async with pipeline(nats_server.url, agents(upstream), cancel_grace_s=0.3) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await upstream.called()
+        await penstock.cancel(run_id)
+        end = await the_end(penstock, run_id)
+        await upstream.dropped()
+    assert end.type == "lifecycle.cancelled"
+    assert len(cancels(upstream)) == 1
+
+
 async def test_a_timeout_cancels_the_upstream_and_is_told_as_a_timeout(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
@@ -161,6 +185,29 @@ async def test_a_timeout_cancels_the_upstream_and_is_told_as_a_timeout(
         await upstream.dropped()
     assert end.data["code"] == "timeout"
     assert len(cancels(upstream)) == 1
+
+
+async def test_the_limit_is_for_the_whole_answer_and_not_for_its_silence(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    async def talks(answer: Answer) -> None:
+        await answer.head()
+        await answer.send(STARTED)
+        while True:
+            await answer.send(agno("RunContent", content="and "))
+            await asyncio.sleep(0.02)
+
+    upstream.script(talks)
+    async with pipeline(nats_server.url, agents(upstream, timeout_s=0.5)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        end = await the_end(penstock, run_id)
+        await upstream.dropped()
+    assert end.data["code"] == "timeout"
+    assert end.data["error"] == "Request timeout after 0.5 seconds"
+
+
+def test_the_limit_is_300_s_unless_the_configuration_says_another() -> None:
+    assert AgentConfig(id="a", protocol="adk", url="http://127.0.0.1:9").timeout_s == 300
 
 
 async def test_adk_is_cancelled_by_closing_its_connection(

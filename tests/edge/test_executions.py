@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from penstock.bus import Bus
+from penstock.settings import AgentConfig, Config
 from support.clients import Client, MakeEdge, Stream, contents
 from support.pretend import PretendRun, command_of
 
@@ -202,6 +203,14 @@ async def test_a_topology_id_that_is_no_integer_is_422_and_named(edge: Client, w
     status, code, message = await refused(edge, TRIGGER, json=body)
     assert (status, code) == (422, "INVALID_REQUEST")
     assert "topologyId" in message
+
+
+async def test_a_topology_may_be_a_workflow(make_edge: MakeEdge, bus: Bus) -> None:
+    flow = AgentConfig(
+        id="flow", protocol="agno", url="http://127.0.0.1:9", kind="workflow", topology_id=7
+    )
+    async with trigger(await make_edge(config=Config(agents=[flow])), topologyId=7) as stream:
+        assert (await command_of(bus, stream.run_id))["agent"] == "flow"
 
 
 async def test_an_unknown_topology_is_404(edge: Client) -> None:

@@ -93,6 +93,15 @@ async def test_a_session_is_its_runs_in_the_order_of_the_stream(
     ]
 
 
+async def test_every_unified_event_has_the_session_of_its_path(
+    follow: Callable[..., Stream], session_id: str, two_runs: list[PretendRun]
+) -> None:
+    async with follow(dialect="unified", until="idle") as stream:
+        events = contents(await stream.rest())
+    assert {event["session_id"] for event in events} == {session_id}
+    assert {event["payload"]["run_id"] for event in events} == {run.run_id for run in two_runs}
+
+
 @pytest.mark.parametrize("ring_bytes", [1, 4_000_000], ids=["from the stream", "from the ring"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_client_that_was_cut_at_any_frame_gets_exactly_the_rest(

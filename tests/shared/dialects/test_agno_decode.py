@@ -630,6 +630,14 @@ def test_a_custom_event_named_as_ours_is_ours(event: Frame) -> None:
     assert (draft.data["retrieval_id"], draft.data["query"]) == ("k", "why")
 
 
+def test_a_team_that_is_given_work_is_told_by_a_custom_event_of_that_name() -> None:
+    """Agno has no event for it."""
+    task = {"team_name": "Payment Gateway", "task": "Check the connection pool"}
+    (draft,) = feed(decoder(), frame("CustomEvent", name="dispatch.team", value=task))
+    assert isinstance(draft, Draft)
+    assert (draft.type, draft.data) == ("dispatch.team", task)
+
+
 @pytest.mark.parametrize("name", ["lifecycle.completed", "session_ended", "approval.decided"])
 def test_a_custom_event_can_never_end_or_decide(name: str) -> None:
     value = {"summary": "x", "approval_id": "a", "reason": "completed"}
