@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Any
 
@@ -435,6 +436,18 @@ async def test_another_protocols_run_is_told_in_agnos_frames(edge: Client, bus: 
     assert b"\n:" not in stream.body
 
 
+async def test_a_silent_run_of_another_protocol_is_kept_alive_and_an_agno_upstreams_bytes_are_not(
+    make_edge: MakeEdge, bus: Bus
+) -> None:
+    edge = await make_edge(config=CONFIG, keep_alive_s=0.09)
+    async with start(edge, "/agents/helper") as other, start(edge) as agno_stream:
+        await PretendRun(bus, other.run_id).started()
+        await other.until(b": keep-alive\n\n: keep-alive\n\n")
+        await PretendRun(bus, agno_stream.run_id).leg(agno_text("hi"))
+        await agno_stream.rest()
+    assert agno_stream.body == agno_text("hi")
+
+
 # the run as one object
 
 
@@ -456,16 +469,27 @@ async def test_without_a_stream_the_run_is_one_object(
     )
 
 
+async def test_one_object_is_not_kept_alive_by_comments(make_edge: MakeEdge, bus: Bus) -> None:
+    edge = await make_edge(config=CONFIG, keep_alive_s=0.09)
+
+    async def slow(run: PretendRun, _: Any) -> None:
+        await run.started()
+        await asyncio.sleep(0.5)  # several keep-alive intervals
+        await run.completed("done")
+
+    connector = PretendConnector(bus, slow)
+    await connector.start()
+    answer = await edge.post("/agents/helper/runs", data={"message": "hi"})
+    await connector.stop()
+    assert answer.json()["status"] == "COMPLETED"
+
+
 @pytest.mark.parametrize(
-    ("path", "kind", "status"),
-    [
-        ("/agents/assistant", "agent", "ERROR"),
-        ("/teams/crew", "team", "ERROR"),
-        ("/workflows/flow", "workflow", "ERROR"),
-    ],
+    ("path", "kind"),
+    [("/agents/assistant", "agent"), ("/teams/crew", "team"), ("/workflows/flow", "workflow")],
 )
 async def test_a_run_that_fails_is_an_object_with_its_words_and_200(
-    edge: Client, bus: Bus, path: str, kind: str, status: str
+    edge: Client, bus: Bus, path: str, kind: str
 ) -> None:
     async def fail(run: PretendRun, _: Any) -> None:
         await run.started()
@@ -477,7 +501,7 @@ async def test_a_run_that_fails_is_an_object_with_its_words_and_200(
     await connector.stop()
     assert answer.status_code == 200
     body = answer.json()
-    assert (body["status"], body["content"]) == (status, "model backend exploded")
+    assert (body["status"], body["content"]) == ("ERROR", "model backend exploded")
     assert f"{kind}_id" in body
 
 

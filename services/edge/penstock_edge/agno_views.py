@@ -188,12 +188,13 @@ def leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
             stateful=True,
             droppable=False,
         )
-    return _encoded(agent, run_id, leg, "events", partial(EncodedLeg, words, leg))
+    return _encoded(run_id, leg, "events", partial(EncodedLeg, words, leg), kept_alive=True)
 
 
 def output_view(agent: AgentConfig, run_id: str, leg: int) -> View:
     """The run as one object, when this leg is over."""
-    return _encoded(agent, run_id, leg, "output", partial(Output, Words(agent, run_id), leg))
+    encoding = partial(Output, Words(agent, run_id), leg)
+    return _encoded(run_id, leg, "output", encoding, kept_alive=False)
 
 
 def is_native(agent: AgentConfig) -> bool:
@@ -202,7 +203,7 @@ def is_native(agent: AgentConfig) -> bool:
 
 
 def _encoded(
-    agent: AgentConfig, run_id: str, leg: int, form: str, encoding: Callable[[], Encoding]
+    run_id: str, leg: int, form: str, encoding: Callable[[], Encoding], *, kept_alive: bool
 ) -> View:
     return View(
         (run_id, "agno", form, str(leg)),
@@ -213,6 +214,7 @@ def _encoded(
         _no_notice,
         stateful=True,
         droppable=False,
+        kept_alive=kept_alive,
     )
 
 
