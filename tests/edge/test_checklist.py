@@ -1,7 +1,7 @@
 """The contracts' statements about the edge, each with the test that shows it.
 
 The statements are numbered in the checklist of the contracts: EX for the executions contract, AD
-for ADK streaming, AG for Agno. Rows that belong to other parts say which.
+for ADK streaming, AG for Agno, AR for the runs of a thread. Rows that belong to other parts say which.
 """
 
 from __future__ import annotations
@@ -391,6 +391,79 @@ STATEMENTS: dict[str, tuple[str, str]] = {
         "requirements without null keys",
         "test_agno_answers::test_a_requirement_without_its_null_keys_is_read",
     ),
+    **{
+        f"AR{number}": (what, f"test_agent_runs::test_{test}")
+        for number, what, test in (
+            (1, "GET streams SSE", "a_frame_is_id_event_and_data_and_its_event_is_the_type"),
+            (3, "id, event, data", "a_frame_is_id_event_and_data_and_its_event_is_the_type"),
+            (5, "event is the type", "a_frame_is_id_event_and_data_and_its_event_is_the_type"),
+            (6, "keep-alive", "a_silent_thread_gets_the_documents_keep_alive"),
+            (32, "no counters", "no_counter_is_in_the_stream_nor_in_the_history"),
+            (35, "nor in the history", "no_counter_is_in_the_stream_nor_in_the_history"),
+            (43, "how a run is started", "a_run_is_started_on_a_thread_by_its_session_id"),
+        )
+    },
+    **{
+        f"AR{number}": (what, f"test_threads::test_{test}")
+        for number, what, test in (
+            (2, "history is the stream", "the_history_is_what_the_stream_has_told"),
+            (4, "Last-Event-ID", "a_cut_at_every_frame_gives_the_rest"),
+            (34, "/history", "the_history_is_what_the_stream_has_told"),
+            (
+                38,
+                "runs one after another",
+                "runs_are_told_one_after_another_whatever_their_order_on_the_bus",
+            ),
+            (
+                39,
+                "closes when idle",
+                "a_thread_that_goes_on_is_followed_until_nothing_is_under_way",
+            ),
+            (40, "unknown thread", "an_unknown_thread_is_404"),
+            (41, "bad cursor", "a_cursor_that_is_not_of_this_thread_is_400"),
+            (42, "a pause", "a_thread_that_waits_for_a_person_ends_with_what_is_asked"),
+        )
+    },
+    **{
+        f"AR{number}": (what, f"test_agui_encode_runs::test_{test}")
+        for number, what, test in (
+            (7, "RUN_STARTED", "run_started_has_three_fields"),
+            (8, "RUN_FINISHED", "run_finished_has_three_fields"),
+            (9, "RUN_ERROR", "run_error_has_a_code_that_is_a_string"),
+            (10, "safe words", "run_error_says_the_documents_words_instead_of_our_insides"),
+            (11, "steps", "a_plain_run_has_one_worker_step_around_it"),
+            (12, "steps are paired", "a_run_that_fails_ends_its_step_first"),
+            *(
+                (number, what, "a_tool_call_is_told_as_documented")
+                for number, what in (
+                    (13, "TOOL_CALL_START"),
+                    (14, "TOOL_CALL_ARGS"),
+                    (15, "TOOL_CALL_END"),
+                    (16, "TOOL_CALL_RESULT"),
+                    (21, "one id"),
+                    (23, "the arguments"),
+                    (37, "snake names"),
+                )
+            ),
+            (17, "a tool's status", "a_tools_status_is_one_of_three"),
+            (18, "a result is text", "a_tools_result_is_text_whatever_it_was"),
+            (19, "a tool's error", "a_tool_that_fails_has_its_error_as_text"),
+            (20, "no ui_schema", "a_tools_result_has_no_ui_schema"),
+            (25, "the whole answer", "every_answer_of_a_recorded_run_is_told_whole"),
+            (
+                26,
+                "no deltas",
+                "the_whole_answer_comes_in_one_piece_directly_before_its_end",
+            ),
+            (27, "role and stage", "the_end_of_a_message_is_told_as_documented"),
+            (28, "a message's status", "a_word_that_the_document_does_not_have_is_not_said"),
+            (29, "defaults", "the_end_of_a_message_is_told_as_documented"),
+            (30, "result_type", "a_word_that_the_document_does_not_have_is_not_said"),
+            (31, "a message's error", "a_message_that_failed_says_why"),
+            (36, "top names", "every_recorded_run_has_the_documents_shape"),
+            (33, "snapshots", "snapshots_of_state_and_messages_are_told"),
+        )
+    },
 }
 
 # What the edge does not decide alone.
@@ -404,6 +477,8 @@ ELSEWHERE = {
     "AD48": "the ADK decoder's goldens",
     "AD49": "connector: an unclean end of file is `lost`",
     "AD51": "connector: a session is created only where it is missing",
+    "AR22": "the decoders: ids that repeat within a run are made unique",
+    "AR24": "the upstream's own text cannot be changed; the README of the edge says so",
     "AG53": "connector: what a cancel is answered tells nothing",
 }
 
@@ -411,6 +486,7 @@ REQUIRED = {
     *(f"EX{number}" for number in range(1, 43) if number != 41),
     *(f"AD{number}" for number in (*range(1, 7), *range(8, 59), *range(66, 72))),
     *(f"AG{number}" for number in range(22, 60)),
+    *(f"AR{number}" for number in range(1, 44)),
 }
 
 
@@ -418,7 +494,7 @@ REQUIRED = {
 def known_tests() -> set[str]:
     """`file::function` of every test of the edge and its dialects, and over the real servers."""
     files = [*Path(__file__).parent.glob("test_*.py")]
-    files += (ROOT / "tests/shared/dialects").glob("test_*_encode.py")
+    files += (ROOT / "tests/shared/dialects").glob("test_*_encode*.py")
     files += (ROOT / "tests/e2e").glob("test_*.py")
     return {
         f"{path.stem}::{node.name}"

@@ -289,6 +289,18 @@ async def test_without_a_prelude_the_thread_is_told_from_its_start(
             assert await again.rest() == frames[at:]
 
 
+async def test_another_method_is_405_and_a_limit_that_does_not_fit_422(
+    three_runs: list[PretendRun], edge: Client, thread: str
+) -> None:
+    for path in (events_of(thread), history_of(thread)):
+        given = await edge.post(path)
+        assert (given.status_code, given.headers["allow"]) == (405, "GET")
+    for limit in ("0", "x", "-1", "1001"):
+        given = await edge.get(history_of(thread), params={"limit": limit})
+        assert given.status_code == 422
+        assert "limit" in given.json()["detail"]
+
+
 @pytest.mark.parametrize("query", [{"prelude": "yes"}, {"prelude": ""}, {"names": "1"}])
 async def test_a_wrong_parameter_is_422_and_named(
     three_runs: list[PretendRun], edge: Client, thread: str, query: dict[str, str]
