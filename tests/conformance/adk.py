@@ -10,7 +10,7 @@ _HEADERS = "edge/run_sse::all_documented_request_headers_are_accepted"
 _FIELDS = "edge/run_sse::a_wrong_field_is_422_and_named"
 _REQUEST = "edge/run_sse::the_request_goes_on_byte_for_byte"
 _BYTES = "edge/run_sse::the_answer_is_the_upstreams_bytes_and_nothing_else"
-_RECORDED = "conformance/missing::every_recorded_stream_of_adk_passes_byte_for_byte"
+_RECORDED = "edge/recorded::every_recorded_stream_of_adk_passes_byte_for_byte"
 _OFF = "edge/run_sse::switched_off_it_is_501_before_the_body_is_looked_at"
 _TIMEOUT = "edge/run_sse::a_timeout_is_the_documents_frame"
 _STATUS = "edge/run_sse::an_upstream_status_is_the_documents_frame_in_a_200"
@@ -24,7 +24,7 @@ _THREE = "edge/adk_legacy::the_get_streams_the_three_types_each_with_its_id"
 _CURL = "cli/up::the_demo_answers_stops_and_goes_on"
 _EVENTS = "conformance/examples::the_events_of_the_adk_document_mean_what_they_say"
 _WIRE = "conformance/examples::the_stream_of_the_adk_document_is_read_and_passes_unchanged"
-_WIRE_HTTP = "conformance/missing::the_stream_of_the_adk_document_passes_over_http"
+_WIRE_HTTP = "edge/recorded::the_documents_own_stream_passes_byte_for_byte"
 _ENCODED = "dialects/adk_encode::text_a_call_and_its_result_are_the_documents_examples"
 _TRANSFER = "dialects/adk_events::both_forms_of_a_transfer_are_read"
 
@@ -130,8 +130,8 @@ DOCUMENT = Document(
         holds(
             "AD32",
             "A limit of 300 s in all",
-            "conformance/missing::the_limit_is_300_s_unless_told_otherwise",
-            "conformance/missing::the_limit_is_for_the_whole_answer_and_not_for_silence",
+            "connector/cancel::the_limit_is_300_s_unless_the_configuration_says_another",
+            "connector/cancel::the_limit_is_for_the_whole_answer_and_not_for_its_silence",
             note="`timeout_s` of each agent, for each request to it.",
         ),
         holds(
@@ -305,7 +305,12 @@ DOCUMENT = Document(
             "A route of Next.js. A browser may come here itself, with the cookie of "
             "POST /v1/login.",
         ),
-        holds("AD66", "A client splits on blank lines and reads `data:`", _RECORDED, _WIRE),
+        holds(
+            "AD66",
+            "A client splits on blank lines and reads `data:`",
+            "edge/recorded::adks_own_kind_of_client_reads_what_we_read",
+            _WIRE,
+        ),
         holds(
             "AD67",
             "An ADK server that is not there is a clear error",

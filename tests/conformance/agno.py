@@ -14,7 +14,7 @@ _APPROVED = "e2e/real_servers::an_approved_tool_of_agno_runs_exactly_once"
 _REJECTED = "e2e/real_servers::a_rejected_tool_of_agno_never_runs"
 _REAL_TOOL = "e2e/real_servers::a_tool_is_called_once_and_its_result_is_a_value"
 _BYTES = "edge/agno_runs::an_agno_upstreams_frames_pass_byte_for_byte"
-_RECORDED = "conformance/missing::every_recorded_stream_of_agno_passes_byte_for_byte"
+_RECORDED = "edge/recorded::every_recorded_stream_of_agno_passes_byte_for_byte"
 _ENCODED = "edge/agno_runs::another_protocols_run_is_told_in_agnos_frames"
 _MESSAGE = "edge/agno_runs::a_message_is_data_whatever_it_holds_and_however_it_comes"
 _FORM = "connector/agno_adapter::a_start_is_a_form_with_our_run_id"
@@ -284,7 +284,7 @@ DOCUMENT = Document(
         holds(
             "AG53",
             "An upstream's 500 to a cancel is not our failure",
-            "conformance/missing::an_agno_server_that_fails_on_a_cancel_ends_the_run_all_the_same",
+            "connector/cancel::an_agno_server_that_fails_on_a_cancel_is_hung_up_on",
         ),
         holds(
             "AG54",

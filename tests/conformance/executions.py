@@ -133,7 +133,8 @@ DOCUMENT = Document(
             "EX24",
             "dispatch.team has data {team_name, task}",
             _DATA,
-            "conformance/missing::a_team_dispatch_has_a_source_from_every_protocol",
+            "dialects/agno_decode::a_team_that_is_given_work_is_told_by_a_custom_event_of_that_name",
+            "dialects/agui_decode::a_custom_event_named_like_ours_is_ours_and_any_other_is_kept",
             note="No upstream tells it: a custom event of an agent named `dispatch.team` is one.",
         ),
         holds(
@@ -225,7 +226,7 @@ DOCUMENT = Document(
             "A topology that names a workflow runs it",
             "Workflows of our own come with their service; a workflow of Agno runs by its "
             "topologyId today.",
-            "conformance/missing::a_topology_may_be_a_workflow_of_agno",
+            "edge/executions::a_topology_may_be_a_workflow",
         ),
         holds(
             "EX42",

@@ -10,7 +10,7 @@ _COMPLETE = "dialects/unified_encode::a_recorded_run_is_complete"
 _MESSAGES = "dialects/unified_encode::the_messages_of_a_recorded_run_are_well_formed"
 _TYPES = "dialects/unified_encode::there_are_22_types_in_nine_categories"
 _TAKEN = "conformance/examples::a_payload_of_the_unified_document_is_an_event_of_ours_and_back"
-_CUSTOM = "universal::every_unified_name_has_its_event"
+_CUSTOM = "dialects/universal::every_unified_name_has_its_event"
 _ROOT = "edge/socket::unified_messages_have_exactly_the_documented_root"
 _SSE = "edge/session_events::a_session_is_its_runs_in_the_order_of_the_stream"
 _CUT = "edge/session_events::a_client_that_was_cut_at_any_frame_gets_exactly_the_rest"
@@ -71,7 +71,7 @@ DOCUMENT = Document(
         holds(
             "UN3",
             "session_id is a string, the one of the path",
-            "conformance/missing::every_unified_event_has_the_session_of_its_path",
+            "edge/session_events::every_unified_event_has_the_session_of_its_path",
         ),
         holds("UN4", "timestamp is RFC 3339 with Z", _FRAMES),
         holds("UN5", "type is one of 22 in snake_case", _TYPES, _FRAMES),
@@ -258,8 +258,8 @@ DOCUMENT = Document(
         otherwise(
             "UN40",
             "Compatible with the AG-UI protocol",
-            "Clients of AG-UI reject these names and shapes. They are served in their own protocol, "
-            "by the dialect `agui`.",
+            "Clients of AG-UI reject these names and shapes; they are served in their own "
+            "protocol, by the dialect `agui`.",
             "dialects/agui_encode_client::every_recorded_run_is_accepted",
         ),
         holds(

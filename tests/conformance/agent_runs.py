@@ -1,0 +1,230 @@
+"""agent-runs-sse.md: a thread's runs as AG-UI frames with the contract's own fields."""
+
+from __future__ import annotations
+
+from conformance.rows import Document, elsewhere, example, holds, otherwise
+
+_SHAPE = "dialects/agui_encode_runs::every_recorded_run_has_the_documents_shape"
+_TOOL = "dialects/agui_encode_runs::a_tool_call_is_told_as_documented"
+_STATUS = "dialects/agui_encode_runs::a_tools_status_is_one_of_three"
+_TOOL_ERROR = "dialects/agui_encode_runs::a_tool_that_fails_has_its_error_as_text"
+_END = "dialects/agui_encode_runs::the_end_of_a_message_is_told_as_documented"
+_TOLD = "dialects/agui_encode_runs::what_an_upstream_tells_of_its_answer_comes_through"
+_FAILED = "dialects/agui_encode_runs::a_message_that_failed_says_why"
+_WORDS = "dialects/agui_encode_runs::a_word_that_the_document_does_not_have_is_not_said"
+_WHOLE = "dialects/agui_encode_runs::every_answer_of_a_recorded_run_is_told_whole"
+_ONE_PIECE = (
+    "dialects/agui_encode_runs::the_whole_answer_comes_in_one_piece_directly_before_its_end"
+)
+_STARTED = "dialects/agui_encode_runs::run_started_has_three_fields"
+_FINISHED = "dialects/agui_encode_runs::run_finished_has_three_fields"
+_ERROR = "dialects/agui_encode_runs::run_error_has_a_code_that_is_a_string"
+_STEP = "dialects/agui_encode_runs::a_plain_run_has_one_worker_step_around_it"
+_COUNTERS = "dialects/agui_encode_runs::no_counter_leaves_wherever_it_stands"
+_SNAPSHOTS = "dialects/agui_encode_runs::snapshots_of_state_and_messages_are_told"
+_PAUSED = (
+    "dialects/agui_encode_runs::a_pause_ends_the_step_and_the_run_and_a_decision_begins_both_again"
+)
+_RULES = "dialects/agui_encode_rules::every_recorded_run_keeps_the_clients_rules"
+_WIRE = "edge/agent_runs::a_frame_is_id_event_and_data_and_its_event_is_the_type"
+_NO_COUNTER = "edge/agent_runs::no_counter_is_in_the_stream_nor_in_the_history"
+_TURNS = "edge/threads::runs_are_told_one_after_another_whatever_their_order_on_the_bus"
+_CUT = "edge/threads::a_cut_at_every_frame_gives_the_rest"
+_HISTORY = "edge/threads::the_history_is_what_the_stream_has_told"
+
+DOCUMENT = Document(
+    name="agent-runs-sse.md",
+    prefix="AR",
+    about="`GET /api/v1/agent/runs/{thread_id}/events` and `…/history`",
+    rows=(
+        holds("AR1", "GET …/events streams SSE", _WIRE),
+        holds(
+            "AR2",
+            "Events are kept for the history and published for SSE",
+            _HISTORY,
+            note="JetStream is both.",
+        ),
+        holds("AR3", "A frame is id, event, data", _WIRE),
+        holds(
+            "AR4",
+            "id serves as Last-Event-ID",
+            _CUT,
+            note="`<stream sequence>-<frame index>`, as a Redis stream id looks.",
+        ),
+        holds("AR5", "event equals the JSON's type", _WIRE),
+        holds(
+            "AR6",
+            "Idle: `: keep-alive`",
+            "edge/agent_runs::a_silent_thread_gets_the_documents_keep_alive",
+        ),
+        holds("AR7", "RUN_STARTED {type, threadId, runId}", _STARTED, _WIRE),
+        holds("AR8", "RUN_FINISHED {type, threadId, runId}", _FINISHED, _WIRE),
+        otherwise(
+            "AR9",
+            "RUN_ERROR {…, message, code: null}",
+            "code is always a string: clients of AG-UI reject null.",
+            _ERROR,
+        ),
+        holds(
+            "AR10",
+            "RUN_ERROR's message is safe to show",
+            "dialects/agui_encode_runs::run_error_says_the_documents_words_instead_of_our_insides",
+            _ERROR,
+            note="The upstream's words; the document's own where the failure is ours.",
+        ),
+        holds(
+            "AR11",
+            "STEP_STARTED and STEP_FINISHED with stepName router or worker",
+            _STEP,
+            _SHAPE,
+            note="Always `worker`: no upstream tells a router from it.",
+        ),
+        holds("AR12", "Steps are paired and nested", _STEP, _RULES, _PAUSED),
+        holds(
+            "AR13",
+            "TOOL_CALL_START's fields",
+            _TOOL,
+            "dialects/agui_encode_runs::a_tool_call_names_the_message_that_asked_for_it",
+        ),
+        holds(
+            "AR14",
+            "TOOL_CALL_ARGS with args as an object",
+            _TOOL,
+            "dialects/agui_encode_runs::the_arguments_are_told_once_however_they_came",
+            note="`delta` stands besides, for clients of AG-UI.",
+        ),
+        holds("AR15", "TOOL_CALL_END's fields", _TOOL),
+        holds(
+            "AR16",
+            "TOOL_CALL_RESULT's fields",
+            _TOOL,
+            note="`toolCallId` and `content` stand besides, for clients of AG-UI.",
+        ),
+        holds("AR17", "Its status is success, failure or partial", _STATUS),
+        holds(
+            "AR18",
+            "Its result is a string, also of an object",
+            "dialects/agui_encode_runs::a_tools_result_is_text_whatever_it_was",
+        ),
+        holds("AR19", "Its error is null, or text where it failed", _TOOL, _TOOL_ERROR),
+        holds(
+            "AR20",
+            "It has no ui_schema",
+            "dialects/agui_encode_runs::a_tools_result_has_no_ui_schema",
+        ),
+        holds("AR21", "tool_call_id is the call's toolCallId", _TOOL, _SHAPE),
+        holds(
+            "AR22",
+            "tool_call_id is unique for each call",
+            _SHAPE,
+            "dialects/adk_events::an_id_that_a_model_uses_again_is_made_unique",
+            "dialects/agno_decode::a_repeated_call_id_is_made_unique_also_across_legs",
+        ),
+        holds("AR23", "tool_call_args is what went in", _TOOL),
+        elsewhere(
+            "AR24",
+            "result does not repeat what went in",
+            "It is the tool's own text, and no bridge's to change.",
+        ),
+        holds("AR25", "TEXT_MESSAGE_END has the whole answer", _END, _WHOLE),
+        holds(
+            "AR26",
+            "No deltas of tokens",
+            _ONE_PIECE,
+            _SHAPE,
+            _WIRE,
+            note="One TEXT_MESSAGE_CONTENT with the whole answer: AG-UI needs it.",
+        ),
+        holds("AR27", "TEXT_MESSAGE_END's role is assistant, its stage worker", _END),
+        holds(
+            "AR28",
+            "Its status is success, partial_success or failed",
+            _END,
+            _TOLD,
+            _FAILED,
+            "dialects/agui_encode_runs::"
+            "a_message_that_was_under_way_when_the_run_failed_ends_as_failed",
+            _WORDS,
+        ),
+        holds(
+            "AR29",
+            "key_points, suggested_actions, ui_schema",
+            _END,
+            _TOLD,
+            note="What the upstream tells, else empty.",
+        ),
+        holds("AR30", "result_type is one of four", _END, _TOLD, _FAILED, _WORDS),
+        holds("AR31", "Its error is null, or text where it failed", _END, _FAILED),
+        holds(
+            "AR32",
+            "inputTokens, outputTokens, cost, latencyMs, model never leave",
+            _COUNTERS,
+            _NO_COUNTER,
+        ),
+        holds("AR33", "STATE_SNAPSHOT and MESSAGES_SNAPSHOT are known", _SNAPSHOTS),
+        holds("AR34", "The history at /history", _HISTORY, note="`{threadId, events, next}`."),
+        holds("AR35", "It has no counters either", _NO_COUNTER),
+        holds("AR36", "Top-level names are type, threadId, runId", _SHAPE, _WIRE),
+        holds(
+            "AR37",
+            "tool_name, tool_call_id, tool_call_args, ui_schema keep their names",
+            _TOOL,
+            _END,
+        ),
+        holds(
+            "AR38",
+            "The thread is the session; its runs come one after another",
+            _TURNS,
+            note="Each leg is a run of AG-UI: the one after a pause has a run id of its own.",
+        ),
+        holds(
+            "AR39",
+            "The stream after RUN_FINISHED",
+            "edge/threads::a_thread_that_goes_on_is_followed_until_nothing_is_under_way",
+            _CUT,
+            note="It goes on while a run is active or queued, then closes; who comes back to its "
+            "end gets 204.",
+        ),
+        holds(
+            "AR40",
+            "An unknown thread",
+            "edge/threads::an_unknown_thread_is_404",
+            note="404.",
+        ),
+        holds(
+            "AR41",
+            "A Last-Event-ID that is garbage, foreign or of the future",
+            "edge/threads::a_cursor_that_is_not_of_this_thread_is_400",
+            "edge/threads::what_is_no_longer_kept_is_410",
+            note="400; 410 when the events are gone.",
+        ),
+        holds(
+            "AR42",
+            "A pause",
+            "edge/threads::a_thread_that_waits_for_a_person_ends_with_what_is_asked",
+            _PAUSED,
+            note="RUN_FINISHED with outcome `interrupt`.",
+        ),
+        holds(
+            "AR43",
+            "How a run is started on a thread",
+            "edge/agent_runs::a_run_is_started_on_a_thread_by_its_session_id",
+            note="POST /v1/runs with session_id, or POST /agui/{agent}.",
+        ),
+    ),
+    examples=(
+        example("A frame: id, event, data", _WIRE),
+        example(": keep-alive", "edge/agent_runs::a_silent_thread_gets_the_documents_keep_alive"),
+        example("RUN_STARTED", _STARTED),
+        example("RUN_FINISHED", _FINISHED),
+        example("RUN_ERROR", _ERROR),
+        example("STEP_STARTED", _STEP),
+        example("STEP_FINISHED", _STEP),
+        example("TOOL_CALL_START", _TOOL),
+        example("TOOL_CALL_ARGS", _TOOL),
+        example("TOOL_CALL_END", _TOOL),
+        example("TOOL_CALL_RESULT", _TOOL, _STATUS, _TOOL_ERROR),
+        example("TEXT_MESSAGE_END", _END, _TOLD, _FAILED),
+        example("STATE_SNAPSHOT, MESSAGES_SNAPSHOT", _SNAPSHOTS),
+    ),
+)

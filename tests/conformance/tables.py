@@ -1,0 +1,136 @@
+"""The five tables, the tests that there are, and the page that is made of both."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from conformance import adk, agent_runs, agno, executions, unified
+from conformance.rows import Document, Example, Row, Verdict
+
+DOCUMENTS: Final = tuple(module.DOCUMENT for module in (executions, unified, agno, adk, agent_runs))
+TESTS: Final = Path(__file__).resolve().parents[1]
+PAGE: Final = TESTS.parent / "deploy/contract/conformance.md"
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A test as its file has it. `skipped`: whatever the circumstances."""
+
+    path: str  # from the repository's root
+    name: str
+    skipped: bool
+
+
+@cache
+def known() -> dict[str, Test]:
+    """Every test by its name in the tables."""
+    found: dict[str, Test] = {}
+    for path in sorted(TESTS.rglob("test_*.py")):
+        tree = ast.parse(path.read_bytes())
+        everywhere = any(_skips(node) for node in tree.body if _marks_the_module(node))
+        for node in tree.body:
+            if isinstance(node, Function) and node.name.startswith("test_"):
+                module = f"{path.parent.name}/{path.stem.removeprefix('test_')}"
+                skipped = everywhere or any(_skips(mark) for mark in node.decorator_list)
+                skipped = skipped or _skips(node.body[0])
+                where = path.relative_to(TESTS.parent).as_posix()
+                name = f"{module}::{node.name.removeprefix('test_')}"
+                assert name not in found, f"two tests are named {name}"
+                found[name] = Test(where, node.name, skipped)
+    return found
+
+
+def _marks_the_module(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id == "pytestmark" for target in node.targets
+    )
+
+
+def _skips(node: ast.AST) -> bool:
+    """`pytest.mark.skip`, `pytest.mark.xfail` and `pytest.skip(…)`; not `skipif`."""
+    return any(
+        isinstance(each, ast.Attribute) and each.attr in ("skip", "xfail")
+        for each in ast.walk(node)
+    )
+
+
+def unknown(named: Row | Example) -> list[str]:
+    """Names of tests that there are not, or that never run."""
+    return [test for test in named.tests if test not in known() or known()[test].skipped]
+
+
+def page() -> str:
+    """deploy/contract/conformance.md."""
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    rows = [row for document in DOCUMENTS for row in document.rows]
+    yield "# What each contract says, and what shows it"
+    yield ""
+    yield (
+        f"The five documents make {len(rows)} statements that can be tested. For each: whether it "
+        "holds, the tests that show it, and what is done where the document is silent. Made by "
+        "`make contract` from tests/conformance; tests fail when a named test is not there."
+    )
+    yield ""
+    yield f"| document | statements | {' | '.join(each.value for each in Verdict)} |"
+    yield f"|---|---|{'---|' * len(Verdict)}"
+    for document in DOCUMENTS:
+        yield _counts(f"[{document.name}](#{_anchor(document)})", document.rows)
+    yield _counts("all", rows)
+    for document in DOCUMENTS:
+        yield from _section(document)
+
+
+def _counts(name: str, rows: Sequence[Row]) -> str:
+    counted = Counter(row.verdict for row in rows)
+    cells = [str(counted[verdict] or "") for verdict in Verdict]
+    return f"| {name} | {len(rows)} | {' | '.join(cells)} |"
+
+
+def _anchor(document: Document) -> str:
+    return document.name.replace(".", "")
+
+
+def _section(document: Document) -> Iterator[str]:
+    yield ""
+    yield f"## {document.name}"
+    yield ""
+    yield f"{document.about}."
+    yield ""
+    yield "| | statement | | shown by |"
+    yield "|---|---|---|---|"
+    for row in document.rows:
+        statement = f"{row.statement}. {row.note}" if row.note else row.statement
+        yield f"| {row.id} | {_cell(statement)} | {row.verdict.value} | {_links(row.tests)} |"
+    yield ""
+    yield "The document's own examples:"
+    yield ""
+    yield "| example | used by |"
+    yield "|---|---|"
+    for each in document.examples:
+        yield f"| {_cell(each.name)} | {_links(each.tests)} |"
+    if document is DOCUMENTS[-1]:
+        yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _links(tests: Sequence[str]) -> str:
+    return "<br>".join(_link(known()[test]) for test in tests)
+
+
+def _link(test: Test) -> str:
+    words = test.name.removeprefix("test_").replace("_", " ")
+    return f"[{words}](../../{test.path})"

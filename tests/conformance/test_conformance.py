@@ -1,0 +1,56 @@
+"""The tables are whole, every test that they name is there, and the page is what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.rows import Document, Verdict
+from conformance.tables import DOCUMENTS, PAGE, known, page, unknown
+
+# How many statements each document makes.
+STATEMENTS = {"EX": 42, "UN": 51, "AG": 59, "AD": 71, "AR": 43}
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.prefix)
+
+
+def test_all_documents_are_there() -> None:
+    assert [document.prefix for document in DOCUMENTS] == list(STATEMENTS)
+    assert sum(STATEMENTS.values()) == 266
+
+
+@each_document
+def test_every_statement_is_there_once_and_in_order(document: Document) -> None:
+    numbers = range(1, STATEMENTS[document.prefix] + 1)
+    assert [row.id for row in document.rows] == [f"{document.prefix}{n}" for n in numbers]
+
+
+@each_document
+def test_every_test_of_a_statement_is_there_and_runs(document: Document) -> None:
+    assert {row.id: names for row in document.rows if (names := unknown(row))} == {}
+
+
+@each_document
+def test_every_example_has_a_test(document: Document) -> None:
+    names = [example.name for example in document.examples]
+    assert len(names) == len(set(names))
+    assert all(example.tests for example in document.examples)
+    assert {each.name: names for each in document.examples if (names := unknown(each))} == {}
+
+
+@each_document
+def test_what_holds_is_shown_and_what_does_not_says_why(document: Document) -> None:
+    for row in document.rows:
+        if row.verdict in (Verdict.HOLDS, Verdict.OTHERWISE):
+            assert row.tests, row.id
+        if row.verdict is not Verdict.HOLDS:
+            assert row.note, row.id
+        assert len(row.tests) == len(set(row.tests)), row.id
+
+
+def test_a_test_that_never_runs_is_none() -> None:
+    assert not any(test.skipped for test in known().values())
+
+
+def test_the_page_is_what_the_tables_say() -> None:
+    """Run `make contract` after a change of the tables."""
+    assert PAGE.read_text("utf-8") == page()
