@@ -1,7 +1,7 @@
 """The contracts' statements about the edge, each with the test that shows it.
 
 The statements are numbered in the checklist of the contracts: EX for the executions contract, AD
-for ADK streaming, AG for Agno, AR for the runs of a thread. Rows that belong to other parts say which.
+for ADK streaming, AG for Agno, AR for the runs of a thread. Rows of other parts say which.
 """
 
 from __future__ import annotations
