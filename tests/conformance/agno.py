@@ -24,6 +24,11 @@ _CONTINUE = "edge/agno_continue::a_continue_is_a_decision_and_streams_the_next_l
 _UNFIT = "edge/agno_continue::an_answer_that_does_not_fit_does_nothing"
 _UNKNOWN_RUN = "edge/agno_continue::an_unknown_run_is_404"
 _CANCEL = "edge/agno_continue::a_running_run_is_cancelled"
+_REAL_TEXT = "e2e/agno_surface::text"
+_REAL_DECISION = "e2e/agno_surface::a_tool_runs_once_when_it_is_confirmed_and_never_when_not"
+_REAL_UNFIT = "e2e/agno_surface::what_does_not_fit_the_pause_reaches_no_upstream"
+_CLIENT_READS = "e2e/agno_surface::agnos_client_reads_a_stream"
+_CLIENT_DECIDES = "e2e/agno_surface::agnos_client_decides"
 _OUR_FIELDS = "edge/agno_runs::fields_of_agnos_own_go_on_and_those_that_are_ours_do_not"
 
 DOCUMENT = Document(
@@ -97,6 +102,7 @@ DOCUMENT = Document(
             _FRAMES,
             _GOLDENS,
             "dialects/agno_encode::the_sequence_of_a_simple_text",
+            _REAL_TEXT,
         ),
         holds(
             "AG13",
@@ -104,6 +110,7 @@ DOCUMENT = Document(
             _FRAMES,
             _GOLDENS,
             "dialects/agno_encode::the_sequence_of_a_tool_that_runs_by_itself",
+            "e2e/agno_surface::a_tool_is_told_once_by_both_its_events",
         ),
         holds(
             "AG14",
@@ -111,6 +118,7 @@ DOCUMENT = Document(
             _FRAMES,
             _APPROVED,
             "dialects/agno_encode::the_sequence_of_a_confirmation_that_is_approved",
+            _REAL_DECISION,
         ),
         holds(
             "AG15",
@@ -119,6 +127,7 @@ DOCUMENT = Document(
             _REJECTED,
             "dialects/agno_encode::the_sequence_of_a_confirmation_that_is_refused",
             "dialects/agno_encode::a_tool_is_shown_once_and_a_refused_one_never",
+            _REAL_DECISION,
         ),
         holds(
             "AG16",
@@ -152,15 +161,15 @@ DOCUMENT = Document(
             "AG22",
             "POST /agents/{agent_id}/runs takes a form and streams `event: RunStarted` …",
             _BYTES,
-            "edge/agno_runs::each_kind_has_its_paths_by_our_id_and_by_the_upstreams",
+            _REAL_TEXT,
+            _CLIENT_READS,
         ),
         holds(
             "AG23",
             "The run_id of the frames serves /continue and /cancel",
-            "edge/agno_continue::a_paused_run_is_an_object_that_can_be_sent_back",
-            _FORM,
-            _ENCODED,
-            _CANCEL,
+            _REAL_TEXT,
+            _REAL_DECISION,
+            "e2e/agno_surface::agnos_client_cancels",
             note="It is our run id: Agno takes it from us.",
         ),
         holds(
@@ -168,10 +177,16 @@ DOCUMENT = Document(
             "A frame is `event: Name` and one line of data with the documented fields",
             _BYTES,
             _RECORDED,
+            "e2e/agno_surface::an_agno_upstreams_bytes_are_the_clients",
             "dialects/agno_encode::a_recorded_run_is_of_the_document_in_every_frame",
             note="Agno's own bytes; any other agent's events are written as Agno writes them.",
         ),
-        holds("AG25", "Form field session_id", "edge/agno_runs::session_and_user_go_on_as_given"),
+        holds(
+            "AG25",
+            "Form field session_id",
+            "edge/agno_runs::session_and_user_go_on_as_given",
+            _ENCODED,
+        ),
         holds(
             "AG26",
             "An empty session_id is a new UUID",
@@ -183,7 +198,12 @@ DOCUMENT = Document(
             "edge/agno_runs::session_and_user_go_on_as_given",
             "edge/agno_runs::no_session_is_a_new_one_and_no_user_is_the_caller",
         ),
-        holds("AG28", "Form field dependencies is forwarded", _OUR_FIELDS),
+        holds(
+            "AG28",
+            "Form field dependencies is forwarded",
+            _OUR_FIELDS,
+            "e2e/agno_surface::dependencies_reach_the_upstream",
+        ),
         holds(
             "AG29",
             "Invalid dependencies are ignored",
@@ -208,7 +228,12 @@ DOCUMENT = Document(
         holds("AG35", "Unicode", _MESSAGE, _FORM),
         holds("AG36", "Markup and injections are data", _MESSAGE),
         holds("AG37", "Newlines in a message", _MESSAGE),
-        holds("AG38", "Without `stream` the answer is JSON", _OBJECT),
+        holds(
+            "AG38",
+            "Without `stream` the answer is JSON",
+            _OBJECT,
+            "e2e/agno_surface::without_a_stream_a_run_is_one_object",
+        ),
         holds(
             "AG39",
             "stream=false is JSON",
@@ -225,13 +250,16 @@ DOCUMENT = Document(
             "AG41",
             "POST …/continue with tools, session_id, user_id, stream",
             _CONTINUE,
+            _REAL_DECISION,
+            _CLIENT_DECIDES,
             note="It is a decision on the approval, by the same rules.",
         ),
-        holds("AG42", "Continue with confirmed=false", _CONTINUE, _REJECTED),
+        holds("AG42", "Continue with confirmed=false", _CONTINUE, _REAL_DECISION),
         holds(
             "AG43",
             "Continue with changed arguments or another tool",
             _UNFIT,
+            _REAL_UNFIT,
             "edge/agno_answers::a_changed_call_is_refused",
             note="422, and nothing runs.",
         ),
@@ -240,6 +268,7 @@ DOCUMENT = Document(
             "A wrong tool_call_id is accepted (200)",
             "422, and nothing runs: the document itself calls this fragile.",
             _UNFIT,
+            _REAL_UNFIT,
             "edge/agno_answers::an_unknown_call_is_refused",
         ),
         otherwise(
@@ -254,6 +283,7 @@ DOCUMENT = Document(
             "A second continue is 200 with RunError",
             "409: one decision, and the tool runs once.",
             "edge/agno_continue::a_second_continue_is_409_and_sends_nothing",
+            "e2e/agno_surface::of_three_continues_at_once_one_goes_on",
         ),
         holds(
             "AG48",
@@ -268,7 +298,12 @@ DOCUMENT = Document(
             "edge/agno_continue::bad_json_is_agnos_400",
             note="400, as Agno.",
         ),
-        holds("AG50", "POST …/cancel of a running run is 200 {}", _CANCEL),
+        holds(
+            "AG50",
+            "POST …/cancel of a running run is 200 {}",
+            _CANCEL,
+            "e2e/agno_surface::agnos_client_cancels",
+        ),
         otherwise(
             "AG51",
             "Cancel of an invalid run is 500",
@@ -297,14 +332,15 @@ DOCUMENT = Document(
             "Agno trusts user_id: who calls must be asked before",
             "web/identity::naming_another_user_needs_the_scope",
             "edge/auth::nobody_is_refused",
+            "edge/auth::what_is_another_users_is_refused",
             note="user_id must be the token's user, or 403.",
         ),
         holds(
             "AG56",
             "Teams and workflows",
             "edge/agno_runs::each_kind_has_its_paths_by_our_id_and_by_the_upstreams",
-            "e2e/real_servers::a_team_tells_who_worked_for_whom",
-            "e2e/real_servers::a_workflow_tells_its_steps",
+            "e2e/agno_surface::a_team_and_a_workflow_tell_their_own",
+            "e2e/agno_surface::agnos_client_decides_for_a_teams_member",
             note="/teams/{id}/runs and /workflows/{id}/runs.",
         ),
         holds(
@@ -356,8 +392,8 @@ DOCUMENT = Document(
         ),
         example("RunCompleted", _EVENTS, "dialects/agno_encode::a_completed_run_has_its_figures"),
         example("Start run", _BYTES, _OUR_FIELDS),
-        example("Continue run (after pause)", _CONTINUE),
-        example("Cancel run", _CANCEL),
+        example("Continue run (after pause)", _CONTINUE, _CLIENT_DECIDES),
+        example("Cancel run", _CANCEL, "e2e/agno_surface::agnos_client_cancels"),
         example("Fuzz testing: input validation", _NO_MESSAGE, _MESSAGE),
         example(
             "Fuzz testing: user and session",
