@@ -14,6 +14,7 @@ _RECORDED = "edge/recorded::every_recorded_stream_of_adk_passes_byte_for_byte"
 _OFF = "edge/run_sse::switched_off_it_is_501_before_the_body_is_looked_at"
 _TIMEOUT = "edge/run_sse::a_timeout_is_the_documents_frame"
 _STATUS = "edge/run_sse::an_upstream_status_is_the_documents_frame_in_a_200"
+_REFUSED = "connector/frames::a_refusal_carries_status_and_words"
 _LOST = "edge/run_sse::any_other_loss_is_a_stream_error"
 _OURS = "dialects/adk_encode::our_own_failures_are_the_documents_frames"
 _TIMED_OUT = "e2e/adk_surface::an_agents_timeout_is_the_documents_frame_and_the_pairs_status"
@@ -149,9 +150,19 @@ DOCUMENT = Document(
             note="The number in its text is the agent's limit.",
         ),
         holds(
-            "AD35", "The frame of an upstream's status {error, status_code, detail}", _STATUS, _OURS
+            "AD35",
+            "The frame of an upstream's status {error, status_code, detail}",
+            _STATUS,
+            _REFUSED,
+            _OURS,
         ),
-        holds("AD36", "detail is the upstream's own text", _STATUS, note="As it came, not parsed."),
+        holds(
+            "AD36",
+            "detail is the upstream's own text",
+            _STATUS,
+            _REFUSED,
+            note="As it came, not parsed.",
+        ),
         holds("AD37", "The general frame {error, error_code: STREAM_ERROR}", _LOST, _OURS),
         holds("AD38", "timestamp of an error frame is a number", _TIMEOUT, _STATUS, _LOST),
         holds(
@@ -207,7 +218,9 @@ DOCUMENT = Document(
         holds(
             "AD49",
             "An unclean end is a failure, a clean one completion or pause",
-            "connector/frames::a_failure_ends_the_run_once_and_says_why",
+            "normalizer/fold::a_lost_upstream_ends_with_its_own_words",
+            "dialects/adk_decode::"
+            "a_cut_stream_gives_the_same_drafts_up_to_the_cut_and_closes_its_message",
             _GOLDENS,
         ),
         holds(

@@ -66,6 +66,7 @@ DOCUMENT = Document(
             _FRAMES,
             "dialects/unified_encode::whoever_comes_back_gets_exactly_the_rest",
             "dialects/unified_encode::the_messages_of_two_runs_of_a_session_have_different_ids",
+            _CUT,
             note="Made of the run, the sequence and the frame's place (version 5).",
         ),
         holds(
