@@ -23,7 +23,7 @@ CONFIG = """
 agents:
   - {id: nobody, protocol: agno, url: "http://127.0.0.1:1"}
 """
-# Both are of the contracts' documents, word for word.
+# They are of the contracts' documents, word for word where these have words.
 DIAGNOSIS = {"topologyId": 123, "userMessage": "Analyze system state and health status."}
 RESEARCH = {
     "appName": "vana",
@@ -31,6 +31,13 @@ RESEARCH = {
     "sessionId": "test_session",
     "newMessage": {"parts": [{"text": "Research quantum computing"}], "role": "user"},
     "streaming": True,
+}
+AGNO_RUN = {
+    "message": "hello",
+    "stream": "true",
+    "session_id": "session_9o3-3shY0Iw",
+    "user_id": "anybody",
+    "dependencies": '{"document_id": null}',
 }
 
 
@@ -142,6 +149,11 @@ def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up]) -> None:
             assert f"event: {name}\n" in diagnosis
         research = client.post("/run_sse", json=RESEARCH).text
         assert "I found two sources on quantum computing." in research
+        hello = client.post("/agents/mindrian-agent/runs", data=AGNO_RUN).text
+        for name in ("RunStarted", "RunContent", "RunContentCompleted", "RunCompleted"):
+            assert f"event: {name}\n" in hello
+        thread = f"/api/v1/agent/runs/{AGNO_RUN['session_id']}/events?user_id=anybody"
+        assert "event: RUN_FINISHED\n" in client.get(thread).text
 
     code, events = up.penstock("run", "delete b.txt", "--agent", "assistant", "--no-wait")
     assert code == 4
