@@ -184,6 +184,7 @@ DOCUMENT = Document(
             _STARTS,
             _TIMEOUT,
             _LOST,
+            "edge/run_sse::a_clean_end_after_an_error_frame_adds_nothing",
             "edge/run_sse::a_client_that_leaves_leaves_the_run_as_it_is",
         ),
         holds(

@@ -37,7 +37,9 @@ DOCUMENT = Document(
     prefix="AR",
     about="`GET /api/v1/agent/runs/{thread_id}/events` and `…/history`",
     rows=(
-        holds("AR1", "GET …/events streams SSE", _WIRE),
+        holds(
+            "AR1", "GET …/events streams SSE", _WIRE, "cli/up::the_demo_answers_stops_and_goes_on"
+        ),
         holds(
             "AR2",
             "Events are kept for the history and published for SSE",
@@ -79,7 +81,14 @@ DOCUMENT = Document(
             _SHAPE,
             note="Always `worker`: no upstream tells a router from it.",
         ),
-        holds("AR12", "Steps are paired and nested", _STEP, _RULES, _PAUSED),
+        holds(
+            "AR12",
+            "Steps are paired and nested",
+            _STEP,
+            _RULES,
+            _PAUSED,
+            "dialects/agui_encode_runs::a_run_that_fails_ends_its_step_first",
+        ),
         holds(
             "AR13",
             "TOOL_CALL_START's fields",

@@ -161,6 +161,7 @@ DOCUMENT = Document(
             "EX28",
             "source.team_name is set on a worker of a team",
             "dialects/agno_decode::the_members_source_names_its_team",
+            "dialects/executions_encode::a_source_has_exactly_its_four_keys",
             "e2e/real_servers::a_team_tells_who_worked_for_whom",
         ),
         holds(
@@ -236,7 +237,7 @@ DOCUMENT = Document(
         ),
     ),
     examples=(
-        example("Request", _TRIGGER),
+        example("Request", _TRIGGER, "cli/up::the_demo_answers_stops_and_goes_on"),
         example("lifecycle.started", _EVENT, _FIRST),
         example("lifecycle.completed", _EVENT),
         example("lifecycle.failed", _EVENT),
