@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from penstock.bus import Bus, BusSettings
 from penstock.service import Context
 from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes
+from penstock.web.server import BindRefused
 from penstock_cli.up import SERVICES
 from support.access import AGUI, ROWS, Row
 from support.clients import contents
@@ -446,6 +447,24 @@ async def test_a_cookie_starts_runs_with_a_csrf_token(penstock: Secured) -> None
     started = await penstock.http.post("/v1/runs", json=body, headers=proven)
     assert started.status_code == 202, started.text
     assert started.json()["user_id"] == "alice"
+
+
+# what may be bound
+
+
+async def test_where_callers_are_asked_every_address_may_be_bound(nats: NatsServer) -> None:
+    async with secured(nats.url, host="0.0.0.0") as penstock:
+        assert (await penstock.http.get("/v1/runs")).status_code == 401
+        assert (await penstock.http.get("/v1/runs", headers=bearer())).status_code == 200
+
+
+@pytest.mark.parametrize("auth", [{"jwt_secret": None}, {"allow_unauthenticated_sse": True}])
+async def test_where_nobody_is_asked_only_loopback_is_bound(
+    nats: NatsServer, auth: dict[str, Any]
+) -> None:
+    with pytest.raises(BindRefused, match="nothing asks who is calling"):
+        async with secured(nats.url, host="0.0.0.0", **auth):
+            pass
 
 
 # nobody is asked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -162,35 +162,44 @@ class Secured:
 
 
 @asynccontextmanager
-async def secured(nats_url: str, **auth: Any) -> AsyncIterator[Secured]:
+async def secured(nats_url: str, host: str = "127.0.0.1", **auth: Any) -> AsyncIterator[Secured]:
     """Edge and approvals as one process serves them, with these settings of authentication."""
     settings = Settings(
         nats_url=nats_url,
+        host=host,
         port=free_port(),
         probe_port=free_port(),
         auth=AuthSettings(**{"jwt_secret": SECRET, "leeway_s": 0, **auth}),
     )
     url = f"http://127.0.0.1:{settings.port}"
+    async with AsyncExitStack() as stack:
+        bus = await Bus.connect(BusSettings(url=nats_url, name="test"))
+        stack.push_async_callback(bus.close)
+        connector = PretendConnector(bus, play)
+        await connector.start()
+        stack.push_async_callback(connector.stop)
+        await stack.enter_async_context(_served(settings))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
+        yield Secured(url, http, bus)
+
+
+@asynccontextmanager
+async def _served(settings: Settings) -> AsyncIterator[None]:
+    """Raises what `serve` raises."""
     stop, ready = asyncio.Event(), asyncio.Event()
-    bus = await Bus.connect(BusSettings(url=nats_url, name="test"))
-    connector = PretendConnector(bus, play)
-    await connector.start()
+    services = [ApprovalsService, EdgeService]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ENABLE_ADK_CANONICAL_STREAM", "true")
-        services = [ApprovalsService, EdgeService]
         serving = asyncio.create_task(
             serve(services, settings, CONFIG, until=stop, on_ready=ready.set)
         )
         waiting = asyncio.create_task(ready.wait())
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not ready.is_set():
+            await serving
         try:
-            if serving.done():
-                await serving
-            async with httpx.AsyncClient(base_url=url, timeout=20) as http:
-                yield Secured(url, http, bus)
+            yield
         finally:
-            waiting.cancel()
             stop.set()
             await serving
-            await connector.stop()
-            await bus.close()
