@@ -129,7 +129,14 @@ DOCUMENT = Document(
             "dialects/adk_events::an_id_that_a_model_uses_again_is_made_unique",
             "dialects/agno_decode::a_repeated_call_id_is_made_unique_also_across_legs",
         ),
-        holds("AR23", "tool_call_args is what went in", _TOOL),
+        holds(
+            "AR23",
+            "tool_call_args is what went in",
+            _TOOL,
+            _COUNTERS,
+            note="Arguments that bear a counter's name (AR32) are left out of objects; the text in "
+            "TOOL_CALL_ARGS' `delta` has them.",
+        ),
         elsewhere(
             "AR24",
             "result does not repeat what went in",
