@@ -6,13 +6,16 @@ word, and fail where CI is set.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import subprocess
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
@@ -60,9 +63,8 @@ class Client:
         return Verdict(**json.loads(self.stdout.readline()))
 
 
-@contextmanager
-def running(version: str) -> Iterator[Client]:
-    """The client of this version; skips the test, or fails in CI, where it cannot run."""
+def _installed(version: str) -> tuple[str, Path]:
+    """Node, and the client's folder."""
     folder = INSTALLED / VERSIONS[version]
     node = shutil.which("node")
     if node is None or not (folder / "node_modules").is_dir():
@@ -71,6 +73,13 @@ def running(version: str) -> Iterator[Client]:
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
+    return node, folder
+
+
+@contextmanager
+def running(version: str) -> Iterator[Client]:
+    """The client of this version; skips the test, or fails in CI, where it cannot run."""
+    node, folder = _installed(version)
     process = subprocess.Popen(
         [node, str(SCRIPTS / "check.mjs"), str(folder)],
         stdin=subprocess.PIPE,
@@ -86,3 +95,28 @@ def running(version: str) -> Iterator[Client]:
         process.stdin.close()
         process.stdout.close()
         process.wait(timeout=10)
+
+
+async def visit(
+    version: str,
+    url: str,
+    asked: dict[str, Any],
+    folder: Path,
+    *options: str,
+    strict: bool = True,
+) -> dict[str, Any]:
+    """What the client of this version reports of one request to a live server.
+
+    `options` as verify.mjs has them. Skips the test, or fails in CI, where it cannot run.
+    """
+    node, package = _installed(version)
+    given = folder / f"{uuid.uuid4().hex}.json"
+    given.write_text(json.dumps(asked))
+    process = await asyncio.create_subprocess_exec(
+        *(node, str(SCRIPTS / "verify.mjs"), url, "--pkg", str(package)),
+        *("--input", str(given), *options, *(["--strict"] if strict else [])),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    report: dict[str, Any] = json.loads(said)
+    return report
