@@ -175,6 +175,23 @@ async def test_an_answer_may_be_faster_than_the_record_of_its_pause(
 ) -> None:
     waits = Paused(bus, "assistant", [CONFIRM])
     await waits.start()
+    await early(edge, waits, monkeypatch)
+
+
+async def test_an_answer_to_the_next_pause_is_none_to_the_last_one(
+    edge: Client, bus: Bus, paused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await paused()
+    first.run.leg_number = 2
+    second = Paused(bus, "assistant", [SECOND])
+    second.run = first.run
+    await second.listen()
+    await early(edge, second, monkeypatch)
+    assert first.sent == 0
+
+
+async def early(edge: Client, waits: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is looked at, then its pause is recorded."""
     looked = asyncio.Event()
 
     async def look(bus: Bus, run_id: str) -> Stored | None:

@@ -372,6 +372,28 @@ async def test_an_upstream_that_ends_without_a_word_did_not_succeed(edge: Client
         assert named(await stream.rest()) == ["RunContent", "RunError"]
 
 
+async def test_a_run_whose_end_was_told_ends_without_a_second_one(edge: Client, bus: Bus) -> None:
+    async with start(edge) as stream:
+        run = PretendRun(bus, stream.run_id)
+        await run.raw("open", {})
+        await run.raw("bytes", agno_text("hi"))
+        await run.started()
+        await run.completed("hi")  # and the connector has died
+        await stream.rest()
+    assert stream.body == agno_text("hi")
+
+
+async def test_another_legs_frames_are_not_this_legs(edge: Client, bus: Bus) -> None:
+    async with start(edge) as stream:
+        run = PretendRun(bus, stream.run_id)
+        await run.raw("open", {})
+        await run.raw("bytes", agno("RunContent", content="one"))
+        await run.leg(agno("RunContent", content="two"), leg=2)
+        await run.leg(agno("RunPaused"))
+        frames = await stream.rest()
+    assert named(frames) == ["RunContent", "RunPaused"]
+
+
 async def test_a_members_end_is_not_the_teams(edge: Client, bus: Bus) -> None:
     async with start(edge, "/teams/crew") as stream:
         run = PretendRun(bus, stream.run_id)

@@ -47,6 +47,10 @@ class Paused:
     async def start(self) -> None:
         await self.run.record(agent=self.agent, session_id=self.run.session_id)
         await self.run.started()
+        await self.listen()
+
+    async def listen(self) -> None:
+        """Ask for the items, and take a decision about them."""
         await self.run.say("approval.requested", approval_id=self.approval_id, items=self.items)
         approvals = Approvals(self.bus, f"test-{self.approval_id}")
 
