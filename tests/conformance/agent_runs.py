@@ -27,6 +27,7 @@ _PAUSED = (
 )
 _RULES = "dialects/agui_encode_rules::every_recorded_run_keeps_the_clients_rules"
 _WIRE = "edge/agent_runs::a_frame_is_id_event_and_data_and_its_event_is_the_type"
+_REAL = "e2e/agui_surface::an_agui_client_reads_the_runs_of_a_thread_with_our_fields_too"
 _NO_COUNTER = "edge/agent_runs::no_counter_is_in_the_stream_nor_in_the_history"
 _TURNS = "edge/threads::runs_are_told_one_after_another_whatever_their_order_on_the_bus"
 _CUT = "edge/threads::a_cut_at_every_frame_gives_the_rest"
@@ -38,7 +39,11 @@ DOCUMENT = Document(
     about="`GET /api/v1/agent/runs/{thread_id}/events` and `…/history`",
     rows=(
         holds(
-            "AR1", "GET …/events streams SSE", _WIRE, "cli/up::the_demo_answers_stops_and_goes_on"
+            "AR1",
+            "GET …/events streams SSE",
+            _WIRE,
+            _REAL,
+            "cli/up::the_demo_answers_stops_and_goes_on",
         ),
         holds(
             "AR2",
@@ -191,6 +196,7 @@ DOCUMENT = Document(
             "AR38",
             "The thread is the session; its runs come one after another",
             _TURNS,
+            _REAL,
             note="Each leg is a run of AG-UI: the one after a pause has a run id of its own.",
         ),
         holds(

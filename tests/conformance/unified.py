@@ -262,13 +262,15 @@ DOCUMENT = Document(
             "Clients of AG-UI reject these names and shapes; they are served in their own "
             "protocol, by the dialect `agui`.",
             "dialects/agui_encode_client::every_recorded_run_is_accepted",
+            "e2e/agui_surface::text",
         ),
         holds(
             "UN41",
             "Works with FastAPI, Next.js, CopilotKit",
             _SSE,
             "contract/typescript::the_declarations_do_what_a_reader_needs",
-            "dialects/agui_encode_client::every_recorded_run_is_accepted",
+            "e2e/agui_surface::text",
+            "e2e/agui_surface::a_tool_that_needs_approval_runs_once_or_never",
             note="Plain SSE and JSON; CopilotKit by AG-UI, checked with the real AG-UI client.",
         ),
         holds(
