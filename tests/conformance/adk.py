@@ -67,7 +67,12 @@ DOCUMENT = Document(
         elsewhere("AD7", "NEXT_PUBLIC_ENABLE_ADK_CANONICAL_STREAM", "A front end's own flag."),
         holds("AD8", "The four documented request headers are accepted", _HEADERS),
         holds("AD9", "Response: Content-Type: text/event-stream", _HEAD),
-        holds("AD10", "Response: Cache-Control: no-cache", _HEAD),
+        holds(
+            "AD10",
+            "Response: Cache-Control: no-cache",
+            _HEAD,
+            "web/server::an_event_stream_keeps_the_head_of_its_contract",
+        ),
         holds("AD11", "Response: Connection: keep-alive", _HEAD),
         holds("AD12", "Response: X-Accel-Buffering: no", _HEAD),
         holds("AD13", "appName is required, a string", _FIELDS),

@@ -34,18 +34,25 @@ def known() -> dict[str, Test]:
     """Every test by its name in the tables."""
     found: dict[str, Test] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
-        tree = ast.parse(path.read_bytes())
-        everywhere = any(_skips(node) for node in tree.body if _marks_the_module(node))
-        for node in tree.body:
-            if isinstance(node, Function) and node.name.startswith("test_"):
-                module = f"{path.parent.name}/{path.stem.removeprefix('test_')}"
-                skipped = everywhere or any(_skips(mark) for mark in node.decorator_list)
-                skipped = skipped or _skips(node.body[0])
-                where = path.relative_to(TESTS.parent).as_posix()
-                name = f"{module}::{node.name.removeprefix('test_')}"
-                assert name not in found, f"two tests are named {name}"
-                found[name] = Test(where, node.name, skipped)
+        module = f"{path.parent.name}/{path.stem.removeprefix('test_')}"
+        where = path.relative_to(TESTS.parent).as_posix()
+        for test in tests_of(where, path.read_bytes()):
+            name = f"{module}::{test.name.removeprefix('test_')}"
+            assert name not in found, f"two tests are named {name}"
+            found[name] = test
     return found
+
+
+def tests_of(path: str, source: bytes) -> Iterator[Test]:
+    """The tests of a file, as its source has them."""
+    body = ast.parse(source).body
+    none_runs = any(_skips(node) for node in body if _marks_the_module(node))
+    for node in body:
+        if isinstance(node, Function) and node.name.startswith("test_"):
+            skipped = none_runs or any(
+                _skips(each) for each in (*node.decorator_list, node.body[0])
+            )
+            yield Test(path, node.name, skipped)
 
 
 def _marks_the_module(node: ast.stmt) -> bool:

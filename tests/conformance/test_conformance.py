@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.rows import Document, Verdict
-from conformance.tables import DOCUMENTS, PAGE, known, page, unknown
+from conformance.rows import Document, Verdict, holds
+from conformance.tables import DOCUMENTS, PAGE, known, page, tests_of, unknown
 
 # How many statements each document makes.
 STATEMENTS = {"EX": 42, "UN": 51, "AG": 59, "AD": 71, "AR": 43}
@@ -47,7 +47,26 @@ def test_what_holds_is_shown_and_what_does_not_says_why(document: Document) -> N
         assert len(row.tests) == len(set(row.tests)), row.id
 
 
-def test_a_test_that_never_runs_is_none() -> None:
+def test_a_name_without_a_test_is_found_out() -> None:
+    there = "conformance/conformance::a_name_without_a_test_is_found_out"
+    assert unknown(holds("X1", "so it is", there, f"{there}_not")) == [f"{there}_not"]
+
+
+def test_a_test_that_never_runs_is_found_out() -> None:
+    source = b"""
+@pytest.mark.skip(reason="later")
+def test_marked(): ...
+async def test_in_words():
+    pytest.skip("later")
+@pytest.mark.skipif(sys.platform == "win32", reason="there")
+def test_sometimes(): ...
+"""
+    assert [test.skipped for test in tests_of("x", source)] == [True, True, False]
+    marked = b"pytestmark = [pytest.mark.skip]\n" + source
+    assert all(test.skipped for test in tests_of("x", marked))
+
+
+def test_no_test_is_there_that_never_runs() -> None:
     assert not any(test.skipped for test in known().values())
 
 
