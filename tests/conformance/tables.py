@@ -36,14 +36,14 @@ def known() -> dict[str, Test]:
     for path in sorted(TESTS.rglob("test_*.py")):
         module = f"{path.parent.name}/{path.stem.removeprefix('test_')}"
         where = path.relative_to(TESTS.parent).as_posix()
-        for test in tests_of(where, path.read_bytes()):
+        for test in read_tests(where, path.read_bytes()):
             name = f"{module}::{test.name.removeprefix('test_')}"
             assert name not in found, f"two tests are named {name}"
             found[name] = test
     return found
 
 
-def tests_of(path: str, source: bytes) -> Iterator[Test]:
+def read_tests(path: str, source: bytes) -> Iterator[Test]:
     """The tests of a file, as its source has them."""
     body = ast.parse(source).body
     none_runs = any(_skips(node) for node in body if _marks_the_module(node))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.rows import Document, Verdict, holds
-from conformance.tables import DOCUMENTS, PAGE, known, page, tests_of, unknown
+from conformance.tables import DOCUMENTS, PAGE, known, page, read_tests, unknown
 
 # How many statements each document makes.
 STATEMENTS = {"EX": 42, "UN": 51, "AG": 59, "AD": 71, "AR": 43}
@@ -61,9 +61,9 @@ async def test_in_words():
 @pytest.mark.skipif(sys.platform == "win32", reason="there")
 def test_sometimes(): ...
 """
-    assert [test.skipped for test in tests_of("x", source)] == [True, True, False]
+    assert [test.skipped for test in read_tests("x", source)] == [True, True, False]
     marked = b"pytestmark = [pytest.mark.skip]\n" + source
-    assert all(test.skipped for test in tests_of("x", marked))
+    assert all(test.skipped for test in read_tests("x", marked))
 
 
 def test_no_test_is_there_that_never_runs() -> None:
