@@ -287,6 +287,14 @@ def test_arguments_that_are_no_json_stay_as_they_are() -> None:
     assert of_type(told(run), "TOOL_CALL_ARGS")[0]["delta"] == "{bro"
 
 
+def test_a_result_has_an_id_of_its_own_even_where_the_upstream_gives_it_the_calls() -> None:
+    run = Run().start().call().result(message_id="c1").complete()
+    events = encoded(STRICT_1, run.events)
+    (call,) = of_type(events, "TOOL_CALL_START")
+    (result,) = of_type(events, "TOOL_CALL_RESULT")
+    assert result["toolCallId"] == call["toolCallId"] != result["messageId"]
+
+
 def test_a_refused_call_says_so_in_its_metadata() -> None:
     result = last(a_run().call().result(None, outcome="rejected", error="no"))
     assert result["content"] == "no"

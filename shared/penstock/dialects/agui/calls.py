@@ -107,8 +107,12 @@ class Calls:
         call = call or self._calls.get(id)
         text = result_text(data)
         parts = data.get("content")
+        message_id = data.get("message_id")
+        if message_id in (None, "", id):
+            # a client makes a message of the call's own id for a call that no message asks for
+            message_id = f"{id}.result"
         fields = {
-            "messageId": self._context.scope + (data.get("message_id") or f"{id}.result"),
+            "messageId": f"{self._context.scope}{message_id}",
             "toolCallId": self._context.scope + id,
             "content": parts if self._context.modern and are_parts(parts) else text,
             "role": "tool",
