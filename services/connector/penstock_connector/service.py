@@ -66,14 +66,14 @@ class ConnectorService(Service):
                 patient(handle),
                 on_poison=self._give_up,
                 ack_wait_s=self._settings.ack_wait_s,
-                room=(lambda: self._commands.room) if kind == "start" else None,
+                room=(lambda: self._commands.legs.room) if kind == "start" else None,
             )
             self.spawn(kind, queue.run)
 
     async def stop(self) -> None:
         """Take no commands, let the legs end, then give the lease back."""
         await self.cancel("start", "continue")
-        await self._commands.drain(self._settings.drain_s)
+        await self._commands.legs.drain(self._settings.drain_s)
         await self.cancel("cancel", "reaper", "lease")
         await self._client.aclose()
 
@@ -86,6 +86,6 @@ class ConnectorService(Service):
         while True:
             await asyncio.sleep(self._settings.reap_s)
             try:
-                await self._commands.reap()
+                await self._commands.legs.reap()
             except BusError as error:
                 log.warning("looking for dead connectors: %s", error)
