@@ -9,6 +9,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.bus.records import Decided
+from penstock.web.bodies import is_deep
 
 REQUEST_PREFIX: Final = "adk_request_"
 # The kinds that ADK's clients are asked by `adk_request_confirmation`.
@@ -70,6 +71,8 @@ def parse(body: bytes) -> RunAgentRequest:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise _invalid("json_invalid", (), f"the body is not JSON: {error}") from error
+    if is_deep(document):
+        raise _invalid("too_deep", (), "the body is nested too deeply")
     try:
         request = RunAgentRequest.model_validate(document)
     except ValidationError as error:
@@ -168,9 +171,10 @@ def _unwrapped(response: Any) -> Any:
         inner = response["response"]
         if isinstance(inner, str):
             try:
-                return orjson.loads(inner)
+                value = orjson.loads(inner)
             except orjson.JSONDecodeError:
                 return response
+            return response if is_deep(value) else value
     return response
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -53,7 +53,7 @@ def _json(body: bytes) -> Mapping[str, Any]:
 
 
 async def _multipart(headers: Headers, body: bytes, limit_bytes: int) -> Mapping[str, str]:
-    async def whole() -> AsyncIterator[bytes]:
+    async def whole() -> AsyncGenerator[bytes, None]:
         yield body
 
     parser = MultiPartParser(

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Final, TypeVar
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from penstock.web.bodies import is_deep
+
 NAME_CHARACTERS: Final = 128
-MAX_LEVELS: Final = 100  # a record of ours that holds more could not be written
 
 # Set by us, or by the connector: a client's own would change the stream that we live on.
 OURS: Final = frozenset(
@@ -161,15 +162,8 @@ def answers_of(request: ContinueRequest, kind: str) -> tuple[str, list[dict[str,
 
 
 def _require_flat(value: Any, loc: Sequence[str]) -> None:
-    if _is_deep(value, MAX_LEVELS):
+    if is_deep(value):
         raise InvalidRequest([error("too_deep", loc, "is nested too deeply")])
-
-
-def _is_deep(value: Any, levels: int) -> bool:
-    if not levels:
-        return True
-    inner = value.values() if isinstance(value, dict) else value
-    return isinstance(value, dict | list) and any(_is_deep(each, levels - 1) for each in inner)
 
 
 def _is_object(given: Any) -> bool:

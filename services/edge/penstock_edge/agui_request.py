@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.dialects.agui.interrupts import decided
 from penstock.dialects.agui.vocabulary import CLIENT_KINDS
+from penstock.web.bodies import is_deep
 
 JsonObject = dict[str, Any]
 
@@ -158,6 +159,8 @@ def parse(body: bytes) -> RunAgentInput:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as cause:
         raise _invalid("json_invalid", (), f"the body is not JSON: {cause}") from cause
+    if is_deep(document):
+        raise _invalid("too_deep", (), "the body is nested too deeply")
     try:
         asked = RunAgentInput.model_validate(document)
     except ValidationError as cause:
@@ -234,9 +237,10 @@ def _text(content: str | list[Part]) -> str:
 
 def _value(text: str) -> Any:
     try:
-        return orjson.loads(text)
+        value = orjson.loads(text)
     except orjson.JSONDecodeError:
         return text
+    return text if is_deep(value) else value
 
 
 def _invalid(type: str, loc: tuple[str | int, ...], text: str) -> InvalidRequest:

@@ -11,8 +11,19 @@ from starlette.requests import Request
 from penstock.web.problems import Problem, invalid
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
+MAX_LEVELS = 100
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def is_deep(value: object, levels: int = MAX_LEVELS) -> bool:
+    """True for JSON nested deeper than that: not everything that reads it could write it again."""
+    if not isinstance(value, dict | list):
+        return False
+    if not levels:
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return any(is_deep(each, levels - 1) for each in inner)
 
 
 async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
@@ -45,9 +56,12 @@ async def read_json(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> obje
     require_json(request)
     body = await read_body(request, limit_bytes)
     try:
-        return orjson.loads(body)
+        document: object = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Problem(422, f"the body is not JSON: {error}") from error
+    if is_deep(document):
+        raise Problem(422, f"the body is nested deeper than {MAX_LEVELS} levels")
+    return document
 
 
 async def read_model(
