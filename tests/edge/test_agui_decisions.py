@@ -12,6 +12,7 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.bus.subjects import key_of
+from penstock.settings import AgentConfig, Config
 from support.agno_surface import CONFIG, Paused
 from support.agui_requests import approved, post, run_input, tool, user
 from support.clients import Client, MakeEdge, contents
@@ -230,6 +231,29 @@ async def test_a_result_that_was_taken_before_is_409_and_an_unknown_one_404(
     unknown = run_input(waits.run.session_id, tool("nobody's", "red"))
     assert (await refused(edge, unknown))[0] == 404
     assert waits.sent == 1
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [user("and then?"), {"id": "a2", "role": "assistant", "content": "as I said"}],
+    ids=["words", "an answer"],
+)
+async def test_no_answer_slips_through_to_an_agui_upstream(
+    make_edge: MakeEdge, paused: MakePaused, behind: dict[str, Any]
+) -> None:
+    url = "http://127.0.0.1:9"
+    agents = [AgentConfig(id="assistant", protocol="agui", url=url)]
+    edge = await make_edge(config=Config(agents=agents))
+    waits = await paused({**CONFIRM, "tool_call_id": "call-c1"})
+    yes = tool("call-c1", '{"accepted": true}')
+    thread = waits.run.session_id
+    status, detail = await refused(edge, run_input(thread, user("hi"), yes, behind))
+    assert (status, waits.sent) == (422, 0)
+    assert "messages" in detail
+    thought = {"id": "r1", "role": "reasoning", "content": "hm"}
+    async with post(edge, "assistant", run_input(thread, user("hi"), yes, thought)) as stream:
+        assert stream.run_id == waits.run.run_id
+        assert waits.decided == [{"item_id": "c1", "decision": "approve"}]
 
 
 async def test_words_on_a_thread_that_waits_are_a_new_run(edge: Client, paused: MakePaused) -> None:

@@ -30,6 +30,7 @@ NEWEST: Final = 20
 SHOWN: Final = 128
 
 JsonObject = dict[str, Any]
+Asked = dict[str, tuple[ApprovalRecord, JsonObject]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Answers:
         try:
             if self.asked.resume:
                 return await self._of_resume()
+            await self._check_earlier()
             if messages := agui_request.tool_messages(self.asked):
                 return await self._of_tools(messages)
         except UnclearAnswer as unclear:
@@ -103,11 +105,21 @@ class Answers:
         items = [Decided(**agui_request.answered(item, message)) for _, item, message in open_]
         return Answer(approval, items)
 
-    async def _asked_of_clients(
-        self, messages: Sequence[ToolMessage]
-    ) -> dict[str, tuple[ApprovalRecord, JsonObject]]:
-        """What is asked in this thread, by the tool call id that clients were told."""
-        asked: dict[str, tuple[ApprovalRecord, JsonObject]] = {}
+    async def _check_earlier(self) -> None:
+        """Raises Problem 422 for an answer that would slip through to an AG-UI upstream."""
+        earlier = agui_request.earlier_tool_messages(self.asked)
+        if self.agent.protocol != AGUI or not earlier:
+            return
+        asked = await self._asked_of_clients(())
+        if any(message.tool_call_id in asked for message in earlier):
+            raise Problem(422, "messages: a pause is answered by what the conversation ends with")
+
+    async def _asked_of_clients(self, messages: Sequence[ToolMessage]) -> Asked:
+        """What is asked in this thread, by the tool call id that clients were told.
+
+        By the runs that wait, and by the messages' own ids: these may be answered already.
+        """
+        asked: Asked = {}
         approvals = await asyncio.gather(
             *(self._by_item(unscoped(message.tool_call_id)) for message in messages),
             *(self._by_item(message.tool_call_id) for message in messages),

@@ -115,6 +115,9 @@ Message = Annotated[
 ]
 
 
+_SHOWN: Final = (ActivityMessage, ReasoningMessage)
+
+
 class Tool(_Described):
     """A tool that the client runs."""
 
@@ -207,13 +210,19 @@ def require_portable(asked: RunAgentInput) -> None:
 
 
 def tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
-    """Those that the conversation ends with: perhaps what a pause waits for."""
-    found: list[ToolMessage] = []
-    for message in reversed(asked.messages):
-        if not isinstance(message, ToolMessage):
-            break
-        found.append(message)
-    return found[::-1]
+    """Those that the conversation ends with: perhaps what a pause waits for.
+
+    What is only shown does not count: an agent server leaves it out.
+    """
+    said = [each for each in asked.messages if not isinstance(each, _SHOWN)]
+    ends = (at for at in range(len(said), 0, -1) if not isinstance(said[at - 1], ToolMessage))
+    return [each for each in said[next(ends, 0) :] if isinstance(each, ToolMessage)]
+
+
+def earlier_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
+    """All others."""
+    last = tool_messages(asked)
+    return [each for each in asked.messages if isinstance(each, ToolMessage) and each not in last]
 
 
 def answered(item: JsonObject, message: ToolMessage) -> JsonObject:

@@ -93,6 +93,8 @@ class AguiSurface:
             if problem.status != 503:
                 await edge.agui.runs.uncall(run_id, leg, named)
             raise
+        # somebody whose decision came too late may have named it meanwhile
+        await self._call(run_id, leg, asked)
         return await edge.stream(edge.agui.of_leg(run_id, leg, _audience(asked)), place)
 
     async def _call(self, run_id: str, leg: int, asked: RunAgentInput) -> int:

@@ -13,6 +13,7 @@ from penstock.bus import Stored, subjects
 from penstock.bus.follow import Followed, events
 from penstock.bus.streams import EVENTS
 from penstock.dialects.agui import PROFILES, STRICT, AguiEncoder, Phase, Profile
+from penstock.dialects.agui.vocabulary import is_modern
 from penstock.events.catalogue import TERMINAL
 from penstock.sse import Frame
 from penstock_edge.agui_runs import AguiRuns, unnamed
@@ -42,8 +43,8 @@ class Audience:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Among the keys of a view."""
-        return self.profile.name, self.protocol_version or ""
+        """Among the keys of a view: what is told depends on no more of the version than this."""
+        return self.profile.name, f"modern={is_modern(self.protocol_version)}"
 
 
 @dataclass(slots=True)
