@@ -1,4 +1,4 @@
-"""JSON that is nested too deeply is refused at every border: not everything could write it again."""
+"""JSON that is nested too deeply is refused at every border: not all could write it again."""
 
 from __future__ import annotations
 
