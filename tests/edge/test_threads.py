@@ -131,7 +131,7 @@ async def test_a_cut_at_every_frame_gives_the_rest(
 ) -> None:
     async with follow() as stream:
         frames = await stream.rest()
-    other = await make_edge()
+    other = await make_edge(ring_bytes=1000)  # much of it is read from the stream again
     assert len({frame.id for frame in frames}) == len(frames)
     for at, frame in enumerate(frames[:-1], 1):
         async with follow(after(frame)) as again:
@@ -158,6 +158,23 @@ async def test_a_thread_that_goes_on_is_followed_until_nothing_is_under_way(
         told = contents(await stream.rest())
     assert next(each["type"] for each in told if each["runId"] == second.run_id) == "RUN_STARTED"
     assert told[-1]["type"] == "RUN_FINISHED"
+
+
+async def test_who_reads_slowly_misses_nothing_of_a_thread(
+    new_run: Callable[[], PretendRun], make_edge: MakeEdge, thread: str
+) -> None:
+    edge = await make_edge(ring_bytes=1000)
+    run = new_run()
+    await play(run, "Hello", end=False)
+    async with Stream(edge, "GET", events_of(thread)) as slow:
+        first = await slow.frame()
+        async with Stream(edge, "GET", events_of(thread)) as quick:
+            for number in range(30):
+                await run.say("custom.event", protocol="agno", name=f"n{number}", value="x" * 300)
+            await run.completed()
+            frames = await quick.rest()
+        assert [first, *await slow.rest()] == frames
+    assert types(frames).count("CUSTOM") == 30
 
 
 async def test_a_thread_that_waits_for_a_person_ends_with_what_is_asked(
