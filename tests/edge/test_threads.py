@@ -160,6 +160,24 @@ async def test_a_thread_that_goes_on_is_followed_until_nothing_is_under_way(
     assert told[-1]["type"] == "RUN_FINISHED"
 
 
+async def test_an_event_that_cannot_be_read_takes_nothing_with_it(
+    new_run: Callable[[], PretendRun], follow: Callable[..., Stream]
+) -> None:
+    first, second = new_run(), new_run()
+    await play(first, "Hello", end=False)
+    await first.say("state.delta")
+    await play(second, end=False)
+    await second.say("state.delta")
+    await first.completed("Hello")
+    await second.text("Again")
+    await second.completed("Again")
+    async with follow() as stream:
+        told = types(await stream.rest())
+    assert stream.body.count(b": unreadable_event") == 1
+    assert told.count("RUN_STARTED") == told.count("RUN_FINISHED") == 2
+    assert told.count("TEXT_MESSAGE_END") == 2
+
+
 async def test_who_reads_slowly_misses_nothing_of_a_thread(
     new_run: Callable[[], PretendRun], make_edge: MakeEdge, thread: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,6 +24,8 @@ from penstock_edge.sessions import Session
 from penstock_edge.sources import Deliver, Source
 from penstock_edge.upstream import INTERRUPTED
 from penstock_edge.views import View
+
+log = logging.getLogger(__name__)
 
 CUT: Final = "stream_interrupted"
 # A client of POST is not told our event names, which it must ignore, but where it can come back.
@@ -123,23 +126,30 @@ class Turns:
     voices: Voices
     tell: Tell = AguiEncoder.feed
     speaking: AguiEncoder | None = None  # the last that was fed
-    _held: list[Event] = field(default_factory=list)
+    _held: list[tuple[str, Event]] = field(default_factory=list)  # each with its run
     _open: str | None = None
 
-    def feed(self, event: Event) -> list[Frame]:
-        """The frames of this event, and of those that were held until it."""
-        self._held.append(event)
+    def feed(self, run_id: str, event: Event) -> list[Frame]:
+        """The frames of this event, and of those that were held until it.
+
+        Raises ValueError, KeyError or TypeError on what is no event.
+        """
+        self._held.append((run_id, event))
         frames: list[Frame] = []
         while (next_ := self._next()) is not None:
-            frames += self._said(self._held.pop(next_))
+            try:
+                frames += self._said(*self._held.pop(next_))
+            except (ValueError, KeyError, TypeError) as error:
+                if not frames:
+                    raise
+                log.warning("an event that was held until %s cannot be read: %r", run_id, error)
         return frames
 
     def _next(self) -> int | None:
-        fits = (at for at, each in enumerate(self._held) if self._open in (None, each["run_id"]))
+        fits = (at for at, (run_id, _) in enumerate(self._held) if self._open in (None, run_id))
         return next(fits, None)
 
-    def _said(self, event: Event) -> Sequence[Frame]:
-        run_id = event["run_id"]
+    def _said(self, run_id: str, event: Event) -> Sequence[Frame]:
         encoder = self.voices.of(run_id)
         frames = self.tell(encoder, event)
         self.speaking = encoder
@@ -160,7 +170,8 @@ class ThreadEncoding(Encoding):
 
     def feed(self, stored: Stored) -> Item:
         """Raises ValueError, KeyError or TypeError on a body that is no event."""
-        frames = self.turns.feed(orjson.loads(stored.payload))
+        run_id = subjects.run_id_of(stored.subject)
+        frames = self.turns.feed(run_id, orjson.loads(stored.payload))
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render))
 
     def cut(self) -> list[bytes]:
