@@ -15,7 +15,7 @@ from penstock.dialects.agui import RUNS, STRICT, AguiEncoder
 from penstock.dialects.agui.memory import remembered
 from penstock.sse import Frame
 from support.clients import Client, MakeEdge, Stream, contents
-from support.pretend import PretendRun
+from support.pretend import PretendApprovals, PretendRun
 
 APPROVAL = str(uuid.uuid4())
 ASKED = {"item_id": "c1", "kind": "confirmation", "tool": "delete", "tool_call_id": "c1"}
@@ -205,6 +205,27 @@ async def test_a_thread_that_waits_for_a_person_ends_with_what_is_asked(
         told = contents(await stream.rest())
     (asked,) = told[-1]["outcome"]["interrupts"]
     assert asked["id"] == f"{APPROVAL}/c1"
+
+
+async def test_a_thread_whose_wait_was_answered_goes_on(
+    new_run: Callable[[], PretendRun], follow: Callable[..., Stream], bus: Bus
+) -> None:
+    run, approvals = new_run(), PretendApprovals(bus)
+    await play(run, "I must ask", end=False)
+    approval = await approvals.request(run.run_id, "assistant", run.session_id, {"c1": "input"})
+    await run.say("lifecycle.paused", reason="approval_required", approval_id=approval)
+    decided = await bus.bucket("approvals").get(approval)
+    assert decided is not None
+    value = orjson.dumps({**orjson.loads(decided.value), "status": "decided"})
+    await bus.bucket("approvals").put(approval, value)
+    async with follow() as stream:
+        await stream.until(b"RUN_FINISHED")
+        await resume(run)
+        told = contents(await stream.rest())
+    assert [each["runId"] for each in told if each["type"] == "RUN_FINISHED"] == [
+        run.run_id,
+        f"{run.run_id}-2",
+    ]
 
 
 async def test_the_history_is_what_the_stream_has_told(

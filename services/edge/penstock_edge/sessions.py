@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+import orjson
 from pydantic import ValidationError
 
-from penstock.bus import Bus, BusError
+from penstock.bus import Bus, BusError, Stored
 from penstock.bus.direct import read, replay
 from penstock.bus.messages import SEQUENCE
+from penstock.bus.objects import unwrap
 from penstock.bus.records import ENDED, RunRecord, SessionRecord
 from penstock.bus.streams import EVENTS
 from penstock.bus.subjects import events_of_run, session_key
@@ -121,9 +123,22 @@ async def settled(bus: Bus, session: Session) -> int | None:
     found = [stored for stored in last if stored is not None]
     if any(type_of(stored) not in _SETTLED for stored in found):
         return None
+    if any(await asyncio.gather(*(_goes_on(bus, stored) for stored in found))):
+        return None
     if await _is_queued(bus, session, set(newest)):
         return None
     return max((stored.sequence for stored in found), default=0)
+
+
+async def _goes_on(bus: Bus, lifecycle: Stored) -> bool:
+    """Whether the run was answered, and its next leg is on its way."""
+    if type_of(lifecycle) != "lifecycle.paused":
+        return False
+    paused = orjson.loads(await unwrap(bus, lifecycle.payload))
+    entry = await bus.bucket("approvals").get(str(paused["data"].get("approval_id")))
+    if entry is None:
+        return False
+    return bool(orjson.loads(await unwrap(bus, entry.value))["status"] == "decided")
 
 
 async def _is_queued(bus: Bus, session: Session, known: set[str]) -> bool:
