@@ -16,7 +16,7 @@ from support.clients import Client, MakeEdge, Stream, contents
 from support.nats import NatsServer
 from support.pretend import PretendRun
 
-DIALECTS = ("canonical", "executions", "unified")
+DIALECTS = ("canonical", "executions", "unified", "adk", "agno")
 JSON = {"accept": "application/json"}
 
 

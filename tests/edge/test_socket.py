@@ -92,7 +92,7 @@ async def rest(connection: ClientConnection) -> list[Any]:
             return found
 
 
-@pytest.mark.parametrize("dialect", ["canonical", "executions", "unified"])
+@pytest.mark.parametrize("dialect", ["canonical", "executions", "unified", "adk", "agno"])
 async def test_messages_are_the_data_of_the_sse_frames(
     edge: Client, ws: Open, session_id: str, finished: PretendRun, dialect: str
 ) -> None:

@@ -18,10 +18,10 @@ from penstock.bus.streams import EVENTS
 from penstock.dialects.base import Encoder
 from penstock_edge.feed import Feed
 from penstock_edge.forms import Form
-from penstock_edge.items import Encoding, Item, Render, notice, rendered
+from penstock_edge.items import Encoding, Item, Render, rendered
 from penstock_edge.sessions import Records, Session, records_of
 from penstock_edge.sources import Deliver
-from penstock_edge.views import ENCODERS, STATEFUL, View, rendering
+from penstock_edge.views import ENCODERS, STATEFUL, View, noticing, rendering
 
 OPEN_RUNS: Final = 1000  # whose encoders are kept; another's is made again by folding
 
@@ -255,7 +255,7 @@ def _view(
         # the feed sees to it that nothing is missing
         Followed(EVENTS, ">", "live.>", lambda before, after: True),
         lambda: ManyEncoding(encoder, render, stateful),
-        lambda code, message: form.notice(notice(encoder(), "", code, message, session_id)),
+        noticing(dialect, form, "", session_id),
         form=form,
         sources=sources,
     )

@@ -26,8 +26,7 @@ async def page(bus: Bus, view: View, place: Place, limit: int) -> dict[str, Any]
     """
     encoding = view.encoding()
     events: list[Any] = []
-    if place.truncated:
-        told = view.notice("history_truncated", "earlier events are not kept")
+    if place.truncated and (told := view.notice("history_truncated", "earlier events are gone")):
         events.append(orjson.loads(told))
     cursor = place.after
     start = place.start
@@ -60,8 +59,7 @@ async def page_of_many(
     past = Past(bus, view.followed.stream, source.patterns, place.start, source.keep)
     encoding = view.encoding()
     events: list[Any] = []
-    if place.truncated:
-        told = view.notice("history_truncated", "earlier events are not kept")
+    if place.truncated and (told := view.notice("history_truncated", "earlier events are gone")):
         events.append(orjson.loads(told))
     cursor = place.after
     while found := await past.below(end, min(limit, BATCH)):

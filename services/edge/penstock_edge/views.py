@@ -10,6 +10,8 @@ from typing import Final
 from penstock import sse
 from penstock.bus import Bus
 from penstock.bus.follow import Followed, events, raw
+from penstock.dialects.adk.encode import AdkEncoder
+from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agui import PROFILES
 from penstock.dialects.base import Encoder
 from penstock.dialects.canonical import CanonicalEncoder
@@ -24,9 +26,13 @@ ENCODERS: Final[Mapping[str, Callable[[], Encoder]]] = {
     "canonical": CanonicalEncoder,
     "executions": ExecutionsEncoder,
     "unified": UnifiedEncoder,
+    "adk": partial(AdkEncoder, streaming=True),
+    "agno": AgnoEncoder,
 }
 # What their frames say depends on what came before in the run.
-STATEFUL: Final = frozenset({"unified"})
+STATEFUL: Final = frozenset({"unified", "adk", "agno"})
+# They have no event that could say something of ours.
+UNTOLD: Final = frozenset({"adk", "agno"})
 # Dialects whose events have a category and a type of their own, by which a client may choose.
 TYPED: Final = frozenset({"unified"})
 RAW_DIALECT: Final = "raw"
@@ -88,10 +94,21 @@ def view(
         dialect,
         events(run_id),
         lambda: EventEncoding(encoder(), render),
-        lambda code, message: form.notice(notice(encoder(), run_id, code, message)),
+        noticing(dialect, form, run_id),
         stateful=dialect in STATEFUL,
         form=form,
     )
+
+
+def noticing(
+    dialect: str, form: Form, run_id: str, session_id: str = ""
+) -> Callable[[str, str], bytes]:
+    """What the edge says of its own in that dialect: a comment where it has no event for it."""
+    if dialect in UNTOLD:
+        told = isinstance(form, Sse)
+        return lambda code, message: sse.comment(f"{code}: {message}") if told else b""
+    encoder = ENCODERS[dialect]
+    return lambda code, message: form.notice(notice(encoder(), run_id, code, message, session_id))
 
 
 def rendering(form: Form, types: frozenset[str] | None) -> Render:
