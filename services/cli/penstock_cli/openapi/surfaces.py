@@ -1,0 +1,373 @@
+"""Every request that is served, surface by surface: the table of the document. Pure data.
+
+A test holds it to the routes of every service.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from penstock.bus.records import ApprovalRecord, RunRecord
+from penstock.web.auth.auth import LOGOUT
+from penstock.web.auth.routes import TokenRequest
+from penstock_approvals.api import DecisionBody
+from penstock_cli.openapi import parameters as by
+from penstock_cli.openapi.operation import (
+    FORMS,
+    JSON,
+    NULLABLE,
+    OBJECT,
+    PAGE,
+    SSE,
+    STREAM,
+    TEXT,
+    Answer,
+    Json,
+    Operation,
+    a_list,
+    an_object,
+    json,
+)
+from penstock_edge import (
+    adk_apps,
+    adk_legacy,
+    adk_run,
+    agui_surface,
+    executions,
+    many_events,
+    run_sse,
+    session_events,
+)
+from penstock_edge.adk_request import RunAgentRequest
+from penstock_edge.agno_request import ContinueRequest, RunRequest
+from penstock_edge.agno_surface import KINDS
+from penstock_edge.agui_request import RunAgentInput
+from penstock_edge.pages import MAX_PAGE
+from penstock_edge.runs import StartRequest
+
+_START: Final = ("start",)
+_STREAM: Final = Answer("The stream", {SSE: STREAM})
+_EVENTS: Final = Answer("The stream, or a page where JSON is accepted", {SSE: STREAM, JSON: PAGE})
+_OVER: Final = Answer("All of it was told before; do not come back")
+_FOLLOWED: Final = {200: _STREAM, 204: _OVER}
+_DONE: Final = Answer("It is done")
+_ANYTHING: Final[Json] = {}
+
+
+def _v1() -> list[Operation]:
+    one = "/v1/runs/{run_id}"
+    run = json("The run", RunRecord)
+    again = Answer("The stream, or the first run of the same key", {JSON: RunRecord, SSE: STREAM})
+    cancelled = an_object(run_id=TEXT, status=TEXT, timestamp=NULLABLE)
+    events = {200: _EVENTS, 204: _OVER}
+    runs = partial(Operation, tag="runs")
+    many = partial(Operation, tag="events")
+    return [
+        runs(
+            "POST",
+            "/v1/runs",
+            "Start a run",
+            {200: again, 202: run},
+            needs=_START,
+            parameters=(by.IDEMPOTENCY_KEY, by.DIALECT, by.NAMES),
+            body=StartRequest,
+            refusals=(404, 409),
+        ),
+        runs(
+            "GET",
+            "/v1/runs",
+            "The caller's runs, the newest first",
+            {200: json("A page", an_object(runs=a_list(OBJECT), next=NULLABLE))},
+            parameters=by.RUNS,
+        ),
+        runs("GET", one, "One run", {200: run}, refusals=(404,)),
+        many(
+            "GET",
+            f"{one}/events",
+            "A run's events",
+            events,
+            parameters=by.RUN_EVENTS,
+            refusals=(404, 406, 410),
+        ),
+        runs(
+            "POST",
+            f"{one}/cancel",
+            "Cancel a run",
+            {
+                200: json("It is cancelled", cancelled),
+                202: json("It is not known yet", an_object(run_id=TEXT, status=TEXT)),
+            },
+            needs=_START,
+            refusals=(404, 409),
+        ),
+        many(
+            "GET",
+            many_events.PATH,
+            "The events of all runs",
+            events,
+            parameters=(
+                by.SUBJECTS,
+                by.NAMES,
+                by.MARKERS,
+                *by.CURSOR,
+                by.SINCE,
+                by.limit(MAX_PAGE),
+            ),
+            refusals=(410,),
+        ),
+        many(
+            "GET",
+            session_events.PATH,
+            "The events of a session's runs",
+            events,
+            parameters=(*by.SESSION, by.NAMES, by.limit(MAX_PAGE)),
+            refusals=(404, 410),
+        ),
+        many(
+            "GET",
+            f"{session_events.PATH}/ws",
+            "The same as a WebSocket; 404 where none is asked for",
+            {101: Answer("The WebSocket: a text message an event")},
+            parameters=(*by.SESSION, by.CURSORS),
+            refusals=(404, 410),
+        ),
+    ]
+
+
+def _executions() -> list[Operation]:
+    operation = partial(Operation, tag="executions", shape="executions", needs=_START)
+    data = an_object(type=TEXT, runId=TEXT, content=TEXT, timestamp=TEXT)
+    return [
+        operation(
+            "POST",
+            f"{executions.PATH}/trigger",
+            "Start a run of a topology, streamed to its end",
+            {200: _STREAM},
+            body=executions.TriggerRequest,
+            refusals=(404,),
+        ),
+        operation(
+            "POST",
+            f"{executions.PATH}/cancel",
+            "Cancel a run",
+            {200: json("It is cancelled", an_object(code=TEXT, message=TEXT, data=data))},
+            body=executions.CancelRequest,
+            refusals=(404, 409),
+        ),
+    ]
+
+
+def _adk() -> list[Operation]:
+    many, one = adk_apps.PATH, f"{adk_apps.PATH}/{{session}}"
+    # what an ADK server answers is relayed as it is
+    upstream = (404, 409, 502, 504)
+    session = json("The session", OBJECT)
+    operation = partial(Operation, tag="adk", shape="detail", refusals=upstream)
+    create = partial(operation, needs=_START, body_required=False)
+    leg = partial(operation, needs=_START, body=RunAgentRequest)
+    return [
+        leg(
+            "POST",
+            run_sse.PATH,
+            "Start a run, or answer a pause, and stream the leg",
+            {200: _STREAM},
+            refusals=(*upstream, 501),
+        ),
+        leg(
+            "POST",
+            adk_run.PATH,
+            "The same leg as one list, once it is over",
+            {200: json("The leg's events", a_list(OBJECT))},
+            refusals=(*upstream, 500, 501),
+        ),
+        operation(
+            "GET",
+            many,
+            "A user's sessions",
+            {200: json("The sessions, without events", a_list(OBJECT))},
+        ),
+        create("POST", many, "Create a session", {200: session}, body=adk_apps.CreateRequest),
+        operation("GET", one, "A session with its events", {200: session}),
+        create(
+            "POST",
+            one,
+            "Create a session of this id; the body is its state",
+            {200: session},
+            body={"type": ["object", "null"]},
+        ),
+        operation("DELETE", one, "Delete a session", {200: json("Null", _ANYTHING)}, needs=_START),
+        operation(
+            "GET",
+            adk_legacy.PATH,
+            "The session's latest run, in the legacy events",
+            _FOLLOWED,
+            parameters=by.CURSOR,
+            refusals=(404, 410),
+        ),
+        operation(
+            "POST",
+            adk_legacy.PATH,
+            "Start a run in the session",
+            {200: json("It is begun", an_object(success={"type": "boolean"}, sessionId=TEXT))},
+            needs=_START,
+            body=adk_legacy.QueryRequest,
+            refusals=(404,),
+        ),
+    ]
+
+
+def _agno(kind: str) -> list[Operation]:
+    path = f"/{kind}s"
+    runs = f"{path}/{{id}}/runs"
+    named = an_object(id=TEXT, name=TEXT)
+    leg = {200: Answer("The leg as a stream, or the run", {SSE: STREAM, JSON: OBJECT})}
+    operation = partial(Operation, tag="agno", shape="detail")
+    begin = partial(operation, body_types=(*FORMS, JSON))
+    return [
+        operation("GET", path, f"Every {kind}", {200: json("Ids and names", a_list(named))}),
+        operation(
+            "GET",
+            f"{path}/{{id}}",
+            f"One {kind}",
+            {200: json("Its id and name", named)},
+            refusals=(404,),
+        ),
+        begin("POST", runs, "Start a run", leg, needs=_START, body=RunRequest, refusals=(404,)),
+        begin(
+            "POST",
+            f"{runs}/{{run_id}}/continue",
+            "Answer a pause",
+            leg,
+            needs=("decide",),
+            body=ContinueRequest,
+            refusals=(404, 409, 410),
+        ),
+        operation(
+            "POST",
+            f"{runs}/{{run_id}}/cancel",
+            "Cancel a run",
+            {200: json("It is cancelled, or being cancelled", OBJECT)},
+            needs=_START,
+            parameters=(by.OF_SESSION,),
+            refusals=(404, 409),
+        ),
+    ]
+
+
+def _agui() -> list[Operation]:
+    contract = "/api/v1/agent/runs/{thread_id}"
+    page = an_object(threadId=TEXT, events=a_list(OBJECT), next=NULLABLE)
+    operation = partial(Operation, tag="agui", refusals=(404, 410))
+    return [
+        operation(
+            "POST",
+            agui_surface.PATH,
+            "Start a run, or answer a pause, and stream the leg",
+            _FOLLOWED,
+            shape="detail",
+            needs=_START,
+            body=RunAgentInput,
+            refusals=(404, 409, 410),
+        ),
+        operation(
+            "GET",
+            "/agui/{agent}/threads/{thread_id}/events",
+            "A thread's runs in turn",
+            _FOLLOWED,
+            shape="detail",
+            parameters=(by.PRELUDE, by.PROTOCOL_VERSION, by.NAMES, by.USER, *by.CURSOR),
+        ),
+        operation(
+            "GET",
+            f"{contract}/events",
+            "A thread's runs in turn, as the agent runs contract has them",
+            _FOLLOWED,
+            parameters=(by.AGENT, by.USER, *by.CURSOR),
+        ),
+        operation(
+            "GET",
+            f"{contract}/history",
+            "The same events as pages",
+            {200: json("A page", page)},
+            parameters=(by.AGENT, by.USER, *by.CURSOR, by.limit(MAX_PAGE)),
+        ),
+    ]
+
+
+def _approvals() -> list[Operation]:
+    one = "/v1/approvals/{approval_id}"
+    operation = partial(Operation, tag="approvals")
+    return [
+        operation(
+            "GET",
+            "/v1/approvals",
+            "The caller's approvals",
+            {200: json("The approvals", an_object(approvals=a_list(OBJECT)))},
+            parameters=by.APPROVALS,
+        ),
+        operation("GET", one, "One approval", {200: json("It", ApprovalRecord)}, refusals=(404,)),
+        operation(
+            "POST",
+            f"{one}/decision",
+            "Decide",
+            {200: json("As it is decided", ApprovalRecord)},
+            needs=("decide",),
+            body=DecisionBody,
+            refusals=(404, 409),
+        ),
+    ]
+
+
+def _credentials() -> list[Operation]:
+    operation = partial(Operation, tag="credentials", needs=())
+    token = an_object(id=TEXT, user_id=TEXT, created_at=TEXT, expires_at=TEXT)
+    known = an_object(user_id=TEXT, scopes=a_list(TEXT), expires_at=TEXT)
+    return [
+        operation(
+            "POST", "/v1/login", "A bearer becomes the cookie", {200: json("Who it is", known)}
+        ),
+        operation("POST", LOGOUT, "Take the cookies back", {204: _DONE}, needs=None),
+        operation(
+            "GET",
+            "/v1/csrf",
+            "A CSRF token, for the cookie's requests",
+            {200: json("The token", an_object(csrf_token=TEXT, header=TEXT))},
+        ),
+        operation(
+            "POST",
+            "/v1/tokens",
+            "A stream token, told this once",
+            {201: json("The token", {"allOf": [token, an_object(token=TEXT)]})},
+            needs=("read",),
+            body=TokenRequest,
+            refusals=(409,),
+        ),
+        operation(
+            "GET",
+            "/v1/tokens",
+            "One's own stream tokens",
+            {200: json("The tokens", an_object(tokens=a_list(token)))},
+            needs=("read",),
+            refusals=(409,),
+        ),
+        operation(
+            "DELETE",
+            "/v1/tokens/{token_id}",
+            "Revoke a stream token",
+            {204: _DONE},
+            needs=("read",),
+            refusals=(404, 409),
+        ),
+    ]
+
+
+OPERATIONS: Final = (
+    *_v1(),
+    *_executions(),
+    *_adk(),
+    *(operation for kind in KINDS for operation in _agno(kind)),
+    *_agui(),
+    *_approvals(),
+    *_credentials(),
+)
