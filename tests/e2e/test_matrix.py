@@ -1,0 +1,370 @@
+"""Every upstream, in every situation, in every dialect: whole, in order, with one end.
+
+A run is started once. It is read live in all dialects at once, and then again from its middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pytest
+import pytest_asyncio
+
+from penstock import sse
+from penstock.settings import Config
+from penstock.sse import Frame
+from penstock_edge.service import EdgeService
+from penstock_edge.views import DIALECTS
+from support import agui_rules
+from support.nats import NatsServer
+from support.pipeline import PIPELINE, TERMINAL, Event, Pipeline, pipeline
+from support.upstreams import Upstream
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
+
+PYDANTIC_AI = ("text", "tool", "parallel", "reasoning", "approval", "error", "slow")
+AGNO_AGUI = ("text", "parallel", "approval", "error", "slow")
+
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """How a run goes, whoever runs it."""
+
+    shows: str = "lifecycle.started"  # an event that it must have
+    ends: str = "completed"
+    decision: str = ""  # about what the run asks
+    cancelled: bool = False  # by the user, once it speaks
+
+
+SCENARIOS: Final[Mapping[str, Scenario]] = {
+    "text": Scenario("llm.stream"),
+    "tools": Scenario("llm.tool_result"),
+    "reasoning": Scenario("llm.reasoning"),
+    "approved": Scenario("approval.requested", decision="approve"),
+    "rejected": Scenario("approval.requested", decision="reject"),
+    "error": Scenario(ends="failed"),
+    "step error": Scenario("workflow.step_failed"),  # an Agno workflow goes on, and says so
+    "cancel": Scenario("llm.stream", ends="cancelled", cancelled=True),
+}
+OUTCOMES: Final = {"approve": "ok", "reject": "rejected"}
+
+# What to say to whom: tests/upstreams has the words. Agno's AG-UI server has no reasoning.
+WORDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    "agno agent": {
+        "text": ("assistant", "text"),
+        "tools": ("assistant", "tools"),
+        "reasoning": ("assistant", "reason"),
+        "approved": ("assistant", "confirm"),
+        "rejected": ("assistant", "confirm"),
+        "error": ("assistant", "failmid"),
+        "cancel": ("assistant", "slow"),
+    },
+    "agno team": {
+        "text": ("team", "text"),
+        "tools": ("team", "delegate2"),
+        "reasoning": ("team", "reason"),
+        "approved": ("team", "delegateconfirm"),
+        "rejected": ("team", "teamconfirm"),
+        "error": ("team", "failmid"),
+        "cancel": ("team", "delegateslow"),
+    },
+    "agno workflow": {
+        "text": ("flow", "text"),
+        "tools": ("flow", "tool"),
+        "reasoning": ("flow", "reason"),
+        "approved": ("gated-flow", "text"),
+        "rejected": ("gated-flow", "text"),
+        "step error": ("flow", "failmid"),
+        "cancel": ("flow", "slow"),
+    },
+    "adk": {
+        "text": ("adk", "plain hi"),
+        "tools": ("adk", "parallel"),
+        "reasoning": ("adk", "think"),
+        "approved": ("adk", "confirm"),
+        "rejected": ("adk", "bigconfirm"),
+        "error": ("adk", "midstream"),
+        "cancel": ("adk", "slow 100 50"),
+    },
+    "pydantic-ai": {
+        "text": ("pydantic-ai-text", "hi"),
+        "tools": ("pydantic-ai-parallel", "hi"),
+        "reasoning": ("pydantic-ai-reasoning", "hi"),
+        "approved": ("pydantic-ai-approval", "delete it"),
+        "rejected": ("pydantic-ai-approval", "delete it"),
+        "error": ("pydantic-ai-error", "hi"),
+        "cancel": ("pydantic-ai-slow", "hi"),
+    },
+    "agno by AG-UI": {
+        "text": ("agno-text", "hi"),
+        "tools": ("agno-parallel", "hi"),
+        "approved": ("agno-approval", "delete it"),
+        "rejected": ("agno-approval", "delete it"),
+        "error": ("agno-error", "hi"),
+        "cancel": ("agno-slow", "hi"),
+    },
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def penstock(
+    nats_server: NatsServer,
+    agno_server: Upstream,
+    adk_server: Upstream,
+    pydantic_ai_server: Upstream,
+    agno_agui_server: Upstream,
+) -> AsyncIterator[Pipeline]:
+    agno = {"protocol": "agno", "url": agno_server.url}
+    urls = {f"pydantic-ai-{name}": f"{pydantic_ai_server.url}/{name}" for name in PYDANTIC_AI}
+    urls |= {f"agno-{name}": f"{agno_agui_server.url}/{name}/agui" for name in AGNO_AGUI}
+    agents: list[dict[str, Any]] = [
+        {"id": "assistant", "agent": "demo-agent", **agno},
+        {"id": "team", "agent": "demo-team", "kind": "team", **agno},
+        {"id": "flow", "agent": "simple-wf", "kind": "workflow", **agno},
+        {"id": "gated-flow", "agent": "hitl-wf", "kind": "workflow", **agno},
+        {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
+        *({"id": id, "protocol": "agui", "url": url} for id, url in urls.items()),
+    ]
+    config = Config.model_validate({"agents": agents})
+    async with pipeline(nats_server.url, config, (*PIPELINE, EdgeService)) as running:
+        yield running
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a dialect tells of a run, in no dialect's words."""
+
+    end: str
+    text: str
+    thoughts: str
+    tools: list[str]
+    results: int
+
+
+def joined(bodies: Sequence[tuple[str, Body]], type: str, field: str) -> str:
+    return "".join(body[field] for name, body in bodies if name == type)
+
+
+def executions(bodies: Sequence[Body], legs: int) -> Told:
+    """Canonical too: their events have the same names, and this much in common."""
+    assert [body["sequence"] for body in bodies] == list(range(1, len(bodies) + 1))
+    said = [("{category}.{action}".format(**body["event"]), body["data"]) for body in bodies]
+    types = [type for type, _ in said]
+    assert types[0] == "lifecycle.started"
+    assert [type in TERMINAL for type in types] == [False] * (len(types) - 1) + [True]
+    assert types.count("lifecycle.paused") == types.count("lifecycle.resumed") == legs - 1
+    return Told(
+        types[-1].removeprefix("lifecycle."),
+        joined(said, "llm.stream", "content"),
+        joined(said, "llm.reasoning", "thought"),
+        sorted(data["tool"] for type, data in said if type == "llm.tool_call"),
+        types.count("llm.tool_result"),
+    )
+
+
+def unified(bodies: Sequence[Body], legs: int) -> Told:
+    assert len({body["event_id"] for body in bodies}) == len(bodies)
+    said = [(body["type"], body["payload"]) for body in bodies]
+    types = [type for type, _ in said]
+    assert types[0] == "session_started"
+    assert types.index("session_ended") == len(types) - 1
+    assert types.count("agent_message_start") == types.count("agent_message_end")
+    end = said[-1][1]["reason"]
+    assert types.count("run_interrupted") == legs - 1 + (end == "cancelled")
+    return Told(
+        end,
+        joined(said, "agent_message_delta", "delta"),
+        joined(said, "agent_thought", "content"),
+        sorted(payload["tool_name"] for type, payload in said if type == "tool_call_started"),
+        types.count("tool_call_result"),
+    )
+
+
+def agui(bodies: Sequence[Body], legs: int) -> Told:
+    """Each leg is a run of AG-UI's, and only the last of them ends the run."""
+    assert agui_rules.faults(bodies) == agui_rules.faults(bodies, old=True) == []
+    said = [(body["type"], body) for body in bodies]
+    types = [type for type, _ in said]
+    ends = [at for at, type in enumerate(types) if type in ("RUN_FINISHED", "RUN_ERROR")]
+    assert ends[-1] == len(types) - 1
+    assert len(ends) == types.count("RUN_STARTED") == legs
+    assert all(bodies[at]["outcome"]["type"] == "interrupt" for at in ends[:-1])
+    failed = {"cancelled": "cancelled"}.get(bodies[-1].get("code", ""), "failed")
+    return Told(
+        "completed" if types[-1] == "RUN_FINISHED" else failed,
+        joined(said, "TEXT_MESSAGE_CONTENT", "delta"),
+        joined(said, "REASONING_MESSAGE_CONTENT", "delta"),
+        sorted(body["toolCallName"] for type, body in said if type == "TOOL_CALL_START"),
+        types.count("TOOL_CALL_RESULT"),
+    )
+
+
+def strict(bodies: Sequence[Body], legs: int) -> Told:
+    """Nothing that a client of AG-UI would wonder at."""
+    assert agui_rules.remarks(bodies) == []
+    return agui(bodies, legs)
+
+
+def adk(bodies: Sequence[Body], legs: int) -> Told:
+    """A good end has no word in ADK, a bad one is the last that is said."""
+    errors = [body for body in bodies if {"error", "errorCode"} & body.keys()]
+    assert bodies[len(bodies) - len(errors) :] == errors
+    ids = [body["id"] for body in bodies if "id" in body and not body.get("partial")]
+    assert len(set(ids)) == len(ids)
+    parts = [
+        (body.get("partial", False), part)
+        for body in bodies
+        for part in body.get("content", {}).get("parts", ())
+    ]
+    pieces = [part for partial, part in parts if partial]
+    calls = [part["functionCall"]["name"] for _, part in parts if "functionCall" in part]
+    aborted = {body.get("errorCode") for body in errors} == {"INVOCATION_ABORTED"}
+    return Told(
+        "cancelled" if aborted else "failed" if errors else "completed",
+        "".join(part.get("text", "") for part in pieces if not part.get("thought")),
+        "".join(part["text"] for part in pieces if part.get("thought")),
+        sorted(name for name in calls if not name.startswith("adk_request_")),
+        sum("functionResponse" in part for _, part in parts),
+    )
+
+
+AGNO_ENDS: Final = {"RunCompleted": "completed", "RunError": "failed", "RunCancelled": "cancelled"}
+
+
+def agno(bodies: Sequence[Body], legs: int) -> Told:
+    """A call that was asked about and never starts was refused: its result is that."""
+    outer = [body["event"] for body in bodies if "parent_run_id" not in body]
+    assert outer[0] == "RunStarted"
+    assert [name in AGNO_ENDS for name in outer] == [False] * (len(outer) - 1) + [True]
+    assert bodies[-1]["event"] == outer[-1]
+    assert outer.count("RunPaused") == outer.count("RunContinued") == legs - 1
+    said = [(body["event"], body) for body in bodies]
+    started = [body["tool"] for name, body in said if name == "ToolCallStarted"]
+    asked = [tool for name, body in said if name == "RunPaused" for tool in body.get("tools", ())]
+    ids = {tool["tool_call_id"] for tool in started}
+    refused = [
+        tool
+        for tool in asked
+        # a request about no tool has the name of its kind
+        if tool["tool_call_id"] not in ids and tool["tool_name"] != "confirmation"
+    ]
+    answered = [name for name, _ in said if name in ("ToolCallCompleted", "ToolCallError")]
+    return Told(
+        AGNO_ENDS[outer[-1]],
+        "".join(body.get("content", "") for name, body in said if name == "RunContent"),
+        joined(said, "RunContent", "reasoning_content"),
+        sorted(tool["tool_name"] for tool in started + refused),
+        len(answered) + len(refused),
+    )
+
+
+# Asserts what the dialect says of order and end, and reads it.
+READERS: Final[Mapping[str, Callable[[Sequence[Body], int], Told]]] = {
+    "canonical": executions,
+    "executions": executions,
+    "unified": unified,
+    "agui": strict,
+    "agui+runs": agui,
+    "adk": adk,
+    "agno": agno,
+}
+
+
+@dataclass(slots=True)
+class Reader:
+    """A client of every dialect, over HTTP."""
+
+    penstock: Pipeline
+    run_id: str
+
+    async def read(self, dialect: str, after: str | None = None) -> list[Frame]:
+        """The run's frames after that id, to the end of the response."""
+        answer = await self.penstock.http.get(
+            f"/v1/runs/{self.run_id}/events",
+            params={"dialect": dialect},
+            headers={"last-event-id": after} if after else {},
+            timeout=30,
+        )
+        assert answer.status_code == (200 if answer.content else 204)
+        return sse.Parser().feed(answer.content)
+
+    async def read_all(self, after: Mapping[str, str | None]) -> dict[str, list[Frame]]:
+        """All dialects at once, each after its id."""
+        read = await asyncio.gather(*(self.read(*each) for each in after.items()))
+        return dict(zip(after, read, strict=True))
+
+
+async def lived(penstock: Pipeline, run_id: str, scenario: Scenario) -> list[Event]:
+    """The run's events, once it was decided or cancelled and has ended."""
+    if scenario.decision:
+        *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
+        reply = await penstock.decide(paused.data["approval_id"], scenario.decision)
+        assert reply.status == 200, reply.detail
+    if scenario.cancelled:
+        await penstock.events_until(run_id, "llm.stream")
+        answer = await penstock.http.post(f"/v1/runs/{run_id}/cancel", timeout=30)
+        assert answer.status_code == 200, answer.text
+    return await penstock.ended(run_id)
+
+
+async def test_every_dialect_is_in_the_matrix() -> None:
+    assert {*READERS, "raw"} == set(DIALECTS)
+
+
+@pytest.mark.parametrize(
+    ("upstream", "name"),
+    [(upstream, name) for upstream, words in WORDS.items() for name in words],
+)
+async def test_a_run_is_whole_in_order_and_ends_once_in_every_dialect(
+    penstock: Pipeline, upstream: str, name: str
+) -> None:
+    agent, words = WORDS[upstream][name]
+    scenario = SCENARIOS[name]
+    message = f"{words} {uuid.uuid4().hex[:8]}"
+    answer = await penstock.http.post("/v1/runs", json={"agent": agent, "message": message})
+    assert answer.status_code == 202, answer.text
+    reader = Reader(penstock, answer.json()["run_id"])
+    live = asyncio.create_task(reader.read_all(dict.fromkeys(DIALECTS)))
+    events = await lived(penstock, reader.run_id, scenario)
+    streams = await live
+
+    assert scenario.shows in [event.type for event in events]
+    results = [event.data["outcome"] for event in events if event.type == "llm.tool_result"]
+    if scenario.decision and results:  # a step of a workflow is no tool
+        assert OUTCOMES[scenario.decision] in results
+
+    legs = 2 if scenario.decision else 1
+    told = {
+        dialect: read([json.loads(frame.data) for frame in streams[dialect]], legs)
+        for dialect, read in READERS.items()
+    }
+    whole = told["canonical"]
+    assert whole.end == scenario.ends
+    # what nobody streamed, Agno's clients are shown at the end
+    output = events[-1].data.get("summary", "") if upstream == "agno workflow" else ""
+    in_agno = replace(whole, text=whole.text + output)
+    assert told == dict.fromkeys(READERS, whole) | {"agno": in_agno}
+    bodies = [await penstock.body(reader.run_id, leg) for leg in range(1, legs + 1)]
+    frames = [frame for body in bodies for frame in sse.Parser().feed(body)]
+    assert told_by(streams["raw"]) == told_by(frames)
+
+    middles = {dialect: len(frames) // 2 for dialect, frames in streams.items()}
+    ids = {dialect: streams[dialect][middle - 1].id for dialect, middle in middles.items()}
+    assert await reader.read_all(ids) == {
+        dialect: streams[dialect][middle:] for dialect, middle in middles.items()
+    }
+    ends = {dialect: frames[-1].id for dialect, frames in streams.items()}
+    assert await reader.read_all(ends) == {dialect: [] for dialect in DIALECTS}
+
+
+def told_by(frames: Sequence[Frame]) -> list[tuple[bytes, str | None]]:
+    """What an upstream says; its ids are not ours."""
+    return [(frame.data, frame.event) for frame in frames]
