@@ -47,9 +47,11 @@ async def test_runs_of_one_session_are_called_in_order_one_at_a_time(
     turns = Turns()
     upstream.script(turns)
     async with pipeline(nats_server.url, agents(upstream), TWO) as penstock:
-        run_ids = [
+        run_ids = [await penstock.start_run("agno", "0", session_id="s-order")]
+        await penstock.events_until(run_ids[0], "lifecycle.started")
+        run_ids += [
             await penstock.start_run("agno", str(number), session_id="s-order")
-            for number in range(8)
+            for number in range(1, 8)
         ]
         for run_id in run_ids:
             await penstock.events_until(run_id, "lifecycle.started")

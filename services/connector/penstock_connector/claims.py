@@ -125,6 +125,8 @@ class Sessions:
 
         def change(record: SessionRecord) -> None:
             if mine not in record.queue:
+                # somebody may have stood here for this run who did not come to open it
+                record.queue = [turn for turn in record.queue if turn.run_id != mine.run_id]
                 # two connectors may join out of order; the first one may be running already
                 waiting = sorted([*record.queue[1:], mine], key=lambda turn: turn.sequence)
                 record.queue = [*record.queue[:1], *waiting]

@@ -104,9 +104,15 @@ class Legs:
         if earlier := self._legs.get(run_id):
             await asyncio.wait({earlier})  # it is putting its things in order
         await self._claims.begin(run_id)
+        session = session_key(command.user_id, command.agent, command.session_id)
+        mine = Turn(run_id=run_id, leg=number, pod=self._pod, sequence=sequence)
+        if agent is not None:
+            # before the `open`: a run that was seen to start stands before what is started then
+            await self._sessions.join(session, agent.id, command.session_id, mine)
         try:
             await writer.write("open", orjson.dumps(opened), leg=number)
         except FenceConflict:
+            await self._sessions.leave(session, run_id, self._pod)
             await self._claims.end(run_id)
             raise
         if agent is None:
@@ -114,9 +120,6 @@ class Legs:
             await writer.write(unknown.kind, orjson.dumps(unknown.facts), leg=number)
             await patiently(lambda: self._claims.end(run_id))
             return
-        session = session_key(command.user_id, agent.id, command.session_id)
-        mine = Turn(run_id=run_id, leg=number, pod=self._pod, sequence=sequence)
-        await patiently(lambda: self._sessions.join(session, agent.id, command.session_id, mine))
         upstream = self._upstreams[agent.protocol]
         leg = Leg(
             run_id=run_id,

@@ -195,6 +195,10 @@ class Run:
 
     async def _publish(self, fold: RunFold, frame: RawFrame, placed: list[Placed]) -> None:
         pattern = subjects.events_of_run(self._run_id)
+        begun = bool(self._first)
+        if begun:
+            # before the events: who has seen a run's end finds it in the list of runs
+            await self._index.follow(self._run_id, fold, placed, self._first)
         waiting = [event for event in placed if event.sequence > self._published]
         while waiting:
             # the first event of a run goes alone: the later ones carry its stream sequence
@@ -217,7 +221,8 @@ class Run:
                 for event in batch:
                     telemetry.EVENTS.labels(event.type).inc()
             waiting = [event for event in waiting if event.sequence > self._published]
-        await self._index.follow(self._run_id, fold, placed, self._first)
+        if not begun:
+            await self._index.follow(self._run_id, fold, placed, self._first)
 
     async def _reload_tail(self) -> None:
         tail = await fence.tail(self._bus, streams.EVENTS, subjects.events_of_run(self._run_id))
