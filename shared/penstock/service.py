@@ -199,7 +199,10 @@ async def serve(
         log.info("draining")
     finally:
         for service in reversed(services):
-            await service.stop()
+            try:
+                await service.stop()
+            except Exception:  # the others must still be stopped
+                log.exception("%s did not stop in good order", service.name)
         for http in (server, probes):
             if http is not None:
                 await http.stop()
