@@ -84,9 +84,9 @@ class Deployment:
     def approvals(self) -> str:
         return self.of("approvals")[-1].url
 
-    async def start(self, service: str) -> Instance:
-        """One more instance of a service, ready."""
-        port, probe_port = free_port(), free_port()
+    async def start(self, service: str, port: int | None = None) -> Instance:
+        """One more instance of a service, ready; at that port, or a free one."""
+        port, probe_port = port or free_port(), free_port()
         number = len(self.instances)
         process = servers.start(
             f"{service} {number}",
