@@ -169,6 +169,7 @@ DOCUMENT = Document(
             "One terminal lifecycle event, the last frame; then the connection closes",
             _LAST,
             _REAL,
+            "e2e/matrix::a_run_is_whole_in_order_and_ends_once_in_every_dialect",
             note="What automations say after the end is in the session's stream.",
         ),
         holds(

@@ -16,6 +16,7 @@ _SSE = "edge/session_events::a_session_is_its_runs_in_the_order_of_the_stream"
 _CUT = "edge/session_events::a_client_that_was_cut_at_any_frame_gets_exactly_the_rest"
 _CHOSEN = "edge/session_events::a_category_and_a_type_choose_unified_events_with_the_same_cursors"
 _SAME = "edge/socket::messages_are_the_data_of_the_sse_frames"
+_MATRIX = "e2e/matrix::a_run_is_whole_in_order_and_ends_once_in_every_dialect"
 _WORKFLOW = "e2e/real_servers::a_workflow_tells_its_steps"
 _GRAPH = "dialects/adk_decode::a_graph_gives_steps_a_transition_and_its_result"
 _GOLDEN = "dialects/unified_encode::a_recorded_run_gives_its_golden_frames"
@@ -271,7 +272,9 @@ DOCUMENT = Document(
             "contract/typescript::the_declarations_do_what_a_reader_needs",
             "e2e/agui_surface::text",
             "e2e/agui_surface::a_tool_that_needs_approval_runs_once_or_never",
-            note="Plain SSE and JSON; CopilotKit by AG-UI, checked with the real AG-UI client.",
+            "e2e/browser::an_eventsource_loses_its_edge_comes_back_and_misses_nothing",
+            note="Plain SSE and JSON, in a real browser; CopilotKit by AG-UI, checked with the real "
+            "AG-UI client.",
         ),
         holds(
             "UN42",
@@ -293,6 +296,7 @@ DOCUMENT = Document(
             "Every operation is traced",
             _COMPLETE,
             "dialects/unified_encode::every_canonical_type_is_told_or_listed_as_untold",
+            _MATRIX,
             note="What has no type here is listed in the catalogue; the canonical stream has all.",
         ),
         holds(
