@@ -161,6 +161,12 @@ async def test_since_before_everything_begins_at_the_beginning_and_the_future_is
     assert cursors
 
 
+@pytest.mark.parametrize("since", ["0001-01-01T00:00:00+12:00", "9999-12-31T23:59:59-12:00"])
+async def test_a_time_at_the_calendars_edge_is_a_time(edge: Client, since: str) -> None:
+    answer = await edge.get(PATH, params={"since": since, "limit": "1"}, headers=JSON)
+    assert answer.status_code == 200, answer.text
+
+
 async def test_the_marker_stands_between_replay_and_live(
     follow: Callable[..., Stream], runs: list[PretendRun]
 ) -> None:

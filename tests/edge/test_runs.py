@@ -246,7 +246,18 @@ async def test_runs_are_filtered_by_agent_and_status(edge: Client, bus: Bus) -> 
     assert (await edge.get(f"{path}&agent=helper")).json()["runs"] == []
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=99999", "status=odd", "before=xyz"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=x",
+        "limit=99999",
+        "limit=0000000019",
+        f"limit=0000000010{'0' * 5000}",
+        "status=odd",
+        "before=xyz",
+    ],
+)
 async def test_a_wrong_query_is_422_and_named(edge: Client, query: str) -> None:
     answer = await edge.get(f"/v1/runs?{query}")
     assert answer.status_code == 422

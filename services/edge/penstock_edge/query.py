@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from starlette.requests import HTTPConnection
 
 from penstock.dialects.unified import selected
 from penstock.web.problems import Problem
 from penstock_edge.cursor import Cursor
 from penstock_edge.views import TYPED
+
+MAX_DIGITS: Final = 9  # of what is read as a number at all: int() refuses thousands of them
 
 
 def cursor_of(request: HTTPConnection) -> Cursor | None:
@@ -32,7 +36,8 @@ def number(text: str | None, name: str, default: int, most: int) -> int:
     """A number from 1 on. Raises Problem 422."""
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= most:
+    digits = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+    if not digits or not 1 <= int(text) <= most:
         raise Problem(422, f"{name}: must be a number from 1 to {most}")
     return int(text)
 

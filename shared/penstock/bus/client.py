@@ -219,8 +219,8 @@ class Bus:
     async def since(self, stream: str, time: datetime) -> Stored | None:
         """The first message that was stored at that time or later; None when there is none."""
         # the server counts nanoseconds since 1970 in 64 bits
-        time = min(max(time.astimezone(UTC), _FIRST_TIME), _LAST_TIME)
-        return await self._message(stream, {"start_time": time.isoformat()})
+        within = min(max(time, _FIRST_TIME), _LAST_TIME).astimezone(UTC)
+        return await self._message(stream, {"start_time": within.isoformat()})
 
     async def _message(self, stream: str, which: dict[str, Any]) -> Stored | None:
         try:
