@@ -273,8 +273,8 @@ DOCUMENT = Document(
             "e2e/agui_surface::text",
             "e2e/agui_surface::a_tool_that_needs_approval_runs_once_or_never",
             "e2e/browser::an_eventsource_loses_its_edge_comes_back_and_misses_nothing",
-            note="Plain SSE and JSON, in a real browser; CopilotKit by AG-UI, checked with the real "
-            "AG-UI client.",
+            note="Plain SSE and JSON, in a real browser too; CopilotKit by AG-UI, checked with the "
+            "real AG-UI client.",
         ),
         holds(
             "UN42",
