@@ -1,0 +1,209 @@
+"""Schemathesis over our OpenAPI: whatever is sent, no 5xx, and nothing that is not declared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import httpx
+import orjson
+import pytest
+import pytest_asyncio
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import APIOperation, Case, GenerationMode, Response
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from penstock_cli.openapi import document
+from penstock_cli.openapi.operation import JSON, SSE
+from support.access import ROWS, Row
+from support.nats import NatsServer
+from support.secured import Secured, bearer, secured
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EXAMPLES: Final = 10  # of each operation, with authentication and without
+CHECKS: Final = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+# Made up, these would nearly always be unknown: with them a request comes further.
+KNOWN: Final[dict[str, Any]] = {
+    "agent": "assistant",
+    "appName": "assistant",
+    "userId": "alice",
+    "user_id": "alice",
+    "topologyId": 123,
+    "subjects": "llm.*",
+    "after": "1-0",
+    "Last-Event-ID": "3-0",
+    "since": "2026-01-31T12:00:00Z",
+}
+CALLERS: Final[tuple[dict[str, str], ...]] = (
+    bearer(),
+    bearer(),
+    bearer(),
+    bearer(),
+    bearer("bob"),
+    {"authorization": "Bearer nobody"},
+    {"cookie": "__Host-penstock_token=nobody"},
+    {},
+)
+MOSTLY: Final = st.sampled_from((True, True, True, False))
+ACCEPTED: Final = ("*/*", JSON, SSE)
+# Schemathesis opens no WebSockets.
+SOCKET: Final = "/v1/sessions/{session_id}/events/ws"
+
+Operation = APIOperation[Any, Any, Any, Any]
+Asked = Case[Operation]
+
+
+def operations() -> list[Operation]:
+    schema = schemathesis.openapi.from_dict(document())
+    # CALLERS are: made up, they would all be refused at the door
+    schema.config.generation.update(with_security_parameters=False)
+    found = [each.ok() for each in schema.get_all_operations() if isinstance(each, Ok)]
+    return [operation for operation in found if operation.path != SOCKET]
+
+
+def cases(operation: Operation) -> st.SearchStrategy[Asked]:
+    """What fits the document, and what does not, where there is anything to get wrong."""
+    fitting = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+    if not any(operation.iter_parameters()) and not operation.body:
+        return fitting
+    return fitting | operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+
+
+def row_of(operation: Operation) -> Row:
+    def unnamed(path: str) -> str:
+        return re.sub(r"{\w+}", "{}", path)
+
+    asked = operation.method.upper(), unnamed(operation.path)
+    return next(row for row in ROWS if (row.method, unnamed(row.route)) == asked)
+
+
+def with_known(made: Any, known: Mapping[str, Any], data: st.DataObject) -> Any:
+    """The same, most of its fields with a value that exists."""
+    if not isinstance(made, Mapping):
+        return made
+    return {
+        name: known[name] if name in known and data.draw(MOSTLY) else value
+        for name, value in made.items()
+    }
+
+
+def nearly_right(made: Any, good: Any, data: st.DataObject) -> Any:
+    """The body of a request that is served, with some of the fields made up."""
+    if not isinstance(made, Mapping) or not isinstance(good, Mapping) or not data.draw(MOSTLY):
+        return made
+    fields = sorted(made, key=str)
+    chosen = data.draw(st.sets(st.sampled_from(fields), max_size=2)) if fields else set()
+    return {**good, **{name: made[name] for name in chosen}}
+
+
+async def ask(http: httpx.AsyncClient, case: Asked, headers: dict[str, str]) -> Response:
+    """Of a stream the head alone is read: it may have no end."""
+    kwargs = case.as_transport_kwargs(base_url=str(http.base_url), headers=headers)
+    prepared = requests.Request(**kwargs).prepare()
+    body = prepared.body or b""
+    assert isinstance(body, str | bytes)
+    request = httpx.Request(
+        case.method,
+        str(prepared.url),
+        headers=[
+            (name.encode(), value.encode("latin-1") if isinstance(value, str) else value)
+            for name, value in prepared.headers.items()
+        ],
+        content=body,
+    )
+    answer = await http.send(request, stream=True)
+    try:
+        endless = answer.headers.get("content-type", "").startswith(SSE)
+        content = b"" if endless else await answer.aread()
+    finally:
+        await answer.aclose()
+    told = {name: answer.headers.get_list(name) for name in answer.headers}
+    return Response(answer.status_code, told, content, prepared, 0.0, verify=False)
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path_factory.mktemp("schemathesis"), name="nats of schemathesis")
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["asked", "not asked"])
+async def penstock(nats: NatsServer, request: pytest.FixtureRequest) -> AsyncIterator[Secured]:
+    """Callers are asked who they are, or nobody is."""
+    open_to_all = request.param != "asked"
+    async with secured(nats.url, ALLOW_UNAUTHENTICATED_SSE=open_to_all) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def names(penstock: Secured, operation: Operation) -> dict[str, str]:
+    """What the ids in paths and bodies stand for."""
+    row = row_of(operation)
+    asked = (await penstock.http.get("/v1/csrf")).status_code == 401
+    if not asked:
+        row = replace(row, route=row.route.replace("{token_id}", "none"))  # there are none
+    known = await penstock.given(row)
+    known |= {"agent": known["id"], "thread_id": known["session_id"]}
+    return {"token_id": "none"} | known
+
+
+@pytest.mark.parametrize("operation", operations(), ids=lambda each: each.label)
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+async def test_whatever_is_sent_the_answer_is_declared_and_no_5xx(
+    penstock: Secured, operation: Operation, names: dict[str, str], data: st.DataObject
+) -> None:
+    case = data.draw(cases(operation))
+    good = orjson.dumps(row_of(operation).body).decode()
+    for name, value in names.items():
+        good = good.replace(f"{{{name}}}", value)
+    case.path_parameters = with_known(case.path_parameters, names, data)
+    case.query = with_known(case.query, KNOWN, data)
+    case.headers = with_known(case.headers, KNOWN, data)
+    case.body = nearly_right(with_known(case.body, KNOWN, data), orjson.loads(good), data)
+    headers = {
+        **data.draw(st.sampled_from(CALLERS)),
+        "accept": data.draw(st.sampled_from(ACCEPTED)),
+    }
+    case.validate_response(await ask(penstock.http, case, headers), checks=CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (500, {"type": "", "title": "", "status": 500, "detail": ""}, "Server error"),
+        (418, {"type": "", "title": "", "status": 418, "detail": ""}, "Undocumented status code"),
+        (404, {"message": "unknown"}, "Response violates schema"),
+    ],
+)
+async def test_a_wrong_answer_is_found_out(status: int, body: dict[str, Any], why: str) -> None:
+    operation = next(each for each in operations() if each.label == "GET /v1/runs/{run_id}")
+    case = operation.Case(path_parameters={"run_id": "r"})
+    answer = httpx.Response(
+        status, headers={"content-type": "application/problem+json"}, content=orjson.dumps(body)
+    )
+    transport = httpx.MockTransport(lambda request: answer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as http:
+        response = await ask(http, case, {})
+    with pytest.raises(FailureGroup, match=why):
+        case.validate_response(response, checks=CHECKS)
