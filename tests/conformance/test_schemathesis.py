@@ -87,12 +87,14 @@ def cases(operation: Operation) -> st.SearchStrategy[Asked]:
     return fitting | operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
 
 
-def row_of(operation: Operation) -> Row:
-    def unnamed(path: str) -> str:
-        return re.sub(r"{\w+}", "{}", path)
+def told(method: str, path: str) -> tuple[str, str]:
+    """A route, whatever its ids are called."""
+    return method.upper(), re.sub(r"{\w+}", "{}", path)
 
-    asked = operation.method.upper(), unnamed(operation.path)
-    return next(row for row in ROWS if (row.method, unnamed(row.route)) == asked)
+
+def row_of(operation: Operation) -> Row:
+    asked = told(operation.method, operation.path)
+    return next(row for row in ROWS if told(row.method, row.route) == asked)
 
 
 def with_known(made: Any, known: Mapping[str, Any], data: st.DataObject) -> Any:
@@ -186,6 +188,30 @@ async def test_whatever_is_sent_the_answer_is_declared_and_no_5xx(
         "accept": data.draw(st.sampled_from(ACCEPTED)),
     }
     case.validate_response(await ask(penstock.http, case, headers), checks=CHECKS)
+
+
+@pytest.mark.parametrize("penstock", ["asked"], indirect=True, scope="module")
+async def test_a_method_that_is_not_declared_is_405(penstock: Secured) -> None:
+    for path, item in document()["paths"].items():
+        if path == SOCKET:
+            continue
+        for method in {"get", "post", "put", "patch", "delete"} - set(item):
+            answer = await penstock.http.request(method, path, headers=bearer())
+            assert answer.status_code == 405, (method, path)
+            assert answer.headers["allow"]
+
+
+@pytest.mark.parametrize("penstock", ["asked"], indirect=True, scope="module")
+async def test_a_body_of_another_kind_is_415(penstock: Secured) -> None:
+    for path, item in document()["paths"].items():
+        for method, operation in item.items():
+            if "requestBody" not in operation:
+                continue
+            row = next(row for row in ROWS if told(row.method, row.route) == told(method, path))
+            url = row.route.format(**await penstock.given(row))
+            headers = bearer() | {"content-type": "text/plain"}
+            answer = await penstock.http.request(method, url, headers=headers, content=b"{}")
+            assert answer.status_code == 415, (method, path)
 
 
 @pytest.mark.parametrize(
