@@ -356,7 +356,8 @@ async def test_a_run_is_whole_in_order_and_ends_once_in_every_dialect(
     frames = [frame for body in bodies for frame in sse.Parser().feed(body)]
     assert told_by(streams["raw"]) == told_by(frames)
 
-    middles = {dialect: len(frames) // 2 for dialect, frames in streams.items()}
+    # a run that was cancelled early may have one frame
+    middles = {dialect: max(1, len(frames) // 2) for dialect, frames in streams.items()}
     ids = {dialect: streams[dialect][middle - 1].id for dialect, middle in middles.items()}
     assert await reader.read_all(ids) == {
         dialect: streams[dialect][middle:] for dialect, middle in middles.items()
