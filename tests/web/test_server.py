@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
@@ -348,3 +353,21 @@ def test_no_name_but_localhost_is_loopback() -> None:
         False,
         False,
     ]
+
+
+async def test_no_answer_waits_for_an_acknowledgement() -> None:
+    """Nagle's algorithm would hold the body back until the client has acknowledged the head."""
+
+    async def show(request: Request) -> Response:
+        # uvicorn's cycle has the connection
+        connection = request.receive.__self__.transport.get_extra_info("socket")  # type: ignore[attr-defined]
+        return Response(str(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+
+    server = Server([Route("/", show)], "127.0.0.1", 0)
+    await server.start()
+    try:
+        async with httpx.AsyncClient() as http:
+            answer = await http.get(f"http://127.0.0.1:{server.port}/")
+    finally:
+        await server.stop()
+    assert int(answer.text) != 0
