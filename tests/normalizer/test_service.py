@@ -176,6 +176,24 @@ async def test_an_event_over_the_payload_limit_goes_by_reference(nats_server: Na
     assert body["data"]["content"] == large
 
 
+async def test_a_run_goes_on_once_what_stood_in_its_way_is_gone(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
+        run = Run(bus)
+        await bus.bucket("runs").put(run.run_id, b"no record")
+        await run.open()
+        await run.bytes(agno_text("one"))
+        await run.end()
+
+        async def told() -> bool:
+            return f"run {run.run_id}: stands at RAW" in caplog.text
+
+        await eventually(told)
+        await bus.bucket("runs").delete(run.run_id)
+        check_order(await run.until("lifecycle.completed"), ["one"])
+
+
 async def test_the_list_of_runs_shows_the_beginning_of_a_huge_answer(
     nats_server: NatsServer,
 ) -> None:

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 # an atomic batch costs 4 to 7 ms whatever its size: below this, one by one is faster
 BATCH_FROM = 50
+BROKEN_RETRY_S = 1.0
 
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
@@ -97,6 +98,12 @@ class Run:
                 log.warning("run %s: once more, from the streams: %s", self._run_id, error)
                 self._fold = None
                 await asyncio.sleep(fence.RETRY_S)
+                continue
+            except Exception:
+                # say a record that cannot be read: to skip the frame would leave a gap for ever
+                log.exception("run %s: stands at RAW %d", self._run_id, stored.sequence)
+                self._fold = None
+                await asyncio.sleep(BROKEN_RETRY_S)
                 continue
             self._frames.popleft()
             self._done(stored.sequence)
