@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup upstreams node agui-client run test lint types imports contract bench lock format clean
+.PHONY: help setup upstreams node agui-client run test lint types imports contract bench chaos chaos-long lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/cli services/connector services/edge \
@@ -10,7 +10,7 @@ DEMO_UPSTREAMS := agno adk
 UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Make .venv from the lock; does nothing when it is current
 	@deploy/venv.sh .venv deploy/requirements-dev.txt $(MEMBERS)
@@ -56,6 +56,13 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 
 bench: setup upstreams ## Measure
 	@$(BIN)/python -m pytest tests/bench -m bench -p no:xdist --timeout 900 -s
+
+chaos: setup upstreams ## Kill, cut and flood for minutes, then check every run (SEED=n replays)
+	@$(BIN)/python -m pytest tests -m chaos -p no:xdist --timeout 1800 -s
+
+chaos-long: setup upstreams ## The same with 500 kills, under many seeds
+	@PENSTOCK_CHAOS_KILLS=500 $(BIN)/python -m pytest tests/chaos -m chaos -p no:xdist \
+		--timeout 7200 -s
 
 COMPILE := CUSTOM_COMPILE_COMMAND="make lock" ../.venv/bin/pip-compile --quiet --generate-hashes \
 	--allow-unsafe --strip-extras --no-emit-options
