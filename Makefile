@@ -10,7 +10,7 @@ DEMO_UPSTREAMS := agno adk
 UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Make .venv from the lock; does nothing when it is current
 	@deploy/venv.sh .venv deploy/requirements-dev.txt $(MEMBERS)
