@@ -2,6 +2,10 @@
 
 A service starts its consumers last and drains them first, so that nothing is taken that cannot be
 finished. `python -m penstock_<name>` is `main(<its class>)`.
+
+SIGTERM and SIGINT: not ready at once, then every service drains side by side for up to
+`PENSTOCK_DRAIN_S`, then they stop in order. A second signal, or the end of the grace, goes on to
+the stopping, which is bounded too; a third ends the process as it stands.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ import socket
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import uvloop
 from starlette.routing import BaseRoute
@@ -39,8 +43,11 @@ from penstock.web.server import WS_PING_S, BindRefused, Server
 
 log = logging.getLogger(__name__)
 
+DRAINING = "draining: it takes no new work"
 RESTART_S = 1.0
 CANCEL_AGAIN_S = 5.0
+LATE_S = 1.0  # how long after its grace a drain is left to end by itself
+STOP_S = 15.0  # how long one service may take to give everything back
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,7 @@ class Service(ABC):
         self.bus = context.bus
         self.routes: Sequence[BaseRoute] = ()
         self.ws_ping_s = WS_PING_S  # how often the peers of its WebSockets are pinged
+        self.draining = False
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._started = False
 
@@ -71,8 +79,16 @@ class Service(ABC):
     async def start(self) -> None:
         """Begin to work; returns when the service takes work."""
 
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new, and see what is under way to its end, for so long at the most.
+
+        Everything goes on meanwhile, the services beside it too. It may be cancelled; `stop`
+        follows in any case.
+        """
+        return
+
     async def stop(self) -> None:
-        """Take nothing more, finish what is under way, give everything back."""
+        """Take nothing more, hand over what is still under way, give everything back."""
         await self.cancel(*self._loops)
 
     async def run(self) -> None:
@@ -82,9 +98,10 @@ class Service(ABC):
         log.info("%s is ready as %s", self.name, self.context.pod)
 
     @property
-    def ready(self) -> bool:
-        """True while it can work: started, and connected to NATS."""
-        return self._started and self.bus.ready
+    def not_ready(self) -> list[str]:
+        """Why it should be given no work now, in words for people; empty while it can work."""
+        reasons = [] if self._started else ["it has not started yet"]
+        return reasons + [DRAINING] * self.draining + self.bus.not_ready
 
     def spawn(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """Run a loop for as long as the service; one that fails is logged and begun again."""
@@ -147,6 +164,7 @@ async def connect(service_type: type[Service], settings: Settings, config: Confi
             user=settings.nats_user,
             password=settings.nats_password,
             credentials_file=settings.nats_credentials,
+            max_unacked_bytes=settings.max_unacked_bytes,
             retention=Retention(
                 replicas=settings.replicas,
                 raw_max_age_s=settings.raw_max_age_s,
@@ -164,10 +182,10 @@ async def serve(
     settings: Settings,
     config: Config,
     *,
-    until: asyncio.Event,
+    until: Stop,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run these services in this process, their routes under one port, until `until` is set.
+    """Run these services in this process, their routes under one port, until they are to stop.
 
     They start in the order given and stop in the reverse one. Raises StartUpError, BindRefused.
     """
@@ -195,14 +213,13 @@ async def serve(
         probes = Server(probe_routes(services), settings.host, settings.probe_port, reachable)
         await probes.start()
         on_ready()
-        await until.wait()
-        log.info("draining")
+        await until.asked.wait()
+        log.info("draining for up to %g s; a second signal ends that", settings.drain_s)
+        if server is not None:
+            server.let_go()
+        await drain(services, settings.drain_s, until.at_once)
     finally:
-        for service in reversed(services):
-            try:
-                await service.stop()
-            except Exception:  # the others must still be stopped
-                log.exception("%s did not stop in good order", service.name)
+        await stop(services)
         for http in (server, probes):
             if http is not None:
                 await http.stop()
@@ -212,12 +229,62 @@ async def serve(
             await service.bus.close()
 
 
-def stop_on_signals() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT."""
-    stop = asyncio.Event()
+async def drain(
+    services: Sequence[Service], grace_s: float, at_once: asyncio.Event | None = None
+) -> None:
+    """Drain them side by side; returns when all have, the grace is over, or `at_once` is set."""
+    for service in services:
+        service.draining = True
+    draining = asyncio.gather(*(_drained(service, grace_s) for service in services))
+    hurry = asyncio.ensure_future((at_once or asyncio.Event()).wait())
+    both: set[asyncio.Future[Any]] = {draining, hurry}
+    await asyncio.wait(both, timeout=grace_s + LATE_S, return_when=asyncio.FIRST_COMPLETED)
+    for task in both:
+        task.cancel()
+    await asyncio.wait(both)
+
+
+async def _drained(service: Service, grace_s: float) -> None:
+    try:
+        await service.drain(grace_s)
+    except Exception:  # the others must still be drained
+        log.exception("%s did not drain in good order", service.name)
+
+
+async def stop(services: Sequence[Service]) -> None:
+    """Stop them in the reverse order of their start, whatever becomes of one of them."""
+    for service in reversed(services):
+        try:
+            async with asyncio.timeout(STOP_S):
+                await service.stop()
+        except Exception:  # the others must still be stopped
+            log.exception("%s did not stop in good order", service.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """When a process ends: `asked` begins the drain, `at_once` ends it before its time."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    at_once: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def stop_on_signals() -> Stop:
+    """Asked for by SIGTERM or SIGINT, at once by a second; a third ends the process as ever."""
+    stop = Stop()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def on_signal() -> None:
+        if not stop.asked.is_set():
+            stop.asked.set()
+            return
+        stop.at_once.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
     return stop
 
 

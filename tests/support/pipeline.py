@@ -43,7 +43,7 @@ from penstock.bus.records import (
     RunRecord,
     StartCommand,
 )
-from penstock.service import Service, connect
+from penstock.service import Service, connect, drain, stop
 from penstock.settings import Config, Settings
 from penstock.web.server import Server
 from penstock_approvals.service import ApprovalsService
@@ -284,8 +284,9 @@ async def pipeline(
                 await made.stop_following()
                 await server.stop()
     finally:
-        for service in reversed(started):
-            await service.stop()
+        await drain(started, common.drain_s)
+        await stop(started)
+        for service in started:
             await service.bus.close()
         await bus.close()
 

@@ -14,7 +14,7 @@ import uuid_utils
 
 from penstock.bus import Bus, BusSettings, messages, subjects
 from penstock.bus.records import ApprovalRecord, StartCommand
-from penstock.service import serve
+from penstock.service import Stop, serve
 from penstock.settings import AgentConfig, AuthSettings, Config, Settings
 from penstock_approvals.service import ApprovalsService
 from penstock_edge.service import EdgeService
@@ -186,7 +186,7 @@ async def secured(nats_url: str, host: str = "127.0.0.1", **auth: Any) -> AsyncI
 @asynccontextmanager
 async def _served(settings: Settings) -> AsyncIterator[None]:
     """Raises what `serve` raises."""
-    stop, ready = asyncio.Event(), asyncio.Event()
+    stop, ready = Stop(), asyncio.Event()
     services = [ApprovalsService, EdgeService]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ENABLE_ADK_CANONICAL_STREAM", "true")
@@ -201,5 +201,5 @@ async def _served(settings: Settings) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            stop.set()
+            stop.asked.set()
             await serving

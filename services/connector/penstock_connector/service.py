@@ -70,10 +70,15 @@ class ConnectorService(Service):
             )
             self.spawn(kind, queue.run)
 
-    async def stop(self) -> None:
-        """Take no commands, let the legs end, then give the lease back."""
+    async def drain(self, grace_s: float) -> None:
+        """Take no commands, but cancels, and let the legs end."""
         await self.cancel("start", "continue")
-        await self._commands.legs.drain(self._settings.drain_s)
+        await self._commands.legs.drain(grace_s)
+
+    async def stop(self) -> None:
+        """Take no commands, end the legs that are left, then give the lease back."""
+        await self.cancel("start", "continue")
+        await self._commands.legs.drain(0)
         await self.cancel("cancel", "reaper", "lease")
         await self._client.aclose()
 

@@ -39,7 +39,10 @@ _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1,
 
 @dataclass(frozen=True, slots=True)
 class BusSettings:
-    """How to reach NATS. `publish_timeout_s`: after it an outcome counts as unknown."""
+    """How to reach NATS. `publish_timeout_s`: after it an outcome counts as unknown.
+
+    `max_unacked_bytes`: what may be published and not yet acknowledged; more waits its turn.
+    """
 
     url: str = "nats://127.0.0.1:4222"
     name: str = "penstock"
@@ -48,6 +51,7 @@ class BusSettings:
     credentials_file: str | None = None
     connect_timeout_s: float = 10.0
     publish_timeout_s: float = 5.0
+    max_unacked_bytes: int = 64 * 1024 * 1024
     retention: Retention = field(default_factory=Retention)
 
 
@@ -62,7 +66,9 @@ class Bus:
         self.settings = settings
         self.client = Connection()
         self.js = self.client.jetstream(timeout=settings.publish_timeout_s)
-        self.publisher = Publisher(self.client, settings.publish_timeout_s)
+        self.publisher = Publisher(
+            self.client, settings.publish_timeout_s, settings.max_unacked_bytes
+        )
         self._on_reconnect: set[Callable[[], None]] = set()
         self._buckets: dict[str, Bucket] = {}
         self._troubles: list[str] = []  # since the connection last stood, each once
@@ -116,6 +122,11 @@ class Bus:
     def ready(self) -> bool:
         """True while the connection stands."""
         return self.client.is_connected
+
+    @property
+    def not_ready(self) -> list[str]:
+        """Why nothing new should be begun on it now, in words for people; else empty."""
+        return [] if self.ready else [f"NATS at {self._where} is away"]
 
     async def close(self) -> None:
         """Flush what was published, then close."""

@@ -20,20 +20,24 @@ class Probed(Protocol):
         ...
 
     @property
-    def ready(self) -> bool:
-        """Whether it can work now."""
+    def not_ready(self) -> list[str]:
+        """Why it cannot take work now; empty while it can."""
         ...
 
 
 def probe_routes(services: Sequence[Probed]) -> list[BaseRoute]:
-    """`/livez` (the loop turns), `/readyz` (503 until all are ready), `/metrics` (Prometheus)."""
+    """`/livez` (the loop turns), `/readyz` (can it take work?), `/metrics` (Prometheus).
+
+    `/readyz` is `{"ready": true, "services": {"<name>": []}}`; with a reason in any list it is 503.
+    """
 
     async def live(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        states = {service.name: service.ready for service in services}
-        return JSONResponse(states, 200 if all(states.values()) else 503)
+        reasons = {service.name: service.not_ready for service in services}
+        able = not any(reasons.values())
+        return JSONResponse({"ready": able, "services": reasons}, 200 if able else 503)
 
     async def metrics(request: Request) -> Response:
         return Response(generate_latest(), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.web.auth import Auth, AuthConfig, protection
 from penstock.web.auth.headers import SecurityHeaders
@@ -79,7 +80,9 @@ class Server:
         )
         self._server = _Server(
             uvicorn.Config(
-                SecurityHeaders(app),  # around all, so that an internal error has them too
+                self._leading_away(
+                    SecurityHeaders(app)  # around all, so that an internal error has them too
+                ),
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -95,6 +98,24 @@ class Server:
             )
         )
         self._task: asyncio.Task[None] | None = None
+        self._letting_go = False
+
+    def let_go(self) -> None:
+        """Serve on, but close each connection after its next answer: its client goes elsewhere."""
+        self._letting_go = True
+
+    def _leading_away(self, app: ASGIApp) -> ASGIApp:
+        async def leading_away(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_away(message: Message) -> None:
+                if self._letting_go and message["type"] == "http.response.start":
+                    kept = [each for each in message["headers"] if each[0] != b"connection"]
+                    message["headers"] = [*kept, (b"connection", b"close")]
+                await send(message)
+
+            # a stream that is open already must not pay for this
+            await app(scope, receive, send_away if self._letting_go else send)
+
+        return leading_away
 
     async def start(self) -> None:
         """Listen; raises BindRefused when the address is taken."""
