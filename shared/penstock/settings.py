@@ -266,6 +266,9 @@ class Settings(BaseSettings):
     replicas: int = Field(1, ge=1, le=5, description="Replicas of each stream")
     raw_max_age_s: float = Field(24 * 3600, gt=0, description="How long source frames are kept")
     events_max_age_s: float = Field(7 * 24 * 3600, gt=0, description="How long events are kept")
+    max_unacked_bytes: int = Field(
+        64 * 1024 * 1024, ge=1, description="Published to NATS and not yet acknowledged, a process"
+    )
     host: str = Field("127.0.0.1", description="Where HTTP is served")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port")
     probe_port: int = Field(9000, ge=0, le=65535, description="Port of probes and metrics")

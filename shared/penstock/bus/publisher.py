@@ -18,6 +18,7 @@ from nats.errors import (
     OutboundBufferLimitError,
 )
 
+from penstock.bus.budget import Gate, weight
 from penstock.bus.connection import Connection
 from penstock.bus.errors import (
     BusError,
@@ -62,11 +63,16 @@ class Message:
 
 
 class Publisher:
-    """Publishes with any number in flight; every call ends in a sequence or a `BusError`."""
+    """Publishes with many in flight; every call ends in a sequence or a `BusError`.
 
-    def __init__(self, client: Connection, timeout_s: float) -> None:
+    What was published and not yet acknowledged is bounded by `max_unacked_bytes`; who comes then
+    waits for its turn.
+    """
+
+    def __init__(self, client: Connection, timeout_s: float, max_unacked_bytes: int) -> None:
         self._client = client
         self._timeout_s = timeout_s
+        self._gate = Gate(max_unacked_bytes)
         self._inbox = client.new_inbox()
         self._waiting: dict[str, asyncio.Future[int]] = {}
         self._next = 0
@@ -87,20 +93,33 @@ class Publisher:
         While the connection is away it waits for it, as long as for an answer. Raises
         FenceConflict, BusUnavailable, OutcomeUnknown, StreamFull or MessageTooLarge.
         """
-        if not self._client.is_connected:
-            await self._client.standing(self._timeout_s)
-        reply, ack = self._expect()
+        size_bytes = weight(message.payload)
+        await self._gate.enter(size_bytes)
         try:
-            await self._send(message, reply)
-            return await self._settled(ack)
+            if not self._client.is_connected:
+                await self._client.standing(self._timeout_s)
+            reply, ack = self._expect()
+            try:
+                await self._send(message, reply)
+                return await self._settled(ack)
+            finally:
+                self._forget(reply)
         finally:
-            self._forget(reply)
+            self._gate.leave(size_bytes)
 
     async def publish_batch(self, messages: Sequence[Message]) -> int:
         """Store up to 1,000 messages all together or not at all; returns the last sequence.
 
         A fence belongs to the first message. Costs 4 to 7 ms whatever the size (one replica).
         """
+        size_bytes = sum(weight(message.payload) for message in messages)
+        await self._gate.enter(size_bytes)
+        try:
+            return await self._publish_batch(messages)
+        finally:
+            self._gate.leave(size_bytes)
+
+    async def _publish_batch(self, messages: Sequence[Message]) -> int:
         if not self._client.is_connected:
             await self._client.standing(self._timeout_s)
         batch_id = self._client.new_inbox()[-22:]

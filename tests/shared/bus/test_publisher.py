@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -182,3 +183,26 @@ def test_what_the_server_refuses_has_its_own_error(
     error = error_of({"code": code, "err_code": err_code, "description": "said so"})
     assert type(error) is kind
     assert str(error) == f"said so (err_code {err_code})"
+
+
+async def test_what_is_not_yet_acknowledged_is_bounded(
+    nats_server: NatsServer, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 64 * 1024
+    async with connected(nats_server.url, max_unacked_bytes=limit) as bus:
+        inside: list[int] = []
+        publish = bus.client.publish
+
+        async def watched(*arguments: Any) -> None:
+            inside.append(bus.publisher._gate.inside_bytes)
+            await publish(*arguments)
+
+        monkeypatch.setattr(bus.client, "publish", watched)
+        sequences = await asyncio.gather(
+            *(bus.publisher.publish(event(run_id, n, bytes(10_000))) for n in range(100)),
+            bus.publisher.publish_batch([event(run_id, n, bytes(10_000)) for n in range(20)]),
+        )
+    assert len(set(sequences)) == 101
+    # the batch is larger than the limit, and goes alone
+    assert max(inside) == 20 * (10_000 + 1024)
+    assert sorted(inside)[-21] <= limit

@@ -1,0 +1,81 @@
+"""Bytes in flight: shared fairly, bounded, in the order of arrival."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.bus.budget import Budget, Gate
+
+
+def fill(budget: Budget, held: list[int], piece: int) -> None:
+    """Every holder takes pieces, in turn, until none is let."""
+    while any(budget.admits(each) for each in held):
+        for number, each in enumerate(held):
+            if budget.admits(each):
+                held[number] += piece
+                budget.take(piece)
+
+
+def test_one_that_floods_leaves_half_to_the_others() -> None:
+    budget, held = Budget(1000), [0]
+    fill(budget, held, 10)
+    assert 500 <= held[0] <= 510
+    assert budget.free_bytes == 1000 - held[0]
+
+
+def test_whoever_comes_new_gets_as_much_as_those_who_flood() -> None:
+    budget, held = Budget(1000), [0] * 4
+    fill(budget, held, 1)
+    new = [0]
+    fill(budget, new, 1)
+    assert all(195 <= each <= 205 for each in held)
+    assert 95 <= new[0] <= 105  # half of what was left; the others come down to it as they drain
+
+
+def test_who_holds_nothing_may_take_even_when_all_is_used_up() -> None:
+    budget = Budget(100)
+    budget.take(1000)
+    assert budget.free_bytes == 0
+    assert budget.admits(0)
+    assert not budget.admits(1)
+
+
+async def test_a_gate_lets_through_in_the_order_of_arrival() -> None:
+    gate, order = Gate(100), list[int]()
+
+    async def passes(number: int, size: int) -> None:
+        await gate.enter(size)
+        order.append(number)
+        assert gate.inside_bytes <= 100 or size > 100
+        await asyncio.sleep(0)
+        gate.leave(size)
+
+    # the third is larger than the limit: it goes alone, and nobody behind it goes before
+    sizes = [60, 60, 500, 1, 1, 40]
+    await asyncio.gather(*(passes(number, size) for number, size in enumerate(sizes)))
+    assert order == [0, 1, 2, 3, 4, 5]
+    assert gate.inside_bytes == 0
+
+
+async def test_who_is_cancelled_before_the_gate_takes_no_room_and_lets_the_next_in() -> None:
+    gate = Gate(100)
+    await gate.enter(60)
+    large = asyncio.create_task(gate.enter(80))
+    small = asyncio.create_task(gate.enter(10))
+    await asyncio.sleep(0)
+    large.cancel()
+    await asyncio.wait([large])
+    await small
+    assert gate.inside_bytes == 70
+
+
+async def test_who_is_cancelled_when_just_let_in_gives_the_room_back() -> None:
+    gate = Gate(100)
+    await gate.enter(100)
+    next_one = asyncio.create_task(gate.enter(50))
+    await asyncio.sleep(0)
+    gate.leave(100)
+    next_one.cancel()
+    await asyncio.wait([next_one])
+    assert next_one.cancelled()
+    assert gate.inside_bytes == 0
