@@ -18,6 +18,7 @@ import orjson
 
 from penstock import telemetry
 from penstock.bus import FenceConflict, messages
+from penstock.bus.budget import Budget
 from penstock.bus.fence import RawWriter
 from penstock.settings import AgentConfig
 from penstock.sse import FrameTooLarge, Parser
@@ -80,6 +81,7 @@ class Leg:
     client: httpx.AsyncClient
     writer: RawWriter
     settings: ConnectorSettings
+    budget: Budget  # of all legs together
     prepare: Callable[[], Awaitable[Call]]  # the adapter's start or resume
     turn: Callable[[], Awaitable[None]]  # until the session's earlier legs have ended
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -235,7 +237,13 @@ class Leg:
 
     async def _pump(self, response: httpx.Response) -> Outcome:
         """Read and write side by side; what arrives during a write goes into the next one."""
-        body = _Body(self.settings.max_buffered_bytes)
+        body = _Body(self.settings.max_buffered_bytes, self.budget)
+        try:
+            return await self._pumped(response, body)
+        finally:
+            body.drop()
+
+    async def _pumped(self, response: httpx.Response, body: _Body) -> Outcome:
         reading = asyncio.create_task(self._read(response, body))
         writing = asyncio.create_task(self._write(body))
         try:
@@ -273,40 +281,64 @@ class Leg:
 
 
 class _Body:
-    """Chunks between the reader and the writer, bounded in bytes."""
+    """Chunks between the reader and the writer, held until they are stored.
 
-    def __init__(self, limit_bytes: int) -> None:
+    Bounded in bytes for this leg, and with all other legs by their common budget. Who waits for
+    room is let go on by its own writer: even where others use up the budget, a leg that has
+    nothing unstored may read one chunk more.
+    """
+
+    def __init__(self, limit_bytes: int, budget: Budget) -> None:
         self._limit_bytes = limit_bytes
+        self._budget = budget
         self._chunks: list[bytes] = []
-        self._size = 0
+        self._held_bytes = 0  # of them, and of what is being written
+        self._writing_bytes = 0
         self._received = ""
         self._closed = False
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
 
     async def put(self, chunk: bytes) -> None:
+        """Add what has arrived; returns when there is room for more."""
         if not self._chunks:
             self._received = messages.now()
         self._chunks.append(chunk)
-        self._size += len(chunk)
+        self._held_bytes += len(chunk)
+        self._budget.take(len(chunk))
         self._changed.set()
-        while self._size > self._limit_bytes:
+        while self._held_bytes > self._limit_bytes or not self._budget.admits(self._held_bytes):
             self._room.clear()
             await self._room.wait()
 
     async def take(self) -> tuple[str, bytes]:
-        """All that has arrived and when it began to; empty at the end."""
+        """All that has arrived and when it began to; empty at the end.
+
+        What was taken before is stored by now.
+        """
+        self._give_back(self._writing_bytes)
+        self._writing_bytes = 0
         while not self._chunks and not self._closed:
             self._changed.clear()
             await self._changed.wait()
+        self._writing_bytes = self._held_bytes
         chunks, self._chunks = self._chunks, []
-        self._size = 0
-        self._room.set()
         return self._received, b"".join(chunks)
 
     def close(self) -> None:
+        """Nothing more arrives."""
         self._closed = True
         self._changed.set()
+
+    def drop(self) -> None:
+        """Hold nothing any more, whatever was not stored."""
+        self._writing_bytes = 0
+        self._give_back(self._held_bytes)
+
+    def _give_back(self, size_bytes: int) -> None:
+        self._held_bytes -= size_bytes
+        self._budget.give_back(size_bytes)
+        self._room.set()
 
 
 async def _stop(task: asyncio.Future[Any]) -> None:

@@ -14,6 +14,7 @@ import orjson
 
 from penstock import telemetry
 from penstock.bus import Bus, FenceConflict, Msg, Stored, Subscription
+from penstock.bus.budget import Budget
 from penstock.bus.fence import RawWriter
 from penstock.bus.pull import Retry
 from penstock.bus.records import CancelCommand, ContinueCommand, StartCommand, Turn
@@ -53,6 +54,7 @@ class Legs:
         self._runs = runs
         self._claims = claims
         self._sessions = Sessions(bus, claims)
+        self._budget = Budget(settings.max_total_buffered_bytes)
         self._legs: dict[str, asyncio.Task[None]] = {}
         self._opening: set[str] = set()  # runs whose command is being carried out
 
@@ -129,6 +131,7 @@ class Legs:
             client=self._client,
             writer=writer,
             settings=self._settings,
+            budget=self._budget,
             prepare=partial(prepare, upstream, agent),
             turn=partial(self._sessions.wait, session, mine),
         )

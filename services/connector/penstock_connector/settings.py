@@ -16,7 +16,10 @@ class ConnectorSettings(Settings):
         8.0, ge=0, description="How long a cancelled upstream may take to end by itself"
     )
     max_buffered_bytes: int = Field(
-        4 * 1024 * 1024, ge=1, description="Read from an upstream ahead of the broker, a leg"
+        4 * 1024 * 1024, ge=1, description="Read from an upstream and not yet stored, a leg"
+    )
+    max_total_buffered_bytes: int = Field(
+        256 * 1024 * 1024, ge=1, description="The same of all legs; none gets more than is left"
     )
     max_frame_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Of one upstream frame")
     pod_ttl_s: float = Field(15.0, ge=1, description="After it a dead connector's runs are ended")
