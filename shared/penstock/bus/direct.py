@@ -33,6 +33,7 @@ class Stored:
     sequence: int
     headers: dict[str, str]
     payload: bytes
+    delivered: int = 1  # how often a consumer has handed it out
 
 
 async def read(

@@ -20,6 +20,7 @@ from nats.errors import Error as NatsError
 
 from penstock.bus.direct import Stored
 from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown
+from penstock.bus.subjects import traceback_id
 
 if TYPE_CHECKING:
     from penstock.bus.client import Bus
@@ -32,6 +33,7 @@ HEARTBEAT_S = 2  # an open request is told that its consumer lives
 SILENCE_S = 5.0  # the server that led the consumer died, and nobody says so
 RETRY_S = 0.25
 AGAIN_S = 1.0
+GIVE_UP_TRIES = 5  # deliveries beyond `max_deliver`: to give a message up may fail, too
 LOOK_S = 0.2  # how soon it is seen that there is room again
 MAX_REQUEST_BYTES = 16 * 1024 * 1024  # a batch of the largest messages would be 256 MiB
 
@@ -45,7 +47,6 @@ class Delivery:
 
     stored: Stored
     consumer_sequence: int
-    delivered: int  # 1 the first time
     reply: str
 
 
@@ -54,9 +55,8 @@ def _delivery(msg: Msg) -> Delivery:
     tokens = msg.reply.split(".")
     at = 4 if len(tokens) < 11 else 6
     return Delivery(
-        Stored(msg.subject, int(tokens[at + 1]), msg.headers or {}, msg.data),
+        Stored(msg.subject, int(tokens[at + 1]), msg.headers or {}, msg.data, int(tokens[at])),
         int(tokens[at + 2]),
-        int(tokens[at]),
         msg.reply,
     )
 
@@ -251,19 +251,31 @@ class Reader:
 
 
 class Retry(Exception):
-    """A handler cannot finish now; deliver the message again after `delay_s`."""
+    """A handler cannot finish now; call it again after `delay_s`."""
 
     def __init__(self, delay_s: float) -> None:
         super().__init__(f"again in {delay_s:g} s")
         self.delay_s = delay_s
 
 
+class NeverFinished(Exception):
+    """A message was delivered as often as it may be, and nobody said what became of it."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(
+            f"delivered {times} times and never finished: whoever took it was killed, or died of it"
+        )
+
+
 class WorkQueue:
     """Commands of one durable consumer, up to `concurrency` at a time.
 
-    A handler that returns acknowledges; `Retry` delivers again; any other exception is logged and
-    delivers again too, up to `max_deliver` times, then `on_poison` gets the message. `room` says
-    how many more may be taken, where that is not only a matter of handlers at work.
+    A handler that returns acknowledges. `Retry`, or a bus that is away, calls it again: the message
+    stays here meanwhile, so that to wait is no delivery. Any other exception is logged and delivers
+    again, up to `max_deliver` times, then `on_poison` gets the message. It also gets one that was
+    delivered so often and never came back: it killed whoever took it. Where that fails
+    `GIVE_UP_TRIES` times more, the server stops and says so in an advisory. `room` says how many
+    more may be taken, where that is not only a matter of handlers at work.
     """
 
     def __init__(
@@ -292,10 +304,12 @@ class WorkQueue:
         self._max_deliver = max_deliver
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
+        self._stopped = asyncio.Event()
         self._pull = _Pull(bus, stream, self._on_message, self._wake.set, concurrency)
 
     async def run(self) -> None:
         """Take work until cancelled; then wait for what is being handled."""
+        self._stopped.clear()
         stop = self._bus.on_reconnect(self._on_reconnect)
         try:
             while True:
@@ -307,6 +321,7 @@ class WorkQueue:
                     await asyncio.sleep(RETRY_S)
         finally:
             stop()
+            self._stopped.set()
             await self._pull.close()
             if self._tasks:
                 await asyncio.wait(self._tasks)
@@ -321,6 +336,7 @@ class WorkQueue:
                     "filter_subjects": list(self._patterns),
                     "ack_policy": "explicit",
                     "ack_wait": int(self._ack_wait_s * NANO),
+                    "max_deliver": self._max_deliver + GIVE_UP_TRIES,
                     "max_ack_pending": 10_000,
                 },
             },
@@ -358,7 +374,11 @@ class WorkQueue:
         try:
             word = await self._word(delivery)
         except Exception:
-            log.exception("%s: not given up, it comes again", delivery.stored.subject)
+            log.exception(
+                "%s: not given up, it comes again; traceback %s",
+                delivery.stored.subject,
+                traceback_id(delivery.stored.subject, delivery.stored.sequence),
+            )
             return
         finally:
             heartbeat.cancel()
@@ -367,21 +387,38 @@ class WorkQueue:
 
     async def _word(self, delivery: Delivery) -> bytes:
         """What the server is told: done, again, or never again."""
-        subject = delivery.stored.subject
-        try:
-            await self._handle(delivery.stored)
-        except Retry as retry:
-            return _again(retry.delay_s)
-        except (BusUnavailable, OutcomeUnknown) as error:
-            log.warning("%s: again, as the bus was away: %s", subject, error)
-            return _again(AGAIN_S)
-        except Exception as error:
-            log.exception("%s: attempt %d failed", subject, delivery.delivered)
-            if delivery.delivered < self._max_deliver:
-                return _again(AGAIN_S)
-            await self._on_poison(delivery.stored, error)
+        stored = delivery.stored
+        if stored.delivered > self._max_deliver:
+            await self._on_poison(stored, NeverFinished(stored.delivered - 1))
             return b"+TERM"
-        return b"+ACK"
+        while not self._stopped.is_set():
+            try:
+                await self._handle(stored)
+            except Retry as retry:
+                await self._pause(retry.delay_s)
+            except (BusUnavailable, OutcomeUnknown) as error:
+                log.warning("%s: again, as the bus was away: %s", stored.subject, error)
+                await self._pause(AGAIN_S)
+            except Exception as error:
+                if stored.delivered >= self._max_deliver:
+                    await self._on_poison(stored, error)
+                    return b"+TERM"
+                log.exception(
+                    "%s: attempt %d failed, traceback %s",
+                    stored.subject,
+                    stored.delivered,
+                    traceback_id(stored.subject, stored.sequence),
+                )
+                return _again(AGAIN_S)
+            else:
+                return b"+ACK"
+        return _again(0)
+
+    async def _pause(self, delay_s: float) -> None:
+        """Wait, but not longer than the queue runs: another may go on at once."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._stopped.wait()
 
     async def _heartbeat(self, delivery: Delivery) -> None:
         while True:

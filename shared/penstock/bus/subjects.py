@@ -99,6 +99,16 @@ def deadletter(service: str, run_id: str) -> str:
     return f"deadletter.{service}.{run_id}"
 
 
+def replay_of(service: str, run_id: str) -> str:
+    """A command: process again what is among the dead letters."""
+    return command(service, "replay", run_id)
+
+
+def traceback_id(subject: str, sequence: int) -> str:
+    """What finds the log lines about a message that failed: the same for whoever tried it."""
+    return hashlib.sha256(f"{subject} {sequence}".encode()).hexdigest()[:12]
+
+
 def run_id_of(subject: str) -> str:
     """The run id: the last token, of RAW subjects the one before it."""
     tokens = subject.split(".")
