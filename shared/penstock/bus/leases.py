@@ -13,23 +13,30 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.bus.errors import BusError
+from penstock.bus.pull import Reader
 
 if TYPE_CHECKING:
     from penstock.bus.client import Bus
+    from penstock.bus.direct import Stored
+    from penstock.bus.kv import Entry
 
 log = logging.getLogger(__name__)
+
+SETTLE_S = 0.03  # members come and go in groups: look once
 
 
 class Lease:
     """One key of the bucket `leases`, whose value is its holder's name.
 
-    `owner` must be a name that nobody else has, nor had: what bears it counts as ours.
+    `owner` must be a name that nobody else has, nor had: what bears it counts as ours. What
+    `note` says is written behind the name, from the next renewal on.
     """
 
-    def __init__(self, bus: Bus, key: str, owner: str, ttl_s: float) -> None:
+    def __init__(self, bus: Bus, key: str, owner: str, ttl_s: float, note: str = "") -> None:
         self._bucket = bus.bucket("leases")
         self.key = key
-        self._owner = owner.encode()
+        self.note = note
+        self._owner = owner
         self._ttl_s = ttl_s
         self._revision = 0
         self._renewed_at = 0.0
@@ -54,15 +61,14 @@ class Lease:
 
     async def _take(self, revision: int) -> bool:
         asked_at = time.monotonic()
-        taken = await self._bucket.update(self.key, self._owner, revision, self._ttl_s)
+        value = f"{self._owner} {self.note}".strip().encode()
+        taken = await self._bucket.update(self.key, value, revision, self._ttl_s)
         if taken is None:
             # an earlier write of ours, whose answer was lost, may have moved the revision on; its
             # TTL has begun earlier, so that it has to be written once more
             entry = await self._bucket.get(self.key)
-            if entry is not None and entry.value == self._owner:
-                taken = await self._bucket.update(
-                    self.key, self._owner, entry.revision, self._ttl_s
-                )
+            if entry is not None and owner_of(entry) == self._owner:
+                taken = await self._bucket.update(self.key, value, entry.revision, self._ttl_s)
         if taken is None:
             return False
         self._revision, self._renewed_at = taken, asked_at
@@ -76,6 +82,16 @@ class Lease:
                 await self._bucket.delete(self.key, revision)
             except BusError as error:
                 log.warning("lease %s runs out by itself: %s", self.key, error)
+
+
+def owner_of(entry: Entry) -> str:
+    """Whose lease it is."""
+    return entry.value.decode().partition(" ")[0]
+
+
+def note_of(entry: Entry) -> str:
+    """What its owner has noted behind the name."""
+    return entry.value.decode().partition(" ")[2]
 
 
 async def keep(lease: Lease, renew_s: float) -> None:
@@ -100,6 +116,12 @@ class FairShare:
     Each member holds `<group>.member.<name>`, and as many of `<group>.part.<key>` as its share:
     the members sorted by name, the first ones take what does not divide evenly. `start` is
     awaited with each key that was gained, `stop` with each that was lost or must be given up.
+
+    The parts are `parts`, or 0 to n - 1 where the key `<group>.parts` says n. A member notes the
+    number that it knows in its lease, and shares with those that know the same: while a change
+    spreads, and beside a version that cannot learn of it, every part still has a taker.
+
+    What changes in the group is acted on at once; `renew_s` is how often a lease is renewed.
     """
 
     def __init__(
@@ -119,12 +141,15 @@ class FairShare:
         self._group = group
         self._member = member
         self._parts = parts
+        self._unnoted = len(parts)  # what a member without a note divides
         self._start = start
         self._stop = stop
         self._ttl_s = ttl_s
         self._renew_s = renew_s
-        self._membership = Lease(bus, f"{group}.member.{member}", member, ttl_s)
+        self._membership = Lease(bus, f"{group}.member.{member}", member, ttl_s, f"{len(parts)}")
         self._held: dict[int, Lease] = {}
+        self._seen: dict[str, bytes] = {}  # the group's keys as they were last heard of
+        self._changed = asyncio.Event()
 
     @property
     def held(self) -> frozenset[int]:
@@ -133,40 +158,45 @@ class FairShare:
 
     async def run(self) -> None:
         """Take part until cancelled; then give everything back."""
+        watch = Reader(self._bus, "KV_leases", f"$KV.leases.{self._group}.>", 1, self._on_change)
+        watching = asyncio.create_task(watch.run())
         try:
             while True:
-                try:
-                    await self._turn()
-                except BusError as error:
-                    log.warning("%s: %s", self._group, error)
-                await asyncio.sleep(self._renew_s / 2 if len(self._held) == 0 else self._renew_s)
+                renew_at = time.monotonic() + self._renew_s
+                await self._attempt(self._renew)
+                await self._attempt(self._balance)
+                while await self._something_changes(renew_at):
+                    await self._attempt(self._balance)
         finally:
-            for part in tuple(self._held):
-                await asyncio.shield(self._give_up(part))
-            await asyncio.shield(self._membership.release())
+            watching.cancel()
+            await asyncio.shield(self._leave())
+            await asyncio.wait([watching])
 
-    async def _turn(self) -> None:
-        await self._renew_parts()
-        if not (self._membership.held and await self._membership.renew()):
-            await self._membership.acquire()
-        taken = await self._bucket.keys(f"{self._group}.>")
-        prefix = f"{self._group}.member."
-        members = sorted({key.removeprefix(prefix) for key in taken if key.startswith(prefix)})
-        share = self._share(members)
-        for part in sorted(self._held)[share:]:
-            await self._give_up(part)
-        for part in self._parts:
-            if len(self._held) >= share:
-                break
-            key = f"{self._group}.part.{part}"
-            if key in taken or part in self._held:
-                continue
-            lease = Lease(self._bus, key, self._member, self._ttl_s)
-            if await lease.acquire():
-                self._held[part] = lease
-                await self._start(part)
+    async def _attempt(self, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        except BusError as error:
+            log.warning("%s: %s", self._group, error)
 
-    async def _renew_parts(self) -> None:
+    async def _something_changes(self, until: float) -> bool:
+        """Wait for that; False when it is time to renew."""
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                await self._changed.wait()
+                await asyncio.sleep(SETTLE_S)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _on_change(self, stored: Stored) -> None:
+        # most of what comes are renewals; an expired or deleted key leaves an empty value
+        if self._seen.get(stored.subject) != stored.payload:
+            self._seen[stored.subject] = stored.payload
+            self._changed.set()
+        if not stored.payload:
+            del self._seen[stored.subject]
+
+    async def _renew(self) -> None:
         held = tuple(self._held.items())
         # side by side, since a bus that hangs would let those expire that come last
         kept = await asyncio.gather(*(lease.renew() for _, lease in held))
@@ -175,15 +205,70 @@ class FairShare:
                 log.warning("%s: lost part %d", self._group, part)
                 del self._held[part]
                 await self._stop(part)
+        if not (self._membership.held and await self._membership.renew()):
+            await self._membership.acquire()
 
-    def _share(self, members: list[str]) -> int:
-        if self._member not in members:
-            return len(self._held)
-        even, rest = divmod(len(self._parts), len(members))
-        return even + (members.index(self._member) < rest)
+    async def _balance(self) -> None:
+        self._changed.clear()
+        found = {entry.key: entry for entry in await self._bucket.entries(f"{self._group}.>")}
+        await self._learn(found.get(f"{self._group}.parts"))
+        peers = self._peers(found)
+        if self._member not in peers:
+            return
+        place = peers.index(self._member)
+        even, rest = divmod(len(self._parts), len(peers))
+        share = even + (place < rest)
+        kept = sorted(part for part in self._held if part in self._parts)[:share]
+        await self._give_up(*(self._held.keys() - kept))
+        free = [
+            part
+            for part in self._parts
+            if part not in self._held and f"{self._group}.part.{part}" not in found
+        ]
+        # each begins elsewhere, so that they seldom want the same
+        free.sort(key=lambda part: part % len(peers) != place)
+        await self._take(free[: share - len(self._held)])
 
-    async def _give_up(self, part: int) -> None:
-        # stop before the lease goes: the successor should not find us at work
-        lease = self._held.pop(part)
-        await self._stop(part)
-        await lease.release()
+    async def _learn(self, parts: Entry | None) -> None:
+        if parts is None or int(parts.value) == len(self._parts):
+            return
+        self._parts = range(int(parts.value))
+        log.info("%s: there are %d parts now", self._group, len(self._parts))
+        self._membership.note = f"{len(self._parts)}"
+        await self._membership.renew()
+        self._changed.set()  # who shares with us is another question now
+
+    def _peers(self, found: dict[str, Entry]) -> list[str]:
+        """The members that divide as many parts as we, sorted."""
+        prefix = f"{self._group}.member."
+        return sorted(
+            key.removeprefix(prefix)
+            for key, entry in found.items()
+            if key.startswith(prefix) and int(note_of(entry) or self._unnoted) == len(self._parts)
+        )
+
+    async def _take(self, parts: Sequence[int]) -> None:
+        leases = [
+            Lease(self._bus, f"{self._group}.part.{part}", self._member, self._ttl_s)
+            for part in parts
+        ]
+        taken = await asyncio.gather(*(lease.acquire() for lease in leases), return_exceptions=True)
+        for part, lease, got in zip(parts, leases, taken, strict=True):
+            if got is True:
+                self._held[part] = lease
+                await self._start(part)
+            elif isinstance(got, BaseException):
+                log.warning("%s: part %d: %s", self._group, part, got)
+
+    async def _give_up(self, *parts: int) -> None:
+        async def give_up(part: int) -> None:
+            # stop before the lease goes: the successor should not find us at work
+            lease = self._held.pop(part)
+            await self._stop(part)
+            await lease.release()
+
+        await asyncio.gather(*map(give_up, parts))
+
+    async def _leave(self) -> None:
+        await self._give_up(*self._held)
+        await self._membership.release()

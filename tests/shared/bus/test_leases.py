@@ -9,6 +9,7 @@ import time
 import pytest
 
 from penstock.bus import Bus, BusUnavailable, Message, OutcomeUnknown
+from penstock.bus.kv import Entry
 from penstock.bus.leases import FairShare, Lease, keep
 from support.bus import connected
 from support.nats import NatsServer
@@ -215,7 +216,9 @@ async def test_keep_holds_a_lease_takes_it_again_and_gives_it_back(bus: Bus, key
 class Member:
     """One that shares the parts, with short leases."""
 
-    def __init__(self, bus: Bus, group: str, name: str) -> None:
+    def __init__(
+        self, bus: Bus, group: str, name: str, ttl_s: float = SHORT_S, renew_s: float = 0.1
+    ) -> None:
         self.name = name
         self.parts: set[int] = set()
         self.share = FairShare(
@@ -225,8 +228,8 @@ class Member:
             range(16),
             start=self._begin,
             stop=self._end,
-            ttl_s=SHORT_S,
-            renew_s=0.1,
+            ttl_s=ttl_s,
+            renew_s=renew_s,
         )
         self._task = asyncio.create_task(self.share.run())
 
@@ -235,6 +238,9 @@ class Member:
 
     async def _end(self, part: int) -> None:
         self.parts.remove(part)
+
+    async def works(self) -> bool:
+        return bool(self.parts)
 
     async def leave(self) -> None:
         self._task.cancel()
@@ -257,15 +263,15 @@ def group() -> str:
     return f"g{secrets.token_hex(6)}"
 
 
-async def shared_out(*members: Member) -> None:
+async def shared_out(*members: Member, parts: int = 16) -> None:
     """Every part is worked on once, and nobody has two more than another."""
 
     async def fair() -> bool:
         sizes = [len(member.parts) for member in members]
-        return sum(sizes) == 16 and max(sizes) - min(sizes) <= 1
+        return sum(sizes) == parts and max(sizes) - min(sizes) <= 1
 
     await eventually(fair, 10, "the parts are shared out")
-    assert set[int]().union(*(member.parts for member in members)) == set(range(16))
+    assert set[int]().union(*(member.parts for member in members)) == set(range(parts))
     for member in members:
         assert member.share.held == member.parts
 
@@ -365,3 +371,66 @@ async def test_the_parts_come_back_after_a_restart_of_the_server(
     await asyncio.to_thread(fresh_nats.start)
     await shared_out(member)
     await member.leave()
+
+
+SLOW = {"ttl_s": 60.0, "renew_s": 30.0}  # so slow that nothing is noticed by renewing
+
+
+async def test_who_comes_and_goes_is_noticed_at_once(bus: Bus, group: str) -> None:
+    a = Member(bus, group, "a", **SLOW)
+    await shared_out(a)
+    b = Member(bus, group, "b", **SLOW)
+    await shared_out(a, b)
+    await b.leave()
+    await shared_out(a)
+    await a.leave()
+
+
+async def test_members_that_flap_leave_the_others_with_every_part(
+    nats_server: NatsServer, bus: Bus, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = Member(bus, group, "a")
+    async with connected(nats_server.url) as other:
+        for number in range(8):
+            flapping = Member(other, group, f"z{number}")
+            await eventually(flapping.works, what="it has got its share")
+            await (flapping.die(monkeypatch) if number % 2 else flapping.leave())
+        await shared_out(a)
+    await a.leave()
+
+
+async def test_the_number_of_parts_changes_while_members_work(bus: Bus, group: str) -> None:
+    a, b = Member(bus, group, "a", **SLOW), Member(bus, group, "b", **SLOW)
+    await shared_out(a, b)
+    await bus.bucket("leases").put(f"{group}.parts", b"24")
+    await shared_out(a, b, parts=24)
+    c = Member(bus, group, "c", **SLOW)
+    await shared_out(a, b, c, parts=24)
+    await bus.bucket("leases").put(f"{group}.parts", b"9")
+    await shared_out(a, b, c, parts=9)
+    for member in (a, b, c):
+        await member.leave()
+
+
+async def test_beside_a_member_that_learns_nothing_every_part_has_a_taker(
+    bus: Bus, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an older version would: it goes on to divide 16, and notes no number."""
+
+    async def nothing(parts: Entry | None) -> None:
+        return
+
+    old, new = Member(bus, group, "a"), Member(bus, group, "b")
+    monkeypatch.setattr(old.share, "_learn", nothing)
+    old.share._membership.note = ""
+    await shared_out(old, new)
+    await bus.bucket("leases").put(f"{group}.parts", b"24")
+
+    async def covered() -> bool:
+        return old.parts | new.parts == set(range(24))
+
+    await eventually(covered, what="every part is worked on")
+    assert not old.parts & new.parts
+    await old.leave()
+    await shared_out(new, parts=24)
+    await new.leave()
