@@ -1,4 +1,8 @@
-"""A TCP proxy that breaks connections in the middle of an answer, as networks do."""
+"""TCP proxies that do what networks do: break connections in the middle, or go away and come back.
+
+`Cutter` stands before an HTTP server and cuts answers at a byte; `Gate` stands before anything, and
+is closed and opened by hand.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +58,94 @@ class Cutter:
             asking.cancel()
             upstream_writer.transport.abort()
             writer.close()
+
+
+class Gate:
+    """Lets everything through until it is told otherwise.
+
+    `silence` passes nothing on and tells nobody, as a lost network does: what was sent comes when
+    it is opened again. `cut` resets every connection and each new one.
+    """
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._passes = asyncio.Event()
+        self._passes.set()
+        self._refuses = False
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self.port = 0
+
+    @property
+    def connections(self) -> int:
+        """How many stand now."""
+        return len(self._connections)
+
+    async def serve(self, port: int = 0) -> None:
+        """Listen; at a free port, if none is named."""
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def open(self) -> None:
+        """Everything goes through, also what was kept."""
+        self._refuses = False
+        self._passes.set()
+
+    def silence(self) -> None:
+        """Nothing goes through."""
+        self._passes.clear()
+
+    def cut(self) -> None:
+        """Every connection is reset."""
+        self._refuses = True
+        for writer in self._connections.values():
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        """Reset everything and listen no more."""
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        self._passes.set()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if self._refuses:
+            writer.transport.abort()
+            return
+        self._connections[task] = writer
+        try:
+            await self._join(reader, writer)
+        finally:
+            del self._connections[task]
+            writer.transport.abort()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            beyond = await asyncio.open_connection("127.0.0.1", self._target_port)
+        except OSError:
+            return
+        ways = [
+            asyncio.create_task(self._pass_on(reader, beyond[1])),
+            asyncio.create_task(self._pass_on(beyond[0], writer)),
+        ]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        beyond[1].transport.abort()
+        await asyncio.wait(ways)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(_READ_BYTES):
+                await self._passes.wait()
+                writer.write(data)
+                await writer.drain()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

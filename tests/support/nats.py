@@ -9,6 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
+import httpx
+
 from support import servers
 from support.waiting import wait_for
 
@@ -27,12 +29,14 @@ def binary() -> str:
 class NatsServer:
     """One server. It keeps its port and its files over `stop`, `kill` and `start`."""
 
-    def __init__(self, folder: Path, *, name: str = "nats", config: str = "") -> None:
+    def __init__(
+        self, folder: Path, *, name: str = "nats", config: str = "", port: int = -1
+    ) -> None:
         """`config`: further lines for the server's configuration file."""
         self._folder = folder
         self._name = name
         self._config = config
-        self._port = -1  # the server picks one
+        self._port = port  # -1: the server picks one
         self._process: servers.Process | None = None
 
     @property
@@ -81,6 +85,43 @@ class NatsServer:
         for file in self._folder.glob("*.ports"):
             os.kill(int(file.stem.rsplit("_", 1)[1]), signal.SIGKILL)
         self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The server's own, not its supervisor's."""
+        (ports,) = self._folder.glob("*.ports")
+        return int(ports.stem.rsplit("_", 1)[1])
+
+    def pause(self) -> None:
+        """SIGSTOP: it keeps its connections and answers nobody."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and neither stopped nor killed."""
+        return self._process is not None
+
+    def clients(self) -> list[str]:
+        """The names of those who are connected to it (where it monitors itself)."""
+        (ports,) = self._folder.glob("*.ports")
+        (url,) = json.loads(ports.read_text())["monitoring"]
+        shown = httpx.get(f"{url}/connz").json()["connections"]
+        return [str(client.get("name", "")) for client in shown]
+
+    def lame_duck(self) -> None:
+        """What `nats-server --signal ldm=<pid>` sends; returns when the server has ended."""
+        os.kill(self.pid, signal.SIGUSR2)
+        assert self._process is not None
+        self._process.popen.wait(60)
+        self._process = None
+
+    def wipe(self) -> None:
+        """Delete what JetStream has kept, while it is stopped."""
+        shutil.rmtree(self.store)
 
     def restart(self) -> None:
         """End and start again: same port, same files."""

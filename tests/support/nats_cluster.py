@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.bus import BusError
+from penstock.bus import Bus, BusError
 from penstock.bus.streams import Retention
 from support.bus import connected
+from support.cutter import Gate
 from support.nats import NatsServer
+from support.waiting import eventually
 
 REPLICATED = Retention(replicas=3)
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[list[NatsServer]]:
-    """Started, with every stream and bucket on all three."""
+def cluster(folder: Path, configs: Sequence[str] = ("", "", "")) -> Iterator[list[NatsServer]]:
+    """Started, with every stream and bucket on all three; `configs`: further lines for each."""
     ports = [_free_port() for _ in range(3)]
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
     servers = [
@@ -26,7 +29,8 @@ def cluster(folder: Path) -> Iterator[list[NatsServer]]:
             folder / f"n{number}",
             name=f"nats {number}",
             config=f"server_name: n{number}\n"
-            f'cluster {{ name: test, listen: "127.0.0.1:{port}", routes: [{routes}] }}',
+            f'cluster {{ name: test, listen: "127.0.0.1:{port}", routes: [{routes}] }}\n'
+            f"{configs[number]}",
         )
         for number, port in enumerate(ports)
     ]
@@ -38,6 +42,110 @@ def cluster(folder: Path) -> Iterator[list[NatsServer]]:
     finally:
         for server in servers:
             server.remove()
+
+
+@dataclass
+class Network:
+    """Three servers behind gates: one before each for its clients, one on each way between two."""
+
+    servers: list[NatsServer]
+    gates: list[Gate]
+    routes: dict[tuple[int, int], Gate]
+
+    @property
+    def urls(self) -> list[str]:
+        """Where clients find the servers."""
+        return [f"nats://127.0.0.1:{gate.port}" for gate in self.gates]
+
+    def ways_to(self, number: int) -> list[Gate]:
+        """The gates between this server and the others."""
+        return [gate for pair, gate in self.routes.items() if number in pair]
+
+    def node_of(self, service: str) -> int:
+        """Which node a service is connected to."""
+        for number, server in enumerate(self.servers):
+            if any(name.startswith(f"{service}-") for name in server.clients()):
+                return number
+        raise AssertionError(f"{service} is connected to no node")
+
+    async def leader(self, stream: str) -> int:
+        """Which server leads the stream, once it has a leader."""
+
+        async def probe() -> str | None:
+            for url in self.urls:
+                try:
+                    async with connected(url, connect_timeout_s=2, retention=REPLICATED) as bus:
+                        info = await bus.api(f"STREAM.INFO.{stream}")
+                    return str(info["cluster"].get("leader", ""))
+                except BusError:
+                    continue
+            return None
+
+        return int((await eventually(probe, 30, f"a leader of {stream}")).removeprefix("n"))
+
+    async def whole(self) -> None:
+        """Until every stream has all its replicas, none behind."""
+        async with connected(self.urls[0], retention=REPLICATED) as bus:
+
+            async def probe() -> bool:
+                try:
+                    return all([await _is_whole(bus, name) for name in await _streams(bus)])
+                except BusError:
+                    return False
+
+            await eventually(probe, 60, "the cluster is whole")
+
+
+async def _streams(bus: Bus) -> list[str]:
+    answer = await bus.api("STREAM.NAMES")
+    return [str(name) for name in answer["streams"]]
+
+
+async def _is_whole(bus: Bus, stream: str) -> bool:
+    cluster = (await bus.api(f"STREAM.INFO.{stream}"))["cluster"]
+    replicas = cluster.get("replicas", [])
+    return (
+        "leader" in cluster
+        and len(replicas) == 2
+        and all(replica["current"] and not replica.get("offline") for replica in replicas)
+    )
+
+
+@asynccontextmanager
+async def network(folder: Path) -> AsyncIterator[Network]:
+    """A cluster whose connections, its clients' and its own, can be taken away."""
+    clients, ports = [_free_port() for _ in range(3)], [_free_port() for _ in range(3)]
+    gates = [Gate(port) for port in clients]
+    routes = {(a, b): Gate(ports[b]) for a in range(3) for b in range(3) if a != b}
+    for gate in (*gates, *routes.values()):
+        await gate.serve()
+    servers = []
+    for number in range(3):
+        to = [f'"nats://127.0.0.1:{gate.port}"' for (a, _), gate in routes.items() if a == number]
+        servers.append(
+            NatsServer(
+                folder / f"n{number}",
+                name=f"nats {number}",
+                port=clients[number],
+                # what a server tells the others of itself leads nowhere: none goes past the gates
+                config=f"server_name: n{number}\n"
+                f'http: "127.0.0.1:-1", client_advertise: "127.0.0.1:{gates[number].port}"\n'
+                "lame_duck_duration: 30s, lame_duck_grace_period: 1s\n"
+                f'cluster {{ name: test, listen: "127.0.0.1:{ports[number]}", '
+                f'advertise: "127.0.0.1:1", routes: [{", ".join(to)}] }}',
+            )
+        )
+    try:
+        for server in servers:
+            await asyncio.to_thread(server.start)
+        made = Network(servers, gates, routes)
+        await _formed(made.urls[0])
+        yield made
+    finally:
+        for server in servers:
+            await asyncio.to_thread(server.remove)
+        for gate in (*gates, *routes.values()):
+            await gate.close()
 
 
 async def _formed(url: str) -> None:
