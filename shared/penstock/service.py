@@ -26,9 +26,20 @@ import uvloop
 from starlette.routing import BaseRoute
 
 from penstock import telemetry
-from penstock.bus import Bus, BusError, BusSettings, Message, StartUpError, Stored
+from penstock.bus import (
+    Bus,
+    BusError,
+    BusSettings,
+    StartUpError,
+    Stored,
+    deadletters,
+    objects,
+    streams,
+)
+from penstock.bus.deadletters import DeadLetter
+from penstock.bus.pull import WorkQueue
 from penstock.bus.streams import Retention
-from penstock.bus.subjects import deadletter, run_id_of
+from penstock.bus.subjects import replay_of
 from penstock.settings import (
     Config,
     ConfigurationError,
@@ -119,24 +130,40 @@ class Service(ABC):
 
     async def give_up(self, stored: Stored, error: Exception) -> None:
         """Put a message that cannot be processed among the dead letters: logged, counted, kept."""
-        run_id = run_id_of(stored.subject)
+        await self.bury(self.name, stored, error)
+
+    async def bury(self, service: str, stored: Stored, error: Exception) -> None:
+        """The same for a message that another service could not even give up. Safe to repeat."""
+        letter = deadletters.letter_about(service, self.context.pod, stored, error)
         log.error(
-            "%s: run %s: %s goes to the dead letters: %r", self.name, run_id, stored.subject, error
+            "%s: run %s: %s goes to the dead letters, traceback %s",
+            *(service, letter.run_id, stored.subject, letter.traceback_id),
+            exc_info=error,
         )
-        telemetry.DEADLETTERS.labels(self.name).inc()
-        reason = repr(error)[:1000].encode("ascii", "backslashreplace").decode()
-        letter = Message(
-            deadletter(self.name, run_id),
-            stored.payload,
-            {"Penstock-Reason": reason, "Penstock-From": f"{stored.subject} {stored.sequence}"},
-        )
+        telemetry.DEADLETTERS.labels(service).inc()
         while True:
             try:
-                await self.bus.publisher.publish(letter)
+                await deadletters.bury(self.bus, letter)
                 return
             except BusError as failure:
-                log.warning("%s: run %s: no dead letter yet: %s", self.name, run_id, failure)
+                log.warning("%s: run %s: no dead letter yet: %s", service, letter.run_id, failure)
                 await asyncio.sleep(RESTART_S)
+
+    def replays(self, handle: Callable[[Stored], Awaitable[None]]) -> WorkQueue:
+        """The queue of messages that this service had given up, and that were put back."""
+
+        async def again(stored: Stored) -> None:
+            letter = await objects.unwrap(self.bus, stored.payload)
+            await handle(DeadLetter.model_validate_json(letter).message)
+
+        return WorkQueue(
+            self.bus,
+            streams.COMMANDS,
+            f"{self.name}-replay",
+            [replay_of(self.name, "*")],
+            again,
+            on_poison=self.give_up,
+        )
 
     async def cancel(self, *names: str) -> None:
         """End these loops, in this order, each before the next."""
@@ -154,24 +181,27 @@ def pod_name(service: str) -> str:
     return f"{service}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
+def bus_settings(settings: Settings, name: str) -> BusSettings:
+    """How to reach the bus, of what is set; `name` is what the server calls the connection."""
+    return BusSettings(
+        url=settings.nats_url,
+        name=name,
+        user=settings.nats_user,
+        password=settings.nats_password,
+        credentials_file=settings.nats_credentials,
+        max_unacked_bytes=settings.max_unacked_bytes,
+        retention=Retention(
+            replicas=settings.replicas,
+            raw_max_age_s=settings.raw_max_age_s,
+            events_max_age_s=settings.events_max_age_s,
+        ),
+    )
+
+
 async def connect(service_type: type[Service], settings: Settings, config: Config) -> Context:
     """A context with a connection of its own. Raises StartUpError."""
     pod = pod_name(service_type.name)
-    bus = await Bus.connect(
-        BusSettings(
-            url=settings.nats_url,
-            name=pod,
-            user=settings.nats_user,
-            password=settings.nats_password,
-            credentials_file=settings.nats_credentials,
-            max_unacked_bytes=settings.max_unacked_bytes,
-            retention=Retention(
-                replicas=settings.replicas,
-                raw_max_age_s=settings.raw_max_age_s,
-                events_max_age_s=settings.events_max_age_s,
-            ),
-        )
-    )
+    bus = await Bus.connect(bus_settings(settings, pod))
     # what is common was decided by the caller; what is the service's own comes from the environment
     own = service_type.settings_type(**settings.model_dump())
     return Context(config, own, bus, pod)
@@ -215,9 +245,8 @@ async def serve(
         on_ready()
         await until.asked.wait()
         log.info("draining for up to %g s; a second signal ends that", settings.drain_s)
-        if server is not None:
-            server.let_go()
-        await drain(services, settings.drain_s, until.at_once)
+        served = (server,) if server is not None else ()
+        await drain(services, settings.drain_s, until.at_once, served)
     finally:
         await stop(services)
         for http in (server, probes):
@@ -230,12 +259,18 @@ async def serve(
 
 
 async def drain(
-    services: Sequence[Service], grace_s: float, at_once: asyncio.Event | None = None
+    services: Sequence[Service],
+    grace_s: float,
+    at_once: asyncio.Event | None = None,
+    servers: Sequence[Server] = (),
 ) -> None:
     """Drain them side by side; returns when all have, the grace is over, or `at_once` is set."""
     for service in services:
         service.draining = True
-    draining = asyncio.gather(*(_drained(service, grace_s) for service in services))
+    draining = asyncio.gather(
+        *(_drained(service, grace_s) for service in services),
+        *(server.drain(grace_s) for server in servers),
+    )
     hurry = asyncio.ensure_future((at_once or asyncio.Event()).wait())
     both: set[asyncio.Future[Any]] = {draining, hurry}
     await asyncio.wait(both, timeout=grace_s + LATE_S, return_when=asyncio.FIRST_COMPLETED)

@@ -20,8 +20,15 @@ PARTITIONS = Gauge("penstock_partitions", "Partitions that this normalizer works
 CLIENTS = Gauge("penstock_clients", "Client streams open now", ["dialect"])
 DELIVERED = Counter("penstock_delivered_total", "Events written to clients", ["dialect"])
 SLOW_CLIENTS = Counter("penstock_slow_clients_total", "Clients dropped since they did not read")
+STREAMS_REFUSED = Counter(
+    "penstock_streams_refused_total", "Client streams that were not opened (503)", ["reason"]
+)
+SENT_AWAY = Counter(
+    "penstock_sent_away_total", "Client streams ended so that their clients come back", ["reason"]
+)
 DECISIONS = Counter("penstock_decisions_total", "Decisions taken", ["outcome"])
 DEADLETTERS = Counter("penstock_deadletters_total", "Messages given up", ["service"])
+DEADLETTERS_KEPT = Gauge("penstock_deadletters_kept", "Dead letters that nobody has dropped yet")
 FOLD_SECONDS = Histogram(
     "penstock_fold_seconds",
     "From a source frame's receipt to its events' publication",

@@ -56,12 +56,13 @@ class ApprovalsService(Service):
             on_poison=self.give_up,
         )
         self.spawn("requests", queue.run)
+        self.spawn("replays", self.replays(self._on_event).run)
 
     async def stop(self) -> None:
         """Take no more decisions; send on the ones that were taken."""
         if self._listening is not None:
             await self._listening.unsubscribe()
-        await self.cancel("requests")
+        await self.cancel("requests", "replays")
         if self._sending:
             await asyncio.wait(self._sending, timeout=self._settings.drain_s)
         await self.cancel("outbox")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from penstock import telemetry
@@ -22,17 +22,18 @@ from penstock.bus import (
     Message,
     OutcomeUnknown,
     Stored,
-    direct,
     fence,
     messages,
     objects,
     streams,
     subjects,
 )
+from penstock.bus.budget import Budget
 from penstock.bus.errors import StreamFull
 from penstock.bus.messages import RawFrame, raw_frame
 from penstock.bus.publisher import MAX_BATCH
 from penstock.bus.records import PauseRecord
+from penstock_normalizer.backlog import Backlog, replay
 from penstock_normalizer.fold import DecoderFor, Placed, RunFold
 from penstock_normalizer.index import RunIndex
 
@@ -40,10 +41,41 @@ log = logging.getLogger(__name__)
 
 # an atomic batch costs 4 to 7 ms whatever its size: below this, one by one is faster
 BATCH_FROM = 50
+MAX_READY_BYTES = 4 * 1024 * 1024
 BROKEN_RETRY_S = 1.0
 
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Ready:
+    """Events that are folded and not yet published, each with its frame's sequence in RAW."""
+
+    events: list[tuple[Placed, int]] = field(default_factory=list)
+    received: list[str] = field(default_factory=list)  # of the frames
+    size_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True when it should be published before more is folded."""
+        return len(self.events) >= MAX_BATCH or self.size_bytes >= MAX_READY_BYTES
+
+    @property
+    def asks(self) -> bool:
+        """True when the last event is one that the run waits behind."""
+        return bool(self.events) and self.events[-1][0].type == "approval.requested"
+
+    def add(self, event: Placed, raw_sequence: int) -> None:
+        """One more."""
+        self.events.append((event, raw_sequence))
+        self.size_bytes += len(event.body)
+
+    def clear(self) -> None:
+        """It is published."""
+        self.events.clear()
+        self.received.clear()
+        self.size_bytes = 0
 
 
 class Run:
@@ -56,7 +88,7 @@ class Run:
         decoders: DecoderFor,
         max_frame_bytes: int,
         index: RunIndex,
-        done: Callable[[int], None],
+        budget: Budget,
         give_up: GiveUp,
     ) -> None:
         self._bus = bus
@@ -64,36 +96,22 @@ class Run:
         self._decoders = decoders
         self._max_frame_bytes = max_frame_bytes
         self._index = index
-        self._done = done
         self._give_up = give_up
         self._fold: RunFold | None = None
-        self._frames: deque[Stored] = deque()
-        self._wake = asyncio.Event()
         self._last = 0  # stream sequence of the run's last event, which the next one's fence names
         self._first = 0  # of its first
         self._published = 0  # sequence of the last event that is in EVENTS
+        self.backlog = Backlog(bus, run_id, budget)
         self.idle_since = time.monotonic()
-
-    @property
-    def idle(self) -> bool:
-        """True when there is nothing to do."""
-        return not self._frames
-
-    def push(self, stored: Stored) -> None:
-        """Take the next source frame."""
-        self._frames.append(stored)
-        self._wake.set()
 
     async def work(self) -> None:
         """Fold and publish until cancelled."""
         while True:
-            if not self._frames:
-                self._wake.clear()
+            if not self.backlog:
                 self.idle_since = time.monotonic()
-                await self._wake.wait()
-            stored = self._frames[0]
+            first = await self.backlog.first()
             try:
-                await self._handle(stored)
+                count = await self._advance()
             except BusError as error:
                 log.warning("run %s: once more, from the streams: %s", self._run_id, error)
                 self._fold = None
@@ -101,37 +119,47 @@ class Run:
                 continue
             except Exception:
                 # say a record that cannot be read: to skip the frame would leave a gap for ever
-                log.exception("run %s: stands at RAW %d", self._run_id, stored.sequence)
+                log.exception("run %s: stands at RAW %d", self._run_id, first.sequence)
                 self._fold = None
                 await asyncio.sleep(BROKEN_RETRY_S)
                 continue
-            self._frames.popleft()
-            self._done(stored.sequence)
+            self.backlog.done(count)
 
-    async def _handle(self, stored: Stored) -> None:
-        try:
-            frame = raw_frame(stored)
-        except (KeyError, ValueError) as error:
-            await self._give_up(stored, error)
-            return
-        if self._fold is None:
-            self._fold = await self._load(frame)
-        await self._advance(self._fold, frame, stored)
+    async def _advance(self) -> int:
+        """Fold and publish what is there, a batch at the most; how many frames that were."""
+        ready, count = Ready(), 0
+        while not ready.is_full and not ready.asks and (stored := self.backlog.after(count)):
+            count += 1
+            try:
+                frame = raw_frame(stored)
+            except (KeyError, ValueError) as error:
+                await self._give_up(stored, error)
+                continue
+            if self._fold is None:
+                self._fold = await self._load(frame)
+            await self._feed(self._fold, frame, stored, ready)
+        if self._fold is not None:
+            await self._publish(self._fold, ready)
+        return count
 
-    async def _advance(self, fold: RunFold, frame: RawFrame, stored: Stored) -> None:
-        placed = fold.feed(frame)
+    async def _feed(self, fold: RunFold, frame: RawFrame, stored: Stored, ready: Ready) -> None:
+        fresh = False
+        for event in fold.events(frame):
+            if event.sequence <= self._published:
+                continue
+            if ready.is_full:
+                await self._publish(fold, ready)
+            ready.add(event, frame.sequence)
+            fresh = True
         if fold.error is not None:
             log.error(
                 "run %s: RAW %d cannot be read", self._run_id, frame.sequence, exc_info=fold.error
             )
             await self._give_up(stored, fold.error)
-        if not placed or placed[-1].sequence <= self._published:
-            return
-        if placed[-1].type == "approval.requested":
-            await self._keep_pause(fold)
-        await self._publish(fold, frame, placed)
-        age_s = datetime.now(UTC).timestamp() - datetime.fromisoformat(frame.received).timestamp()
-        telemetry.FOLD_SECONDS.observe(max(0.0, age_s))
+        if fresh:
+            ready.received.append(frame.received)
+            if ready.asks:
+                await self._keep_pause(fold)
 
     async def _load(self, frame: RawFrame) -> RunFold:
         """The fold as it stands before `frame`: fresh, replayed from RAW, or from the pause."""
@@ -142,36 +170,16 @@ class Run:
         events = await fence.tail(self._bus, streams.EVENTS, subjects.events_of_run(self._run_id))
         start = int(events.headers.get(messages.RAW_FIRST, 0)) if events else 0
         first = True
-        async for earlier in self._raw(start, frame.sequence):
-            older = raw_frame(earlier)
+        async for earlier in replay(self._bus, self._run_id, start, frame.sequence):
+            older, ready = raw_frame(earlier), Ready()
             if first and not older.opens_run:
                 await self._restore(fold)  # the beginning has aged out
             first = False
-            await self._advance(fold, older, earlier)
+            await self._feed(fold, older, earlier, ready)
+            await self._publish(fold, ready)
         if first:
             await self._restore(fold)
         return fold
-
-    async def _raw(self, start: int, before: int) -> AsyncIterator[Stored]:
-        """The run's frames in RAW from `start` to `before`, all of them."""
-        pattern = subjects.raw_of_run(self._run_id)
-        while True:
-            # what the leader has last: a replica that has it has everything before it
-            tail = await fence.tail(self._bus, streams.RAW, pattern)
-            found: list[Stored] = []
-            try:
-                async for stored in direct.replay(self._bus, streams.RAW, pattern, start):
-                    found.append(stored)
-            except BusError as error:
-                log.warning("run %s: replaying: %s", self._run_id, error)
-                await asyncio.sleep(fence.RETRY_S)
-                continue
-            if tail is None or (found and found[-1].sequence >= tail.sequence):
-                break
-            await asyncio.sleep(fence.RETRY_S)
-        for stored in found:
-            if stored.sequence < before:
-                yield stored
 
     async def _restore(self, fold: RunFold) -> None:
         entry = await self._bus.bucket("pauses").get(self._run_id)
@@ -200,19 +208,21 @@ class Run:
                 log.warning("run %s: its pause is not kept yet: %s", self._run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
 
-    async def _publish(self, fold: RunFold, frame: RawFrame, placed: list[Placed]) -> None:
+    async def _publish(self, fold: RunFold, ready: Ready) -> None:
+        """Publish all of it, each event once; it is empty afterwards."""
         pattern = subjects.events_of_run(self._run_id)
+        placed = [event for event, _ in ready.events]
         begun = bool(self._first)
         if begun:
             # before the events: who has seen a run's end finds it in the list of runs
             await self._index.follow(self._run_id, fold, placed, self._first)
-        waiting = [event for event in placed if event.sequence > self._published]
+        waiting = ready.events
         while waiting:
             # the first event of a run goes alone: the later ones carry its stream sequence
             size = 1 if len(waiting) < BATCH_FROM or not self._first else MAX_BATCH
             batch = waiting[:size]
             try:
-                encoded = [await self._message(fold, frame, event) for event in batch]
+                encoded = [await self._message(fold, event, raw) for event, raw in batch]
                 self._last = await fence.append(self._bus, pattern, encoded, self._last)
             except (FenceConflict, OutcomeUnknown):
                 # somebody published meanwhile, perhaps this very event: it would be the same
@@ -223,13 +233,18 @@ class Run:
                 await asyncio.sleep(fence.RETRY_S)
                 continue
             else:
-                self._published = batch[-1].sequence
+                self._published = batch[-1][0].sequence
                 self._first = self._first or self._last
-                for event in batch:
+                for event, _ in batch:
                     telemetry.EVENTS.labels(event.type).inc()
-            waiting = [event for event in waiting if event.sequence > self._published]
+            waiting = [each for each in waiting if each[0].sequence > self._published]
         if not begun:
             await self._index.follow(self._run_id, fold, placed, self._first)
+        now = datetime.now(UTC).timestamp()
+        for received in ready.received:
+            age_s = now - datetime.fromisoformat(received).timestamp()
+            telemetry.FOLD_SECONDS.observe(max(0.0, age_s))
+        ready.clear()
 
     async def _reload_tail(self) -> None:
         tail = await fence.tail(self._bus, streams.EVENTS, subjects.events_of_run(self._run_id))
@@ -240,11 +255,11 @@ class Run:
         self._first = int(tail.headers.get(messages.FIRST, 0)) or tail.sequence
         self._published = max(self._published, int(tail.headers[messages.SEQUENCE]))
 
-    async def _message(self, fold: RunFold, frame: RawFrame, event: Placed) -> Message:
+    async def _message(self, fold: RunFold, event: Placed, raw_sequence: int) -> Message:
         body = await objects.wrap(self._bus, f"{self._run_id}.{event.sequence}", event.body)
         headers = {
             messages.SEQUENCE: str(event.sequence),
-            messages.RAW_POSITION: str(frame.sequence),
+            messages.RAW_POSITION: str(raw_sequence),
             messages.RAW_FIRST: str(fold.raw_first),
             "ce-specversion": "1.0",
             "ce-id": f"{self._run_id}.{event.sequence}",

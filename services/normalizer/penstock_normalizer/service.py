@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import ClassVar
 
 from penstock import telemetry
+from penstock.bus import BusError, deadletters
+from penstock.bus.advisories import exhausted
+from penstock.bus.budget import Budget
 from penstock.bus.leases import FairShare
 from penstock.bus.subjects import PARTITIONS
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock_normalizer.partitions import Partition
 from penstock_normalizer.settings import NormalizerSettings
+
+log = logging.getLogger(__name__)
+
+COUNT_S = 15.0
 
 
 class NormalizerService(Service):
@@ -24,6 +32,7 @@ class NormalizerService(Service):
         super().__init__(context)
         assert isinstance(context.settings, NormalizerSettings)
         self._settings = context.settings
+        self._budget = Budget(self._settings.max_held_bytes)
         self._share = FairShare(
             self.bus,
             self.name,
@@ -43,10 +52,21 @@ class NormalizerService(Service):
     async def start(self) -> None:
         """Take part; partitions come within a renewal."""
         self.spawn("share", self._share.run)
+        advisories = exhausted(self.bus, "normalizer-advisories", self.bury, self.give_up)
+        self.spawn("advisories", advisories.run)
+        self.spawn("dead letters", self._count_dead_letters)
         await asyncio.sleep(0)
 
+    async def _count_dead_letters(self) -> None:
+        while True:
+            try:
+                telemetry.DEADLETTERS_KEPT.set(await deadletters.kept(self.bus))
+            except BusError as error:
+                log.debug("the dead letters are not counted: %s", error)
+            await asyncio.sleep(COUNT_S)
+
     async def _begin(self, number: int) -> None:
-        partition = Partition(self.bus, number, self._settings, self.give_up)
+        partition = Partition(self.bus, number, self._settings, self._budget, self.give_up)
         self.spawn(f"partition {number}", partition.work)
         telemetry.PARTITIONS.inc()
 

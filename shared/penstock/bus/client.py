@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 MIN_SERVER = (2, 12)  # atomic batches and scheduled messages
 MIN_PAYLOAD_BYTES = 1024 * 1024  # parts and records are up to 512 KiB, with room for the rest
 CLOSE_TIMEOUT_S = 2
-STREAM_NOT_FOUND, MESSAGE_NOT_FOUND = 10059, 10037
+STREAM_NOT_FOUND, MESSAGE_NOT_FOUND, MESSAGE_DELETE_FAILED = 10059, 10037, 10057
 _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
@@ -226,6 +226,16 @@ class Bus:
     async def at(self, stream: str, sequence: int) -> Stored | None:
         """The message of this stream sequence, read from the leader; None when there is none."""
         return await self._message(stream, {"seq": sequence})
+
+    async def delete(self, stream: str, sequence: int) -> bool:
+        """Delete the message of this stream sequence; False when there is none (any more)."""
+        try:
+            await self.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
+        except ApiError as error:
+            if error.code != MESSAGE_DELETE_FAILED or await self.at(stream, sequence) is not None:
+                raise
+            return False
+        return True
 
     async def since(self, stream: str, time: datetime) -> Stored | None:
         """The first message that was stored at that time or later; None when there is none."""

@@ -18,14 +18,16 @@ from nats.js.api import (
     SubjectTransform,
 )
 
+from penstock.bus import subjects
 from penstock.bus.subjects import CATEGORIES, PARTITIONS
 
-COMMANDS, RAW, EVENTS, SCHEDULES, DEADLETTERS = (
+COMMANDS, RAW, EVENTS, SCHEDULES, DEADLETTERS, ADVISORIES = (
     "COMMANDS",
     "RAW",
     "EVENTS",
     "SCHEDULES",
     "DEADLETTERS",
+    "ADVISORIES",
 )
 
 HOUR_S = 3600.0
@@ -100,6 +102,15 @@ def streams(retention: Retention) -> list[StreamConfig]:
             description="What a service could not process, with the reason",
             subjects=["deadletter.*.*"],
             max_age=retention.deadletters_max_age_s,
+            # one letter for one message, whenever and by whomever it is given up again
+            duplicate_window=retention.deadletters_max_age_s,
+        ),
+        stream(
+            name=ADVISORIES,
+            description="Which messages were delivered as often as they may be",
+            subjects=[f"{subjects.MAX_DELIVERIES}.>"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            max_age=retention.deadletters_max_age_s,
         ),
     ]
 
@@ -121,6 +132,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "tokens": forever,  # stream tokens, by hash; each key has a TTL of its own
         "checkpoints": forever,  # how far each partition is done
         "leases": forever,  # each key has a TTL of its own
+        "letters": retention.deadletters_max_age_s,  # which dead letters were put back
     }
     # a large request or event, by reference
     objects = StreamConfig(

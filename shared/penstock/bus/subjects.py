@@ -25,6 +25,8 @@ CATEGORIES = (
     "custom",
     "system",
 )
+# where the server says that a message was delivered as often as its consumer allows
+MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 
 _RUN_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -82,6 +84,11 @@ def command(target: str, kind: str, run_id: str) -> str:
 def control(run_id: str) -> str:
     """Core request to whoever holds the run's upstream connection."""
     return f"control.{run_id}"
+
+
+def handover() -> str:
+    """Core request to any other connector: go on with a leg that is held no longer."""
+    return "handover.leg"
 
 
 def turn(session_key: str) -> str:

@@ -26,6 +26,7 @@ async def configs(bus: Bus) -> dict[str, dict[str, Any]]:
 async def test_a_start_makes_every_stream_and_bucket(own_bus: Bus) -> None:
     names = {
         *["COMMANDS", "RAW", "EVENTS", "SCHEDULES", "DEADLETTERS", "OBJ_payloads"],
+        *["ADVISORIES", "KV_letters"],
         *["KV_runs", "KV_sessions", "KV_aliases", "KV_idempotency", "KV_claims", "KV_sent"],
         *["KV_approvals", "KV_pauses", "KV_threads", "KV_rules", "KV_tokens"],
         *["KV_checkpoints", "KV_leases"],
@@ -59,7 +60,11 @@ async def test_the_streams_are_what_the_design_says(own_bus: Bus) -> None:
     schedules = found["SCHEDULES"]
     assert schedules["subjects"] == ["schedule.>", "due.>"]
     assert (schedules["max_age"], schedules["allow_msg_schedules"]) == (0, True)
-    assert found["DEADLETTERS"]["subjects"] == ["deadletter.*.*"]
+    letters, advisories = found["DEADLETTERS"], found["ADVISORIES"]
+    assert letters["subjects"] == ["deadletter.*.*"]
+    assert letters["duplicate_window"] == letters["max_age"] == 30 * DAY_NS
+    assert advisories["subjects"] == ["$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"]
+    assert (advisories["retention"], advisories["max_age"]) == ("workqueue", 30 * DAY_NS)
 
 
 async def test_a_bucket_keeps_one_value_a_key_and_lets_keys_expire(own_bus: Bus) -> None:
@@ -85,7 +90,7 @@ async def test_many_starts_at_once_agree(fresh_nats: NatsServer) -> None:
         async with connected(fresh_nats.url) as bus:
             return len(await configs(bus))
 
-    assert set(await asyncio.gather(*(start() for _ in range(5)))) == {19}
+    assert set(await asyncio.gather(*(start() for _ in range(5)))) == {21}
 
 
 async def test_what_is_kept_is_not_changed_by_a_start_with_other_settings(
