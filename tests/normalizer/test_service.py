@@ -27,6 +27,7 @@ from penstock.bus import (
     streams,
     subjects,
 )
+from penstock.bus.budget import Budget
 from penstock.bus.fence import RawWriter
 from penstock.bus.records import RunRecord
 from penstock.service import Context, pod_name
@@ -303,6 +304,7 @@ async def test_two_owners_of_one_partition_publish_each_event_once(
         for _ in range(2):
             own = await stack.enter_async_context(bus_to(fresh_nats.url))
             settings = NormalizerSettings(nats_url=fresh_nats.url, **FAST)
+            budget = Budget(settings.max_held_bytes)
             tasks += [
                 asyncio.create_task(Partition(own, number, settings, budget, give_up).work())
                 for number in range(subjects.PARTITIONS)

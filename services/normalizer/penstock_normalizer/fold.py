@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,6 +32,8 @@ from penstock.sse import MAX_FRAME_BYTES, FrameTooLarge, Parser
 log = logging.getLogger(__name__)
 
 DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]
+
+_SLICE_BYTES = 64 * 1024  # of a body, parsed at a time
 
 # of ids made from a run's id and leg, so that every fold makes the same
 APPROVAL_NAMESPACE = uuid.UUID("6f9d1c1e-5b5b-5d38-9c52-3f3a8c7e1a10")
@@ -76,25 +78,36 @@ class RunFold:
 
     def feed(self, frame: RawFrame) -> list[Placed]:
         """The events that this frame makes, most often one; none for one that was fed before."""
+        return list(self.events(frame))
+
+    def events(self, frame: RawFrame) -> Iterator[Placed]:
+        """The same one by one: a frame of tiny events makes a hundred times its bytes."""
+        self.error = None
         if frame.sequence <= self.raw_sequence:
-            return []
+            return
         self.raw_sequence = frame.sequence
         self.raw_first = self.raw_first or frame.sequence
         self.timestamp = max(self.timestamp, frame.received)
         handler = _KINDS.get(frame.kind)
         if handler is None:
             log.warning("run %s: unknown source frame %s", self.run_id, frame.kind)
-            return []
-        self.error = None
-        drafts: list[Draft] = []
+            return
+        drafts = self._until_end(handler(self, frame))
+        while (placed := self._next(drafts)) is not None:
+            yield placed
+        if self.error is not None:
+            text = f"the frame cannot be read: {self.error!r}"
+            yield from map(
+                self._place, self._until_end([self._failed(code="internal", error=text)])
+            )
+
+    def _next(self, drafts: Iterator[Draft]) -> Placed | None:
         try:
-            for draft in self._until_end(handler(self, frame)):
-                drafts.append(draft)  # one by one: what came before an error stays
+            draft = next(drafts, None)
         except Exception as error:  # a decoder must not raise: one that does ends its run only
             self.error = error
-            broken = self._failed(code="internal", error=f"the frame cannot be read: {error!r}")
-            drafts.extend(self._until_end([broken]))
-        return [self._place(draft) for draft in drafts]
+            return None
+        return self._place(draft) if draft is not None else None
 
     # kinds of source frames
 
@@ -137,17 +150,19 @@ class RunFold:
         if frame.connection != self._connection:
             self._begin(frame)  # attached again: another response begins
         decoder = self._the_decoder()
-        try:
-            frames = self._parser.feed(frame.payload)
-            too_large = None
-        except FrameTooLarge as error:
-            frames, too_large = error.frames, error
-        for parsed in frames:
-            yield from self._decoded(decoder.feed(parsed))
-        if too_large is not None:
-            self._parser = None
-            yield from self._decoded(decoder.abort())
-            yield self._failed(code="limit", error=f"the upstream sent too much: {too_large}")
+        for start in range(0, len(frame.payload), _SLICE_BYTES):
+            try:
+                frames = self._parser.feed(frame.payload[start : start + _SLICE_BYTES])
+                too_large = None
+            except FrameTooLarge as error:
+                frames, too_large = error.frames, error
+            for parsed in frames:
+                yield from self._decoded(decoder.feed(parsed))
+            if too_large is not None:
+                self._parser = None
+                yield from self._decoded(decoder.abort())
+                yield self._failed(code="limit", error=f"the upstream sent too much: {too_large}")
+                return
 
     def _on_part(self, frame: RawFrame) -> Iterable[Draft]:
         assert frame.part is not None
@@ -274,7 +289,7 @@ class RunFold:
             }
         return Draft("lifecycle.failed", _present(**facts), source)
 
-    def _until_end(self, drafts: Iterable[Draft]) -> Iterable[Draft]:
+    def _until_end(self, drafts: Iterable[Draft]) -> Iterator[Draft]:
         for draft in drafts:
             if not self.ended:
                 if draft.type in TERMINAL:

@@ -13,6 +13,10 @@ class NormalizerSettings(Settings):
     partition_ttl_s: float = Field(6.0, ge=1, description="After it a dead one's partitions move")
     partition_renew_s: float = Field(2.0, gt=0, description="How often a partition is renewed")
     checkpoint_s: float = Field(1.0, gt=0, description="How often the progress is written down")
-    max_in_flight: int = Field(10_000, ge=1, description="Source frames read ahead, a partition")
+    max_held_bytes: int = Field(
+        128 * 1024 * 1024,
+        ge=1,
+        description="Source frames in memory, of all runs; none gets more than is left",
+    )
     max_frame_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Of one upstream frame")
     run_idle_s: float = Field(60.0, gt=0, description="After it a run's state leaves memory")

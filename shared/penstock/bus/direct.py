@@ -37,10 +37,16 @@ class Stored:
 
 
 async def read(
-    bus: Bus, stream: str, pattern: str, start: int = 1, limit: int = BATCH
+    bus: Bus,
+    stream: str,
+    pattern: str,
+    start: int = 1,
+    limit: int = BATCH,
+    max_bytes: int = MAX_BATCH_BYTES,
 ) -> tuple[list[Stored], int]:
     """Up to `limit` messages that match, from stream sequence `start` on, and how many follow.
 
+    One message over `max_bytes` comes alone.
     Raises BusUnavailable when nobody answers, OutcomeUnknown when the answer stops half-way.
     """
     inbox = bus.client.new_inbox()
@@ -69,7 +75,7 @@ async def read(
         "seq": max(start, 1),
         "next_by_subj": pattern,
         "batch": limit,
-        "max_bytes": MAX_BATCH_BYTES,
+        "max_bytes": max_bytes,
     }
     await bus.client.standing(bus.settings.publish_timeout_s)
     bus.client.unanswered.add(done)

@@ -35,7 +35,7 @@ RETRY_S = 0.25
 AGAIN_S = 1.0
 GIVE_UP_TRIES = 5  # deliveries beyond `max_deliver`: to give a message up may fail, too
 LOOK_S = 0.2  # how soon it is seen that there is room again
-MAX_REQUEST_BYTES = 16 * 1024 * 1024  # a batch of the largest messages would be 256 MiB
+MAX_REQUEST_BYTES = 4 * 1024 * 1024  # a batch of the largest messages would be 256 MiB
 
 # 409s that end one request; every other 409 says that the consumer is gone or has moved
 _REQUEST_ENDS = frozenset({"Batch Completed", "Message Size Exceeds MaxBytes"})
@@ -152,7 +152,7 @@ class _Pull:
 class Reader:
     """Every message of a filter from a stream sequence on, in order, each once.
 
-    `handle` is called with each; it may wait, and then at most a batch (and 16 MiB) is read ahead.
+    `handle` is called with each; it may wait, and then at most a batch (and 4 MiB) is read ahead.
     What it raises ends `run`, but for a BusError: then the message comes again. Nothing is
     acknowledged: whoever needs to remember how far it came writes that down itself.
     """
