@@ -166,6 +166,16 @@ def comment(text: str) -> bytes:
     return b": " + _line(text) + b"\n\n"
 
 
+def at(id: str) -> bytes:
+    """An id that a client keeps without being given a frame."""
+    return b"id: %b\n\n" % _line(id)
+
+
+def retry(ms: int) -> bytes:
+    """How long a client waits before it comes back; no frame, and nothing is dispatched."""
+    return b"retry: %d\n\n" % ms
+
+
 def _line(text: str) -> bytes:
     if _NO_LINE.search(text):
         raise ValueError(f"not one line: {text!r}")

@@ -164,7 +164,7 @@ async def test_an_edge_that_shuts_down_says_so(bus: Bus, session_id: str) -> Non
     edge = Client(base_url=f"http://127.0.0.1:{server.port}")
     async with connect(url(edge, session_id), proxy=None) as connection:
         stopping = asyncio.create_task(service.stop())
-        assert (await closed(connection))[0] == 1001
+        assert (await closed(connection))[0] == 1012
         await stopping
     await edge.aclose()
     await server.stop()

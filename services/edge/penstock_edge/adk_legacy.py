@@ -83,6 +83,7 @@ class Legacy:
         named = named_by(self._edge, request, "read")
         if (grant := identity_of(request).grant) is not None:
             grant.check_session(named.id)
+        self._edge.streams.require_room()
         after = cursor_of(request)
         found = await self._run_of(named, after)
         if found is not None:
@@ -94,8 +95,10 @@ class Legacy:
             found = await self._run_of(named, None)
             return await self._follow(*found) if found is not None else None
 
-        settings = self._edge.settings
-        return WaitingStream(self._edge.bus, turn(named.key), begun, settings.keep_alive_s)
+        edge = self._edge
+        return WaitingStream(
+            edge.bus, turn(named.key), begun, edge.settings.keep_alive_s, edge.streams
+        )
 
     async def _follow(self, run_id: str, after: Cursor | None) -> EventStream:
         view = legacy_view(run_id)

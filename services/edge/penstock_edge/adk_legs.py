@@ -69,6 +69,7 @@ class AdkLegs:
         `raw` besides.
         """
         who = identity_of(request)
+        self._edge.streams.require_room()
         require_json(request)
         body = await read_body(request, self._edge.settings.max_body_bytes)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +15,9 @@ from penstock_edge.cursor import LAST_FRAME, Cursor
 from penstock_edge.direct import Direct, http_chunk
 from penstock_edge.items import Encoding, Item
 from penstock_edge.locate import Place
+from penstock_edge.open_streams import Departure, retry_ms
 from penstock_edge.past import Past
+from penstock_edge.settings import EdgeSettings
 
 if TYPE_CHECKING:
     from penstock_edge.hub import Hub
@@ -24,6 +27,7 @@ log = logging.getLogger(__name__)
 LAG_RETRY_S = 0.05
 UNAVAILABLE_RETRY_S = 0.5
 LAG_TRIES = 40
+PIECE_BYTES = 256 * 1024  # of the past in one write, or one message
 
 _TAKEN_NOTHING = Cursor(0, 0)
 
@@ -52,6 +56,8 @@ class Client:
         self.hub = hub
         self.dropped = False
         self.expired = False
+        self.departure: Departure | None = None
+        self.resumable = False  # until the response says that it is
         self.task: asyncio.Task[None] | None = None  # whose write is cancelled by a drop
         self.direct: Direct | None = None  # once the head is sent, where the server allows it
         self._writing_since: float | None = None
@@ -70,6 +76,7 @@ class Client:
         self._at: int | None = None  # position in the ring; None while reading the past
         self._next = place.start  # in the stream
         self._past: Past | None = None
+        self._read: deque[Stored] = deque()  # of the past, and not encoded yet
         self._encoding: Encoding | None = None  # of the past
         self._replayed: Stored | None = None
         self._lags = 0
@@ -85,7 +92,7 @@ class Client:
     async def take(self) -> bytes | None:
         """What is to be written next; None when the stream is over."""
         while not (self._gone or self.finished):
-            if self.expired:
+            if self.expired or self.departure:
                 self._gone = True
                 return self._farewell() or None
             if words := self._words():
@@ -169,8 +176,19 @@ class Client:
         self.expired = True
         self._wake.set()
 
+    def depart(self, why: Departure) -> None:
+        """The stream ends here; its client may come back at once."""
+        self.departure = why
+        self._wake.set()
+
     def _farewell(self) -> bytes:
-        """What must be said of an early end to those who could take it for the whole."""
+        """What must be said of an early end: when to come back, or that it is not the whole."""
+        if self.departure:
+            return self.hub.view.form.come_back(retry_ms())
+        return self.last_words()
+
+    def last_words(self) -> bytes:
+        """What tells those who could take an early end for the whole."""
         words = b"".join(self.hub.view.encoding().cut())
         # wherever the last write ended: an empty line between frames is nothing
         return words and b"\n\n" + words
@@ -190,20 +208,20 @@ class Client:
         self._writing_since = None
         self._wrote_at = asyncio.get_running_loop().time()
 
-    def beat(self, period_s: float, max_pending_bytes: int) -> None:
+    def beat(self, period_s: float, settings: EdgeSettings) -> None:
         """Called at intervals: ask for a keep-alive after two silent ones, drop the slow.
 
-        Slow is whose one write hangs for a whole interval, with more than this pending behind it.
+        Slow is whose one write hangs for a whole interval, with more than `max_pending_bytes`
+        behind it, or for `write_timeout_s`.
         """
         view = self.hub.view
         kept_alive = view.droppable if view.kept_alive is None else view.kept_alive
-        if not (view.droppable or kept_alive):
-            return
         now = asyncio.get_running_loop().time()
         if self._writing_since is not None:
-            hangs = now - self._writing_since >= period_s
-            if view.droppable and hangs and self._pending_bytes > max_pending_bytes:
-                self._drop()
+            hangs_s = now - self._writing_since
+            behind = view.droppable and self._pending_bytes > settings.max_pending_bytes
+            if hangs_s >= settings.write_timeout_s or (behind and hangs_s >= period_s):
+                self._drop(hangs_s)
         elif kept_alive and view.form.keep_alive and now - self._wrote_at >= 2 * period_s:
             self._beat_due = True
             self._wake.set()
@@ -213,9 +231,13 @@ class Client:
         # whoever reads the past does so at its own pace
         return 0 if self._at is None else self.hub.delivered_bytes - self._offset
 
-    def _drop(self) -> None:
+    def _drop(self, hangs_s: float) -> None:
         if not self.dropped and self.task is not None:
             self.dropped = True
+            log.warning(
+                "%s: a client is dropped: it has taken nothing for %.1f s, with %d bytes pending",
+                *(" ".join(self.hub.view.key), hangs_s, self._pending_bytes),
+            )
             SLOW_CLIENTS.inc()
             self.task.cancel()
 
@@ -263,20 +285,10 @@ class Client:
                 self._enter()
                 return b""
             self._encoding = hub.view.encoding()
-        if self._past is None:
-            self._past = hub.past(self._next)
-        try:
-            past = await self._past.below(hub.floor)
-        except BusError as error:
-            log.warning("reading %s: %s", " ".join(hub.view.key), error)
-            await asyncio.sleep(UNAVAILABLE_RETRY_S)
+        if not self._read and not await self._read_on():
             return b""
-        if past:
-            self._lags = 0
-            self._replayed = past[-1]
-            self._next = past[-1].sequence + 1
-            items = tuple([await hub.encode(self._encoding, stored) for stored in past])
-            return self._rest(items, b"".join([item.body for item in items]))
+        if self._read:
+            return await self._encoded()
         if self._lags < LAG_TRIES and not hub.joins(self._replayed):
             self._lags += 1
             self._past = None  # to be asked again
@@ -286,3 +298,29 @@ class Client:
             self._preface = hub.view.notice("history_truncated", "some events are not kept")
         self._enter()
         return b""
+
+    async def _read_on(self) -> bool:
+        """Read the next of the past, if there is more; False when it cannot be read now."""
+        hub = self.hub
+        if self._past is None:
+            self._past = hub.past(self._next)
+        try:
+            self._read.extend(await self._past.below(hub.floor))
+        except BusError as error:
+            log.warning("reading %s: %s", " ".join(hub.view.key), error)
+            await asyncio.sleep(UNAVAILABLE_RETRY_S)
+            return False
+        return True
+
+    async def _encoded(self) -> bytes:
+        """Some of what was read: a client that does not read must not hold much more."""
+        assert self._encoding is not None
+        self._lags = 0
+        items: list[Item] = []
+        size_bytes = 0
+        while self._read and size_bytes < PIECE_BYTES:
+            self._replayed = self._read.popleft()
+            items.append(await self.hub.encode(self._encoding, self._replayed))
+            size_bytes += len(items[-1].body)
+        self._next = items[-1].sequence + 1
+        return self._rest(tuple(items), b"".join([item.body for item in items]))

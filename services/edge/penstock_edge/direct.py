@@ -34,6 +34,10 @@ class Direct:
         cycle.transport.write(chunk)
         return True
 
+    def close_after(self) -> None:
+        """The connection is closed with the end of the response: the next may go elsewhere."""
+        self._cycle.keep_alive = False
+
 
 def is_tried() -> bool:
     """True for a uvicorn whose objects are known."""

@@ -15,6 +15,7 @@ from penstock_edge.forms import Form
 from penstock_edge.hub import Hubs
 from penstock_edge.locate import Place
 from penstock_edge.many import Many
+from penstock_edge.open_streams import OpenStreams
 from penstock_edge.sessions import Records
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.start import Starter
@@ -42,6 +43,11 @@ class Edge:
         many = Many(bus, Feed(bus), Records(bus))
         agui = AguiViews(AguiRuns(bus, config, many.records))
         return cls(bus, config, settings, Hubs(bus, settings), Starter(bus), canceller, many, agui)
+
+    @property
+    def streams(self) -> OpenStreams:
+        """Those of every surface; to be asked before another is opened."""
+        return self.hubs.streams
 
     def view(
         self, run_id: str, dialect: str, form: Form = NAMED, types: frozenset[str] | None = None

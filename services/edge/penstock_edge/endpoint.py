@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.requests import Request
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_BYTES = 64 * 1024 * 1024
 DRAIN_S = 10.0
+RETRY_AFTER_S = (1, 5)
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 Shape = Callable[[Problem], Response]
@@ -42,10 +44,11 @@ class Endpoint:
         except Problem as problem:
             if problem.status == 413:
                 await _drain(receive)
-            response = self._shape(problem)
+            response = refusal(problem, self._shape)
         except BusError as error:
             log.warning("%s %s: %s", request.method, request.url.path, error)
-            response = self._shape(Problem(503, f"the bus does not answer; try again: {error}"))
+            away = Problem(503, f"the bus does not answer; try again: {error}")
+            response = refusal(away, self._shape)
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> ASGIApp:
@@ -57,6 +60,14 @@ class Endpoint:
         if not self._bus.ready:
             raise Problem(503, "not connected to NATS; try again")
         return await handler(request)
+
+
+def refusal(problem: Problem, shape: Shape = problem_response) -> Response:
+    """The problem in that shape; one that passes says when to try again, not all at once."""
+    response = shape(problem)
+    if problem.status == 503:
+        response.headers["retry-after"] = str(random.randint(*RETRY_AFTER_S))
+    return response
 
 
 def route(

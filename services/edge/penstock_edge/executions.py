@@ -74,6 +74,7 @@ class Executions:
         agent = edge.config.by_topology(asked.topology_id)
         if agent is None:
             raise Problem(404, f"topologyId: there is no topology {asked.topology_id}")
+        edge.streams.require_room()
         place = await place_of_new(edge.bus, over_raw=False)
         started = await edge.starter.start(Start(agent, asked.user_message, None, who.user_id))
         return await edge.stream(view(started.record.run_id, "executions"), place)

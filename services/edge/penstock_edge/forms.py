@@ -34,6 +34,15 @@ class Form(Protocol):
         """That the replay is over, and what follows is live."""
         ...
 
+    @property
+    def resumable(self) -> bool:
+        """Whether a client knows its cursor."""
+        ...
+
+    def come_back(self, retry_ms: int) -> bytes:
+        """That the stream ends here, and when the client should come back to it."""
+        ...
+
     def event(self, frame: Frame, id: str) -> bytes:
         """A frame with its cursor."""
         ...
@@ -49,6 +58,7 @@ class Sse:
 
     named: bool = True
     keep_alive: bytes = sse.comment("keep-alive")
+    resumable: bool = True
 
     @property
     def key(self) -> str:
@@ -59,6 +69,10 @@ class Sse:
     def live_marker(self) -> bytes:
         """Without an id, so that an EventSource keeps the last one."""
         return self.notice(Frame(LIVE, LIVE_EVENT))
+
+    def come_back(self, retry_ms: int) -> bytes:
+        """`retry`."""
+        return sse.retry(retry_ms)
 
     def event(self, frame: Frame, id: str) -> bytes:
         """`id`, `event`, `data`."""
@@ -76,6 +90,15 @@ class Messages:
     cursors: bool = False
     keep_alive: bytes = b""
     live_marker: bytes = LIVE + MESSAGE_END
+
+    @property
+    def resumable(self) -> bool:
+        """Only with cursors."""
+        return self.cursors
+
+    def come_back(self, retry_ms: int) -> bytes:
+        """Nothing: the close code says it."""
+        return b""
 
     @property
     def key(self) -> str:
@@ -101,6 +124,11 @@ class Page:
     key: str = "page"
     keep_alive: bytes = b""
     live_marker: bytes = b""
+    resumable: bool = False
+
+    def come_back(self, retry_ms: int) -> bytes:
+        """Nothing: it is not cut."""
+        return b""
 
     def event(self, frame: Frame, id: str) -> bytes:
         """The frame's data."""

@@ -14,10 +14,12 @@ from dataclasses import replace
 
 from penstock.bus import Bus, BusError, Stored
 from penstock.telemetry import CLIENTS, DELIVERED
+from penstock_edge.budget import Budget
 from penstock_edge.client import Chunk, Client
 from penstock_edge.encode import encode
 from penstock_edge.items import Encoding, Item
 from penstock_edge.locate import Place
+from penstock_edge.open_streams import OpenStreams
 from penstock_edge.past import Past
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.views import View
@@ -25,7 +27,7 @@ from penstock_edge.views import View
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 * 1024
-KNOWN_CHUNKS = 16  # most clients are at the ring's end
+KNOWN_CHUNKS = 4  # most clients are at the ring's end
 SLICE = 100  # clients woken before the loop has its turn
 ITEM_BYTES = 200  # what an item costs besides its frames
 
@@ -33,7 +35,7 @@ ITEM_BYTES = 200  # what an item costs besides its frames
 class Hub:
     """Follows one view for as long as somebody looks, and a little longer."""
 
-    def __init__(self, bus: Bus, view: View, place: Place, ring_bytes: int) -> None:
+    def __init__(self, bus: Bus, view: View, place: Place, ring_bytes: int, budget: Budget) -> None:
         self.bus = bus
         self.view = view
         self.clients: set[Client] = set()
@@ -42,6 +44,7 @@ class Hub:
         self.failed = False  # others must begin anew
         self.delivered_bytes = 0
         self._ring_bytes = ring_bytes
+        self._budget = budget
         self._ring: list[Item] = []
         self._held_bytes = 0
         self._base = 0  # items that have left the ring
@@ -74,6 +77,7 @@ class Hub:
     async def stop(self) -> None:
         """End every client's stream where it stands; it may come back with its cursor."""
         self._close()
+        self._budget.forget(self)
         for task in (self._starting, self._working):
             if task is not None:
                 task.cancel()
@@ -128,13 +132,15 @@ class Hub:
                     self._append(await self.encode(self._encoding, stored))
                     if self.closed:
                         break
-                self._evict()
+                self._evict(self._ring_bytes, least=1)
                 await self._fan_out()
+                self._budget.hold(self, self._held_bytes)
             await self._source.stop()
         except Exception:
             log.exception("%s: not followed any more", " ".join(self.view.key))
             self.failed = True
             self._close()
+            self._budget.forget(self)
             await self._source.stop()
 
     def _append(self, item: Item) -> None:
@@ -145,9 +151,17 @@ class Hub:
         self._chunks.clear()
         self.closed = item.last
 
-    def _evict(self) -> None:
+    def empty(self) -> int:
+        """Keep nothing; returns the bytes that are held all the same."""
+        self._evict(0, least=0)
+        return self._held_bytes
+
+    def _evict(self, limit_bytes: int, least: int) -> None:
+        """Give up the oldest until the ring fits, or has only so many items."""
         gone = 0
-        while self._held_bytes > self._ring_bytes and gone < len(self._ring) - 1:
+        if self._ring and self._ring[-1].last:
+            least = 1  # what ends the stream need not stand in it
+        while self._held_bytes > limit_bytes and gone < len(self._ring) - least:
             self._held_bytes -= len(self._ring[gone].body) + ITEM_BYTES
             gone += 1
         if gone:
@@ -190,8 +204,10 @@ class Hubs:
     """Every hub of this process, and the beat that keeps idle streams alive."""
 
     def __init__(self, bus: Bus, settings: EdgeSettings) -> None:
+        self.streams = OpenStreams(settings.max_streams, settings.max_connection_age_s)
         self._bus = bus
         self._settings = settings
+        self._budget = Budget(settings.max_ring_bytes)
         self._hubs: dict[tuple[str, ...], Hub] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
@@ -199,9 +215,11 @@ class Hubs:
         """A client of the view, from its place on. Raises BusError when it cannot be followed."""
         hub = self._hubs.get(view.key)
         if hub is None or hub.failed:
-            hub = self._hubs[view.key] = Hub(self._bus, view, place, self._settings.ring_bytes)
+            ring_bytes = self._settings.ring_bytes
+            hub = self._hubs[view.key] = Hub(self._bus, view, place, ring_bytes, self._budget)
         client = Client(hub, place, self._left)
         hub.clients.add(client)
+        self.streams.add(client)
         CLIENTS.labels(view.dialect).inc()
         try:
             await hub.start()
@@ -212,13 +230,14 @@ class Hubs:
         return client
 
     async def beat(self) -> None:
-        """Three times in `keep_alive_s`: wake who has been silent, drop who does not read."""
+        """Three times in `keep_alive_s`: wake the silent, drop the slow, send away the old."""
         period_s = self._settings.keep_alive_s / 3
         while True:
             await asyncio.sleep(period_s)
+            self.streams.rotate()
             clients = [client for hub in self._hubs.values() for client in hub.clients]
             for number, client in enumerate(clients, 1):
-                client.beat(period_s, self._settings.max_pending_bytes)
+                client.beat(period_s, self._settings)
                 if number % SLICE == 0:
                     await asyncio.sleep(0)
 
@@ -233,6 +252,7 @@ class Hubs:
         if client not in hub.clients:
             return
         hub.clients.discard(client)
+        self.streams.discard(client)
         CLIENTS.labels(hub.view.dialect).dec()
         if not hub.clients:
             loop = asyncio.get_running_loop()

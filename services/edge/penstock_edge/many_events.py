@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from penstock import sse
 from penstock.bus.streams import EVENTS
 from penstock.events.catalogue import CATALOGUE
 from penstock.web.auth import Identity, identity_of, require
@@ -22,6 +23,7 @@ from penstock_edge.forms import Page, Sse
 from penstock_edge.locate import Place, marked, place_after, place_of_now, place_since
 from penstock_edge.pages import MAX_PAGE, page_of_many
 from penstock_edge.query import cursor_of, listed, number, switch, wants_page
+from penstock_edge.stream import Prefaced
 
 PATH: Final = "/v1/events"
 EVERYTHING: Final = "*.*"
@@ -51,18 +53,23 @@ class ManyEvents:
             caller.grant.check_subjects(subjects)
         chosen, owner = subjects or [EVERYTHING], _owner(caller)
         now = await place_of_now(bus)
-        place = await place_of(self._edge, request) or now
+        asked = await place_of(self._edge, request)
+        place = asked or now
         if wants_page(request):
             limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
             source = many.types(chosen, owner, lambda batch: None)
             seen = many.of_types(chosen, owner, Page())
             page = await page_of_many(bus, seen, source, place, now.start, limit)
             return Response(orjson.dumps(page), media_type="application/json")
+        self._edge.streams.require_room()
         if switch(request, "markers", default=False):
             source = many.types(chosen, owner, lambda batch: None)
             place = await marked(bus, EVENTS, source.patterns(), place)
         form = Sse(switch(request, "names", default=True))
-        return await self._edge.stream(many.of_types(chosen, owner, form), place)
+        stream = await self._edge.stream(many.of_types(chosen, owner, form), place)
+        # so that who is cut before the first event comes back to now, and not to then
+        begins = sse.at(str(place.after)) if asked is None and place.after else b""
+        return Prefaced(stream, begins)
 
 
 def subjects_of(request: HTTPConnection) -> list[str]:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock.web.server import raise_file_limit
 from penstock_edge.adk import Adk
 from penstock_edge.agno_surface import AgnoSurface
 from penstock_edge.agui_surface import AguiSurface
@@ -53,7 +54,12 @@ class EdgeService(Service):
         """Keep the streams alive; they come with the requests."""
         if not is_tried():
             log.warning("an untried uvicorn: events go out by ASGI, at twice the cost")
+        self._edge.streams.fit(raise_file_limit())
         self.spawn("beat", self._edge.hubs.beat)
+
+    async def drain(self, grace_s: float) -> None:
+        """Open no stream, and lead those that are open to another edge, one after another."""
+        await self._edge.streams.drain(grace_s)
 
     async def stop(self) -> None:
         """End every stream where it stands: clients come back with their cursors."""

@@ -16,10 +16,10 @@ from starlette.websockets import WebSocket
 from penstock.bus import BusError, Stored
 from penstock.bus.streams import EVENTS
 from penstock.web.auth import act_as, identity_of, require
-from penstock.web.problems import Problem, problem_response
+from penstock.web.problems import Problem
 from penstock_edge.client import Client
 from penstock_edge.edge import Edge
-from penstock_edge.endpoint import route
+from penstock_edge.endpoint import refusal, route
 from penstock_edge.forms import Form, Messages, Page, Sse
 from penstock_edge.locate import Place, marked, place_after, place_of_new
 from penstock_edge.many_events import place_of
@@ -66,6 +66,7 @@ class SessionEvents:
         place, idle = await self._place(request, asked)
         if wants_page(request):
             return await self._page(request, asked, place)
+        edge.streams.require_room()
         form = Sse(switch(request, "names", default=True))
         client = await self._join(request, asked, form, place)
         stream = EventStream(client, ended=place.ended)
@@ -81,15 +82,16 @@ class SessionEvents:
             stream = await self._socket(websocket)
             await stream(websocket.scope, websocket.receive, websocket.send)
         except Problem as problem:
-            await websocket.send_denial_response(problem_response(problem))
+            await websocket.send_denial_response(refusal(problem))
         except BusError as error:
             text = f"the bus does not answer; try again: {error}"
-            await websocket.send_denial_response(problem_response(Problem(503, text)))
+            await websocket.send_denial_response(refusal(Problem(503, text)))
 
     async def _socket(self, websocket: WebSocket) -> ASGIApp:
         edge = self._edge
         if not edge.bus.ready:
             raise Problem(503, "not connected to NATS; try again")
+        edge.streams.require_room()
         asked = self._asked(websocket)
         place, idle = await self._place(websocket, asked)
         form = Messages(switch(websocket, "cursors", default=False))

@@ -36,6 +36,20 @@ class EdgeSettings(Settings):
     ring_bytes: int = Field(
         4 * 1024 * 1024, gt=0, description="Recent frames kept for each followed run and dialect"
     )
+    max_ring_bytes: int = Field(
+        256 * 1024 * 1024, gt=0, description="All rings together; the longest silent are emptied"
+    )
+    write_timeout_s: float = Field(
+        120.0, gt=0, description="Who has taken nothing of one write for so long is dropped"
+    )
+    max_streams: int = Field(
+        12_000, gt=0, description="Open at a time in this process; beyond it 503"
+    )
+    max_connection_age_s: float = Field(
+        3600.0,
+        ge=0,
+        description="A stream that can be resumed is ended at this age, at the latest; 0 never",
+    )
     hub_grace_s: float = Field(
         5.0, ge=0, description="How long a run is followed after its last client left"
     )

@@ -1,8 +1,8 @@
 """A client's stream as a WebSocket: one text message an event, and a close code that says why.
 
-1000 the stream is over (`until=idle`), 1001 this edge shuts down, 1003 the client has sent
-something, 1008 it may not read any more, 1009 it has sent too much, 1013 it reads too slowly, or
-the stream cannot go on here: come back with the cursor.
+1000 the stream is over (`until=idle`), 1001 it was open for long enough, 1003 the client has sent
+something, 1008 it may not read any more, 1009 it has sent too much, 1012 this edge shuts down, 1013
+it reads too slowly, or the stream cannot go on here: come back with the cursor.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from penstock_edge.access import while_it_holds
 from penstock_edge.client import Client
 from penstock_edge.forms import split
+from penstock_edge.open_streams import Departure
 
 MAX_RECEIVED_BYTES: Final = 4096
 CLOSE_S: Final = 5.0
 
 DONE: Final = (1000, "no run is active or queued")
-GOING_AWAY: Final = (1001, "this server shuts down; come back with ?after=")
+OLD: Final = (1001, "this connection has been open for long; come back with ?after=")
+RESTART: Final = (1012, "this server shuts down; come back with ?after=")
 EXPIRED: Final = (1008, "the credential holds no longer; come back with ?after= and a new one")
 NOT_READ: Final = (1003, "nothing is read from clients here")
 TOO_BIG: Final = (1009, "nothing is read from clients here, least of all so much")
@@ -39,7 +41,9 @@ class EventSocket:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application of this one connection; it ends when the credential does."""
-        with while_it_holds(scope, self._client.expire):
+        client = self._client
+        client.resumable = client.hub.view.form.resumable
+        with while_it_holds(scope, client.expire):
             await self._converse(scope, receive, send)
 
     async def _converse(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,7 +89,9 @@ class EventSocket:
             return DONE
         if self._client.expired:
             return EXPIRED
-        return FAILED if self._client.hub.failed else GOING_AWAY
+        if self._client.departure is Departure.AGE:
+            return OLD
+        return FAILED if self._client.hub.failed else RESTART
 
     async def _close(self, websocket: WebSocket, why: tuple[int, str]) -> None:
         if websocket.client_state is not WebSocketState.CONNECTED:

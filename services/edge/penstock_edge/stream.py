@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import sse
 from penstock_edge.access import while_it_holds
@@ -32,7 +32,10 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application of this one response; it ends when the credential does."""
-        with while_it_holds(scope, self._client.expire):
+        client = self._client
+        # a client of a POST does not ask again by itself, and has no place to ask for
+        client.resumable = scope["method"] == "GET" and client.hub.view.form.resumable
+        with while_it_holds(scope, client.expire):
             await self._respond(receive, send)
 
     async def _respond(self, receive: Receive, send: Send) -> None:
@@ -55,6 +58,8 @@ class EventStream:
                     await self._write(send, body[start : start + SLICE_BYTES])
                 mid_frame = False
                 body = await client.take()
+            if client.departure and client.direct:
+                client.direct.close_after()
             await send({"type": "http.response.body"})
         except asyncio.CancelledError:
             if not client.dropped:
@@ -74,7 +79,8 @@ class EventStream:
 
     async def _say_last_words(self, send: Send, mid_frame: bool) -> None:
         """Why it ends, if the connection takes that and no frame is half written."""
-        body = b"" if mid_frame else LAST_WORDS
+        words = LAST_WORDS if self._client.hub.view.droppable else self._client.last_words()
+        body = b"" if mid_frame else words
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 await send({"type": "http.response.body", "body": body})
@@ -83,6 +89,25 @@ class EventStream:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._client.leave()
+
+
+class Prefaced:
+    """A stream with something in front of its body."""
+
+    def __init__(self, stream: ASGIApp, preface: bytes) -> None:
+        self._stream = stream
+        self._preface = preface
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application of this one response."""
+
+        async def send_both(message: Message) -> None:
+            await send(message)
+            if self._preface and message["type"] == "http.response.start":
+                body = {"type": "http.response.body", "body": self._preface, "more_body": True}
+                await send(body)
+
+        await self._stream(scope, receive, send_both)
 
 
 def head(status: int, run_id: str = "") -> Message:

@@ -15,7 +15,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from penstock.bus import Stored
 from penstock.bus.streams import EVENTS
@@ -40,7 +40,7 @@ from penstock_edge.pages import MAX_PAGE, page_of_many
 from penstock_edge.past import Past
 from penstock_edge.query import cursor_of, number, switch
 from penstock_edge.sessions import Session, is_cut, records_of, settled
-from penstock_edge.stream import EventStream
+from penstock_edge.stream import EventStream, Prefaced
 from penstock_edge.until_idle import UntilIdle
 from penstock_edge.views import View
 from penstock_edge.whole_session import WholeSession
@@ -152,6 +152,7 @@ class Threads:
         self, session: Session, seen: View, standing: Standing, preface: bytes = b""
     ) -> ASGIApp:
         edge, idle = self._edge, standing.idle
+        edge.streams.require_room()
         client = await edge.hubs.join(seen, standing.place)
         stream = Prefaced(EventStream(client, ended=standing.place.ended), preface)
         if idle is not None:
@@ -185,25 +186,6 @@ class Threads:
 
     def _source(self, session: Session) -> WholeSession:
         return WholeSession(self._edge.bus, self._edge.many, session, _nowhere)
-
-
-class Prefaced:
-    """A stream with something in front of its body."""
-
-    def __init__(self, stream: ASGIApp, preface: bytes) -> None:
-        self._stream = stream
-        self._preface = preface
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application of this one response."""
-
-        async def send_both(message: Message) -> None:
-            await send(message)
-            if self._preface and message["type"] == "http.response.start":
-                body = {"type": "http.response.body", "body": self._preface, "more_body": True}
-                await send(body)
-
-        await self._stream(scope, receive, send_both)
 
 
 def _nowhere(batch: list[Stored]) -> None:

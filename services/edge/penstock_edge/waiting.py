@@ -11,7 +11,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.bus import Bus, BusError, Msg
 from penstock_edge.access import while_it_holds
+from penstock_edge.direct import direct_of
 from penstock_edge.forms import Sse
+from penstock_edge.open_streams import Departure, OpenStreams, retry_ms
 from penstock_edge.stream import EventStream, head
 
 log = logging.getLogger(__name__)
@@ -32,28 +34,43 @@ class WaitingStream:
         notices: str,
         begun: Callable[[], Awaitable[EventStream | None]],
         keep_alive_s: float,
+        streams: OpenStreams,
     ) -> None:
         self._bus = bus
         self._notices = notices
         self._begun = begun
         self._keep_alive_s = keep_alive_s
+        self._streams = streams
+        self._leaving: asyncio.Task[None] | None = None
+        self._departs = False
+        self.resumable = True  # there is nothing yet that it could miss
+
+    def depart(self, why: Departure) -> None:
+        """The client comes back, and waits elsewhere."""
+        self._departs = True
+        if self._leaving:
+            self._leaving.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application of this one response."""
         await send(head(200))
-        leaving = asyncio.create_task(_left(receive))
+        leaving = self._leaving = asyncio.create_task(_left(receive))
+        self._streams.add(self)
+        stream = None
         try:
             with while_it_holds(scope, leaving.cancel):
                 stream = await self._wait(send, leaving)
         except BusError as error:
             # it may come back: there is no cursor to lose
             log.warning("waiting for %s: %s", self._notices, error)
-            await send({"type": "http.response.body"})
-            return
         finally:
             leaving.cancel()
+            self._streams.discard(self)
         if stream is None:
-            await send({"type": "http.response.body"})
+            if self._departs and (direct := direct_of(receive)):
+                direct.close_after()
+            words = Sse().come_back(retry_ms()) if self._departs else b""
+            await send({"type": "http.response.body", "body": words})
             return
 
         async def send_body(message: Message) -> None:
@@ -75,7 +92,7 @@ class WaitingStream:
         try:
             while not leaving.done():
                 moved.clear()
-                if (stream := await self._begun()) is not None:
+                if (stream := await self._look()) is not None:
                     return stream
                 notice = asyncio.create_task(moved.wait())
                 wait_s = min(LOOK_AGAIN_S, self._keep_alive_s / 3)
@@ -90,6 +107,13 @@ class WaitingStream:
         finally:
             await subscription.unsubscribe()
         return None
+
+    async def _look(self) -> EventStream | None:
+        try:
+            return await self._begun()
+        except BusError as error:
+            log.warning("waiting for %s: %s", self._notices, error)
+            return None
 
 
 async def _left(receive: Receive) -> None:

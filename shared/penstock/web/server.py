@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from collections.abc import Iterator, Sequence
 
@@ -22,6 +23,8 @@ from penstock.web.protocol import HttpProtocol
 log = logging.getLogger(__name__)
 
 WS_PING_S = 15.0
+TICK_S = 0.05
+MAX_FILES = 1_048_576
 WS_MAX_BYTES = 64 * 1024  # of a message from a client; ours only listen
 
 
@@ -44,6 +47,15 @@ def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
         "PENSTOCK_AUTH_JWT_SECRET or PENSTOCK_AUTH_JWKS_URL (and ALLOW_UNAUTHENTICATED_SSE not), "
         "or bind 127.0.0.1, or set PENSTOCK_INSECURE_BIND=yes if something in front of it asks"
     )
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as it may; returns how many those are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(soft, most)
 
 
 class _Server(uvicorn.Server):
@@ -92,6 +104,8 @@ class Server:
                 ws_ping_interval=ws_ping_s,
                 ws_ping_timeout=ws_ping_s,
                 ws_max_size=WS_MAX_BYTES,
+                # its windows would cost each connection more memory than all else about it
+                ws_per_message_deflate=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=2,
                 http=HttpProtocol,
@@ -99,10 +113,6 @@ class Server:
         )
         self._task: asyncio.Task[None] | None = None
         self._letting_go = False
-
-    def let_go(self) -> None:
-        """Serve on, but close each connection after its next answer: its client goes elsewhere."""
-        self._letting_go = True
 
     def _leading_away(self, app: ASGIApp) -> ASGIApp:
         async def leading_away(scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,6 +149,13 @@ class Server:
             if self._task.done():
                 self._task.result()
             await asyncio.sleep(0.005)
+
+    async def drain(self, grace_s: float) -> None:
+        """Serve on, but lead clients away; returns when no request is under way, or in time."""
+        self._letting_go = True
+        over = asyncio.get_running_loop().time() + grace_s
+        while self._server.server_state.tasks and asyncio.get_running_loop().time() < over:
+            await asyncio.sleep(TICK_S)
 
     async def stop(self) -> None:
         """Close the listener, give open streams two seconds, then cut them."""
