@@ -1,0 +1,266 @@
+"""A run that floods: bounded in memory, whole in the end, and no other run waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pytest
+
+from penstock.bus import Bus, Message, direct, fence, streams, subjects
+from penstock.bus.budget import Budget, weight
+from penstock.bus.fence import RawWriter
+from penstock.settings import Config
+from penstock_normalizer.backlog import Backlog, read
+from penstock_normalizer.decoders import DECODERS
+from penstock_normalizer.fold import RunFold
+from penstock_normalizer.service import NormalizerService
+from support.bus import connected, new_run_id
+from support.nats import NatsServer
+from support.pipeline import Event, pipeline
+from support.raw import Frames, agno, agno_text
+from support.waiting import eventually
+
+KIB = 1024
+OPEN = orjson.dumps({"agent": "a", "protocol": "agno", "session_id": "s", "user_id": "u"})
+
+
+async def opened(bus: Bus) -> RawWriter:
+    """A run of which RAW has the beginning."""
+    run_id = new_run_id()
+    writer = RawWriter(bus, run_id, "upstream", f"pod/{run_id}")
+    await writer.write("open", OPEN, leg=1)
+    return writer
+
+
+async def neighbour(bus: Bus, run_id: str) -> RawWriter:
+    """A run of the same partition."""
+
+    async def partition(run_id: str) -> str:
+        tail = await bus.tail(streams.RAW, subjects.raw_of_run(run_id))
+        assert tail is not None
+        return tail.subject.split(".")[1]
+
+    wanted = await partition(run_id)
+    while True:
+        writer = await opened(bus)
+        if await partition(writer.run_id) == wanted:
+            return writer
+
+
+async def write(writer: RawWriter, *bodies: bytes) -> None:
+    for body in bodies:
+        await writer.write("bytes", body, leg=1)
+    await writer.write("end", b'{"outcome":"eof"}', leg=1)
+
+
+def check(events: list[Event], chunks: Sequence[str]) -> None:
+    assert [event.sequence for event in events] == [*range(1, len(events) + 1)]
+    assert [e.data["content"] for e in events if e.type == "llm.stream"] == [*chunks]
+    assert events[-1].type == "lifecycle.completed"
+
+
+class Stuck:
+    """EVENTS takes nothing of one run until it is let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, run_id: str) -> None:
+        self.let_go = asyncio.Event()
+        append = fence.append
+
+        async def waits(bus: Bus, pattern: str, batch: Sequence[Message], last: int) -> int:
+            if pattern == subjects.events_of_run(run_id):
+                await self.let_go.wait()
+            return await append(bus, pattern, batch, last)
+
+        monkeypatch.setattr(fence, "append", waits)
+
+
+class Watched:
+    """The most that any budget held."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.peak_bytes = self.now_bytes = 0
+        take = Budget.take
+
+        def taken(budget: Budget, size_bytes: int) -> None:
+            take(budget, size_bytes)
+            self.now_bytes = budget.used_bytes
+            self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+
+        monkeypatch.setattr(Budget, "take", taken)
+
+
+async def test_a_run_that_floods_stays_in_its_share_and_holds_up_no_other_of_its_partition(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, chunks = 64 * KIB, [f"word{n} " for n in range(1500)]
+    watched = Watched(monkeypatch)
+    async with pipeline(
+        fresh_nats.url, Config(), (NormalizerService,), max_held_bytes=limit
+    ) as penstock:
+        flood = await opened(penstock.bus)
+        stuck = Stuck(monkeypatch, flood.run_id)
+        beside = await neighbour(penstock.bus, flood.run_id)
+        contents = (agno("RunContent", content=chunk) for chunk in chunks)
+        await write(flood, agno("RunStarted"), *contents, agno("RunCompleted", content="x"))
+        # all of the flood stands before it in RAW, and nothing of it is published
+        await write(beside, agno_text("one", "two"))
+        check(await penstock.ended(beside.run_id), ["one", "two"])
+        assert limit / 2 <= watched.peak_bytes <= limit
+        stuck.let_go.set()
+        check(await penstock.ended(flood.run_id, timeout_s=30), chunks)
+    largest = max(weight(agno("RunContent", content=chunk)) for chunk in chunks)
+    assert watched.peak_bytes <= limit + 2 * largest
+
+
+async def test_a_normalizer_that_dies_behind_loses_nothing_of_what_it_had_not_kept(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = [f"word{n} " for n in range(300)]
+    fast = {"partition_ttl_s": 2.0, "partition_renew_s": 0.3, "checkpoint_s": 0.05}
+    async with connected(fresh_nats.url) as bus:
+        flood = await opened(bus)
+        stuck = Stuck(monkeypatch, flood.run_id)
+        settings = {"max_held_bytes": 8 * KIB, **fast}
+        services = (NormalizerService,)
+        async with pipeline(fresh_nats.url, Config(), services, **settings):
+            contents = (agno("RunContent", content=chunk) for chunk in chunks)
+            await write(flood, agno("RunStarted"), *contents, agno("RunCompleted", content="x"))
+            # what comes later is done, and written down as far as nothing before it is missing
+            beside = await neighbour(bus, flood.run_id)
+            await write(beside, agno_text("one"))
+
+            async def done() -> bool:
+                pattern = subjects.events_of_run(beside.run_id)
+                tail = await bus.tail(streams.EVENTS, pattern)
+                return tail is not None and tail.headers["ce-type"] == "lifecycle.completed"
+
+            await eventually(done)
+        stuck.let_go.set()
+        async with pipeline(fresh_nats.url, Config(), services, **settings) as penstock:
+            check(await penstock.ended(flood.run_id, timeout_s=30), chunks)
+
+
+async def test_frames_that_were_not_kept_are_read_again_in_order(nats_server: NatsServer) -> None:
+    async with connected(nats_server.url) as bus:
+        writer = await opened(bus)
+        for number in range(50):
+            await writer.write("bytes", b"%d" % number, leg=1)
+        frames = await read(bus, writer.run_id, 1, 100)
+        budget = Budget(5 * weight(b"00"))
+        backlog = Backlog(bus, writer.run_id, budget)
+        for stored in frames[:40]:
+            backlog.push(stored)
+        assert budget.used_bytes <= budget.limit_bytes
+        assert backlog.floor == frames[0].sequence - 1
+        seen = []
+        while backlog:
+            seen.append(await backlog.first())
+            backlog.done(1)
+            assert backlog.floor >= seen[-1].sequence
+            if len(seen) == 10:
+                for stored in frames[40:]:  # more comes while it is behind
+                    backlog.push(stored)
+        assert [stored.sequence for stored in seen] == [stored.sequence for stored in frames]
+        assert budget.used_bytes == 0
+
+
+async def test_a_backlog_passes_over_what_has_aged_out(nats_server: NatsServer) -> None:
+    async with connected(nats_server.url) as bus:
+        writer = await opened(bus)
+        for number in range(20):
+            await writer.write("bytes", b"%d" % number, leg=1)
+        frames = await read(bus, writer.run_id, 1, 100)
+        budget = Budget(3 * weight(b"00"))
+        backlog = Backlog(bus, writer.run_id, budget)
+        for stored in frames:
+            backlog.push(stored)
+        purge = {"filter": subjects.raw_of_run(writer.run_id)}
+        await bus.api(f"STREAM.PURGE.{streams.RAW}", purge)
+        kept = 0
+        while budget.used_bytes:
+            kept += 1
+            backlog.done(1)
+        waiting = asyncio.create_task(backlog.first())
+
+        async def empty() -> bool:
+            return not backlog
+
+        await eventually(empty)
+        assert 0 < kept < len(frames)
+        last = await writer.write("bytes", b"new", leg=1)
+        backlog.push((await read(bus, writer.run_id, last, 1))[0])
+        assert (await waiting).payload == b"new"
+
+
+def test_a_frame_of_tiny_events_is_folded_piece_by_piece() -> None:
+    """4 MiB of them would be 800 MB of events at once."""
+    made = Frames()
+    fold = RunFold("01a1f8c3-1007-77dc-be51-6f2ae3b9b92e", DECODERS)
+    fold.feed(made.open())
+    tiny = f"data: {json.dumps({'event': 'X'})}\n\n".encode()
+    events = fold.events(made.bytes(tiny * 200_000))
+    first = next(events)
+    assert first.type == "custom.event"
+    assert fold.sequence == 2  # no more was made than was asked for
+    assert sum(1 for _ in events) == 199_999
+
+
+async def test_many_short_frames_of_one_run_go_out_together(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    append = fence.append
+
+    async def counted(bus: Bus, pattern: str, batch: Sequence[Message], last: int) -> int:
+        batches.append(len(batch))
+        return await append(bus, pattern, batch, last)
+
+    chunks = [f"{n} " for n in range(1000)]
+    async with connected(fresh_nats.url) as bus:
+        writer = await opened(bus)
+        contents = (agno("RunContent", content=chunk) for chunk in chunks)
+        await write(writer, agno("RunStarted"), *contents, agno("RunCompleted", content="x"))
+        monkeypatch.setattr(fence, "append", counted)
+        async with pipeline(fresh_nats.url, Config(), (NormalizerService,)) as penstock:
+            events = await penstock.ended(writer.run_id)
+    check(events, chunks)
+    assert len(batches) < len(chunks) / 5
+    raw = [int(event.headers["Penstock-Raw"]) for event in events]
+    assert len(set(raw)) > len(chunks)  # each event names its own frame
+    assert raw == sorted(raw)
+
+
+async def test_a_read_gives_one_message_that_is_larger_than_what_was_asked_for(
+    nats_server: NatsServer,
+) -> None:
+    async with connected(nats_server.url) as bus:
+        writer = await opened(bus)
+        for _ in range(3):
+            await writer.write("bytes", bytes(200 * KIB), leg=1)
+        pattern = subjects.raw_of_run(writer.run_id)
+        found, pending = await direct.read(
+            bus, streams.RAW, pattern, writer.last, max_bytes=10 * KIB
+        )
+        assert [len(stored.payload) for stored in found] == [200 * KIB]
+        assert pending == 0
+        first, left = await direct.read(bus, streams.RAW, pattern, 1, max_bytes=10 * KIB)
+        assert len(first) < 3
+        assert left > 0
+
+
+async def test_a_frame_over_the_limit_in_parts_ends_its_run_with_limit(
+    nats_server: NatsServer,
+) -> None:
+    async with pipeline(
+        nats_server.url, Config(), (NormalizerService,), max_frame_bytes=2 * KIB * KIB
+    ) as penstock:
+        writer = await opened(penstock.bus)
+        large: Any = agno("RunContent", content="x" * 3 * KIB * KIB)
+        await write(writer, agno("RunStarted"), large, agno("RunCompleted", content="x"))
+        events = await penstock.ended(writer.run_id)
+    assert events[-1].type == "lifecycle.failed"
+    assert events[-1].data["code"] == "limit"
