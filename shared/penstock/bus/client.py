@@ -17,13 +17,18 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
-from nats.js.api import StreamConfig
 from nats.js.errors import APIError
 
-from penstock.bus import streams
+from penstock.bus import migrate
 from penstock.bus.connection import Connection
 from penstock.bus.direct import Stored, stored_of
-from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown, StartUpError
+from penstock.bus.errors import (
+    STREAM_NOT_FOUND,
+    ApiError,
+    BusUnavailable,
+    OutcomeUnknown,
+    StartUpError,
+)
 from penstock.bus.kv import Bucket
 from penstock.bus.publisher import Publisher
 from penstock.bus.streams import Retention
@@ -33,7 +38,7 @@ log = logging.getLogger(__name__)
 MIN_SERVER = (2, 12)  # atomic batches and scheduled messages
 MIN_PAYLOAD_BYTES = 1024 * 1024  # parts and records are up to 512 KiB, with room for the rest
 CLOSE_TIMEOUT_S = 2
-STREAM_NOT_FOUND, MESSAGE_NOT_FOUND, MESSAGE_DELETE_FAILED = 10059, 10037, 10057
+MESSAGE_NOT_FOUND, MESSAGE_DELETE_FAILED = 10037, 10057
 _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
@@ -74,14 +79,18 @@ class Bus:
         self._troubles: list[str] = []  # since the connection last stood, each once
 
     @classmethod
-    async def connect(cls, settings: BusSettings) -> Bus:
-        """Connect, check the server, and ensure every stream and bucket."""
+    async def connect(cls, settings: BusSettings, *, ensure: bool = True) -> Bus:
+        """Connect, check the server, and ensure every stream and bucket.
+
+        Who only looks at what is there does not ensure: it may know another retention.
+        """
         bus = cls(settings)
         try:
             await bus._dial()
             await bus._check_server()
             await bus.publisher.start()
-            await bus._ensure()
+            if ensure:
+                await migrate.ensure(bus, settings.retention)
         except BaseException:
             await bus.client.close()
             raise
@@ -109,12 +118,12 @@ class Bus:
             # nats-py tries until the timeout: what went wrong is what it met on the way
             reason = "; ".join(self._troubles) or str(error) or type(error).__name__
             raise StartUpError(
-                f"cannot connect to NATS at {self._where}: {reason}. Is it running there, and "
+                f"cannot connect to NATS at {self.where}: {reason}. Is it running there, and "
                 "are the credentials right? (PENSTOCK_NATS_URL)"
             ) from error
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
         """The URL without the password that may stand in it."""
         return re.sub(r"//[^@/]*@", "//", self.settings.url)
 
@@ -126,7 +135,7 @@ class Bus:
     @property
     def not_ready(self) -> list[str]:
         """Why nothing new should be begun on it now, in words for people; else empty."""
-        return [] if self.ready else [f"NATS at {self._where} is away"]
+        return [] if self.ready else [f"NATS at {self.where} is away"]
 
     async def close(self) -> None:
         """Flush what was published, then close."""
@@ -219,6 +228,16 @@ class Bus:
             raise BusUnavailable(f"{subject}: the server did not take it: {error}") from error
         return subscription
 
+    async def has(self, stream: str) -> bool:
+        """Whether there is that stream."""
+        try:
+            await self.api(f"STREAM.INFO.{stream}")
+        except ApiError as error:
+            if error.code != STREAM_NOT_FOUND:
+                raise
+            return False
+        return True
+
     async def tail(self, stream: str, pattern: str) -> Stored | None:
         """The last message that matches, read from the leader; None when there is none."""
         return await self._message(stream, {"last_by_subj": pattern})
@@ -256,59 +275,19 @@ class Bus:
         version = self.client.connected_server_version
         if (version.major, version.minor) < MIN_SERVER:
             raise StartUpError(
-                f"nats-server {version.major}.{version.minor} at {self._where} is too old: "
+                f"nats-server {version.major}.{version.minor} at {self.where} is too old: "
                 f"Penstock needs {MIN_SERVER[0]}.{MIN_SERVER[1]} or later"
             )
         if self.client.max_payload < MIN_PAYLOAD_BYTES:
             raise StartUpError(
-                f"the NATS server at {self._where} takes messages of {self.client.max_payload} "
+                f"the NATS server at {self.where} takes messages of {self.client.max_payload} "
                 f"bytes: set its max_payload to {MIN_PAYLOAD_BYTES} or more (its default is)"
             )
         try:
             await self.js.account_info()
         except (APIError, NatsError) as error:
             raise StartUpError(
-                f"the NATS server at {self._where} has no JetStream for this account: "
+                f"the NATS server at {self.where} has no JetStream for this account: "
                 "start it with -js (or `jetstream {}` in its configuration), and allow "
                 "the user to publish to $JS.API.>"
             ) from error
-
-    async def _ensure(self) -> None:
-        retention = self.settings.retention
-        for config in (*streams.streams(retention), *streams.buckets(retention)):
-            try:
-                await self._ensure_stream(config)
-            except (APIError, NatsError) as error:
-                raise StartUpError(
-                    f"cannot ensure the stream {config.name}: {error}. "
-                    "May this user create streams? Is a stream of another owner in the way?"
-                ) from error
-
-    async def _ensure_stream(self, declared: StreamConfig) -> None:
-        try:
-            found = (await self.js.stream_info(declared.name or "")).config
-        except APIError as error:
-            if error.err_code != STREAM_NOT_FOUND:
-                raise
-            await self.js.add_stream(declared)
-            return
-        if other := streams.differences(declared, found, streams.STRUCTURE):
-            raise StartUpError(
-                f"there is a stream {declared.name} at {self._where} which is not Penstock's, or "
-                f"another version's: {other}. Give Penstock an account of its own, or edit the "
-                "stream"
-            )
-        # Never changed here: a service started with other settings would delete what others keep.
-        if other := streams.differences(declared, found, streams.RETENTION):
-            log.warning(
-                "the stream %s stays as it is: %s. `nats stream edit %s` changes it",
-                *(declared.name, other, declared.name),
-            )
-
-
-class ApiError(BusError):
-    """The JetStream API said no; `code` is its err_code."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(f"{text} (err_code {code})")
-        self.code = code

@@ -2,14 +2,19 @@
 
 BusError
 ├── BusUnavailable      no connection, or no leader answered: nothing was stored, try again
+│   └── NotPermitted    this user may not do that: nothing was stored, and somebody must allow it
 ├── OutcomeUnknown      no answer in time: it may be stored or not, read the tail
 ├── FenceConflict       somebody else wrote first: reload the tail and decide anew
 ├── StreamFull          a limit of the stream was reached (discard new)
+├── ApiError            the JetStream API refused, with its err_code
 ├── MessageTooLarge     over the server's max_payload
 └── StartUpError        the server cannot carry Penstock: the text says what to do
+    └── NotThereYet     no server is there, or none that answers: it may come
 """
 
 from __future__ import annotations
+
+STREAM_NOT_FOUND = 10059  # an err_code of the JetStream API
 
 
 class BusError(Exception):
@@ -18,6 +23,10 @@ class BusError(Exception):
 
 class BusUnavailable(BusError):
     """No connection, or no leader answered. Nothing was stored: try again."""
+
+
+class NotPermitted(BusUnavailable):
+    """NATS does not let this user do that. Nothing was stored; somebody must allow it."""
 
 
 class OutcomeUnknown(BusError):
@@ -38,3 +47,15 @@ class MessageTooLarge(BusError):
 
 class StartUpError(BusError):
     """The server cannot carry Penstock. The text says why and what to do."""
+
+
+class ApiError(BusError):
+    """The JetStream API said no; `code` is its err_code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{text} (err_code {code})")
+        self.code = code
+
+
+class NotThereYet(StartUpError):
+    """No server is there, or JetStream does not answer: it may be about to."""

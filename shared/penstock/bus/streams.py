@@ -5,7 +5,6 @@ Measured in nats-server 2.15.1; the reasons are in the README beside this file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,8 +32,20 @@ COMMANDS, RAW, EVENTS, SCHEDULES, DEADLETTERS, ADVISORIES = (
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
-# What a stream is, and how long it keeps: fields of StreamConfig that a start compares.
+# One more with every change of what is declared below. 1: releases before it was written down.
+SCHEMA = 2
+# The oldest schema whose services can work on streams of this one.
+OLDEST = 1
+SCHEMA_KEY, OLDEST_KEY = "penstock-schema", "penstock-oldest-schema"
+
+# Fields of a stream's configuration: what it is, by which it is known as ours; what a start brings
+# forward; and how long and how often it is kept, which only the operator changes.
 STRUCTURE = ("subjects", "retention", "subject_transform", "republish")
+FORWARD = (
+    *("description", "subjects", "subject_transform", "republish", "duplicate_window"),
+    *("allow_direct", "allow_atomic", "allow_rollup_hdrs", "allow_msg_ttl"),
+    *("allow_msg_schedules", "subject_delete_marker_ttl"),
+)
 RETENTION = ("max_age", "max_bytes", "num_replicas")
 
 
@@ -166,13 +177,3 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         )
         for bucket, max_age_s in ages_s.items()
     ]
-
-
-def differences(declared: StreamConfig, found: StreamConfig, fields: Sequence[str]) -> str:
-    """Where the two differ, in words; empty when they agree in all that is declared."""
-    pairs = ((field, getattr(declared, field), getattr(found, field)) for field in fields)
-    return ", ".join(
-        f"{field} is {has}, not {wanted}"
-        for field, wanted, has in pairs
-        if wanted is not None and wanted != has
-    )

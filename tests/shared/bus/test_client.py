@@ -25,7 +25,7 @@ from penstock.bus import (
     streams,
     subjects,
 )
-from penstock.bus.client import ApiError
+from penstock.bus.errors import ApiError
 from support.bus import connected, event, publish_events
 from support.nats import NatsServer
 from support.waiting import eventually
@@ -141,7 +141,7 @@ async def test_a_user_who_may_not_use_jetstream_is_refused(guarded: NatsServer) 
 
 async def test_a_user_who_may_not_make_streams_is_refused(guarded: NatsServer) -> None:
     said = await refusal(guarded.url, user="reader", password="right")
-    assert "cannot ensure the stream COMMANDS" in said
+    assert "cannot ensure the stream KV_leases" in said
     assert "May this user create streams?" in said
 
 
