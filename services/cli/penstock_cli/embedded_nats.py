@@ -40,6 +40,14 @@ def binary() -> str:
     return found
 
 
+def running(data: Path) -> str | None:
+    """The URL of the server over `data`, as it said when it came up; None where there is none."""
+    for file in (data / "nats").glob("*.ports"):
+        with contextlib.suppress(OSError, ValueError):
+            return str(json.loads(file.read_text())["nats"][0])
+    return None
+
+
 class EmbeddedNats:
     """One nats-server over `data`. A second one over the same folder is refused."""
 

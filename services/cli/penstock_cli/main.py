@@ -9,6 +9,7 @@ Exit codes: 0 completed, 1 failed (or refused: it was too late), 2 usage or noth
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli import approvals, runs
+from penstock_cli import approvals, deadletters, runs
 from penstock_cli.client import DEFAULT_URL, Api, CallFailed
 from penstock_cli.output import Output
 
@@ -27,15 +28,30 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+deadletters_app = typer.Typer(
+    help="What could not be processed. Speaks with NATS, as the services do.", no_args_is_help=True
+)
 runs_app = typer.Typer(help="List runs, or show one.", invoke_without_command=True)
 approvals_app = typer.Typer(help="What waits for a decision.", no_args_is_help=True)
 app.add_typer(runs_app, name="runs")
 app.add_typer(approvals_app, name="approvals")
+app.add_typer(deadletters_app, name="deadletters")
 
 Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="Where Penstock is.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line.")]
 RunId = Annotated[str, typer.Argument(help="The run's id.")]
 ApprovalId = Annotated[str, typer.Argument(help="The approval's id.")]
+Nats = Annotated[
+    str | None,
+    typer.Option("--nats", help="The NATS server (PENSTOCK_NATS_URL, or that of --data)."),
+]
+Data = Annotated[Path, typer.Option("--data", help="The folder of a `penstock up`.")]
+DATA = Path(".penstock")
+Numbers = Annotated[list[int] | None, typer.Argument(help="The letters' numbers.")]
+All = Annotated[bool, typer.Option("--all", help="All that match, in place of numbers.")]
+OfService = Annotated[str | None, typer.Option("--service", help="Given up by this service only.")]
+OfRun = Annotated[str | None, typer.Option("--run", help="Of this run only.")]
+Since = Annotated[str | None, typer.Option("--since", help="15m, 2h or 3d ago, or a time.")]
 Note = Annotated[str | None, typer.Option("--note", help="Why; the agent is told.")]
 
 
@@ -199,3 +215,94 @@ def reject(
     with _connected(url, as_json) as (api, output):
         approval = api.approval(approval_id)
         approvals.show(output, api.decide(approval, approvals.decided(approval, "reject"), note))
+
+
+@deadletters_app.command("list")
+def list_deadletters(
+    service: OfService = None,
+    run: OfRun = None,
+    since: Since = None,
+    nats: Nats = None,
+    data: Data = DATA,
+    as_json: AsJson = False,
+) -> None:
+    """List what could not be processed, the newest last."""
+    output, which = Output(as_json), _which([], service, run, since)
+    raise typer.Exit(
+        deadletters.run(lambda bus: deadletters.show_list(bus, output, which), output, nats, data)
+    )
+
+
+@deadletters_app.command("show")
+def show_deadletter(
+    number: Annotated[int, typer.Argument(min=1, help="The letter's number.")],
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Source frames too, which may hold secrets.")
+    ] = False,
+    nats: Nats = None,
+    data: Data = DATA,
+    as_json: AsJson = False,
+) -> None:
+    """Show one letter: why, where it came from, its headers and payload."""
+    output = Output(as_json)
+    raise typer.Exit(
+        deadletters.run(lambda bus: deadletters.show(bus, output, number, raw), output, nats, data)
+    )
+
+
+@deadletters_app.command("replay")
+def replay_deadletters(
+    numbers: Numbers = None,
+    all_of_them: All = False,
+    service: OfService = None,
+    run: OfRun = None,
+    since: Since = None,
+    nats: Nats = None,
+    data: Data = DATA,
+    as_json: AsJson = False,
+) -> None:
+    """Put letters back where they came from; doing it again changes nothing."""
+    output, which = Output(as_json), _which(_some(numbers, all_of_them), service, run, since)
+    raise typer.Exit(
+        deadletters.run(lambda bus: deadletters.replay(bus, output, which), output, nats, data)
+    )
+
+
+@deadletters_app.command("drop")
+def drop_deadletters(
+    numbers: Numbers = None,
+    all_of_them: All = False,
+    service: OfService = None,
+    run: OfRun = None,
+    since: Since = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    nats: Nats = None,
+    data: Data = DATA,
+    as_json: AsJson = False,
+) -> None:
+    """Delete letters for good."""
+    output, which = Output(as_json), _which(_some(numbers, all_of_them), service, run, since)
+    raise typer.Exit(
+        deadletters.run(lambda bus: deadletters.drop(bus, output, which, yes), output, nats, data)
+    )
+
+
+def _some(numbers: list[int] | None, all_of_them: bool) -> list[int]:
+    if bool(numbers) == all_of_them:
+        raise typer.BadParameter("name letters by their numbers, or say --all (not both)")
+    return numbers or []
+
+
+def _which(
+    numbers: list[int], service: str | None, run: str | None, since: str | None
+) -> deadletters.Which:
+    if numbers and (service or run or since):
+        raise typer.BadParameter("--service, --run and --since go with --all, not with numbers")
+    for option, token in (("--service", service), ("--run", run)):
+        if token is not None and not re.fullmatch(r"[\w-]+", token, re.ASCII):
+            raise typer.BadParameter(f"{token!r} cannot be one", param_hint=option)
+    try:
+        time = deadletters.parse_since(since) if since is not None else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--since") from None
+    return deadletters.Which(numbers, service, run, time)

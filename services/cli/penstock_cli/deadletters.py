@@ -1,0 +1,244 @@
+"""Dead letters in the terminal: what could not be processed, put back or dropped.
+
+Speaks with NATS itself, as the services do: an operator's tool, not a client's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from penstock.bus import Bus, BusError, StartUpError
+from penstock.bus import deadletters as bus_letters
+from penstock.bus.deadletters import Letter
+from penstock.bus.putback import CannotBePutBack, put_back
+from penstock.service import bus_settings
+from penstock.settings import ConfigurationError, Settings, read_settings
+from penstock_cli import embedded_nats, render
+from penstock_cli.output import Output
+
+DONE, NO, USAGE = 0, 1, 2
+MAX_SHOWN_CHARACTERS = 20_000
+MAX_HEX_BYTES = 512
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Work = Callable[[Bus], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which letters are meant: by number, or all that match."""
+
+    numbers: Sequence[int] = ()
+    service: str | None = None
+    run_id: str | None = None
+    since: datetime | None = None
+
+    async def found(self, bus: Bus) -> tuple[list[Letter], list[int]]:
+        """The letters, and the numbers that there are none of."""
+        if not self.numbers:
+            matching = bus_letters.letters(bus, self.service or "*", self.run_id or "*", self.since)
+            return [letter async for letter in matching], []
+        looked_up = {number: await bus_letters.find(bus, number) for number in self.numbers}
+        return (
+            [letter for letter in looked_up.values() if letter is not None],
+            [number for number, letter in looked_up.items() if letter is None],
+        )
+
+
+def parse_since(text: str) -> datetime:
+    """`90s`, `15m`, `2h`, `3d` ago, or a time as ISO 8601 has it. Raises ValueError."""
+    if short := re.fullmatch(r"(\d{1,5})([smhd])", text):
+        return datetime.now(UTC) - timedelta(seconds=int(short[1]) * _UNITS_S[short[2]])
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither like 15m, 2h or 3d nor a time (ISO 8601)") from None
+    return time if time.tzinfo else time.astimezone()
+
+
+def run(work: Work, output: Output, nats: str | None, data: Path) -> int:
+    """Connect as the services do, and work; the exit code."""
+    try:
+        return asyncio.run(_connected(work, nats, data))
+    except (ConfigurationError, StartUpError) as error:
+        output.notice(f"penstock: {error}")
+        return USAGE
+    except BusError as error:
+        output.notice(f"penstock: {error}. What was done is done; try the rest again")
+        return NO
+
+
+async def _connected(work: Work, nats: str | None, data: Path) -> int:
+    settings = read_settings(Settings)
+    if nats is None and "PENSTOCK_NATS_URL" not in os.environ:
+        nats = embedded_nats.running(data)  # of a `penstock up` in this folder
+    if nats is not None:
+        settings = settings.model_copy(update={"nats_url": nats})
+    bus = await Bus.connect(bus_settings(settings, f"penstock-cli-{os.getpid()}"), ensure=False)
+    try:
+        if not await bus.has("DEADLETTERS"):
+            raise StartUpError(
+                f"the NATS server at {bus.where} has no stream DEADLETTERS: no Penstock has run "
+                "there. Name the right one with --nats or PENSTOCK_NATS_URL"
+            )
+        return await work(bus)
+    finally:
+        await bus.close()
+
+
+async def show_list(bus: Bus, output: Output, which: Which) -> int:
+    """Every letter that matches, the newest last."""
+    found, _ = await which.found(bus)
+    if output.as_json:
+        for letter in found:
+            output.json_line(_summary(letter))
+        return DONE
+    if not found:
+        output.notice("there are no dead letters" + (" like that" if _narrow(which) else ""))
+        return DONE
+    columns = ("number", "at", "service", "run", "from", "state", "reason")
+    output.table(columns, map(_row, found))
+    return DONE
+
+
+async def show(bus: Bus, output: Output, number: int, raw: bool) -> int:
+    """One letter, whole."""
+    found = await bus_letters.find(bus, number)
+    if found is None:
+        output.notice(f"penstock: there is no dead letter {number}; `deadletters list` has all")
+        return USAGE
+    letter = found.letter
+    hidden = not raw and letter.subject.startswith(("raw.", "rawp."))
+    if output.as_json:
+        payload = {} if hidden else _payload(letter.payload)
+        output.json_line(_summary(found) | {"headers": letter.headers} | payload)
+        return DONE
+    output.pieces(render.fields({**_summary(found), "headers": letter.headers}))
+    output.pieces([("\npayload\n", "bold")])
+    if hidden:
+        output.text(
+            f"{len(letter.payload)} bytes of a source frame, which may hold secrets of the "
+            "upstream's: --raw shows them"
+        )
+    else:
+        output.text(_readable(letter.payload))
+    return DONE
+
+
+async def replay(bus: Bus, output: Output, which: Which) -> int:
+    """Put letters back where they came from; each is told of."""
+    found, missing = await which.found(bus)
+    code = _told_missing(output, missing)
+    if not which.numbers:
+        found = [one for one in found if _state(one) != "replayed"]
+        if not found:
+            output.notice("there is nothing to put back")
+    for one in found:
+        try:
+            done = await put_back(bus, one)
+        except CannotBePutBack as error:
+            _tell(output, one.number, "refused", f"cannot be put back: {error}")
+            code = NO
+            continue
+        if done:
+            _tell(output, one.number, "replayed", f"put back, as {one.letter.subject}")
+        else:
+            assert one.mark is not None
+            _tell(output, one.number, "already", f"was put back at {one.mark.at}: nothing done")
+    return code
+
+
+async def drop(bus: Bus, output: Output, which: Which, yes: bool) -> int:
+    """Delete letters for good, once somebody has said yes."""
+    found, missing = await which.found(bus)
+    code = _told_missing(output, missing)
+    if not found:
+        return code
+    if not yes:
+        if not output.interactive:
+            output.notice("penstock: nobody can be asked here: say --yes to drop them for good")
+            return USAGE
+        numbers = ", ".join(str(one.number) for one in found)
+        if output.ask(f"Drop {numbers} for good? [y/N] ") not in ("y", "yes"):
+            output.notice("nothing is dropped")
+            return NO
+    for one in found:
+        await bus_letters.drop(bus, one)
+        _tell(output, one.number, "dropped", "dropped")
+    return code
+
+
+def _told_missing(output: Output, missing: Sequence[int]) -> int:
+    for number in missing:
+        _tell(output, number, "missing", "there is no such dead letter (any more)")
+    return NO if missing else DONE
+
+
+def _tell(output: Output, number: int, outcome: str, text: str) -> None:
+    if output.as_json:
+        output.json_line({"number": number, "outcome": outcome, "detail": text})
+    elif outcome in ("refused", "missing"):
+        output.notice(f"{number}: {text}")
+    else:
+        output.text(f"{number}: {text}")
+
+
+def _row(one: Letter) -> tuple[str, ...]:
+    letter = one.letter
+    about = (str(one.number), letter.at, letter.service, letter.run_id)
+    return (*about, _source(one), _state(one), letter.reason)
+
+
+def _narrow(which: Which) -> bool:
+    return bool(which.service or which.run_id or which.since)
+
+
+def _state(one: Letter) -> str:
+    return one.mark.state if one.mark is not None else "waiting"
+
+
+def _source(one: Letter) -> str:
+    """Where it came from; the run has a column of its own."""
+    subject = one.letter.subject.removesuffix(f".{one.letter.run_id}")
+    return f"{subject.replace(f'.{one.letter.run_id}.', '.…')} #{one.letter.sequence}"
+
+
+def _summary(one: Letter) -> dict[str, Any]:
+    letter = one.letter
+    summary: dict[str, Any] = {
+        "number": one.number,
+        "state": _state(one),
+        **letter.model_dump(include={"at", "service", "pod", "run_id", "subject", "sequence"}),
+        **letter.model_dump(include={"delivered", "reason", "traceback_id"}),
+        "bytes": len(letter.payload),
+    }
+    return summary if one.mark is None else {**summary, "state_at": one.mark.at}
+
+
+def _payload(payload: bytes) -> dict[str, str]:
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_hex": payload.hex()}
+
+
+def _readable(payload: bytes) -> str:
+    """JSON with indents, text without control characters, anything else as hex."""
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        rest = len(payload) - MAX_HEX_BYTES
+        return payload[:MAX_HEX_BYTES].hex(" ", 2) + (f" … {rest} bytes more" if rest > 0 else "")
+    with contextlib.suppress(ValueError):
+        text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    cut = "\n… cut: --json has it whole" if len(text) > MAX_SHOWN_CHARACTERS else ""
+    return render.clean(text[:MAX_SHOWN_CHARACTERS]) + cut
