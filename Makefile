@@ -58,11 +58,12 @@ bench: setup upstreams ## Measure
 	@$(BIN)/python -m pytest tests/bench -m bench -p no:xdist --timeout 900 -s
 
 chaos: setup upstreams ## Kill, cut and flood for minutes, then check every run (SEED=n replays)
-	@$(BIN)/python -m pytest tests -m chaos -p no:xdist --timeout 1800 -s
+	@PENSTOCK_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest tests -m chaos -p no:xdist \
+		--timeout 1800 -s
 
 chaos-long: setup upstreams ## The same with 500 kills, under many seeds
-	@PENSTOCK_CHAOS_KILLS=500 $(BIN)/python -m pytest tests/chaos -m chaos -p no:xdist \
-		--timeout 7200 -s
+	@PENSTOCK_CHAOS_SEED=$(SEED) PENSTOCK_CHAOS_KILLS=500 $(BIN)/python -m pytest tests/chaos \
+		-m chaos -p no:xdist --timeout 7200 -s
 
 COMPILE := CUSTOM_COMPILE_COMMAND="make lock" ../.venv/bin/pip-compile --quiet --generate-hashes \
 	--allow-unsafe --strip-extras --no-emit-options

@@ -1,0 +1,115 @@
+"""The NATS servers of a round: one, or three that replicate. Killed, paused, and waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nats
+import orjson
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from support.chaos.links import Link
+from support.nats import NatsServer
+from support.nats_cluster import cluster
+
+_CALL_TIMEOUT_S = 2.0
+_WHOLE_TIMEOUT_S = 60.0
+_ASK_EVERY_S = 0.2
+
+
+@dataclass(slots=True)
+class Brokers:
+    """The servers, each behind its link. Faults come one at a time: see `alone`."""
+
+    servers: list[NatsServer]
+    links: Sequence[Link]
+    _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def url(self) -> str:
+        """What services are given: the links."""
+        return ",".join(f"nats://127.0.0.1:{link.port}" for link in self.links)
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """While nothing else happens to a broker, and after each has caught up with the others."""
+        async with self._alone:
+            await self.whole()
+            yield
+
+    async def kill(self, number: int) -> None:
+        await asyncio.to_thread(self.servers[number].kill)
+
+    async def start(self, number: int) -> None:
+        await asyncio.to_thread(self.servers[number].start)
+
+    def connect(self) -> Any:
+        """A connection of the test's own, past the links."""
+        return connection([server.url for server in self.servers])
+
+    async def whole(self) -> None:
+        """Wait until every replica of every stream is current."""
+        async with asyncio.timeout(_WHOLE_TIMEOUT_S), self.connect() as client:
+            while not await self._is_whole(client):
+                await asyncio.sleep(_ASK_EVERY_S)
+
+    async def _is_whole(self, client: Client) -> bool:
+        try:
+            answer = await client.request("$JS.API.STREAM.LIST", b"", timeout=_CALL_TIMEOUT_S)
+        except NatsError:
+            return False
+        found = orjson.loads(answer.data)
+        if "error" in found or found.get("missing"):
+            return False
+        clusters = [stream.get("cluster", {}) for stream in found["streams"]]
+        return len(self.servers) == 1 or all(
+            each.get("leader")
+            and len(each.get("replicas", ())) == len(self.servers) - 1
+            and all(one["current"] and not one.get("offline") for one in each["replicas"])
+            for each in clusters
+        )
+
+
+@asynccontextmanager
+async def connection(urls: list[str]) -> AsyncIterator[Client]:
+    """nats-py as it is, without a word of ours."""
+
+    async def ignore(error: Exception) -> None:
+        """Brokers die here: that is what it is for."""
+
+    client = await nats.connect(
+        urls,
+        name="chaos",
+        error_cb=ignore,
+        max_reconnect_attempts=-1,
+        reconnect_time_wait=0.1,
+        connect_timeout=2,
+        ping_interval=2,
+        max_outstanding_pings=2,
+    )
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@contextmanager
+def running(count: int, links: Sequence[Link], folder: Path) -> Iterator[list[NatsServer]]:
+    """One server or a cluster of three; clients that they tell of each other come by the links."""
+    advertised = [f'client_advertise: "127.0.0.1:{link.port}"' for link in links]
+    if count == 1:
+        server = NatsServer(folder / "nats", name="chaos nats", config=advertised[0])
+        server.start()
+        try:
+            yield [server]
+        finally:
+            server.remove()
+    else:
+        with cluster(folder / "nats", advertised) as servers:
+            yield servers

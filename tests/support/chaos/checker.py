@@ -1,0 +1,311 @@
+"""What must be true of every run, whatever was done to the system meanwhile. Pure.
+
+Each check is a function of the evidence to sentences about what is wrong. Nothing here is the
+product's code but the fold whose result is in the evidence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from support.chaos import wire
+from support.chaos.evidence import Evidence, Remains
+from support.chaos.recorder import Exchange
+
+ENDS = {"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"}
+EPILOGUE = ("automation.", "approval.withdrawn")
+LOST = {"upstream_lost", "outcome_unknown"}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that must not be. `run` is the run's mark and id, or empty."""
+
+    check: str
+    run: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.run}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """What was done that may lose an upstream: processes that were killed or stopped, by pid."""
+
+    pids: Collection[int] = ()
+
+
+Check = Callable[[Evidence, Harm], Iterable[str]]
+
+
+def check_run(run: Evidence, harm: Harm) -> list[Violation]:
+    """Everything that is wrong with one run."""
+    name = f"{run.plan.mark} {run.run_id}"
+    return [
+        Violation(check, name, text) for check, find in CHECKS.items() for text in find(run, harm)
+    ]
+
+
+def check_remains(remains: Remains) -> list[Violation]:
+    """Nothing may be left of what is over."""
+    return [
+        Violation(each.name, "", str(text))
+        for each in fields(remains)
+        for text in getattr(remains, each.name)
+    ]
+
+
+def type_of(event: dict[str, Any]) -> str:
+    return f"{event['event']['category']}.{event['event']['action']}"
+
+
+def types_of(run: Evidence) -> list[str]:
+    return [type_of(event) for event in run.events]
+
+
+def outcome_of(run: Evidence) -> str:
+    """How it ended: the terminal event's action, with the code of a failure; or where it is."""
+    for event in run.events:
+        if type_of(event) in ENDS:
+            code = event["data"].get("code")
+            action = str(event["event"]["action"])
+            return f"{action} ({code})" if code else action
+    lifecycle = [name for name in types_of(run) if name.startswith("lifecycle.")]
+    return lifecycle[-1].removeprefix("lifecycle.") if lifecycle else "nothing"
+
+
+def _numbers(run: Evidence, harm: Harm) -> Iterator[str]:
+    sequences = [event["sequence"] for event in run.events]
+    if sequences != list(range(1, len(sequences) + 1)):
+        yield f"the sequence is {sequences}"
+    times = [event["timestamp"] for event in run.events]
+    if times != sorted(times):
+        yield "the times go back"
+    if {event["run_id"] for event in run.events} - {run.run_id}:
+        yield "an event is another run's"
+
+
+def _start(run: Evidence, harm: Harm) -> Iterator[str]:
+    starts = [place for place, name in enumerate(types_of(run)) if name == "lifecycle.started"]
+    if starts != [0]:
+        yield f"lifecycle.started stands at {starts}"
+
+
+def _end(run: Evidence, harm: Harm) -> Iterator[str]:
+    names = types_of(run)
+    ends = [place for place, name in enumerate(names) if name in ENDS]
+    if len(ends) > 1:
+        yield f"it ends {len(ends)} times: {[names[place] for place in ends]}"
+    if ends and not all(name.startswith(EPILOGUE) for name in names[ends[0] + 1 :]):
+        yield f"after its end comes {names[ends[0] + 1 :]}"
+    if not ends and (run.plan.decision != "none" or outcome_of(run) != "paused"):
+        yield f"it has not ended, but is {outcome_of(run)}"
+
+
+def _outcome(run: Evidence, harm: Harm) -> Iterator[str]:
+    outcome = outcome_of(run)
+    allowed = {"completed", *(f"failed ({code})" for code in LOST)}
+    if run.plan.cancel_after is not None:
+        allowed.add("cancelled")
+    if run.plan.decision == "none":
+        allowed = allowed - {"completed"} | {"paused"}
+    if outcome not in allowed:
+        last = run.events[-1]["data"] if run.events else None
+        yield f"it is {outcome}: {last}"
+    if 200 in {answer.status for answer in run.cancels} and outcome != "cancelled":
+        yield f"a client was told that it is cancelled, but it is {outcome}"
+    if run.status != outcome.partition(" ")[0]:
+        yield f"the list of runs says {run.status}, the events {outcome}"
+
+
+def _reason(run: Evidence, harm: Harm) -> Iterator[str]:
+    """A lost upstream has a reason: its connector was hurt, or the connection to it."""
+    for frame in run.frames:
+        if frame.kind != "lost":
+            continue
+        legs = run.asked
+        exchanges = legs[frame.leg - 1] if len(legs) >= frame.leg else []
+        holders = {
+            _pid(other.connection)
+            for other in run.frames
+            if other.leg == frame.leg and other.writer == "upstream"
+        }
+        if not holders & set(harm.pids) and not any(each.ended == "cut" for each in exchanges):
+            yield f"leg {frame.leg} is lost, and nobody had hurt it: {frame.payload.decode()}"
+
+
+def _views(run: Evidence, harm: Harm) -> Iterator[str]:
+    names = types_of(run)
+    places = [place for place, name in enumerate(names) if name in ENDS]
+    end = (
+        places[0] + 1
+        if places
+        else names.index("lifecycle.paused") + 1
+        if ("lifecycle.paused" in names)
+        else len(names)
+    )
+    whole = run.events[:end]
+    for number, view in enumerate(run.views):
+        for odd in view.odd:
+            yield f"client {number} met {odd}"
+        if not view.finished:
+            yield f"client {number} did not see the end"
+        if len(set(view.cursors)) != len(view.cursors):
+            yield f"client {number} was given a cursor twice"
+        if view.seen != whole:
+            sequences = [event.get("sequence") for event in view.seen]
+            yield f"client {number} saw {sequences} of {len(whole)}"
+
+
+def _bytes(run: Evidence, harm: Harm) -> Iterator[str]:
+    """RAW has what the server sent, and nothing else: all of it where the leg came to its end."""
+    legs = run.asked
+    for leg, connections in run.written.items():
+        sent = legs[leg - 1] if len(legs) >= leg else []
+        if not _are_prefixes(list(connections.values()), [bytes(each.body) for each in sent]):
+            sizes = [len(written) for written in connections.values()]
+            yield f"leg {leg}: {sizes} bytes in RAW are not what the server sent: {_told(sent)}"
+        ends = [frame for frame in run.frames if frame.leg == leg and frame.kind == "end"]
+        if not ends or b'"eof"' not in ends[0].payload:
+            continue
+        last = list(connections.values())[-1] if connections else b""
+        if not sent or last != bytes(sent[-1].body) or sent[-1].ended not in ("whole", "cut"):
+            yield f"leg {leg} ended, with {len(last)} bytes of {_told(sent)}"
+
+
+def _are_prefixes(written: Sequence[bytes], sent: Sequence[bytes]) -> bool:
+    """Whether each of the written is the beginning of one of the sent, in their order."""
+    if not written:
+        return True
+    return any(
+        body.startswith(written[0]) and _are_prefixes(written[1:], sent[place + 1 :])
+        for place, body in enumerate(sent)
+    )
+
+
+def _told(exchanges: Sequence[Exchange]) -> str:
+    return str([(each.path.rpartition("/")[2], each.ended, len(each.body)) for each in exchanges])
+
+
+def _once(run: Evidence, harm: Harm) -> Iterator[str]:
+    """A start and a decision go upstream at most once."""
+    requests = Counter(request for request, _ in run.exchanges)
+    for request in ("start", "continue"):
+        if requests[request] > 1:
+            yield f"{requests[request]} times {request}"
+    if run.exchanges and run.exchanges[0][0] != "start":
+        yield f"it began with {run.exchanges[0][0]}"
+    if run.other_ids - {run.run_id}:
+        yield f"its key was given other runs: {run.other_ids}"
+
+
+def _words(run: Evidence, harm: Harm) -> Iterator[str]:
+    """Text and tools of the events are those of the bytes, read in another way."""
+    read = wire.READERS[run.plan.agent]
+    told = wire.events(run.events)
+    raw = read([list(connections.values()) for _, connections in sorted(run.written.items())])
+    sent = read([[bytes(each.body) for each in leg] for leg in run.asked])
+    outcome = outcome_of(run)
+    if outcome == "cancelled":
+        # what came after it was not said any more
+        if not _begins(raw, told):
+            yield f"the events say {told}, RAW {raw}"
+    elif (told.text, told.calls, told.results) != (raw.text, raw.calls, raw.results):
+        yield f"the events say {told}, RAW {raw}"
+    if outcome == "completed":
+        if (raw.text, raw.calls, raw.results) != (sent.text, sent.calls, sent.results):
+            yield f"RAW says {raw}, the server {sent}"
+        if sent.end != ("completed" if run.plan.agent == "agno" else None):
+            yield f"it is completed, and the server says {sent.end}"
+    elif not _begins(sent, raw):
+        yield f"RAW says {raw}, the server {sent}"
+
+
+def _begins(whole: wire.Said, part: wire.Said) -> bool:
+    return (
+        whole.text.startswith(part.text)
+        and whole.calls[: len(part.calls)] == part.calls
+        and part.results <= whole.results
+    )
+
+
+def _content(run: Evidence, harm: Harm) -> Iterator[str]:
+    """The events are what a fresh fold of RAW makes, byte for byte."""
+    if _hash(run.bodies) != _hash(run.folded):
+        first = next(
+            (
+                n
+                for n, pair in enumerate(zip(run.bodies, run.folded, strict=False))
+                if pair[0] != pair[1]
+            ),
+            min(len(run.bodies), len(run.folded)),
+        )
+        yield (
+            f"{len(run.bodies)} events, a fold of RAW makes {len(run.folded)}; "
+            f"the first that differs is number {first + 1}"
+        )
+
+
+def _hash(bodies: Sequence[bytes]) -> str:
+    return hashlib.sha256(b"\n".join(bodies)).hexdigest()
+
+
+def _tools(run: Evidence, harm: Harm) -> Iterator[str]:
+    """A tool that needed approval runs once if it was approved, and else never."""
+    decided = [
+        event["data"]["outcome"] for event in run.events if type_of(event) == "approval.decided"
+    ]
+    outcome = outcome_of(run)
+    approved = decided == ["approved"]
+    at_least = int(approved and outcome == "completed")
+    at_most = int(approved)
+    if not at_least <= run.tool_runs <= at_most:
+        yield f"its tool ran {run.tool_runs} times; decided: {decided}, outcome: {outcome}"
+
+
+def _decision(run: Evidence, harm: Harm) -> Iterator[str]:
+    """Of several decisions one wins, and everybody else is told so."""
+    outcomes = {"approve": "approved", "reject": "rejected"}
+    decided = [
+        event["data"]["outcome"] for event in run.events if type_of(event) == "approval.decided"
+    ]
+    won = [outcomes[answer.asked] for answer in run.decisions if answer.status == 200]
+    if len(won) > 1:
+        yield f"{len(won)} decisions were told that they won"
+    if len(decided) > 1:
+        yield f"it was decided {len(decided)} times"
+    if won and decided and won != decided:
+        yield f"{won} won, and {decided} was done"
+    if won and not decided:
+        yield f"{won} won, and nothing was done"
+    if odd := [a for a in run.decisions if a.status not in (None, 200, 409) and a.status < 500]:
+        yield f"a decision was answered {odd}"
+    if run.decisions and not won and all(answer.status == 409 for answer in run.decisions):
+        yield "every decision was told that another had won"
+
+
+def _pid(connection: str) -> int | None:
+    """The process in the name of a connection: <service>-<host>-<pid>-<random>/<n>."""
+    parts = connection.partition("/")[0].split("-")
+    return int(parts[-2]) if len(parts) > 2 and parts[-2].isdigit() else None
+
+
+CHECKS: dict[str, Check] = {
+    "numbers": _numbers,
+    "start": _start,
+    "end": _end,
+    "outcome": _outcome,
+    "reason": _reason,
+    "views": _views,
+    "bytes": _bytes,
+    "at most once": _once,
+    "words": _words,
+    "content": _content,
+    "tools": _tools,
+    "decision": _decision,
+}

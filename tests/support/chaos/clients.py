@@ -1,0 +1,202 @@
+"""What people do: start runs, follow them over whatever edge lives, decide, cancel.
+
+A client knows a lost answer from a refusal. What it may safely do again, it does again; what it
+must never meet (a 4xx for a run that is there, an event without an id) it notes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from support.chaos import wire
+from support.chaos.checker import ENDS, type_of
+from support.chaos.evidence import Answer, View
+from support.chaos.fleet import Slot
+from support.chaos.plans import Plan
+
+AGAIN_S = 0.25
+SILENCE_S = 20.0  # longer than a keep-alive: such a connection is given up
+PATIENCE_S = 120.0  # of one request, over all its attempts
+_MANY = {"approve": "reject", "reject": "approve"}
+
+
+@dataclass(slots=True)
+class Story:
+    """One run as its clients live it. `arrivals`: when each new event was first seen by anybody."""
+
+    plan: Plan
+    edges: Sequence[Slot]
+    approvals: Sequence[Slot]
+    http: httpx.AsyncClient
+    run_id: str = ""
+    views: list[View] = field(default_factory=list)
+    decisions: list[Answer] = field(default_factory=list)
+    cancels: list[Answer] = field(default_factory=list)
+    other_ids: set[str] = field(default_factory=set)
+    arrivals: list[tuple[float, str]] = field(default_factory=list)
+    _seen: int = 0  # the highest sequence that anybody saw
+    _asked: dict[str, Any] | None = None  # the data of approval.requested
+    _acting: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def live(self) -> None:
+        """From the start to the end that the plan foresees."""
+        chance = random.Random(self.plan.number)
+        self.run_id = await self._start(chance.randrange(len(self.edges)))
+        if self.plan.started_twice:
+            self.other_ids.add(await self._start(chance.randrange(len(self.edges))))
+        if self.plan.cancel_after == 0:
+            self._act(self._cancel)
+        self.views = [View() for _ in range(self.plan.followers)]
+        await asyncio.gather(
+            *(self._follow(view, number) for number, view in enumerate(self.views))
+        )
+        await asyncio.gather(*self._acting)
+
+    async def _start(self, first: int) -> str:
+        body = {
+            "agent": self.plan.agent,
+            "message": self.plan.message,
+            "session_id": self.plan.session_id,
+            "idempotency_key": f"{self.plan.session_id}/{self.plan.mark}",
+        }
+        answer = await self._insist(self.edges, first, "/v1/runs", body)
+        if answer.status_code not in (200, 202):
+            raise AssertionError(f"{self.plan.mark}: {answer.status_code} {answer.text}")
+        return str(answer.json()["run_id"])
+
+    # following
+
+    async def _follow(self, view: View, number: int) -> None:
+        edge = self.plan.number + number
+        while not view.finished:
+            edge += 1
+            try:
+                await self._connect(view, self.edges[edge % len(self.edges)].url)
+            except (httpx.HTTPError, TimeoutError):
+                await asyncio.sleep(AGAIN_S)
+
+    async def _connect(self, view: View, url: str) -> None:
+        view.connections += 1
+        headers = {"last-event-id": view.cursors[-1]} if view.cursors else {}
+        async with self.http.stream(
+            "GET", f"{url}/v1/runs/{self.run_id}/events", headers=headers
+        ) as answer:
+            if answer.status_code >= 500:
+                await asyncio.sleep(AGAIN_S)
+                return
+            if answer.status_code != 200:
+                view.odd.append(f"{answer.status_code} {(await answer.aread())!r}")
+                view.finished = True
+                return
+            rest = b""
+            chunks = answer.aiter_raw()
+            while True:
+                try:
+                    chunk = await asyncio.wait_for(anext(chunks), SILENCE_S)
+                except StopAsyncIteration:
+                    return
+                rest += chunk
+                whole, blank, rest = rest.rpartition(b"\n\n")
+                for frame in wire.frames(whole + blank):
+                    self._saw(view, frame)
+                if view.finished:
+                    return
+
+    def _saw(self, view: View, frame: wire.Sse) -> None:
+        if frame.id is None:
+            view.odd.append(f"an event without an id: {frame.data}")
+            return
+        event = json.loads(frame.data)
+        view.seen.append(event)
+        view.cursors.append(frame.id)
+        name = type_of(event)
+        if event["sequence"] > self._seen:
+            self._seen = event["sequence"]
+            self.arrivals.append((asyncio.get_running_loop().time(), name))
+            self._react(event, name)
+        waits = name == "lifecycle.paused" and self.plan.decision == "none"
+        view.finished = name in ENDS or waits
+
+    def _react(self, event: dict[str, Any], name: str) -> None:
+        if name == "approval.requested":
+            self._asked = event["data"]
+        elif name == "lifecycle.paused" and self.plan.decision != "none":
+            self._act(self._decide)
+        if self._seen == self.plan.cancel_after:
+            self._act(self._cancel)
+
+    # acting
+
+    def _act(self, action: Callable[[], Awaitable[None]]) -> None:
+        async def acting() -> None:
+            await action()
+
+        self._acting.add(asyncio.create_task(acting()))
+
+    async def _decide(self) -> None:
+        assert self.plan.decision is not None
+        first = self._one_decision(self.plan.decision, self.plan.number)
+        if self.plan.duel:
+            other = self._one_decision(_MANY[self.plan.decision], self.plan.number + 1)
+            await asyncio.gather(first, other)
+        else:
+            await first
+
+    async def _one_decision(self, decision: str, first: int) -> None:
+        assert self._asked is not None
+        items = [
+            {"item_id": item["item_id"], "decision": decision} for item in self._asked["items"]
+        ]
+        path = f"/v1/approvals/{self._asked['approval_id']}/decision"
+        lost: list[Answer] = []
+        answer = await self._insist(
+            self.approvals,
+            first,
+            path,
+            {"items": items},
+            lambda: lost.append(Answer(decision, None)),
+        )
+        self.decisions += [*lost, Answer(decision, answer.status_code)]
+
+    async def _cancel(self) -> None:
+        lost: list[Answer] = []
+        answer = await self._insist(
+            self.edges,
+            self.plan.number,
+            f"/v1/runs/{self.run_id}/cancel",
+            None,
+            lambda: lost.append(Answer("cancel", None)),
+        )
+        self.cancels += [*lost, Answer("cancel", answer.status_code)]
+
+    async def _insist(
+        self,
+        slots: Sequence[Slot],
+        first: int,
+        path: str,
+        body: Any,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> httpx.Response:
+        """POST to one after the other until one answers for good."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    answer = await self.http.post(
+                        f"{slots[first % len(slots)].url}{path}", json=body
+                    )
+                    if answer.status_code < 500:
+                        return answer
+                    on_lost()
+                except httpx.ConnectError:
+                    pass  # nothing was sent
+                except httpx.HTTPError:
+                    on_lost()
+                first += 1
+                await asyncio.sleep(AGAIN_S)

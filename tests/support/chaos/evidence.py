@@ -1,0 +1,136 @@
+"""What is left of a round: of each run, and of the system. Only data; `gather` collects it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from support.chaos.plans import Plan
+from support.chaos.recorder import Exchange
+
+Request = Literal["start", "continue", "resume"]
+
+
+@dataclass(frozen=True, slots=True)
+class RawFrame:
+    """One message of RAW."""
+
+    writer: str
+    kind: str
+    leg: int
+    connection: str
+    payload: bytes
+
+
+@dataclass(slots=True)
+class View:
+    """What one client saw, over all its connections."""
+
+    seen: list[dict[str, Any]] = field(default_factory=list)
+    cursors: list[str] = field(default_factory=list)
+    connections: int = 0
+    odd: list[str] = field(default_factory=list)  # what no client should meet
+    finished: bool = False  # it saw the end, or what it was to wait for
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request of a client was answered; None where the answer was lost."""
+
+    asked: str
+    status: int | None
+
+
+@dataclass(slots=True)
+class Evidence:
+    """One run."""
+
+    plan: Plan
+    run_id: str
+    bodies: list[bytes] = field(default_factory=list)  # in EVENTS, in order
+    folded: list[bytes] = field(default_factory=list)  # a fresh fold of RAW
+    frames: list[RawFrame] = field(default_factory=list)  # in RAW, in order
+    exchanges: list[tuple[Request, Exchange]] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)
+    decisions: list[Answer] = field(default_factory=list)
+    cancels: list[Answer] = field(default_factory=list)
+    other_ids: set[str] = field(default_factory=set)  # given for the same key
+    tool_runs: int = 0
+    status: str = ""  # in the list of runs
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for body in self.bodies]
+
+    @property
+    def asked(self) -> list[list[Exchange]]:
+        """The exchanges of each leg: the request that opened it, and those that came back to it."""
+        legs: list[list[Exchange]] = []
+        for request, exchange in self.exchanges:
+            if request != "resume" or not legs:
+                legs.append([])
+            legs[-1].append(exchange)
+        return legs
+
+    @property
+    def written(self) -> dict[int, dict[str, bytes]]:
+        """The bytes in RAW, of each leg and connection."""
+        legs: dict[int, dict[str, bytes]] = {}
+        for frame in self.frames:
+            connections = legs.setdefault(frame.leg, {})
+            if frame.writer == "upstream" and frame.kind in ("bytes", "part"):
+                connections[frame.connection] = (
+                    connections.get(frame.connection, b"") + frame.payload
+                )
+        return legs
+
+
+@dataclass(slots=True)
+class Remains:
+    """What is left in the system when everything is over."""
+
+    commands: list[str] = field(default_factory=list)
+    dead_letters: list[str] = field(default_factory=list)
+    leases: list[str] = field(default_factory=list)  # of dead processes
+    claims: list[str] = field(default_factory=list)  # legs that somebody still holds
+    queues: list[str] = field(default_factory=list)  # sessions in which somebody still waits
+    outbox: list[str] = field(default_factory=list)  # decisions that were not sent on
+    strangers: list[str] = field(default_factory=list)  # runs that nobody asked for
+    exits: list[str] = field(default_factory=list)  # processes that ended by themselves
+
+
+def request_of(exchange: Exchange) -> tuple[Request, str] | None:
+    """What it asks the agent server for, and the run id or the text that names the run there."""
+    path = unquote(urlsplit(exchange.path).path)
+    if exchange.method != "POST":
+        return None
+    match path.strip("/").split("/"):
+        case ["agents", _, "runs"]:
+            return "start", parse_qs(exchange.request.decode())["run_id"][0]
+        case ["agents", _, "runs", run_id, ("continue" | "resume") as request]:
+            return ("continue" if request == "continue" else "resume"), run_id
+        case ["run_sse"]:
+            body = json.loads(exchange.request)
+            if "functionResponse" in json.dumps(body["newMessage"]):
+                return "continue", str(body["sessionId"])
+            return "start", str(body["newMessage"]["parts"][0]["text"])
+    return None
+
+
+def exchanges_of(
+    plan: Plan, run_id: str, exchanges: Iterable[Exchange]
+) -> list[tuple[Request, Exchange]]:
+    """Those of one run, in the order of their requests."""
+    # Agno is given our id; ADK knows a start by its text, and an answer by its session
+    names = {run_id} if plan.agent == "agno" else {plan.message}
+    if plan.decision is not None:
+        names.add(plan.session_id)
+    found = []
+    for exchange in exchanges:
+        asked = request_of(exchange)
+        if asked is not None and asked[1] in names:
+            found.append((asked[0], exchange))
+    return found

@@ -1,0 +1,186 @@
+"""The processes of the services, each in a slot that is filled again when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from support import servers
+from support.deployment import free_port
+from support.repository import ROOT
+from support.waiting import eventually, wait_for
+
+CANNOT_START = 2  # the exit code of a service that finds no bus: it is started again
+_READY_TIMEOUT_S = 60
+_LOOK_EVERY_S = 0.2
+_START_AGAIN_S = 0.5
+
+
+@dataclass(slots=True)
+class Exit:
+    """A process that ended by itself."""
+
+    who: str
+    code: int
+    log: str
+
+
+@dataclass(slots=True)
+class Slot:
+    """A place for one process of a service, at the same ports each time."""
+
+    service: str
+    number: int
+    command: Sequence[str]
+    log: Path
+    environment: Mapping[str, str]
+    port: int = field(default_factory=free_port)
+    probe_port: int = field(default_factory=free_port)
+    pids: list[int] = field(default_factory=list)  # of all that were here, the last one last
+    alone: asyncio.Lock = field(default_factory=asyncio.Lock)  # one fault at a time
+    _process: servers.Process | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.service} {self.number}"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Of the service itself, not of its supervisor."""
+        return self.pids[-1]
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, or while it is meant to be down."""
+        return None if self._process is None else self._process.popen.poll()
+
+    def start(self) -> None:
+        """Start it; it is ready later."""
+        process = servers.start(
+            self.name,
+            self.command,
+            log=self.log,
+            owner_pid=os.getpid(),
+            env={
+                **self.environment,
+                "PENSTOCK_PORT": str(self.port),
+                "PENSTOCK_PROBE_PORT": str(self.probe_port),
+            },
+        )
+        self._process = process
+        children = Path(f"/proc/{process.popen.pid}/task/{process.popen.pid}/children")
+        self.pids.append(int(wait_for(children.read_text, 10, f"the process of {self.name}")))
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self._process is not None
+        process, self._process = self._process, None
+        os.kill(self.pid, signal.SIGKILL)
+        process.popen.wait()
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Ask it to end, without waiting for it."""
+        if self._process is not None and self.exit_code is None:
+            self.go_on()
+            self._process.popen.terminate()
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+
+@dataclass
+class Fleet:
+    """All slots. What ends by itself is noted, and started again as an orchestrator would."""
+
+    slots: list[Slot]
+    http: httpx.AsyncClient
+    exits: list[Exit] = field(default_factory=list)
+
+    def of(self, service: str) -> list[Slot]:
+        return [slot for slot in self.slots if slot.service == service]
+
+    async def ready(self, slot: Slot) -> None:
+        """Until it says so."""
+
+        async def probe() -> bool:
+            try:
+                return (
+                    await self.http.get(f"http://127.0.0.1:{slot.probe_port}/readyz")
+                ).is_success
+            except httpx.HTTPError:
+                return False
+
+        await eventually(probe, _READY_TIMEOUT_S, f"{slot.name} is ready")
+
+    async def keep(self) -> None:
+        """Start again what ended by itself, until cancelled."""
+        while True:
+            for slot in self.slots:
+                code = slot.exit_code
+                if code is not None:
+                    self.exits.append(Exit(slot.name, code, servers.tail(slot.log)))
+                    await asyncio.sleep(_START_AGAIN_S)
+                    if slot.exit_code is not None:
+                        await asyncio.to_thread(slot.start)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+
+@asynccontextmanager
+async def fleet(
+    folder: Path,
+    counts: Mapping[str, int],
+    environment: Mapping[str, str],
+    launchers: Mapping[str, Sequence[str]],
+    http: httpx.AsyncClient,
+) -> AsyncIterator[Fleet]:
+    """Started and ready. `launchers`: of a service that is not started as `-m penstock_<name>`."""
+    paths = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    common = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    slots = [
+        Slot(
+            service,
+            number,
+            [sys.executable, "-m", *launchers.get(service, (f"penstock_{service}",))],
+            folder / f"{service}-{number}.log",
+            common,
+        )
+        for service, count in counts.items()
+        for number in range(count)
+    ]
+    made = Fleet(slots, http)
+    try:
+        for slot in slots:
+            slot.start()
+        await asyncio.gather(*(made.ready(slot) for slot in slots))
+        keeping = asyncio.create_task(made.keep())
+        try:
+            yield made
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+    finally:
+        for slot in slots:
+            slot.stop()
+        for slot in slots:
+            await asyncio.to_thread(slot.wait)

@@ -1,0 +1,182 @@
+"""Collects what is left of a round, past the product's own reading where there is a way past it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from penstock.bus.direct import Stored
+from penstock.bus.messages import raw_frame
+from penstock_normalizer.decoders import DECODERS
+from penstock_normalizer.fold import RunFold
+from support.chaos.brokers import Brokers
+from support.chaos.clients import Story
+from support.chaos.evidence import Evidence, RawFrame, Remains, exchanges_of
+from support.chaos.fleet import CANNOT_START, Fleet
+from support.chaos.recorder import Recorder
+
+_BATCH = 500
+_GONE = ("KV-Operation", "Nats-Marker-Reason")
+# the leases of a dead connector last 15 s; its legs are looked for every 4 s
+_REMAINS_TIMEOUT_S = 40.0
+_LOOK_AGAIN_S = 1.0
+
+
+async def runs(
+    brokers: Brokers,
+    recorders: Sequence[Recorder],
+    stories: Iterable[Story],
+    tool_runs: Sequence[dict[str, Any]],
+) -> list[Evidence]:
+    """What is left of each run."""
+    async with brokers.connect() as client:
+        events = _by_run(await read(client, "EVENTS"), -1)
+        frames = _by_run(await read(client, "RAW"), 2)
+        records = {
+            msg.subject.rpartition(".")[2]: json.loads(msg.data)
+            for msg in await read(client, "KV_runs")
+            if not _is_gone(msg)
+        }
+    exchanges = [exchange for recorder in recorders for exchange in recorder.exchanges]
+    return [
+        Evidence(
+            plan=story.plan,
+            run_id=story.run_id,
+            bodies=[msg.data for msg in events[story.run_id]],
+            folded=_folded(story.run_id, frames[story.run_id]),
+            frames=[_frame(msg) for msg in frames[story.run_id]],
+            exchanges=exchanges_of(story.plan, story.run_id, exchanges),
+            views=story.views,
+            decisions=story.decisions,
+            cancels=story.cancels,
+            other_ids=story.other_ids,
+            tool_runs=_ran(story, tool_runs),
+            status=records.get(story.run_id, {}).get("status", "not there"),
+        )
+        for story in stories
+    ]
+
+
+async def remains(brokers: Brokers, fleet: Fleet, stories: Sequence[Story]) -> Remains:
+    """What is left in the system; what is only slow to go is given its time."""
+    known = {story.run_id for story in stories}
+    deadline = time.monotonic() + _REMAINS_TIMEOUT_S
+    async with brokers.connect() as client:
+        while True:
+            left = await _remains(client, fleet, known)
+            transient = (left.commands, left.leases, left.claims, left.queues, left.outbox)
+            if not any(transient) or time.monotonic() > deadline:
+                return left
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
+    async def keys(bucket: str) -> dict[str, bytes]:
+        found = await read(client, f"KV_{bucket}")
+        prefix = f"$KV.{bucket}."
+        return {msg.subject.removeprefix(prefix): msg.data for msg in found if not _is_gone(msg)}
+
+    alive = {str(slot.pid) for slot in fleet.slots}
+    leases = await keys("leases")
+    owners = {
+        key: key.rpartition(".")[2] if ".part." not in key else value.decode()
+        for key, value in leases.items()
+        if not key.startswith("cancel.")
+    }
+    return Remains(
+        commands=await _subjects(client, "COMMANDS"),
+        dead_letters=[
+            f"{msg.subject} {(msg.headers or {}).get('Penstock-Reason')}"
+            for msg in await read(client, "DEADLETTERS")
+        ],
+        leases=[key for key, owner in owners.items() if not alive & set(owner.split("-"))],
+        claims=[key for key in await keys("claims") if key.startswith("active.")],
+        queues=[
+            key for key, value in (await keys("sessions")).items() if json.loads(value).get("queue")
+        ],
+        outbox=[key for key in await keys("approvals") if key.startswith("outbox.")],
+        strangers=[key for key in await keys("runs") if key not in known],
+        exits=[
+            f"{gone.who}: {gone.code}\n{gone.log}"
+            for gone in fleet.exits
+            if gone.code != CANNOT_START
+        ],
+    )
+
+
+async def read(client: Client, stream: str) -> list[Msg]:
+    """Every message of a stream, in its order, by a consumer, which the stream's leader serves."""
+    js = client.jetstream(timeout=10)
+    config = ConsumerConfig(
+        deliver_policy=DeliverPolicy.ALL, ack_policy=AckPolicy.NONE, inactive_threshold=30
+    )
+    found: list[Msg] = []
+    subscription = await js.pull_subscribe(">", stream=stream, config=config)
+    try:
+        pending = (await subscription.consumer_info()).num_pending or 0
+        while len(found) < pending:
+            found += await subscription.fetch(min(_BATCH, pending - len(found)), timeout=10)
+    finally:
+        await subscription.unsubscribe()
+    return found
+
+
+async def _subjects(client: Client, stream: str) -> list[str]:
+    """What stands in a work queue: none may read it besides those whose work it is."""
+    asked = json.dumps({"subjects_filter": ">"}).encode()
+    answer = await client.request(f"$JS.API.STREAM.INFO.{stream}", asked, timeout=10)
+    return list(json.loads(answer.data)["state"].get("subjects") or ())
+
+
+def _by_run(messages: Iterable[Msg], token: int) -> dict[str, list[Msg]]:
+    found: dict[str, list[Msg]] = defaultdict(list)
+    for msg in messages:
+        found[msg.subject.split(".")[token]].append(msg)
+    return found
+
+
+def _is_gone(msg: Msg) -> bool:
+    return any(name in (msg.headers or {}) for name in _GONE)
+
+
+def _frame(msg: Msg) -> RawFrame:
+    headers = msg.headers or {}
+    return RawFrame(
+        msg.subject.rpartition(".")[2],
+        headers["Penstock-Kind"],
+        int(headers["Penstock-Leg"]),
+        headers["Penstock-Connection"],
+        msg.data,
+    )
+
+
+def _folded(run_id: str, messages: Iterable[Msg]) -> list[bytes]:
+    """The events that the run's frames make in a fold of our own."""
+    fold = RunFold(run_id, DECODERS)
+    return [
+        placed.body
+        for msg in messages
+        for placed in fold.feed(
+            raw_frame(
+                Stored(msg.subject, msg.metadata.sequence.stream, msg.headers or {}, msg.data)
+            )
+        )
+    ]
+
+
+def _ran(story: Story, tool_runs: Sequence[dict[str, Any]]) -> int:
+    """How often a tool of the run ran that needed approval."""
+    if story.plan.decision is None:
+        return 0
+    return sum(
+        story.plan.mark in json.dumps(ran["args"]) or ran.get("session") == story.plan.session_id
+        for ran in tool_runs
+    )

@@ -1,0 +1,203 @@
+"""An HTTP proxy before an agent server that keeps what was asked, and every byte of the answer.
+
+It belongs to nobody under test: what an upstream really sent is known from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
+
+import h11
+
+_READ_BYTES = 64 * 1024
+
+Ended = Literal["whole", "cut", "client left", "server left"]
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request that came in whole, and the answer as far as the server gave it."""
+
+    method: str
+    path: str
+    request: bytes
+    status: int | None = None
+    body: bytearray = field(default_factory=bytearray)
+    ended: Ended | None = None  # "whole": the server had said all, and the client was there
+
+
+class _Gone(Exception):
+    """One of the two sides is not there any more."""
+
+    def __init__(self, ended: Ended) -> None:
+        super().__init__(ended)
+        self.ended = ended
+
+
+@dataclass(eq=False, slots=True)
+class _Active:
+    exchange: Exchange
+    task: asyncio.Task[None]
+
+
+class Recorder:
+    """Stands before one server; `exchanges` are in the order of their requests."""
+
+    def __init__(self, target: str) -> None:
+        self._target = urlsplit(target)
+        self._active: set[_Active] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.exchanges: list[Exchange] = []
+        self.url = ""
+
+    async def listen(self) -> None:
+        """Take a free port and listen."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def cut(self) -> int:
+        """Break every answer that is under way; how many were."""
+        cut = 0
+        for active in tuple(self._active):
+            if active.exchange.ended is None:
+                active.exchange.ended = "cut"
+                active.task.cancel()
+                cut += 1
+        return cut
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        client = _Side(h11.Connection(h11.SERVER), reader, writer)
+        try:
+            while await self._exchange(client):
+                client.http.start_next_cycle()
+        except (_Gone, asyncio.CancelledError, h11.RemoteProtocolError):
+            pass
+        finally:
+            writer.transport.abort()
+            self._tasks.discard(task)
+
+    async def _exchange(self, client: _Side) -> bool:
+        """One request and its answer; whether another may follow."""
+        request = await client.next("client left")
+        if not isinstance(request, h11.Request):
+            return False
+        body = bytearray()
+        while isinstance(event := await client.next("client left"), h11.Data):
+            body += event.data
+        exchange = Exchange(request.method.decode(), request.target.decode(), bytes(body))
+        self.exchanges.append(exchange)
+        task = asyncio.create_task(self._answer(client, request, exchange))
+        active = _Active(exchange, task)
+        self._active.add(active)
+        leaves = asyncio.create_task(client.leaves())
+        try:
+            await asyncio.wait({task, leaves}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._active.discard(active)
+            for each in (task, leaves):
+                each.cancel()
+            await asyncio.wait({task, leaves})
+        exchange.ended = exchange.ended or "client left"
+        return exchange.ended == "whole" and client.http.our_state is h11.DONE
+
+    async def _answer(self, client: _Side, request: h11.Request, exchange: Exchange) -> None:
+        assert self._target.hostname is not None
+        reader, writer = await asyncio.open_connection(self._target.hostname, self._target.port)
+        server = _Side(h11.Connection(h11.CLIENT), reader, writer)
+        headers = [pair for pair in request.headers if pair[0] != b"connection"]
+        try:
+            await server.send(
+                h11.Request(
+                    method=request.method,
+                    target=request.target,
+                    headers=[*headers, (b"connection", b"close")],
+                ),
+                h11.Data(data=exchange.request),
+                h11.EndOfMessage(),
+            )
+            await self._pass_on(server, client, exchange)
+        except _Gone as gone:
+            exchange.ended = gone.ended
+        except (ConnectionError, h11.ProtocolError):
+            exchange.ended = exchange.ended or "server left"
+        finally:
+            writer.transport.abort()
+
+    async def _pass_on(self, server: _Side, client: _Side, exchange: Exchange) -> None:
+        while True:
+            event = await server.next("server left")
+            if isinstance(event, h11.Response):
+                exchange.status = event.status_code
+                headers = [pair for pair in event.headers if pair[0] != b"connection"]
+                event = h11.Response(
+                    status_code=event.status_code, headers=headers, reason=event.reason
+                )
+            elif isinstance(event, h11.Data):
+                exchange.body += event.data
+            elif isinstance(event, h11.ConnectionClosed):
+                raise _Gone("server left")
+            await client.send(event)
+            if isinstance(event, h11.EndOfMessage):
+                exchange.ended = "whole"
+                return
+
+
+@dataclass(slots=True)
+class _Side:
+    """One connection and what HTTP makes of it."""
+
+    http: h11.Connection
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def next(self, ended: Ended) -> h11.Event:
+        """The next event from the other end. Raises _Gone."""
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            try:
+                self.http.receive_data(await self.reader.read(_READ_BYTES))
+            except (ConnectionError, h11.RemoteProtocolError) as error:
+                raise _Gone(ended) from error
+        assert isinstance(event, h11.Event)  # paused is who is asked twice at once
+        return event
+
+    async def send(self, *events: h11.Event) -> None:
+        """Raises ConnectionError."""
+        for event in events:
+            self.writer.write(self.http.send(event) or b"")
+        await self.writer.drain()
+
+    async def leaves(self) -> None:
+        """Until the other end has closed; what it says meanwhile is kept for later."""
+        try:
+            while data := await self.reader.read(_READ_BYTES):
+                self.http.receive_data(data)
+        except ConnectionError:
+            return
+
+
+@asynccontextmanager
+async def recorder(target: str) -> AsyncIterator[Recorder]:
+    """One before that server."""
+    made = Recorder(target)
+    await made.listen()
+    try:
+        yield made
+    finally:
+        await made.close()

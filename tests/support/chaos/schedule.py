@@ -1,0 +1,139 @@
+"""What is done to the system, and when: made of a seed, so that it can be done again. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import Literal
+
+Kind = Literal["kill", "pause", "cut", "hang"]
+
+# how often each is killed, of a dozen kills; the first of each come before any comes twice
+_KILLED = {"connector": 3, "normalizer": 3, "approvals": 2, "edge": 2, "broker": 2}
+# what else happens, of each dozen kills: (kind, what)
+_BESIDES: tuple[tuple[Kind, str], ...] = (
+    ("cut", "upstream"),
+    ("hang", "connector"),
+    ("cut", "normalizer"),
+    ("pause", "normalizer"),
+    ("cut", "upstream"),
+    ("pause", "broker"),
+    ("cut", "edge"),
+    ("pause", "connector"),
+    ("hang", "normalizer"),
+    ("cut", "connector"),
+    ("hang", "approvals"),
+)
+_BESIDES_PER_KILL = 5 / 12
+SETTLE_S = 5.0  # what was hurt is left alone so long after it is back
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is done. `for_s` later it is made good: started, continued, connected."""
+
+    at_s: float
+    kind: Kind
+    target: str  # a service, `broker` or an upstream
+    number: int  # which of them
+    for_s: float
+
+    def __str__(self) -> str:
+        words = {
+            "kill": "kill -9 {0}, started again after {1:.1f} s",
+            "pause": "SIGSTOP {0}, SIGCONT after {1:.1f} s",
+            "cut": "cut the connections of {0}, refused for {1:.1f} s",
+            "hang": "let the connections of {0} hang for {1:.1f} s",
+        }
+        what = words[self.kind].format(f"{self.target} {self.number}", self.for_s)
+        return f"{self.at_s:6.1f} s  {what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many there are of each, and how long the leases of each last."""
+
+    count: dict[str, int]  # connector, normalizer, approvals, edge, broker, upstream
+    every_s: float = 3.0  # from one kill to the next
+    pause_s: dict[str, float] = field(
+        # longer than the leases: 15 s of a connector, 6 s of a normalizer and of a broker's raft
+        default_factory=lambda: {"connector": 17.0, "normalizer": 8.0, "broker": 8.0}
+    )
+
+
+def schedule(seed: int, kills: int, shape: Shape) -> list[Fault]:
+    """The faults in the order of their times.
+
+    Every target is killed, if `kills` allow it, before any is killed twice as often. Brokers are
+    hurt one at a time, with time to catch up in between; nothing is hurt that is still away.
+    """
+    chance = random.Random(f"faults {seed}")
+    free_at: dict[tuple[str, int], float] = {}
+    faults: list[Fault] = []
+    at_s = 0.0
+    for kind, target in _mixed(chance, kills, shape):
+        if kind == "kill":
+            at_s += shape.every_s * chance.uniform(0.7, 1.3)
+        number, start_s = _least_busy(chance, free_at, target, shape.count[target], at_s)
+        fault = Fault(round(start_s, 1), kind, target, number, _away_s(chance, kind, target, shape))
+        faults.append(fault)
+        back_s = start_s + fault.for_s + SETTLE_S
+        # a cluster of three stands while one of them is away, not two
+        hurt = range(shape.count[target]) if target == "broker" else [number]
+        free_at.update({(target, each): back_s for each in hurt})
+    return sorted(faults, key=lambda fault: (fault.at_s, fault.target, fault.number))
+
+
+def shown(seed: int, faults: Sequence[Fault]) -> str:
+    """The schedule in words."""
+    kills = sum(fault.kind == "kill" for fault in faults)
+    head = f"seed {seed}: {kills} kills and {len(faults) - kills} other faults"
+    return "\n".join([head, *map(str, faults)])
+
+
+def _mixed(chance: random.Random, kills: int, shape: Shape) -> Iterator[tuple[Kind, str]]:
+    killed = _in_turns(chance, kills)
+    besides = list(islice(cycle(_BESIDES), round(kills * _BESIDES_PER_KILL)))
+    besides = [(kind, what) for kind, what in besides if kind != "pause" or what in shape.pause_s]
+    places = dict(zip(sorted(chance.sample(range(kills), len(besides))), besides, strict=True))
+    for number, target in enumerate(killed):
+        yield "kill", target
+        if number in places:
+            yield places[number]
+
+
+def _in_turns(chance: random.Random, kills: int) -> list[str]:
+    """As many of each as its share; each at least once where there are enough."""
+    once = list(_KILLED)
+    often = [name for name, share in _KILLED.items() for _ in range(share - 1)]
+    chance.shuffle(once)
+    chance.shuffle(often)
+    turns = list(islice(cycle([*once, *often]), kills))
+    chance.shuffle(turns)
+    return turns
+
+
+def _least_busy(
+    chance: random.Random,
+    free_at: dict[tuple[str, int], float],
+    target: str,
+    count: int,
+    at_s: float,
+) -> tuple[int, float]:
+    """One of the target that is not away then, else the one that is back first; and when."""
+    ready = [number for number in range(count) if free_at.get((target, number), 0.0) <= at_s]
+    if ready:
+        return chance.choice(ready), at_s
+    first = min(range(count), key=lambda number: free_at[target, number])
+    return first, free_at[target, first]
+
+
+def _away_s(chance: random.Random, kind: Kind, target: str, shape: Shape) -> float:
+    if kind == "pause":
+        return round(shape.pause_s[target] * chance.uniform(1.0, 1.2), 1)
+    if target == "upstream":
+        return 0.0
+    at_most_s = {"kill": 3.0, "cut": 4.0, "hang": 6.0}[kind]
+    return round(chance.uniform(0.1, at_most_s), 1)

@@ -1,0 +1,28 @@
+"""`python -m support.chaos.unfenced penstock_normalizer`: a service whose writes are not fenced.
+
+For one purpose: to see that the checks find what the fence prevents. No setting of the product does
+this.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from penstock.bus import Message, fence
+
+
+def _unfenced(message: Message, pattern: str, last: int) -> Message:
+    """The message as it is: the server takes it, whoever was first."""
+    return message
+
+
+def main() -> None:
+    """Leave the expected sequence out of every append, then run the service."""
+    assert callable(fence._fenced), "the bus builds its fence elsewhere now"
+    fence._fenced = _unfenced
+    runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

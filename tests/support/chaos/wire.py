@@ -1,0 +1,146 @@
+"""What an agent server's bytes say, read without any code of the product. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Sse:
+    """One frame of `text/event-stream`."""
+
+    id: str | None
+    event: str | None
+    data: str
+
+
+def frames(body: bytes) -> list[Sse]:
+    """The whole frames of a stream; what a cut has left of one is no frame. Comments are none."""
+    found = []
+    whole, _, _ = body.replace(b"\r\n", b"\n").rpartition(b"\n\n")
+    for block in whole.split(b"\n\n"):
+        fields: dict[str, list[str]] = {}
+        for line in block.decode().split("\n"):
+            name, _, value = line.partition(":")
+            if name:
+                fields.setdefault(name, []).append(value.removeprefix(" "))
+        if "data" in fields:
+            found.append(
+                Sse(
+                    fields.get("id", [None])[-1],
+                    fields.get("event", [None])[-1],
+                    "\n".join(fields["data"]),
+                )
+            )
+    return found
+
+
+@dataclass(slots=True)
+class Said:
+    """What a run was told by its server, or told its clients: the same words, the same tools."""
+
+    text: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)  # tool, arguments; once for each id
+    results: int = 0  # of tools that ran
+    end: str | None = (
+        None  # of the last leg, where it is said: completed, paused, cancelled, failed
+    )
+
+    def call(self, tool: str, args: Any) -> None:
+        self.calls.append((tool, json.dumps(args, sort_keys=True)))
+
+
+def agno(legs: Sequence[Sequence[bytes]]) -> Said:
+    """The legs of a run, each the bodies of its connections. Events are told apart by their index:
+    a second connection may repeat none, and must miss none that it is to go on with."""
+    said = Said()
+    called: set[str] = set()
+    done: set[str] = set()
+    for bodies in legs:
+        said.end = None
+        seen: set[int] = set()
+        for event in _agno_events(bodies):
+            index = event.get("event_index")
+            if isinstance(index, int):
+                if index in seen:
+                    continue
+                seen.add(index)
+            name = event.get("event")
+            if name == "RunContent" and isinstance(event.get("content"), str):
+                said.text += event["content"]
+            elif name in ("ToolCallStarted", "RunPaused"):
+                for tool in event.get("tools") or [event["tool"]]:
+                    if tool["tool_call_id"] not in called:
+                        called.add(tool["tool_call_id"])
+                        said.call(tool["tool_name"], tool["tool_args"])
+            elif name == "ToolCallCompleted" and event["tool"]["tool_call_id"] not in done:
+                done.add(event["tool"]["tool_call_id"])
+                said.results += 1
+            said.end = _AGNO_ENDS.get(str(name), said.end)
+    return said
+
+
+_AGNO_ENDS = {
+    "RunPaused": "paused",
+    "RunCompleted": "completed",
+    "RunCancelled": "cancelled",
+    "RunError": "failed",
+}
+
+
+def _agno_events(bodies: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+    for body in bodies:
+        for frame in frames(body):
+            event = json.loads(frame.data)
+            if isinstance(event, dict) and event.get("event") == frame.event:
+                yield event
+
+
+def adk(legs: Sequence[Sequence[bytes]]) -> Said:
+    """The legs of a run. A piece of text comes as partial; the whole, once more, at its end. A
+    stream that ends without an error and without a request is complete: nothing says so."""
+    said = Said()
+    called: set[str] = set()
+    for bodies in legs:
+        said.end = None
+        for frame in (frame for body in bodies for frame in frames(body)):
+            event = json.loads(frame.data)
+            if "error" in event:
+                said.end = "failed"
+                continue
+            partial = bool(event.get("partial"))
+            for part in (event.get("content") or {}).get("parts") or ():
+                if partial and not part.get("thought"):
+                    said.text += part.get("text", "")
+                call, response = part.get("functionCall"), part.get("functionResponse")
+                if call and call["name"].startswith("adk_request_"):
+                    said.end = "paused"
+                elif call and not partial and call["id"] not in called:
+                    called.add(call["id"])
+                    said.call(call["name"], call["args"])
+                elif response and "error" not in response["response"]:
+                    said.results += 1
+    return said
+
+
+READERS: dict[str, Callable[[Sequence[Sequence[bytes]]], Said]] = {"agno": agno, "adk": adk}
+
+
+def events(bodies: Sequence[dict[str, Any]]) -> Said:
+    """What the canonical events of a run say."""
+    said = Said()
+    for body in bodies:
+        name = f"{body['event']['category']}.{body['event']['action']}"
+        data = body["data"]
+        if name == "llm.stream":
+            said.text += data["content"]
+        elif name == "llm.tool_call":
+            said.call(data["tool"], data["args"])
+        elif name == "llm.tool_result" and data["outcome"] == "ok":
+            said.results += 1
+        elif name.startswith("lifecycle."):
+            said.end = name.removeprefix("lifecycle.")
+    return said
