@@ -65,7 +65,7 @@ class Watches:
 
     async def end(self, frames: int, timeout_s: float = 60) -> float:
         """Until all streams have ended; each is checked. Returns the longest stall, in seconds."""
-        done, left = await asyncio.wait(self.tasks, timeout=timeout_s)
+        _, left = await asyncio.wait(self.tasks, timeout=timeout_s)
         for task in left:
             task.cancel()
         self._say_failures()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,19 +18,26 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
-from nats.js.errors import APIError
 
 from penstock.bus import migrate
 from penstock.bus.connection import Connection
 from penstock.bus.direct import Stored, stored_of
 from penstock.bus.errors import (
+    NOT_ENABLED,
     STREAM_NOT_FOUND,
     ApiError,
+    BusError,
     BusUnavailable,
+    NoJetStream,
+    NotPermitted,
+    NotThereYet,
     OutcomeUnknown,
     StartUpError,
+    refusal,
 )
+from penstock.bus.health import Health, family, stream_of
 from penstock.bus.kv import Bucket
+from penstock.bus.presence import Presence
 from penstock.bus.publisher import Publisher
 from penstock.bus.streams import Retention
 
@@ -39,6 +47,7 @@ MIN_SERVER = (2, 12)  # atomic batches and scheduled messages
 MIN_PAYLOAD_BYTES = 1024 * 1024  # parts and records are up to 512 KiB, with room for the rest
 CLOSE_TIMEOUT_S = 2
 MESSAGE_NOT_FOUND = 10037
+LOOK_TIMEOUT_S = 2.0  # for a stream's leader, after a reconnect
 _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
@@ -46,6 +55,7 @@ _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1,
 class BusSettings:
     """How to reach NATS. `publish_timeout_s`: after it an outcome counts as unknown.
 
+    `url`: one, or several separated by commas; a cluster's other servers are learned.
     `max_unacked_bytes`: what may be published and not yet acknowledged; more waits its turn.
     """
 
@@ -63,20 +73,27 @@ class BusSettings:
 class Bus:
     """One connection to NATS, and everything Penstock does with it.
 
-    `connect` raises `StartUpError` with a text that says what is wrong and what to do. After
-    that the connection is kept for ever; `ready` says whether it stands right now.
+    `connect` raises `StartUpError` with a text that says what is wrong and what to do,
+    `NotThereYet` where that may change by itself. After that the connection is kept for ever;
+    `ready` says whether it stands right now, `not_ready` what else is in the way.
     """
 
     def __init__(self, settings: BusSettings) -> None:
         self.settings = settings
         self.client = Connection()
+        self.client.on_refused = self._refused
+        self.health = Health()
         self.js = self.client.jetstream(timeout=settings.publish_timeout_s)
         self.publisher = Publisher(
-            self.client, settings.publish_timeout_s, settings.max_unacked_bytes
+            self.client, settings.publish_timeout_s, settings.max_unacked_bytes, self.health
         )
         self._on_reconnect: set[Callable[[], None]] = set()
         self._buckets: dict[str, Bucket] = {}
         self._troubles: list[str] = []  # since the connection last stood, each once
+        self._dialing = False
+        self._away_since: float | None = None
+        self._presence = Presence(self._created, self._found, self._lost)
+        self._checking: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(cls, settings: BusSettings, *, ensure: bool = True) -> Bus:
@@ -91,6 +108,7 @@ class Bus:
             await bus.publisher.start()
             if ensure:
                 await migrate.ensure(bus, settings.retention)
+                await bus._learn_streams()
         except BaseException:
             await bus.client.close()
             raise
@@ -98,10 +116,11 @@ class Bus:
 
     async def _dial(self) -> None:
         settings = self.settings
+        self._dialing = True
         try:
             async with asyncio.timeout(settings.connect_timeout_s):
                 await self.client.connect(
-                    settings.url,
+                    re.findall(r"[^,\s]+", settings.url),
                     name=settings.name,
                     user=settings.user,
                     password=settings.password,
@@ -114,13 +133,19 @@ class Bus:
                     disconnected_cb=self._disconnected,
                     error_cb=self._failed,
                 )
-        except (TimeoutError, OSError, NatsError, ImportError) as error:
+        except TimeoutError as error:
             # nats-py tries until the timeout: what went wrong is what it met on the way
-            reason = "; ".join(self._troubles) or str(error) or type(error).__name__
-            raise StartUpError(
-                f"cannot connect to NATS at {self.where}: {reason}. Is it running there, and "
-                "are the credentials right? (PENSTOCK_NATS_URL)"
-            ) from error
+            raise NotThereYet(self._cannot_connect("; ".join(self._troubles))) from error
+        except (OSError, NatsError, ImportError, ValueError) as error:
+            raise StartUpError(self._cannot_connect(str(error))) from error
+        finally:
+            self._dialing = False
+
+    def _cannot_connect(self, reason: str) -> str:
+        return (
+            f"cannot connect to NATS at {self.where}: {reason or 'no answer'}. Is it running "
+            "there, and are the credentials right? (PENSTOCK_NATS_URL)"
+        )
 
     @property
     def where(self) -> str:
@@ -129,18 +154,25 @@ class Bus:
 
     @property
     def ready(self) -> bool:
-        """True while the connection stands."""
-        return self.client.is_connected
+        """True while the connection stands, and the streams are those of the start."""
+        return self.client.usable
 
     @property
     def not_ready(self) -> list[str]:
         """Why nothing new should be begun on it now, in words for people; else empty."""
-        return [] if self.ready else [f"NATS at {self.where} is away"]
+        if self.client.is_connected:
+            return self.health.reasons
+        since = self._away_since
+        away = f" for {time.monotonic() - since:.0f} s" if since is not None else ""
+        reason = f" ({self._troubles[-1]})" if self._troubles else ""
+        return [f"NATS at {self.where} is away{away}{reason}"]
 
     async def close(self) -> None:
         """Flush what was published, then close."""
         if self.client.is_closed:
             return
+        if self._checking is not None:
+            self._checking.cancel()
         try:
             await self.client.flush(CLOSE_TIMEOUT_S)
         except NatsError:
@@ -148,27 +180,78 @@ class Bus:
         await self.client.close()
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after each reconnect; returns what stops that."""
+        """Call back after each reconnect, once the streams are known to be there.
+
+        Returns what stops that.
+        """
         self._on_reconnect.add(callback)
         return lambda: self._on_reconnect.discard(callback)
 
     async def _reconnected(self) -> None:
-        log.info("reconnected to NATS")
+        url = self.client.connected_url
+        log.info("reconnected to NATS at %s", url.netloc.rpartition("@")[2] if url else "")
+        self._away_since = None
         self._troubles.clear()
-        for callback in tuple(self._on_reconnect):
-            callback()
+        self.health.begin_anew()
+        self._checking = asyncio.create_task(self._presence.check())
 
     async def _disconnected(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
         if not self.client.is_closed:
+            self._away_since = self._away_since or time.monotonic()
+            self.client.held_back = "it is not known yet whether the streams are still there"
             log.warning("disconnected from NATS; reconnecting for ever")
         self.client.connection_lost()
         self.publisher.connection_lost()
+
+    async def _learn_streams(self) -> None:
+        for config in migrate.declared(self.settings.retention):
+            try:
+                created = await self._created(config["name"])
+            except BusError as error:
+                raise NotThereYet(f"the stream {config['name']} does not answer") from error
+            self._presence.know(config["name"], created or "")
+
+    async def _created(self, stream: str) -> str | None:
+        # not by `api`, which waits for what is found out here
+        try:
+            msg = await self.client.request(f"$JS.API.STREAM.INFO.{stream}", timeout=LOOK_TIMEOUT_S)
+        except NatsError as error:
+            raise BusUnavailable(str(error)) from error
+        answer = orjson.loads(msg.data)
+        if "error" in answer:
+            if answer["error"].get("err_code") == STREAM_NOT_FOUND:
+                return None
+            raise BusUnavailable(str(answer["error"].get("description")))
+        return str(answer["created"])
+
+    def _found(self) -> None:
+        if not self.client.held_back:
+            return
+        self.client.held_back = ""
+        self.health.worked("", "lost")
+        for callback in tuple(self._on_reconnect):
+            callback()
+
+    def _lost(self, reason: str) -> None:
+        self.client.held_back = reason
+        self.health.refused("lost", "", reason)
+
+    def _refused(self, action: str, subject: str) -> None:
+        if action == "publish":
+            self.health.refused("denied", stream_of(subject))
+            self.publisher.refused(subject)
+        else:
+            self.health.refused("unheard", family(subject))
 
     async def _failed(self, error: Exception) -> None:
         if not isinstance(error, OSError | NatsError | EOFError):
             log.error("a subscription's callback failed", exc_info=error)
             return
         text = str(error) or type(error).__name__
+        if self._dialing and "authorization violation" in text.lower():
+            raise error  # which ends the attempts: another one would be refused, too
         if text not in self._troubles:  # each attempt to reconnect ends in the same words
             log.warning("NATS: %s", text)
             self._troubles.append(text)
@@ -190,6 +273,8 @@ class Bus:
         if "error" in answer:
             error = answer["error"]
             text = f"{call}: {error.get('description', 'refused')}"
+            if error.get("err_code") in NOT_ENABLED:
+                raise NoJetStream(text)
             if error.get("code") == 503:  # no leader at the moment
                 raise BusUnavailable(text)
             raise ApiError(error.get("err_code", 0), text)
@@ -204,6 +289,8 @@ class Bus:
         except NoRespondersError as error:
             raise BusUnavailable(f"nobody answers {subject}") from error
         except NatsTimeout as error:
+            if self.health.denies(stream_of(subject)):
+                raise NotPermitted(f"NATS does not let this user publish to {subject}") from error
             raise OutcomeUnknown(f"no answer to {subject} in time") from error
         except NatsError as error:
             raise BusUnavailable(f"{subject}: {error}") from error
@@ -285,10 +372,10 @@ class Bus:
                 f"bytes: set its max_payload to {MIN_PAYLOAD_BYTES} or more (its default is)"
             )
         try:
-            await self.js.account_info()
-        except (APIError, NatsError) as error:
-            raise StartUpError(
-                f"the NATS server at {self.where} has no JetStream for this account: "
+            await self.api("INFO")
+        except BusError as error:
+            raise refusal(error)(
+                f"the NATS server at {self.where} has no JetStream for this account ({error}): "
                 "start it with -js (or `jetstream {}` in its configuration), and allow "
                 "the user to publish to $JS.API.>"
             ) from error

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import re
+from collections.abc import Callable
 from typing import Any
 
-from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client
+from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client, Srv
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeout
@@ -14,6 +17,9 @@ from nats.protocol.parser import PERMISSIONS_ERR
 from penstock.bus.errors import BusUnavailable
 
 LOOK_S = 0.02
+RECONNECT_S = (0.1, 0.5)  # between attempts at one server: all services lose it at once
+
+_REFUSED = re.compile(r'permissions violation for (publish|subscription)[^"]*"([^"]+)"')
 
 
 class Connection(Client):
@@ -27,6 +33,13 @@ class Connection(Client):
     def __init__(self) -> None:
         super().__init__()
         self.unanswered: set[asyncio.Future[Any]] = set()
+        self.held_back = ""  # why nothing may be sent, though the connection stands
+        self.on_refused: Callable[[str, str], None] = lambda action, subject: None
+
+    @property
+    def usable(self) -> bool:
+        """True while what is sent will get somewhere."""
+        return self.is_connected and not self.held_back
 
     def connection_lost(self) -> None:
         """Whoever waits for an answer would wait in vain until the timeout: it is over now."""
@@ -45,19 +58,19 @@ class Connection(Client):
         }
 
     async def standing(self, timeout_s: float) -> None:
-        """Wait out a reconnect; raises BusUnavailable when it takes longer.
+        """Wait until it is usable; raises BusUnavailable when that takes longer.
 
         Whoever sends asks first: nats-py would keep the message and send it after the reconnect,
         when its sender has long counted it as lost.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                while not self.is_connected and not self.is_closed:
+                while not self.usable and not self.is_closed:
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
             pass
-        if not self.is_connected:
-            raise BusUnavailable("not connected to NATS")
+        if not self.usable:
+            raise BusUnavailable(self.held_back or "not connected to NATS")
 
     async def close(self) -> None:
         """As nats-py's, but also where `connect` has refused its arguments."""
@@ -104,11 +117,29 @@ class Connection(Client):
     async def _process_err(self, err_msg: str) -> None:
         if PERMISSIONS_ERR in err_msg:
             # one publish or subscription was refused; the connection stands
-            await super()._process_err(err_msg)
+            if refused := _REFUSED.search(err_msg):
+                self.on_refused(refused[1], refused[2])
+            else:
+                await super()._process_err(err_msg)
             return
         error = NatsError(f"nats: {err_msg}")
         await self._error_cb(error)
         await self._process_op_err(error)
+
+    async def _process_op_err(self, e: Exception) -> None:
+        # in good order it would wait until a server that hangs has taken what was sent
+        self._abort()
+        await super()._process_op_err(e)
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        self._abort()  # one that was accepted, and not welcomed
+        self.options["reconnect_time_wait"] = random.uniform(*RECONNECT_S)
+        await super()._connect_to_server(s)
+
+    def _abort(self) -> None:
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
 
 
 def _cancellations() -> int:

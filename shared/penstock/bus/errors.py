@@ -2,7 +2,8 @@
 
 BusError
 ├── BusUnavailable      no connection, or no leader answered: nothing was stored, try again
-│   └── NotPermitted    this user may not do that: nothing was stored, and somebody must allow it
+│   ├── NotPermitted    this user may not do that: somebody must allow it
+│   └── NoJetStream     the server, or the account, has none: somebody must switch it on
 ├── OutcomeUnknown      no answer in time: it may be stored or not, read the tail
 ├── FenceConflict       somebody else wrote first: reload the tail and decide anew
 ├── StreamFull          a limit of the stream was reached (discard new)
@@ -14,7 +15,8 @@ BusError
 
 from __future__ import annotations
 
-STREAM_NOT_FOUND = 10059  # an err_code of the JetStream API
+STREAM_NOT_FOUND = 10059  # err_codes of the JetStream API
+NOT_ENABLED = frozenset({10039, 10076})  # for the account, on the server
 
 
 class BusError(Exception):
@@ -27,6 +29,10 @@ class BusUnavailable(BusError):
 
 class NotPermitted(BusUnavailable):
     """NATS does not let this user do that. Nothing was stored; somebody must allow it."""
+
+
+class NoJetStream(BusUnavailable):
+    """The server, or the account, has no JetStream (or switched it off, its disk being full)."""
 
 
 class OutcomeUnknown(BusError):
@@ -59,3 +65,16 @@ class ApiError(BusError):
 
 class NotThereYet(StartUpError):
     """No server is there, or JetStream does not answer: it may be about to."""
+
+
+# A cluster that has no leader yet, or not enough servers for the replicas; by err_code.
+_FORMING = frozenset({10005, 10008})
+
+
+def refusal(error: BusError) -> type[StartUpError]:
+    """How a start ends: NotThereYet where a cluster may be about to form, or to elect a leader."""
+    if isinstance(error, ApiError):
+        return NotThereYet if error.code in _FORMING else StartUpError
+    if isinstance(error, NotPermitted | NoJetStream):
+        return StartUpError
+    return NotThereYet if isinstance(error, BusUnavailable | OutcomeUnknown) else StartUpError

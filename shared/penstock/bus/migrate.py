@@ -27,6 +27,7 @@ from penstock.bus.errors import (
     BusError,
     BusUnavailable,
     StartUpError,
+    refusal,
 )
 from penstock.bus.leases import Lease, keep, note_of
 from penstock.bus.streams import Retention
@@ -114,7 +115,7 @@ async def ensure(bus: Bus, retention: Retention) -> None:
         except StartUpError:
             raise
         except BusError as error:
-            raise StartUpError(
+            raise refusal(error)(
                 f"cannot ensure the stream {wanted['name']}: {error}. "
                 "May this user create streams? Is a stream of another owner in the way?"
             ) from error

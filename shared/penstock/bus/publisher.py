@@ -25,9 +25,11 @@ from penstock.bus.errors import (
     BusUnavailable,
     FenceConflict,
     MessageTooLarge,
+    NotPermitted,
     OutcomeUnknown,
     StreamFull,
 )
+from penstock.bus.health import Health, Kind, stream_of
 
 EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
@@ -44,13 +46,22 @@ _ERRORS: dict[object, type[BusError]] = {
     10164: FenceConflict,  # what a replica says, without a number
     10023: StreamFull,  # insufficient resources
     10047: StreamFull,  # insufficient storage
-    10077: StreamFull,  # the store refused: maximum bytes or messages
+    10077: StreamFull,  # the store refused: maximum bytes or messages, or it cannot write
     10122: StreamFull,  # the account's or stream's maximum bytes
     10054: MessageTooLarge,
     10176: BusUnavailable,  # a batch of which a restart has lost the beginning
     10210: BusUnavailable,  # too many batches under way
     10211: BusUnavailable,
 }
+
+
+# What an error says of the place where the message was to be stored.
+_TROUBLES: tuple[tuple[type[BusError], Kind], ...] = (
+    (StreamFull, "full"),
+    (NotPermitted, "denied"),
+    (BusUnavailable, "away"),
+    (OutcomeUnknown, "away"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +80,19 @@ class Publisher:
     waits for its turn.
     """
 
-    def __init__(self, client: Connection, timeout_s: float, max_unacked_bytes: int) -> None:
+    def __init__(
+        self,
+        client: Connection,
+        timeout_s: float,
+        max_unacked_bytes: int,
+        health: Health | None = None,
+    ) -> None:
         self._client = client
         self._timeout_s = timeout_s
+        self._health = health if health is not None else Health()
         self._gate = Gate(max_unacked_bytes)
         self._inbox = client.new_inbox()
-        self._waiting: dict[str, asyncio.Future[int]] = {}
+        self._waiting: dict[str, tuple[str, asyncio.Future[int]]] = {}  # by reply, with subject
         self._next = 0
 
     async def start(self) -> None:
@@ -83,9 +101,15 @@ class Publisher:
 
     def connection_lost(self) -> None:
         """What is in flight will hear nothing more: its outcome is unknown now."""
-        for ack in self._waiting.values():
+        for _, ack in self._waiting.values():
             if not ack.done():
                 ack.set_exception(OutcomeUnknown("the connection was lost before the answer"))
+
+    def refused(self, subject: str) -> None:
+        """NATS does not let us publish there (the subject in small letters): no answer comes."""
+        for asked, ack in self._waiting.values():
+            if not ack.done() and asked.lower() == subject:
+                ack.set_exception(NotPermitted(f"NATS does not let this user publish to {asked}"))
 
     async def publish(self, message: Message) -> int:
         """Store one message; returns its stream sequence.
@@ -96,16 +120,25 @@ class Publisher:
         size_bytes = weight(message.payload)
         await self._gate.enter(size_bytes)
         try:
-            if not self._client.is_connected:
-                await self._client.standing(self._timeout_s)
-            reply, ack = self._expect()
-            try:
-                await self._send(message, reply)
-                return await self._settled(ack)
-            finally:
-                self._forget(reply)
+            sequence = await self._publish(message)
+        except BusError as error:
+            self._note(message.subject, error)
+            raise
         finally:
             self._gate.leave(size_bytes)
+        if not self._health:
+            self._health.worked(stream_of(message.subject))
+        return sequence
+
+    async def _publish(self, message: Message) -> int:
+        if not self._client.usable:
+            await self._client.standing(self._timeout_s)
+        reply, ack = self._expect(message.subject)
+        try:
+            await self._send(message, reply)
+            return await self._settled(ack)
+        finally:
+            self._forget(reply)
 
     async def publish_batch(self, messages: Sequence[Message]) -> int:
         """Store up to 1,000 messages all together or not at all; returns the last sequence.
@@ -115,16 +148,30 @@ class Publisher:
         size_bytes = sum(weight(message.payload) for message in messages)
         await self._gate.enter(size_bytes)
         try:
-            return await self._publish_batch(messages)
+            sequence = await self._publish_batch(messages)
+        except BusError as error:
+            self._note(messages[0].subject, error)
+            raise
         finally:
             self._gate.leave(size_bytes)
+        if not self._health:
+            self._health.worked(stream_of(messages[0].subject))
+        return sequence
+
+    def _note(self, subject: str, error: BusError) -> None:
+        if not self._client.usable:
+            return  # that is the connection's trouble, not the stream's
+        for type_, kind in _TROUBLES:
+            if isinstance(error, type_):
+                self._health.refused(kind, stream_of(subject), str(error))
+                return
 
     async def _publish_batch(self, messages: Sequence[Message]) -> int:
-        if not self._client.is_connected:
+        if not self._client.usable:
             await self._client.standing(self._timeout_s)
         batch_id = self._client.new_inbox()[-22:]
         last = len(messages)
-        reply, ack = self._expect()
+        reply, ack = self._expect(messages[0].subject)
         try:
             for number, message in enumerate(messages, 1):
                 headers = {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
@@ -141,15 +188,15 @@ class Publisher:
         finally:
             self._forget(reply)
 
-    def _expect(self) -> tuple[str, asyncio.Future[int]]:
+    def _expect(self, subject: str) -> tuple[str, asyncio.Future[int]]:
         self._next += 1
         reply = f"{self._inbox}.{self._next}"
         ack: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting[reply] = ack
+        self._waiting[reply] = (subject, ack)
         return reply, ack
 
     def _forget(self, reply: str) -> None:
-        ack = self._waiting.pop(reply)
+        _, ack = self._waiting.pop(reply)
         if not ack.cancel() and not ack.cancelled():
             ack.exception()  # asyncio complains of one that nobody looked at
 
@@ -183,7 +230,7 @@ class Publisher:
             ack.set_exception(OutcomeUnknown(f"no acknowledgement within {self._timeout_s:g} s"))
 
     async def _on_ack(self, msg: Msg) -> None:
-        ack = self._waiting.get(msg.subject)
+        _, ack = self._waiting.get(msg.subject, ("", None))
         if ack is None or ack.done():
             return
         if not msg.data:

@@ -1,0 +1,141 @@
+"""What keeps the bus from working now, in words, from what the server refuses and what it takes.
+
+Pure: told of every refusal, and of what came through while there is one. A refusal is said in the
+log when it begins, every half minute while it lasts, and when it is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.bus.subjects import CATEGORIES
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["full", "denied", "unheard", "away", "lost"]
+
+FORGOTTEN_S = 15.0  # nobody has tried since, so nobody knows
+AWAY_S = 10.0  # an election takes up to nine, and is nobody's to mend
+SAY_AGAIN_S = 30.0
+
+_STREAMS: Mapping[str, str] = {
+    "raw": "RAW",
+    "command": "COMMANDS",
+    "deadletter": "DEADLETTERS",
+    "schedule": "SCHEDULES",
+    "due": "SCHEDULES",
+    **dict.fromkeys(CATEGORIES, "EVENTS"),
+}
+_PREFIXES = {"$KV": "KV_", "$O": "OBJ_"}
+
+_WORDS: Mapping[Kind, str] = {
+    "full": "{where} takes no more messages ({words}); what is to be stored there is held back and "
+    "tried again. Give NATS more room: its disk, max_file_store, the account's limit, or "
+    "the stream's own (`nats stream edit {where} --max-bytes`)",
+    "denied": "NATS does not let this user publish to {where}; what is to be sent there is held "
+    "back and tried again. Allow it in the permissions of the user",
+    "unheard": "NATS does not let this user subscribe to {where}. Allow it in the permissions of "
+    "the user, and restart the service",
+    "away": "{where} has not answered for {seconds:.0f} s ({words}). Have its servers a quorum? "
+    "`nats stream info {where}` tells",
+    "lost": "{words}",
+}
+# What is known by hearsay only, and so forgotten when nobody tries any more.
+_FORGOTTEN: frozenset[Kind] = frozenset({"full", "denied", "away"})
+
+
+def stream_of(subject: str) -> str:
+    """The stream that stores what is published to the subject; else the subject's family."""
+    first, _, rest = subject.partition(".")
+    if prefix := _PREFIXES.get(first):
+        return prefix + rest.partition(".")[0]
+    return _STREAMS.get(first, family(subject))
+
+
+def family(subject: str) -> str:
+    """What a subject has in common with its like: `raw`, `$KV.runs`, `$JS.API.STREAM.MSG.GET`."""
+    tokens = subject.split(".")
+    if tokens[0].upper() == "$JS":
+        return ".".join(tokens[:5]).upper()  # a refusal comes in small letters
+    return ".".join(tokens[: 2 if tokens[0].startswith("$") else 1])
+
+
+@dataclass(slots=True)
+class _Trouble:
+    kind: Kind
+    where: str
+    words: str
+    since: float
+    last: float
+    said_at: float = -SAY_AGAIN_S
+
+    def text(self, now: float) -> str:
+        return _WORDS[self.kind].format(
+            where=self.where, words=self.words, seconds=now - self.since
+        )
+
+
+@dataclass
+class Health:
+    """What stands in the way, by kind and place.
+
+    `count` is called with the kind and the place of every refusal, for metrics. `clock` in seconds.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    count: Callable[[Kind, str], None] = lambda kind, where: None
+    _troubles: dict[tuple[Kind, str], _Trouble] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return not self._troubles
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why nothing new should be begun now, and what to do; empty while all is well."""
+        now = self.clock()
+        self._forget(now)
+        return [trouble.text(now) for trouble in self._troubles.values() if _counts(trouble, now)]
+
+    def refused(self, kind: Kind, where: str, words: str = "") -> None:
+        """Something did not work, once more."""
+        now = self.clock()
+        self._forget(now)
+        self.count(kind, where)
+        trouble = self._troubles.setdefault(
+            (kind, where), _Trouble(kind, where, words, since=now, last=now)
+        )
+        trouble.last, trouble.words = now, words
+        if _counts(trouble, now) and now - trouble.said_at >= SAY_AGAIN_S:
+            trouble.said_at = now
+            log.error("%s", trouble.text(now))
+
+    def worked(self, where: str, *kinds: Kind) -> None:
+        """Something came through there, which ends what stood in its way."""
+        for kind in kinds or ("full", "denied", "away"):
+            trouble = self._troubles.pop((kind, where), None)
+            if trouble is not None and trouble.said_at > 0:
+                log.info("%s works again, after %.0f s", where, self.clock() - trouble.since)
+
+    def denies(self, where: str) -> bool:
+        """Whether NATS did not let us publish there a moment ago."""
+        self._forget(self.clock())
+        return ("denied", where) in self._troubles
+
+    def begin_anew(self) -> None:
+        """Another connection may have other permissions."""
+        for kind, where in tuple(self._troubles):
+            if kind in ("denied", "unheard"):
+                del self._troubles[kind, where]
+
+    def _forget(self, now: float) -> None:
+        for key, trouble in tuple(self._troubles.items()):
+            if trouble.kind in _FORGOTTEN and now - trouble.last > FORGOTTEN_S:
+                del self._troubles[key]
+
+
+def _counts(trouble: _Trouble, now: float) -> bool:
+    return trouble.kind != "away" or now - trouble.since >= AWAY_S
