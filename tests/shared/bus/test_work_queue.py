@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable, Message, Stored, streams
+from penstock.bus import Bus, BusUnavailable, Message, Stored, pull, streams
 from penstock.bus.pull import Retry, WorkQueue
+from penstock.bus.subjects import MAX_DELIVERIES
 from support.bus import connected
 from support.nats import NatsServer
 from support.waiting import eventually
+
+_DIES = """
+import asyncio, os, signal, sys
+from penstock.bus import Bus, BusSettings
+from penstock.bus.pull import WorkQueue
+
+async def die(stored, error=None):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main(url, target):
+    bus = await Bus.connect(BusSettings(url=url))
+    patterns = [f"command.{target}.start.*"]
+    await WorkQueue(
+        bus, "COMMANDS", target, patterns, die, on_poison=die, ack_wait_s=1, max_deliver=2
+    ).run()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
 
 
 class Commands:
@@ -102,6 +123,96 @@ async def test_a_command_that_cannot_be_handled_now_comes_again(commands: Comman
         await commands.empty()
     assert commands.handled == [b"x"] * 8
     assert commands.given_up == []
+
+
+async def test_to_wait_is_no_failed_attempt(commands: Commands) -> None:
+    """A command that had to wait for long fails once: that is no reason to give it up."""
+
+    async def handle(stored: Stored) -> None:
+        await commands.note(stored)
+        if len(commands.handled) < 8:
+            raise Retry(0.01)
+        if len(commands.handled) == 8:
+            raise ValueError("as the test wants")
+
+    async with commands.taken(handle, max_deliver=2):
+        await commands.send(b"x")
+        await commands.empty()
+    assert commands.handled == [b"x"] * 9
+    assert commands.given_up == []
+
+
+async def test_who_waits_leaves_its_command_to_others_when_it_stops(commands: Commands) -> None:
+    waiting = asyncio.Event()
+
+    async def handle(stored: Stored) -> None:
+        waiting.set()
+        raise Retry(60)
+
+    async with commands.taken(handle):
+        await commands.send(b"x")
+        await waiting.wait()
+    async with commands.taken():
+        assert await commands.until(1) == [b"x"]  # long before ack_wait
+
+
+async def test_what_kills_whoever_takes_it_is_given_up_unread(commands: Commands) -> None:
+    """A real process each time, that dies of a real SIGKILL."""
+    await commands.send(b"poison")
+    for _ in range(2):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _DIES, commands.bus.settings.url, commands.target
+        )
+        assert await process.wait() == -signal.SIGKILL
+    async with commands.taken(ack_wait_s=1, max_deliver=2):
+        await commands.empty()
+    assert commands.handled == []
+    [(payload, why)] = commands.given_up
+    assert payload == b"poison"
+    assert "delivered 2 times and never finished" in why
+
+
+async def test_what_cannot_even_be_given_up_is_left_to_the_server(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "GIVE_UP_TRIES", 1)
+    failed = 0
+
+    async def fail(stored: Stored, error: Exception | None = None) -> None:
+        nonlocal failed
+        failed += 1
+        raise ValueError("as the test wants")
+
+    async def told() -> Stored | None:
+        return await commands.bus.tail(
+            streams.ADVISORIES, f"{MAX_DELIVERIES}.COMMANDS.{commands.target}"
+        )
+
+    async with commands.taken(fail, on_poison=fail, max_deliver=1, ack_wait_s=1):
+        await commands.send(b"x")
+        await eventually(told, 20, "an advisory")
+    assert failed == 3  # handled, given up, and given up once more
+
+
+async def test_a_consumer_of_an_older_version_gets_the_limit(commands: Commands) -> None:
+    await commands.bus.api(
+        f"CONSUMER.DURABLE.CREATE.COMMANDS.{commands.target}",
+        {
+            "stream_name": "COMMANDS",
+            "config": {
+                "durable_name": commands.target,
+                "filter_subjects": [f"command.{commands.target}.start.*"],
+                "ack_policy": "explicit",
+                "ack_wait": 30_000_000_000,
+                "max_ack_pending": 10_000,
+            },
+        },
+    )
+    async with commands.taken():
+        await commands.send(b"x")
+        await commands.until(1)
+        info = await commands.bus.api(f"CONSUMER.INFO.COMMANDS.{commands.target}")
+    assert info["config"]["max_deliver"] == 5 + pull.GIVE_UP_TRIES
 
 
 async def test_a_command_that_always_fails_is_given_up(

@@ -1,0 +1,154 @@
+"""What the server gave up becomes a dead letter, once, whoever's consumer it was."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from penstock.bus import Bus, Stored, deadletters, streams
+from penstock.bus.advisories import exhausted
+from penstock.bus.subjects import MAX_DELIVERIES
+from support.bus import connected, event, new_run_id
+from support.letters import all_letters, publish, stored_command, the_letter
+from support.nats import NatsServer
+from support.waiting import eventually
+
+NANO = 1_000_000_000
+
+
+@asynccontextmanager
+async def recorder(bus: Bus) -> AsyncIterator[list[Stored]]:
+    """What a normalizer runs, without the normalizer; yields what could not be recorded."""
+    unread: list[Stored] = []
+
+    async def bury(service: str, stored: Stored, error: Exception) -> None:
+        await deadletters.bury(bus, deadletters.letter_about(service, "pod", stored, error))
+
+    async def give_up(stored: Stored, error: Exception) -> None:
+        unread.append(stored)
+
+    task = asyncio.create_task(exhausted(bus, "normalizer-advisories", bury, give_up).run())
+    try:
+        yield unread
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def exhaust(bus: Bus, stream: str, durable: str, subject: str) -> None:
+    """A consumer that gets a message as often as it may, here once, and never says a word."""
+    config: dict[str, Any] = {
+        "durable_name": durable,
+        "filter_subject": subject,
+        "ack_policy": "explicit",
+        "ack_wait": NANO // 5,
+        "max_deliver": 1,
+    }
+    call = f"CONSUMER.DURABLE.CREATE.{stream}.{durable}"
+    await bus.api(call, {"stream_name": stream, "config": config})
+    inbox = bus.client.new_inbox()
+    await bus.client.subscribe(inbox)
+
+    async def told() -> Stored | None:
+        # the server looks at what is overdue when somebody pulls
+        await bus.client.publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}",
+            orjson.dumps({"batch": 1, "no_wait": True}),
+            inbox,
+        )
+        return await bus.tail(streams.ADVISORIES, f"{MAX_DELIVERIES}.{stream}.{durable}")
+
+    await eventually(told, 20, "an advisory")
+
+
+async def done_with_advisories(bus: Bus) -> None:
+    async def none_left() -> bool:
+        info = await bus.api("STREAM.INFO.ADVISORIES")
+        return bool(info["state"]["messages"] == 0)
+
+    await eventually(none_left, 20, "no advisory is left")
+
+
+async def test_a_command_that_the_server_gave_up_is_a_letter_and_leaves_the_queue(
+    own_bus: Bus,
+) -> None:
+    run_id = new_run_id()
+    subject = f"command.connector.start.{run_id}"
+    sequence = await publish(own_bus, subject, b"poison")
+    await exhaust(own_bus, "COMMANDS", "connector-start", "command.connector.start.*")
+    async with recorder(own_bus):
+        found = await the_letter(own_bus, "connector", run_id)
+        await done_with_advisories(own_bus)
+    assert (found.letter.subject, found.letter.sequence) == (subject, sequence)
+    assert (found.letter.payload, found.letter.delivered) == (b"poison", 1)
+    assert "NeverFinished" in found.letter.reason
+    assert await stored_command(own_bus, subject) == 0
+
+
+async def test_an_event_that_a_subscriber_of_ours_cannot_take_is_a_letter_and_stays(
+    own_bus: Bus,
+) -> None:
+    run_id = new_run_id()
+    sequence = await own_bus.publisher.publish(event(run_id, 1, b"an event"))
+    await exhaust(own_bus, "EVENTS", "billing", "llm.>")
+    async with recorder(own_bus):
+        found = await the_letter(own_bus, "billing", run_id)
+    assert found.letter.payload == b"an event"
+    assert found.letter.headers["Penstock-Sequence"] == "1"
+    assert await own_bus.at(streams.EVENTS, sequence) is not None
+
+
+async def test_the_same_advisory_twice_is_one_letter(own_bus: Bus, fresh_nats: NatsServer) -> None:
+    run_id = new_run_id()
+    await own_bus.publisher.publish(event(run_id, 1))
+    await exhaust(own_bus, "EVENTS", "billing", "llm.>")
+    advisory = await own_bus.tail(streams.ADVISORIES, f"{MAX_DELIVERIES}.>")
+    assert advisory is not None
+    for _ in range(5):
+        await publish(own_bus, advisory.subject, advisory.payload)
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            bus = await stack.enter_async_context(connected(fresh_nats.url))
+            await stack.enter_async_context(recorder(bus))
+        await done_with_advisories(own_bus)
+    assert len(await all_letters(own_bus)) == 1
+
+
+async def test_a_message_that_was_given_up_by_its_service_already_is_one_letter(
+    own_bus: Bus,
+) -> None:
+    run_id = new_run_id()
+    subject = f"command.connector.start.{run_id}"
+    sequence = await publish(own_bus, subject)
+    stored = await own_bus.at(streams.COMMANDS, sequence)
+    assert stored is not None
+    letter = deadletters.letter_about("connector", "pod", stored, ValueError("the real reason"))
+    await deadletters.bury(own_bus, letter)
+    await exhaust(own_bus, "COMMANDS", "connector-start", "command.connector.start.*")
+    async with recorder(own_bus):
+        await done_with_advisories(own_bus)
+    found = await the_letter(own_bus, "connector", run_id)
+    assert "the real reason" in found.letter.reason
+    assert await stored_command(own_bus, subject) == 0
+
+
+async def test_what_was_done_meanwhile_or_is_not_ours_is_no_letter(
+    own_bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for stream in ("COMMANDS", "theirs"):
+        advisory = {"stream": stream, "consumer": "x", "stream_seq": 99, "deliveries": 3}
+        subject = f"{MAX_DELIVERIES}.{stream}.x"
+        await publish(own_bus, subject, orjson.dumps(advisory))
+    async with recorder(own_bus) as unread:
+        await done_with_advisories(own_bus)
+    assert await all_letters(own_bus) == []
+    assert unread == []
+    assert "message 99, which is gone" in caplog.text
+    assert "the consumer x of theirs gave a message up: not ours" in caplog.text
