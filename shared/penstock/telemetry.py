@@ -14,6 +14,9 @@ LogFormat = Literal["text", "json"]
 FRAMES = Counter("penstock_raw_frames_total", "Source frames written to RAW", ["kind"])
 EVENTS = Counter("penstock_events_total", "Canonical events published", ["type"])
 CONFLICTS = Counter("penstock_fence_conflicts_total", "Publishes that the fence refused")
+HISTORY_LOST = Counter(
+    "penstock_history_lost_total", "Runs ended since frames of theirs had aged out unread"
+)
 LEGS = Counter("penstock_legs_total", "Upstream requests, by how they ended", ["outcome"])
 LEGS_OPEN = Gauge("penstock_legs_open", "Upstream connections held now")
 PARTITIONS = Gauge("penstock_partitions", "Partitions that this normalizer works on")

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]
 
+HISTORY_LOST = "source frames of this run were deleted by age or size before they were read"
 _SLICE_BYTES = 64 * 1024  # of a body, parsed at a time
 
 # of ids made from a run's id and leg, so that every fold makes the same
@@ -69,6 +70,7 @@ class RunFold:
     approval_id: str | None = None  # the request that the run waits for
     resume: JsonObject | None = None  # what the upstream needs to go on
     error: Exception | None = None  # what the last frame raised, if it did
+    broken_off: bool = False  # frames are missing: the rest says nothing
     _early: list[RawFrame] = field(default_factory=list)  # events before lifecycle.started
     _decoder: Decoder | None = None
     _parser: Parser | None = None
@@ -83,7 +85,7 @@ class RunFold:
     def events(self, frame: RawFrame) -> Iterator[Placed]:
         """The same one by one: a frame of tiny events makes a hundred times its bytes."""
         self.error = None
-        if frame.sequence <= self.raw_sequence:
+        if frame.sequence <= self.raw_sequence or self.broken_off:
             return
         self.raw_sequence = frame.sequence
         self.raw_first = self.raw_first or frame.sequence
@@ -116,15 +118,7 @@ class RunFold:
         if frame.leg == 1 and not self.leg:
             self.leg = 1
             self.facts = opened
-            yield Draft(
-                "lifecycle.started",
-                _present(
-                    agent=opened["agent"],
-                    user_id=opened.get("user_id", "anonymous"),
-                    message=opened.get("message"),
-                    idempotency_key=opened.get("idempotency_key"),
-                ),
-            )
+            yield self._started()
             self._begin(frame)
             yield from self._decoded(self._the_decoder().open(1))
             early, self._early = self._early, []
@@ -330,6 +324,31 @@ class RunFold:
         if draft.type in TERMINAL:
             return self._place(Draft(draft.type, {"error": data["message"], **data}))
         return self._place(Draft("system.error", data))
+
+    # when frames are missing
+
+    def break_off(self, frame: RawFrame, facts: JsonObject) -> list[Placed]:
+        """End the run before `frame`: what came before has aged out unread. Facts as of `open`."""
+        self.broken_off = True
+        self.facts = self.facts or facts
+        self.raw_first = self.raw_first or frame.sequence
+        self.timestamp = max(self.timestamp, frame.received)
+        self.leg = self.leg or frame.leg
+        drafts = [self._failed(code="history_lost", error=HISTORY_LOST)]
+        if not self.sequence:
+            drafts.insert(0, self._started())
+        return [self._place(draft) for draft in self._until_end(drafts)]
+
+    def _started(self) -> Draft:
+        return Draft(
+            "lifecycle.started",
+            _present(
+                agent=self.facts["agent"],
+                user_id=self.facts.get("user_id", "anonymous"),
+                message=self.facts.get("message"),
+                idempotency_key=self.facts.get("idempotency_key"),
+            ),
+        )
 
     # what outlives the events of a long pause
 

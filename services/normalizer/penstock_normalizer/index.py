@@ -32,6 +32,11 @@ class RunIndex:
     def __init__(self, bus: Bus) -> None:
         self._bucket = bus.bucket("runs")
 
+    async def record(self, run_id: str) -> RunRecord | None:
+        """A run as the list shows it."""
+        entry = await self._bucket.get(run_id)
+        return RunRecord.model_validate_json(entry.value) if entry is not None else None
+
     async def follow(
         self, run_id: str, fold: RunFold, placed: list[Placed], first_event: int
     ) -> None:

@@ -9,12 +9,15 @@ import time
 from penstock.bus import Bus, BusError, Stored, streams, subjects
 from penstock.bus.budget import Budget
 from penstock.bus.pull import Reader
+from penstock_normalizer import aged
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.index import RunIndex
 from penstock_normalizer.runs import GiveUp, Run
 from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 30.0  # how often a quiet partition's checkpoint is brought up to the others'
 
 
 class Partition:
@@ -37,12 +40,14 @@ class Partition:
         self._checkpoints = bus.bucket("checkpoints")
         self._key = f"normalizer.{number}"
         self._written = 0
+        self._revision = 0  # of the checkpoint
+        self._looked_at = time.monotonic()
         self._seen = 0  # the last frame that was handed out
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
 
     async def work(self) -> None:
         """Go on from the last checkpoint until cancelled; then write down where we are."""
-        self._written = self._seen = await self._checkpoint()
+        await self._resume()
         reader = Reader(
             self._bus,
             streams.RAW,
@@ -65,14 +70,21 @@ class Partition:
                 run.backlog.drop()
             self._runs.clear()
 
-    async def _checkpoint(self) -> int:
+    async def _resume(self) -> None:
         while True:
             try:
-                entry = await self._checkpoints.get(self._key)
-                return int(entry.value) if entry is not None and entry.value is not None else 0
+                await self._read_checkpoint()
+                await aged.end_the_lost(self._bus, self._number, self._written)
+                break
             except BusError as error:
-                log.warning("partition %d: no checkpoint yet: %s", self._number, error)
+                log.warning("partition %d: cannot begin yet: %s", self._number, error)
                 await asyncio.sleep(self._settings.checkpoint_s)
+        self._seen = self._written
+
+    async def _read_checkpoint(self) -> None:
+        entry = await self._checkpoints.get(self._key)
+        if entry is not None:
+            self._written, self._revision = int(entry.value), entry.revision
 
     async def _take(self, stored: Stored) -> None:
         self._seen = stored.sequence
@@ -103,16 +115,35 @@ class Partition:
     async def _keep_checkpoints(self) -> None:
         while True:
             await asyncio.sleep(self._settings.checkpoint_s)
+            if time.monotonic() > self._looked_at + LOOK_S:
+                await self._pass_over_others()
             await self._write_checkpoint()
             self._forget_idle_runs()
 
+    async def _pass_over_others(self) -> None:
+        """What is in RAW by now and not in this partition is no gap in it, should it age out."""
+        self._looked_at = time.monotonic()
+        try:
+            last = (await self._bus.api(f"STREAM.INFO.{streams.RAW}"))["state"]["last_seq"]
+            ours = await self._bus.tail(streams.RAW, subjects.raw_of_partition(self._number))
+        except BusError as error:
+            log.debug("partition %d: %s", self._number, error)
+            return
+        if ours is None or ours.sequence <= self._seen:
+            self._seen = max(self._seen, last)
+
     async def _write_checkpoint(self) -> None:
         floor = self._floor
-        if floor == self._written:
+        if floor <= self._written:
             return
         try:
-            await self._checkpoints.put(self._key, str(floor).encode())
-            self._written = floor
+            value = str(floor).encode()
+            revision = await self._checkpoints.update(self._key, value, self._revision)
+            if revision is None:
+                # somebody else works on it, too: it never goes back
+                await self._read_checkpoint()
+            else:
+                self._written, self._revision = floor, revision
         except BusError as error:
             log.warning("partition %d: checkpoint not written: %s", self._number, error)
 

@@ -31,8 +31,10 @@ from penstock.bus import (
 from penstock.bus.budget import Budget
 from penstock.bus.errors import StreamFull
 from penstock.bus.messages import RawFrame, raw_frame
-from penstock.bus.publisher import MAX_BATCH
-from penstock.bus.records import PauseRecord
+from penstock.bus.publisher import EXPECTED_SEQUENCE, MAX_BATCH
+from penstock.bus.records import ENDED, PauseRecord
+from penstock.events import TERMINAL
+from penstock_normalizer.aged import WRITER
 from penstock_normalizer.backlog import Backlog, replay
 from penstock_normalizer.fold import DecoderFor, Placed, RunFold
 from penstock_normalizer.index import RunIndex
@@ -42,10 +44,16 @@ log = logging.getLogger(__name__)
 # an atomic batch costs 4 to 7 ms whatever its size: below this, one by one is faster
 BATCH_FROM = 50
 MAX_READY_BYTES = 4 * 1024 * 1024
+UPSTREAM_KINDS = frozenset({"open", "bytes", "part", "end", "lost"})
+FACTS = {"agent", "session_id", "user_id", "message"}
 BROKEN_RETRY_S = 1.0
 
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
+
+
+class StaleFold(BusError):
+    """What is published does not fit what was folded: frames are missing in it."""
 
 
 @dataclass(slots=True)
@@ -101,6 +109,10 @@ class Run:
         self._last = 0  # stream sequence of the run's last event, which the next one's fence names
         self._first = 0  # of its first
         self._published = 0  # sequence of the last event that is in EVENTS
+        self._last_type = ""  # its type
+        self._position = 0  # the frame that it came from, by sequence in RAW
+        self._raw_first = 0  # the run's first frame
+        self._heard: dict[str, int] = {}  # the last frame of each writer that is in the fold
         self.backlog = Backlog(bus, run_id, budget)
         self.idle_since = time.monotonic()
 
@@ -129,11 +141,16 @@ class Run:
         """Fold and publish what is there, a batch at the most; how many frames that were."""
         ready, count = Ready(), 0
         while not ready.is_full and not ready.asks and (stored := self.backlog.after(count)):
+            if self._fold is not None and not self._follows(stored):
+                # another partition has it: one that the run was moved to, and back from
+                await self._publish(self._fold, ready)
+                self._fold = None
             count += 1
             try:
                 frame = raw_frame(stored)
             except (KeyError, ValueError) as error:
                 await self._give_up(stored, error)
+                self._hear(stored)
                 continue
             if self._fold is None:
                 self._fold = await self._load(frame)
@@ -142,10 +159,19 @@ class Run:
             await self._publish(self._fold, ready)
         return count
 
+    def _follows(self, stored: Stored) -> bool:
+        """Whether the writer's frame before this one is in the fold: its fence names it."""
+        before = stored.headers.get(EXPECTED_SEQUENCE)
+        return before is None or int(before) == self._heard.get(_writer(stored), 0)
+
+    def _hear(self, stored: Stored) -> None:
+        self._heard[_writer(stored)] = stored.sequence
+
     async def _feed(self, fold: RunFold, frame: RawFrame, stored: Stored, ready: Ready) -> None:
         fresh = False
+        self._hear(stored)
         for event in fold.events(frame):
-            if event.sequence <= self._published:
+            if event.sequence <= self._published or frame.sequence < self._position:
                 continue
             if ready.is_full:
                 await self._publish(fold, ready)
@@ -164,22 +190,65 @@ class Run:
     async def _load(self, frame: RawFrame) -> RunFold:
         """The fold as it stands before `frame`: fresh, replayed from RAW, or from the pause."""
         fold = RunFold(self._run_id, self._decoders, self._max_frame_bytes)
-        if frame.opens_run:
+        self._heard.clear()
+        if frame.opens_run and not self._first:
             return fold  # the run begins; if it is a repeat, the fence tells
         await self._reload_tail()
-        events = await fence.tail(self._bus, streams.EVENTS, subjects.events_of_run(self._run_id))
-        start = int(events.headers.get(messages.RAW_FIRST, 0)) if events else 0
-        first = True
-        async for earlier in replay(self._bus, self._run_id, start, frame.sequence):
-            older, ready = raw_frame(earlier), Ready()
-            if first and not older.opens_run:
+        begun = frame.opens_run
+        async for earlier in replay(self._bus, self._run_id, self._raw_first, frame.sequence):
+            self._hear(earlier)
+            try:
+                older, ready = raw_frame(earlier), Ready()
+            except (KeyError, ValueError):
+                continue  # it is among the dead letters
+            if not begun and not older.opens_run:
                 await self._restore(fold)  # the beginning has aged out
-            first = False
+            begun = True
+            self._number_on(fold, older)
             await self._feed(fold, older, earlier, ready)
             await self._publish(fold, ready)
-        if first:
+        if not begun:
             await self._restore(fold)
+        self._number_on(fold, frame)
+        if self._last_type in TERMINAL:
+            fold.ended = self._last_type
+        if not await self._is_whole(fold, frame):
+            await self._break_off(fold, frame)
         return fold
+
+    def _number_on(self, fold: RunFold, frame: RawFrame) -> None:
+        # another version may have made more or fewer events of the same frames
+        if self._published and self._position < frame.sequence:
+            fold.sequence = self._published
+
+    async def _is_whole(self, fold: RunFold, frame: RawFrame) -> bool:
+        """Whether the fold has every frame before this one; else some have aged out."""
+        if self._raw_first and (fold.raw_first or frame.sequence) != self._raw_first:
+            return False
+        if frame.kind in UPSTREAM_KINDS:
+            return frame.leg <= fold.leg + ("open" in (frame.kind, frame.whole))
+        if fold.leg:
+            return True
+        record = await self._index.record(self._run_id)
+        return frame.writer != WRITER and (record is None or not record.sequence)
+
+    async def _break_off(self, fold: RunFold, frame: RawFrame) -> None:
+        """End a run that nobody can go on with; not one that has ended."""
+        record = await self._index.record(self._run_id)
+        if record is not None and record.status in ENDED:
+            fold.ended = f"lifecycle.{record.status}"
+        fold.raw_first = self._raw_first
+        facts = record.model_dump(include=FACTS) if record is not None else {"agent": ""}
+        ready = Ready()
+        for event in fold.break_off(frame, facts):
+            ready.add(event, frame.sequence)
+        if ready.events:
+            log.error(
+                "run %s: frames before RAW %d have aged out, it is ended",
+                *(self._run_id, frame.sequence),
+            )
+            telemetry.HISTORY_LOST.inc()
+        await self._publish(fold, ready)
 
     async def _restore(self, fold: RunFold) -> None:
         entry = await self._bus.bucket("pauses").get(self._run_id)
@@ -198,15 +267,25 @@ class Run:
             fold=fold.snapshot(),
             resume=fold.resume or {},
         )
-        name = f"{fold.approval_id}.pause"
+        name, pause = f"{fold.approval_id}.pause", record.dump()
         while True:
             try:
-                kept = await objects.wrap(self._bus, name, record.dump())
-                await self._bus.bucket("pauses").put(self._run_id, kept)
-                return
+                if await self._put_pause(fold.leg, await objects.wrap(self._bus, name, pause)):
+                    return
             except BusError as error:
                 log.warning("run %s: its pause is not kept yet: %s", self._run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
+
+    async def _put_pause(self, leg: int, kept: bytes) -> bool:
+        """Keep it, but not over that of a later leg: a zombie comes late."""
+        bucket = self._bus.bucket("pauses")
+        entry = await bucket.get(self._run_id)
+        if entry is not None:
+            standing = await objects.unwrap(self._bus, entry.value)
+            if PauseRecord.model_validate_json(standing).leg > leg:
+                return True
+        revision = entry.revision if entry is not None else 0
+        return await bucket.update(self._run_id, kept, revision) is not None
 
     async def _publish(self, fold: RunFold, ready: Ready) -> None:
         """Publish all of it, each event once; it is empty afterwards."""
@@ -228,13 +307,16 @@ class Run:
                 # somebody published meanwhile, perhaps this very event: it would be the same
                 telemetry.CONFLICTS.inc()
                 await self._reload_tail()
+                self._check_fit(waiting)
             except (BusUnavailable, StreamFull) as error:
                 log.warning("run %s: EVENTS does not take events: %s", self._run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
                 continue
             else:
-                self._published = batch[-1][0].sequence
+                last, self._position = batch[-1]
+                self._published, self._last_type = last.sequence, last.type
                 self._first = self._first or self._last
+                self._raw_first = fold.raw_first
                 for event, _ in batch:
                     telemetry.EVENTS.labels(event.type).inc()
             waiting = [each for each in waiting if each[0].sequence > self._published]
@@ -246,14 +328,25 @@ class Run:
             telemetry.FOLD_SECONDS.observe(max(0.0, age_s))
         ready.clear()
 
+    def _check_fit(self, waiting: list[tuple[Placed, int]]) -> None:
+        """Numbers go up with frames: else one of the two folds has not seen them all."""
+        for event, raw in waiting:
+            is_out = event.sequence <= self._published
+            if raw != self._position and is_out != (raw < self._position):
+                raise StaleFold(f"event {event.sequence} is not of RAW {raw} in EVENTS")
+
     async def _reload_tail(self) -> None:
         tail = await fence.tail(self._bus, streams.EVENTS, subjects.events_of_run(self._run_id))
         if tail is None:
             self._last = 0  # all has aged out: the fence begins anew, the numbers do not
             return
+        headers = tail.headers
         self._last = tail.sequence
-        self._first = int(tail.headers.get(messages.FIRST, 0)) or tail.sequence
-        self._published = max(self._published, int(tail.headers[messages.SEQUENCE]))
+        self._first = int(headers.get(messages.FIRST, 0)) or tail.sequence
+        self._published = max(self._published, int(headers[messages.SEQUENCE]))
+        self._position = int(headers[messages.RAW_POSITION])
+        self._raw_first = int(headers[messages.RAW_FIRST])
+        self._last_type = headers["ce-type"]
 
     async def _message(self, fold: RunFold, event: Placed, raw_sequence: int) -> Message:
         body = await objects.wrap(self._bus, f"{self._run_id}.{event.sequence}", event.body)
@@ -273,3 +366,7 @@ class Run:
         if "traceparent" in fold.facts:
             headers["traceparent"] = fold.facts["traceparent"]
         return Message(subjects.event(event.type, self._run_id), body, headers)
+
+
+def _writer(stored: Stored) -> str:
+    return stored.subject.rpartition(".")[2]

@@ -7,7 +7,7 @@ import logging
 from typing import ClassVar
 
 from penstock import telemetry
-from penstock.bus import BusError, deadletters
+from penstock.bus import BusError, deadletters, migrate
 from penstock.bus.advisories import exhausted
 from penstock.bus.budget import Budget
 from penstock.bus.leases import FairShare
@@ -51,11 +51,15 @@ class NormalizerService(Service):
 
     async def start(self) -> None:
         """Take part; partitions come within a renewal."""
-        self.spawn("share", self._share.run)
+        self.spawn("share", self._take_part)
         advisories = exhausted(self.bus, "normalizer-advisories", self.bury, self.give_up)
         self.spawn("advisories", advisories.run)
         self.spawn("dead letters", self._count_dead_letters)
         await asyncio.sleep(0)
+
+    async def _take_part(self) -> None:
+        await migrate.at_least(self.bus, await migrate.partitions(self.bus))
+        await self._share.run()
 
     async def _count_dead_letters(self) -> None:
         while True:

@@ -1,0 +1,60 @@
+"""Runs whose source frames were deleted before anybody read them: each is ended, and says so.
+
+RAW keeps frames for a time, and to a size. A fleet of normalizers that was away for longer finds a
+gap between its checkpoint and what is left. A run of which later frames are there is ended when
+they are read (`runs.py`); one of which nothing is left is ended here, by a frame of our own.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import orjson
+
+from penstock.bus import Bus, FenceConflict, streams, subjects
+from penstock.bus.fence import RawWriter
+from penstock.bus.migrate import partitions
+from penstock.bus.records import RunRecord
+
+log = logging.getLogger(__name__)
+
+WRITER = "normalizer"
+# a run this young is being started now
+MIN_AGE = timedelta(seconds=10)
+
+
+async def end_the_lost(bus: Bus, partition: int, checkpoint: int) -> None:
+    """End the runs of a partition that nothing is left of, if there is a gap. Raises BusError."""
+    state = (await bus.api(f"STREAM.INFO.{streams.RAW}"))["state"]
+    if not 0 < checkpoint < state["first_seq"] - 1:
+        return
+    log.warning(
+        "partition %d: the frames %d to %d have been deleted since it was last read",
+        *(partition, checkpoint + 1, state["first_seq"] - 1),
+    )
+    count = await partitions(bus)
+    for entry in await bus.bucket("runs").entries():
+        record = RunRecord.model_validate_json(entry.value)
+        if subjects.partition_of(record.run_id, count) == partition and await _is_lost(bus, record):
+            await _end(bus, record)
+
+
+async def _is_lost(bus: Bus, record: RunRecord) -> bool:
+    age = datetime.now(UTC) - datetime.fromisoformat(record.updated_at)
+    if record.status not in ("queued", "running") or age < MIN_AGE:
+        return False
+    if await bus.tail(streams.RAW, subjects.raw_of_run(record.run_id)) is not None:
+        return False
+    start = subjects.command("*", "start", record.run_id)
+    return record.status == "running" or await bus.tail(streams.COMMANDS, start) is None
+
+
+async def _end(bus: Bus, record: RunRecord) -> None:
+    writer = RawWriter(bus, record.run_id, WRITER, f"{WRITER}/{uuid4()}")
+    word = {"type": "lifecycle.failed", "data": {"code": "history_lost"}}
+    try:
+        await writer.write("event", orjson.dumps(word), leg=max(record.legs, 1))
+    except FenceConflict:
+        log.debug("run %s: it is being ended", record.run_id)
