@@ -48,11 +48,12 @@ class Parser:
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
-        self._tail: list[bytes] = []  # pieces of the line under way
+        # arrays: of single bytes a list would take many times what they are
+        self._tail = bytearray()  # the line under way
         self._after_cr = False  # the last chunk ended in CR: a leading LF belongs to it
         self._at_start = True  # a byte order mark may come
         self._size = 0  # bytes of the frame under way
-        self._data: list[bytes] = []
+        self._data: bytes | bytearray | None = None
         self._event: str | None = None
         self._id: str | None = None
         self._retry_ms: int | None = None
@@ -83,14 +84,12 @@ class Parser:
             lines = chunk.split(b"\n")
         frames: list[Frame] = []
         if len(lines) == 1:  # the line goes on
-            self._tail.append(chunk)
+            self._tail += chunk
             self._grow(len(chunk), frames)
             return frames
         if self._tail:
-            self._tail.append(lines[0])
-            # its earlier pieces are counted already
-            self._size -= sum(map(len, self._tail[:-1]))
-            lines[0] = b"".join(self._tail)
+            self._size -= len(self._tail)  # it is counted already
+            lines[0] = bytes(self._tail + lines[0])
             self._tail.clear()
         unfinished = lines.pop()
         for line in lines:
@@ -100,14 +99,14 @@ class Parser:
             else:
                 self._dispatch(frames)
         if unfinished:
-            self._tail.append(unfinished)
+            self._tail += unfinished
             self._grow(len(unfinished), frames)
         return frames
 
     def _without_bom(self, chunk: bytes) -> bytes:
-        head = b"".join((*self._tail, chunk))
+        head = bytes(self._tail + chunk)
         if len(head) < len(_BOM) and _BOM.startswith(head):
-            self._tail = [head]
+            self._tail[:] = head
             self._size = len(head)
             return b""
         self._at_start = False
@@ -127,7 +126,13 @@ class Parser:
         if value[:1] == b" ":
             value = value[1:]
         if name == b"data":
-            self._data.append(value)
+            if self._data is None:
+                self._data = value
+            else:
+                if isinstance(self._data, bytes):
+                    self._data = bytearray(self._data)
+                self._data += b"\n"
+                self._data += value
         elif name == b"event":
             self._event = value.decode("utf-8", "replace")
         elif name == b"id":
@@ -137,10 +142,9 @@ class Parser:
             self._retry_ms = int(value)
 
     def _dispatch(self, frames: list[Frame]) -> None:
-        if self._data:
-            data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-            frames.append(Frame(data, self._event, self._id, self._retry_ms))
-        self._data = []
+        if self._data is not None:
+            frames.append(Frame(bytes(self._data), self._event, self._id, self._retry_ms))
+        self._data = None
         self._event = self._id = self._retry_ms = None
         self._size = 0
 

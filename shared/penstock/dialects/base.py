@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypedDict
+from typing import Any, Final, Protocol, TypedDict
 
 from penstock.sse import Frame
 
 Json = Any  # a JSON value: a recursive alias costs the type checker more than it tells
 JsonObject = dict[str, Any]
+
+# What an upstream may have a decoder keep and search through; README.md says what each is for.
+MAX_OPEN: Final = 1_000
+MAX_ITEMS: Final = 10_000
+MAX_NAME_CHARS: Final = 1_024
+
+
+class LimitReached(ValueError):
+    """More than a decoder keeps. Raised and caught within it: the run ends with code `limit`."""
+
+    @classmethod
+    def check(cls, count: int, limit: int, what: str) -> None:
+        """Raises when there is one too many of it."""
+        if count > limit:
+            raise cls(f"the upstream has more than {limit} {what}")
+
+
+def short(name: str) -> str:
+    """A name or id that later events repeat: cut when long, and still another one's no more."""
+    if len(name) <= MAX_NAME_CHARS:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:16]
+    return f"{name[: MAX_NAME_CHARS - 17]}~{digest}"
+
+
+class Ids:
+    """Upstream ids that repeat within a run are made unique: `m1`, `m1#2`, …"""
+
+    def __init__(self, used: Mapping[str, int] | None = None) -> None:
+        self.used: dict[str, int] = dict(used or {})
+
+    def unique(self, wanted: str) -> str:
+        """The id itself, the first time; a long one is cut."""
+        wanted = short(wanted)
+        # no recursion: how long a chain of x, x#2, x#2#2 is, the upstream decides
+        while (times := self.used.get(wanted, 0) + 1) > 1:
+            self.used[wanted] = times
+            wanted = f"{wanted}#{times}"
+        self.used[wanted] = 1
+        return wanted
 
 
 class Source(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from penstock.dialects.adk.values import Ids
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import MAX_OPEN, Json, JsonObject, LimitReached
 
 
 @dataclass(slots=True)
@@ -46,6 +46,7 @@ class Calls:
             return None
         call = Call(reserved or self.reserve(upstream_id), upstream_id, name, args)
         self._open.append(call)
+        LimitReached.check(len(self._open), MAX_OPEN, "calls without a result")
         return call
 
     def find(self, upstream_id: str | None, name: str | None = None) -> Call | None:

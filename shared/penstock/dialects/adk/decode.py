@@ -30,7 +30,17 @@ from penstock.dialects.adk.speaker import Speaker
 from penstock.dialects.adk.steps import Place, Steps
 from penstock.dialects.adk.tools import Tools
 from penstock.dialects.adk.values import Ids, array, has_content, obj, objects, text, words
-from penstock.dialects.base import AgentFacts, Draft, Json, JsonObject, Pause
+from penstock.dialects.base import (
+    MAX_ITEMS,
+    MAX_OPEN,
+    AgentFacts,
+    Draft,
+    Json,
+    JsonObject,
+    LimitReached,
+    Pause,
+    short,
+)
 from penstock.sse import Frame
 
 
@@ -82,7 +92,10 @@ class AdkDecoder:
         else:
             if self._trouble:
                 self._warn_of_trouble(out)
-            self._event(raw, out)
+            try:
+                self._event(raw, out)
+            except LimitReached as error:
+                self._fail({"error": str(error), "code": "limit"}, out)
         return self._kept(out) if self._drop else out
 
     def end(self) -> Sequence[Draft | Pause]:
@@ -146,6 +159,8 @@ class AdkDecoder:
     # -- an event -------------------------------------------------------------------------------
 
     def _event(self, raw: JsonObject, out: list[Draft]) -> None:
+        n_parts = len(array(obj(raw.get("content")).get("parts")))
+        LimitReached.check(n_parts, MAX_ITEMS, "parts in an event")
         place = place_of(raw)
         same_run = raw.get("invocationId") == self._constants.invocation_id
         if self._here and self._here[0] == place and same_run:
@@ -170,7 +185,7 @@ class AdkDecoder:
         source = self._cast.source(place.author)
         invocation = self._constants.invocation(raw)
         if invocation:
-            self._steps.run_id = self._steps.run_id or self._constants.invocation_id
+            self._steps.run_id = self._steps.run_id or short(self._constants.invocation_id)
             out.append(Draft("custom.event", custom("invocation", invocation), source))
         speaks = has_content(raw.get("content"))
         step_id = self._steps.enter(place, source, out, speaks=speaks)
@@ -178,6 +193,7 @@ class AdkDecoder:
             source, step_id, self._ids, "user" if place.author == "user" else "assistant"
         )
         self._speakers[place] = speaker
+        LimitReached.check(len(self._speakers), MAX_OPEN, "speakers at once")
         # An event without content begins no step, so the next one must look again.
         self._here = (place, speaker) if speaks else None
         return speaker

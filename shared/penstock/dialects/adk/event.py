@@ -10,7 +10,7 @@ from penstock.dialects.adk.redact import redacted, speaks_of_credentials
 from penstock.dialects.adk.speaker import Speaker
 from penstock.dialects.adk.steps import Place
 from penstock.dialects.adk.values import obj, text
-from penstock.dialects.base import Draft, Json, JsonObject
+from penstock.dialects.base import Draft, Json, JsonObject, short
 
 # orjson reads deeper than it writes (254): a frame near that could not be published any more.
 _DEEP_BRACKETS = 200
@@ -66,8 +66,9 @@ def place_of(raw: JsonObject) -> Place:
     """Where an event comes from."""
     node = raw.get("nodeInfo")
     path = node.get("path") if isinstance(node, dict) else None
+    branch = text(raw.get("branch"))
     return Place(
-        text(raw.get("author")) or "",
-        text(raw.get("branch")),
-        path if isinstance(path, str) else None,
+        short(text(raw.get("author")) or ""),
+        short(branch) if branch else None,
+        short(path) if isinstance(path, str) else None,
     )

@@ -20,7 +20,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from penstock.dialects.base import Draft, Json, JsonObject, Source
+from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject, LimitReached, Source
+
+# Each level of a path is a step with a path of its own: together they grow with its square.
+_MAX_LEVELS = 100
 
 
 class Place(NamedTuple):
@@ -134,6 +137,7 @@ class Steps:
 
     def _enter_node(self, place: Place, source: Source, out: list[Draft]) -> str | None:
         names = (place.path or "").split("/")
+        LimitReached.check(len(names), _MAX_LEVELS, "steps within each other")
         parent: str | None = None
         for depth in range(2, len(names) + 1):
             path = "/".join(names[:depth])
@@ -165,6 +169,7 @@ class Steps:
 
     def _begin(self, step: Step, described: JsonObject, out: list[Draft]) -> None:
         self._open[step.id] = step
+        LimitReached.check(len(self._open), MAX_OPEN, "open steps")
         data = {"run_id": self.run_id, "step_id": step.id, **described}
         out.append(Draft("workflow.step_started", data, step.source, None, step.id))
 

@@ -10,7 +10,17 @@ from penstock.dialects.adk.asks import REQUESTS
 from penstock.dialects.adk.calls import Call, Calls
 from penstock.dialects.adk.event import Event
 from penstock.dialects.adk.values import Ids, array, has_content, obj, objects, text, words
-from penstock.dialects.base import Draft, Json, JsonObject, Pause, PauseItem, Source
+from penstock.dialects.base import (
+    MAX_OPEN,
+    Draft,
+    Json,
+    JsonObject,
+    LimitReached,
+    Pause,
+    PauseItem,
+    Source,
+    short,
+)
 
 TRANSFER = "transfer_to_agent"  # told by its action, so the call is no tool event
 
@@ -43,7 +53,9 @@ class Tools:
         if name or not streamed:
             upstream_id = text(call.get("id"))
             reserved = self._calls.reserve(upstream_id)
-            streamed.append({"id": reserved, "upstream_id": upstream_id, "name": name or ""})
+            named = short(name or "")
+            streamed.append({"id": reserved, "upstream_id": upstream_id, "name": named})
+            LimitReached.check(len(streamed), MAX_OPEN, "calls whose arguments are under way")
         current = streamed[-1]
         for piece in objects(call.get("partialArgs")):
             data = {
@@ -82,6 +94,7 @@ class Tools:
                 item.tool_call_id = call.id
                 event.emit("llm.tool_call", _call_data(call, None) | {"pending": True})
         self._asks[item_id] = _Ask(name, item, event.speaker.source)
+        LimitReached.check(len(self._asks), MAX_OPEN, "open questions")
 
     def response(self, response: JsonObject, event: Event) -> None:
         """A call's response: its result, its progress, or nothing while it waits."""

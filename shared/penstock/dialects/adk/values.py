@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import orjson
 
+from penstock.dialects import base
 from penstock.dialects.base import Json, JsonObject
 
 
@@ -37,28 +38,19 @@ def has_content(value: Json) -> bool:
     return value is not None and value is not False and value not in ("", [], {})
 
 
-class Ids:
-    """Ids that are unique in a run: the second `x` becomes `x#2`."""
-
-    def __init__(self) -> None:
-        self._used: dict[str, int] = {}
-
-    def unique(self, wanted: str) -> str:
-        """This id, or the next free one made of it."""
-        count = self._used.get(wanted, 0) + 1
-        self._used[wanted] = count
-        return wanted if count == 1 else self.unique(f"{wanted}#{count}")
+class Ids(base.Ids):
+    """Ids that are unique in a run: the second `x` becomes `x#2`; and some of our own."""
 
     def make(self, prefix: str) -> str:
         """A new `prefix-1`, `prefix-2`, …: the same frames give the same ids."""
-        count = self._used.get(prefix, 0) + 1
-        self._used[prefix] = count
+        count = self.used.get(prefix, 0) + 1
+        self.used[prefix] = count
         return self.unique(f"{prefix}-{count}")
 
     def snapshot(self) -> JsonObject:
         """What `restore` needs."""
-        return dict(self._used)
+        return dict(self.used)
 
     def restore(self, state: JsonObject) -> None:
         """Goes on from a snapshot."""
-        self._used = dict(state)
+        self.used = dict(state)

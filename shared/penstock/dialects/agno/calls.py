@@ -6,10 +6,11 @@ is heard of twice: at the pause, and when it runs.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 from penstock.dialects.agno.values import obj, string
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import MAX_OPEN, Ids, Json, JsonObject, LimitReached, short
 
 
 @dataclass(slots=True)
@@ -32,16 +33,22 @@ class Calls:
     """The calls of a run and of the runs inside it."""
 
     open: list[Call] = field(default_factory=list)
-    used: dict[str, int] = field(default_factory=dict)  # how often each id was asked for
-    failed: list[tuple[str, str]] = field(default_factory=list)  # run, upstream id
+    ids: Ids = field(default_factory=Ids)
+    failed: Counter[tuple[str, str]] = field(default_factory=Counter)  # run, upstream id
 
     def add(self, run: str, tool: JsonObject, *, pending: bool) -> Call:
         """A call that was not heard of before."""
         upstream_id = call_id(tool)
         call = Call(
-            self._unique(upstream_id), run, upstream_id, tool_name(tool), tool_args(tool), pending
+            self.ids.unique(upstream_id),
+            run,
+            upstream_id,
+            tool_name(tool),
+            tool_args(tool),
+            pending,
         )
         self.open.append(call)
+        LimitReached.check(len(self.open), MAX_OPEN, "calls without a result")
         return call
 
     def find(self, run: str, tool: JsonObject, *, pending: bool | None = None) -> Call | None:
@@ -63,22 +70,22 @@ class Calls:
         """The call has its result. A failure is told twice, and the second time means nothing."""
         self.open = [other for other in self.open if other is not call]
         if failed:
-            self.failed.append((call.run, call.upstream_id))
+            self.failed[call.run, call.upstream_id] += 1
 
     def told_already(self, run: str, tool: JsonObject) -> bool:
         """True, once, for the second half of ToolCallCompleted and ToolCallError."""
         told = (run, call_id(tool))
-        if told not in self.failed:
+        if not self.failed[told]:
             return False
-        self.failed.remove(told)
+        self.failed[told] -= 1
         return True
 
     def dump(self) -> JsonObject:
         """As JSON, between legs."""
         return {
             "open": [asdict(call) for call in self.open],
-            "used": dict(self.used),
-            "failed": [list(told) for told in self.failed],
+            "used": dict(self.ids.used),
+            "failed": [list(told) for told in self.failed.elements()],
         }
 
     @classmethod
@@ -86,18 +93,14 @@ class Calls:
         """The opposite of `dump`."""
         return cls(
             [Call(**call) for call in state["open"]],
-            dict(state["used"]),
-            [(run, upstream_id) for run, upstream_id in state["failed"]],
+            Ids(state["used"]),
+            Counter((run, upstream_id) for run, upstream_id in state["failed"]),
         )
-
-    def _unique(self, wanted: str) -> str:
-        times = self.used[wanted] = self.used.get(wanted, 0) + 1
-        return wanted if times == 1 else self._unique(f"{wanted}#{times}")
 
 
 def tool_name(tool: JsonObject) -> str:
     """The tool's name; a call without one is still told."""
-    return string(tool.get("tool_name")) or "unknown"
+    return short(string(tool.get("tool_name")) or "unknown")
 
 
 def tool_args(tool: JsonObject) -> JsonObject:

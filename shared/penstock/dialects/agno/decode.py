@@ -19,7 +19,19 @@ from penstock.dialects.agno.speech import Speech
 from penstock.dialects.agno.steps import Steps
 from penstock.dialects.agno.tools import Tools
 from penstock.dialects.agno.values import loads, obj, other_metrics, present, string, text, usage
-from penstock.dialects.base import AgentFacts, Draft, Json, JsonObject, Pause, PauseItem, Subrun
+from penstock.dialects.base import (
+    MAX_ITEMS,
+    AgentFacts,
+    Draft,
+    Ids,
+    Json,
+    JsonObject,
+    LimitReached,
+    Pause,
+    PauseItem,
+    Subrun,
+    short,
+)
 from penstock.dialects.universal import from_custom
 from penstock.sse import Frame
 
@@ -78,6 +90,12 @@ class AgnoDecoder:
             return [self._custom(self._runs.outer, name, body)]
         if name == "message":  # Agno's own fallback for an event without a name
             name = string(body.get("event")) or name
+        try:
+            return self._told(name, body)
+        except LimitReached as error:
+            return self._fail(str(error), code="limit")
+
+    def _told(self, name: str, body: JsonObject) -> Drafts:
         run = self._runs.of(name, body)
         handle = self._handlers.get(name)
         if handle is None:
@@ -244,12 +262,15 @@ class AgnoDecoder:
         items: dict[str, PauseItem] = {}
         paths: JsonObject = {}
         listed: set[str] = set()
+        LimitReached.check(len(needs), MAX_ITEMS, "open questions")
+        ids = Ids()
         for need in needs:
             run = self._owner(need, outer)
             call = self._tools.pending(run, need, drafts) if need.tool else None
             if call is not None and call.id in listed:
                 continue  # an agent names a call among its tools and among its requirements
-            item_id = _unused(call.upstream_id if call else need.step_id or "step", items)
+            # two members may wait under the same call id
+            item_id = ids.unique(call.upstream_id if call else need.step_id or "step")
             if call is not None:
                 listed.add(call.id)
                 self._tools.waits(item_id, call)
@@ -305,11 +326,14 @@ class AgnoDecoder:
         return self._fail(words, string(body.get("error_type")), detail or None)
 
     def _fail(
-        self, words: str, error_type: str | None = None, detail: JsonObject | None = None
+        self,
+        words: str,
+        error_type: str | None = None,
+        detail: JsonObject | None = None,
+        code: str = "upstream_error",
     ) -> list[Draft]:
         drafts = self._close_all("failed")
         outer = self._runs.outer
-        code = "upstream_error"
         if outer.kind == "workflow":
             data = {"run_id": outer.id, "error": {"code": code, "message": words}}
             drafts.append(self._runs.draft(outer, "workflow.failed", data))
@@ -355,7 +379,7 @@ class AgnoDecoder:
 
     def _step(self, name: str, run: Run, body: JsonObject) -> Drafts:
         """A step; after a refused gate its neighbour is the first to tell that the run goes on."""
-        run_id = string(body.get("run_id")) or run.id
+        run_id = string(body.get("run_id")) or short(run.id)
         return [*self._resume(), *self._said(run, self._steps.feed(name, run_id, body))]
 
     def _said(self, run: Run, said: Iterable[steps.Said]) -> Iterator[Draft]:
@@ -426,15 +450,6 @@ def _answer(run: Run, body: JsonObject) -> JsonObject:
             "metrics": other_metrics(metrics),
         }
     )
-
-
-def _unused(item_id: str, items: Mapping[str, PauseItem]) -> str:
-    """Two members may wait under the same call id."""
-    number, unused = 1, item_id
-    while unused in items:
-        number += 1
-        unused = f"{item_id}#{number}"
-    return unused
 
 
 def _item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseItem:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 from penstock.dialects.agno.steps import Steps
 from penstock.dialects.agno.values import string
-from penstock.dialects.base import AgentFacts, Draft, Json, JsonObject, Source, Subrun
+from penstock.dialects.base import AgentFacts, Draft, Json, JsonObject, Source, Subrun, short
 
 # Which of Agno's three things a frame is about, by the key that names it. The order counts:
 # an agent's frame inside a workflow names both.
@@ -92,6 +92,8 @@ class Runs:
         self._agent = agent
         self._steps = steps
         self._by_id: dict[str, Run] = {}  # by the upstream's run id
+        self._by_key: dict[str, Run] = {}
+        self._attempts: dict[str, int] = {}  # how often a run began, where more than once
         self._outer_told = False  # this leg named its outer run
         self.outer = Run(kind=agent.kind)
         self.session_id: str | None = None
@@ -124,7 +126,7 @@ class Runs:
 
     def by_key(self, key: str) -> Run:
         """A run by its name here."""
-        return next((run for run in self._by_id.values() if run.key == key), self.outer)
+        return self._by_key.get(key, self.outer)
 
     def inner(self) -> list[Run]:
         """The runs inside the outer one, in the order in which they were heard of."""
@@ -132,10 +134,7 @@ class Runs:
 
     def again(self, run: Run, body: JsonObject) -> Run:
         """A run that had ended starts anew: a run of its own, `<id>#2`."""
-        keys = {other.key for other in self.inner()}
-        attempt = 2
-        while f"{run.id}#{attempt}" in keys:
-            attempt += 1
+        attempt = self._attempts[run.id] = self._attempts.get(run.id, 1) + 1
         return self._add(f"{run.id}#{attempt}", run.id, body)
 
     def workflow_agent(self) -> Run:
@@ -144,6 +143,7 @@ class Runs:
         if run is None:
             source = self.source(self.outer)
             run = self._by_id[_WORKFLOW_AGENT] = Run(_WORKFLOW_AGENT, _WORKFLOW_AGENT)
+            self._by_key[run.key] = run
             run.name = source["agent_name"]
             run.source = {**source, "agent_type": "worker"}
             run.subrun = Subrun(id=run.key, name=run.name)
@@ -170,14 +170,16 @@ class Runs:
             "outer": self.outer.dump(),
             "inner": [run.dump() for run in self.inner()],
             "keys": {run_id: run.key for run_id, run in self._by_id.items()},
+            "attempts": dict(self._attempts),
         }
 
     def load(self, state: JsonObject) -> None:
         """The opposite of `dump`."""
         self.session_id = state["session_id"]
         self.outer = Run.load(state["outer"])
-        runs = {run["key"]: Run.load(run) for run in state["inner"]}
+        runs = self._by_key = {run["key"]: Run.load(run) for run in state["inner"]}
         self._by_id = {run_id: runs.get(key, self.outer) for run_id, key in state["keys"].items()}
+        self._attempts = dict(state.get("attempts", {}))  # older pauses have none
 
     def _new(self, run_id: str, name: str, body: JsonObject) -> Run:
         outer = self.outer
@@ -203,7 +205,8 @@ class Runs:
         return about is not None and _RANK[about[0]] < _RANK.get(self._agent.kind, 0)
 
     def _add(self, key: str, run_id: str, body: JsonObject) -> Run:
-        run = self._by_id[run_id] = Run(key=key, id=run_id)
+        run = self._by_id[run_id] = Run(key=short(key), id=run_id)
+        self._by_key[run.key] = run
         self._introduce(run, body)
         if step_id := string(body.get("step_id")):
             run.step_id = self._steps.id_of(step_id)
@@ -215,7 +218,7 @@ class Runs:
             if not run.inner:
                 return  # a later frame may tell
             about = "agent", run.id, run.id
-        run.kind, agent_id, run.name = about
+        run.kind, agent_id, run.name = about[0], short(about[1]), short(about[2])
         around = self.around(body) if run.inner else None
         run.source = Source(
             agent_id=agent_id,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.dialects.agno.values import obj, objects, present, string, text
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import Json, JsonObject, short
 
 # An event's type, its data and the step that it is about.
 Said = tuple[str, JsonObject, str]
@@ -27,7 +27,7 @@ class Steps:
 
     def id_of(self, upstream_id: str) -> str:
         """Our id of a step, or of the turn that a loop is in."""
-        ours = self.open.get(upstream_id, upstream_id)
+        ours = self.open.get(upstream_id) or short(upstream_id)
         turn = self.turns.get(upstream_id)
         return ours if turn is None else f"{ours}/{turn}"
 
@@ -69,7 +69,7 @@ class Steps:
     def _begin(self, run_id: str, body: JsonObject, kind: str) -> list[Said]:
         upstream_id = _step_id(body)
         times = self.used[upstream_id] = self.used.get(upstream_id, 0) + 1
-        step_id = upstream_id if times == 1 else f"{upstream_id}#{times}"
+        step_id = short(upstream_id) if times == 1 else f"{short(upstream_id)}#{times}"
         self.open[upstream_id] = step_id
         name = self.names[step_id] = string(body.get("step_name")) or upstream_id
         parent = string(body.get("parent_step_id"))

@@ -13,7 +13,7 @@ from penstock.dialects.agno.pauses import Need, answered_by_decision
 from penstock.dialects.agno.runs import Run, Runs
 from penstock.dialects.agno.speech import Speech
 from penstock.dialects.agno.values import number, obj, objects, string, text, tool_value
-from penstock.dialects.base import Draft, Json, JsonObject
+from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject
 
 # A failure that comes without words.
 _FAILED = "the tool failed"
@@ -176,6 +176,7 @@ class Tools:
         task = string(call.args.get("task"))
         if run.kind == "team" and task is not None:
             self._tasks.append((run.key, string(call.args.get("member_id")), task))
+            del self._tasks[:-MAX_OPEN]  # members that never begin are forgotten
 
 
 def _inner_tools(body: JsonObject) -> Iterator[JsonObject]:

@@ -32,7 +32,15 @@ from penstock.dialects.agui.decode_values import (
     with_metadata,
 )
 from penstock.dialects.agui.vocabulary import EventType
-from penstock.dialects.base import AgentFacts, Draft, Json, JsonObject, Pause
+from penstock.dialects.base import (
+    MAX_ITEMS,
+    AgentFacts,
+    Draft,
+    Json,
+    JsonObject,
+    LimitReached,
+    Pause,
+)
 from penstock.dialects.universal import from_custom
 from penstock.sse import Frame
 
@@ -88,7 +96,13 @@ class AguiDecoder:
             body = frame.data.decode("utf-8", "replace")
         if not isinstance(body, dict) or not isinstance(body.get("type"), str):
             return self._custom("frame", body, body)
-        return [draft for event in self._chunks.expand(body) for draft in self._event(event)]
+        drafts: list[Draft | Pause] = []
+        try:
+            for event in self._chunks.expand(body):
+                drafts += self._event(event)
+        except LimitReached as error:
+            drafts += self._fail({"error": str(error), "code": "limit"})
+        return drafts
 
     def end(self) -> Sequence[Draft | Pause]:
         """The response ended: if the run has neither ended nor paused, it is lost."""
@@ -195,6 +209,7 @@ class AguiDecoder:
                 "lifecycle.cancelled", {"reason": "user_stop", "confirmed": True}, body
             )
         asks = self._pauses.asks(outcome, strings(outcome.get("pendingToolCallIds")))
+        LimitReached.check(len(asks), MAX_ITEMS, "open questions")
         if asks:
             drafts = [*self._speech.close(), *self._pauses.pause(asks), *self._tools.close()]
             self._waits = True

@@ -7,8 +7,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from penstock.dialects.agui.decode_values import Ids, obj, present, string, with_metadata
-from penstock.dialects.base import AgentFacts, Draft, JsonObject, Source, Subrun
+from penstock.dialects.agui.decode_values import obj, present, string, with_metadata
+from penstock.dialects.base import (
+    MAX_OPEN,
+    AgentFacts,
+    Draft,
+    Ids,
+    JsonObject,
+    LimitReached,
+    Source,
+    Subrun,
+    short,
+)
 
 Owner = str | None  # the upstream's id of a subagent; None for the agent itself
 
@@ -97,7 +107,7 @@ class Cast:
 
     def _dispatch(self, owner: str, body: JsonObject) -> Draft:
         around = self._actor(string(body.get("parentSubagentRunId")))
-        key, name = self._subrun_ids.unique(owner), string(body.get("name")) or owner
+        key, name = self._subrun_ids.unique(owner), short(string(body.get("name")) or owner)
         subrun = Subrun(id=key, name=name)
         if around.key:
             subrun["parent_id"] = around.key
@@ -130,8 +140,10 @@ class Cast:
         if name is None:
             return None
         step_id = self._step_ids.unique(name)
-        self._actor(owner_of(body)).steps.append([name, step_id])
-        data = {"run_id": self.run_id, "step_id": step_id, "description": name}
+        steps = self._actor(owner_of(body)).steps
+        steps.append([name, step_id])
+        LimitReached.check(len(steps), MAX_OPEN, "open steps")
+        data = {"run_id": short(self.run_id), "step_id": step_id, "description": name}
         return [self.draft(body, "workflow.step_started", with_metadata(data, body))]
 
     def step_finished(self, body: JsonObject) -> list[Draft] | None:
@@ -141,7 +153,7 @@ class Cast:
         step = next((step for step in reversed(actor.steps) if step[0] == name), None)
         if step is None:
             return None
-        data = {"run_id": self.run_id, "step_id": step[1], "output": None}
+        data = {"run_id": short(self.run_id), "step_id": step[1], "output": None}
         draft = self.draft(body, "workflow.step_completed", with_metadata(data, body))
         draft.step_id = step[1]
         actor.steps.remove(step)
@@ -160,7 +172,7 @@ class Cast:
         return drafts
 
     def _end_step(self, actor: _Actor, step_id: str, error: JsonObject | None) -> Draft:
-        data: JsonObject = {"run_id": self.run_id, "step_id": step_id}
+        data: JsonObject = {"run_id": short(self.run_id), "step_id": step_id}
         if error is None:
             kind, data = "workflow.step_completed", {**data, "output": None}
         else:

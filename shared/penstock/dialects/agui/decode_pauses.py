@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from penstock.dialects.agui.decode_cast import Cast
 from penstock.dialects.agui.decode_tools import Call, Tools
-from penstock.dialects.agui.decode_values import Ids, obj, string, text, tool_value
-from penstock.dialects.base import Draft, Json, JsonObject, PauseItem
+from penstock.dialects.agui.decode_values import obj, string, text, tool_value
+from penstock.dialects.base import Draft, Ids, Json, JsonObject, PauseItem
 
 _CONFIRMATIONS = frozenset({"tool_call", "confirmation"})  # the reasons that a yes answers
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.dialects.agui.decode_cast import Cast, Owner, owner_of
-from penstock.dialects.agui.decode_values import Ids, present, string, with_metadata
-from penstock.dialects.base import Draft, JsonObject
+from penstock.dialects.agui.decode_values import present, string, with_metadata
+from penstock.dialects.base import Draft, Ids, JsonObject
 
 _THINKING = "THINKING"  # the retired events have no ids, so there is one train of thought at a time
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from penstock.dialects.agui.decode_cast import Cast, Owner, owner_of
 from penstock.dialects.agui.decode_speech import Speech
 from penstock.dialects.agui.decode_values import (
-    Ids,
     loads,
     objects,
     present,
@@ -17,7 +16,7 @@ from penstock.dialects.agui.decode_values import (
     tool_value,
     with_metadata,
 )
-from penstock.dialects.base import Draft, Json, JsonObject
+from penstock.dialects.base import Draft, Ids, Json, JsonObject, short
 
 
 @dataclass(slots=True)
@@ -55,6 +54,7 @@ class Tools:
         self._ids = Ids()
         self._open: dict[str, Call] = {}  # by the upstream's id
         self._answered: set[str] = set()  # upstream ids
+        self._fresh: list[Call] = []  # asked for since the agent spoke last
 
     def open(self, leg: int) -> None:
         """A leg begins."""
@@ -132,8 +132,9 @@ class Tools:
 
     def spoken(self) -> None:
         """The agent speaks: it has, or needs, no answer to what it asked before."""
-        for call in self._open.values():
-            call.passed = call.passed or call.asked
+        for call in self._fresh:
+            call.passed = True
+        self._fresh.clear()
 
     # pauses
 
@@ -189,6 +190,7 @@ class Tools:
         """The opposite of `dump`."""
         self._ids.used = dict(state["ids"])
         self._open = {call["upstream_id"]: Call(**call) for call in state["open"]}
+        self._fresh = [call for call in self._open.values() if call.asked and not call.passed]
         self._answered = set(state["answered"])
 
     def _add(self, upstream_id: str, body: JsonObject) -> Call:
@@ -196,7 +198,7 @@ class Tools:
         call = Call(
             id=self._ids.unique(upstream_id),
             upstream_id=upstream_id,
-            tool=string(body.get("toolCallName")) or "unknown",
+            tool=short(string(body.get("toolCallName")) or "unknown"),
             leg=self._leg,
             owner=owner_of(body),
             message_id=self._speech.message_id(parent) if parent else None,
@@ -209,6 +211,7 @@ class Tools:
         if call.asked:
             return []
         call.asked = True
+        self._fresh.append(call)
         said = "".join(call.parts)
         args = _arguments(said)
         call.parts, call.args = [], args or {}

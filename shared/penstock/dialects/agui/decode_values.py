@@ -67,18 +67,6 @@ def with_metadata(data: JsonObject, body: JsonObject) -> JsonObject:
     return {**data, "metadata": metadata} if metadata else data
 
 
-class Ids:
-    """Upstream ids that repeat within a run are made unique: `m1`, `m1#2`, …"""
-
-    def __init__(self) -> None:
-        self.used: dict[str, int] = {}
-
-    def unique(self, wanted: str) -> str:
-        """The id itself, the first time."""
-        times = self.used[wanted] = self.used.get(wanted, 0) + 1
-        return wanted if times == 1 else self.unique(f"{wanted}#{times}")
-
-
 def _levels(value: Json) -> int:
     """How deep it is nested; not recursive, since the depth is theirs."""
     levels, layer = 0, [value]

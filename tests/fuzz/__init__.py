@@ -1,0 +1,1 @@
+"""Whatever upstreams and clients send: generated streams against decoders, fold and encoders."""

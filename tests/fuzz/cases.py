@@ -1,0 +1,81 @@
+"""How many cases, from which seed, and what is said of one that fails.
+
+`PENSTOCK_FUZZ_CASES` is how many (`make test`: a few, always the same; `make chaos`: 100,000, from
+a seed that is printed). `SEED` replays a run, `PENSTOCK_FUZZ_CASE` only one case of it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+CHAOS_CASES = 100_000
+QUICK_SEED = "penstock"
+CASE_CPU_S = 20.0  # of CPU, which a busy machine does not use up: a case takes some milliseconds
+
+
+def how_many(default: int, share: float = 1.0) -> int:
+    """Cases of one test; `share` is its part of what was asked for."""
+    wanted = os.environ.get("PENSTOCK_FUZZ_CASES")
+    return max(1, int(int(wanted) * share)) if wanted else default
+
+
+def chaos_seed() -> str:
+    """A new seed each time, unless one is given."""
+    return os.environ.get("SEED") or secrets.token_hex(4)
+
+
+def run(case: Callable[[random.Random], None], seed: str, count: int, name: str) -> None:
+    """Each case with a generator of its own. Fails with what replays it."""
+    only = os.environ.get("PENSTOCK_FUZZ_CASE")
+    for number in [int(only)] if only else range(count):
+        try:
+            with no_longer_than(CASE_CPU_S):
+                case(random.Random(f"{seed}/{name}/{number}"))
+        except BaseException as error:
+            again = f"SEED={seed} PENSTOCK_FUZZ_CASE={number}"
+            error.add_note(f"case {number} of {name}; again: {again} pytest tests/fuzz -k {name}")
+            raise
+
+
+class TooLong(AssertionError):
+    """A case hangs, or does far more than its input asks for."""
+
+
+@contextmanager
+def no_longer_than(cpu_s: float) -> Iterator[None]:
+    """Raises `TooLong` in the middle of what takes more CPU time than that."""
+
+    def expire(number: int, frame: FrameType | None) -> None:
+        raise TooLong(f"more than {cpu_s:g} s of CPU time")
+
+    before = signal.signal(signal.SIGPROF, expire)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def smallest(
+    parts: list[bytes], fails: Callable[[list[bytes]], bool], tries: int = 300
+) -> list[bytes]:
+    """As few of these parts, in their order, as still fail."""
+    size = max(1, len(parts) // 2)
+    while size and tries:
+        at = 0
+        while at < len(parts) and tries:
+            tries -= 1
+            fewer = parts[:at] + parts[at + size :]
+            if fails(fewer):
+                parts = fewer
+            else:
+                at += size
+        size //= 2
+    return parts

@@ -1,0 +1,46 @@
+"""What clients are told of a hostile run, in every dialect."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+
+from penstock import sse
+from penstock.dialects.base import Encoder
+from penstock.sse import Frame, Parser
+from penstock_edge.views import ENCODERS
+from support import agui_out, agui_rules
+
+AUDIENCES = {str(audience): audience for audience in agui_out.AUDIENCES}
+SPOKEN: dict[str, Callable[[], Encoder]] = {
+    **ENCODERS,
+    **{name: audience.encoder for name, audience in AUDIENCES.items()},
+}
+
+
+def speak(rng: random.Random, events: list[dict[str, Any]]) -> None:
+    """One dialect, drawn at random, of these envelopes."""
+    name = rng.choice(sorted(SPOKEN))
+    frames = tell(name, events)
+    if name in AUDIENCES:
+        told = [orjson.loads(frame.data) for frame in frames]
+        faults = agui_rules.faults(told, old=AUDIENCES[name].client == "0.0.59")
+        assert not faults, f"{name}: {faults[:3]}"
+
+
+def tell(name: str, events: Iterable[dict[str, Any]]) -> list[Frame]:
+    """The frames, which read back as they were, and hold a JSON object on one line."""
+    encoder = SPOKEN[name]()
+    frames: list[Frame] = []
+    for event in events:
+        before = orjson.dumps(event)
+        frames += encoder.feed(event)
+        assert orjson.dumps(event) == before, f"{name} changes what it is given"
+    wire = b"".join(sse.encode(frame.data, event=frame.event) for frame in frames)
+    read = Parser().feed(wire)
+    assert [(f.event, f.data) for f in read] == [(f.event, f.data) for f in frames], name
+    assert all(isinstance(orjson.loads(frame.data), dict) for frame in frames), name
+    return frames

@@ -1,0 +1,330 @@
+"""What hostile streams cost: work and memory grow with what is sent, and not with its square.
+
+Counted in bytecodes and bytes, not in seconds. Each row sends n of something; twice as many may
+cost twice as much, and no more.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from penstock import sse
+from penstock.bus.messages import RawFrame
+from penstock.dialects.base import MAX_OPEN
+from penstock_normalizer.decoders import DECODERS
+from penstock_normalizer.fold import RunFold
+from support.raw import RUN_ID
+
+N = 150
+GROWTH = 2.4  # of work, when twice as much is sent; a square would be 4
+HELD_BYTES = 60 * 1024  # what an empty run holds, and what a small n cannot tell from noise
+
+Rows = Callable[[int], Iterable[bytes]]
+
+
+def agno(event: str, **fields: Any) -> bytes:
+    """A frame of the outer run, unless it says otherwise."""
+    body = {"event": event, "agent_id": "a", "run_id": "r", **fields}
+    return sse.encode(json.dumps(body).encode(), event=event)
+
+
+def adk(*parts: dict[str, Any], **fields: Any) -> bytes:
+    """An event of ADK with these parts."""
+    body = {"author": "a", "id": "e", "invocationId": "i", "content": {"parts": parts}, **fields}
+    return sse.encode(json.dumps(body).encode())
+
+
+def agui(type: str, **fields: Any) -> bytes:
+    """An event of AG-UI."""
+    return sse.encode(json.dumps({"type": type, **fields}).encode())
+
+
+def tool(id: str, **fields: Any) -> dict[str, Any]:
+    """A tool as Agno tells it."""
+    return {"tool_call_id": id, "tool_name": "t", "tool_args": {"task": "x"}, **fields}
+
+
+def _asked(number: int) -> dict[str, Any]:
+    return tool("c", requires_confirmation=True, tool_args={"n": number})
+
+
+AGNO: dict[str, Rows] = {
+    "calls that never end": lambda n: (
+        agno("ToolCallStarted", tool=tool(f"{i}")) for i in range(n)
+    ),
+    "calls of one id": lambda n: (agno("ToolCallStarted", tool=tool("c")) for i in range(n)),
+    "failures told once": lambda n: (
+        agno(event, tool=tool(f"{i}"), error="no")
+        for i in range(n)
+        for event in ("ToolCallStarted", "ToolCallError")
+    ),
+    "tasks of a team": lambda n: (
+        agno(event, agent_id=None, team_id="t", run_id="r", tool=tool(f"{i}"))
+        for i in range(n)
+        for event in ("TeamToolCallStarted", "TeamToolCallCompleted")
+    ),
+    "inner runs": lambda n: (
+        agno("RunStarted", run_id=f"{i}", parent_run_id="r") for i in range(n)
+    ),
+    "an inner run again and again": lambda n: (
+        agno(event, run_id="m", parent_run_id="r")
+        for _ in range(n)
+        for event in ("RunStarted", "RunCompleted")
+    ),
+    "a pause for calls of one id": lambda n: [
+        agno("RunPaused", tools=[_asked(i) for i in range(n)])
+    ],
+    "a pause for gates of one id": lambda n: [
+        agno(
+            "WorkflowPaused",
+            step_requirements=[{"step_id": "s", "requires_confirmation": True}] * n,
+        )
+    ],
+    "thoughts that repeat": lambda n: (
+        agno("ReasoningStep", content={"reasoning": "x"}, reasoning_content="x" * i)
+        for i in range(n)
+    ),
+    "steps": lambda n: (agno("StepStarted", step_id="s", step_name="s") for _ in range(n)),
+    "steps that end twice": lambda n: (
+        agno(event, step_id=f"{i}")
+        for i in range(n)
+        for event in ("StepStarted", "StepCompleted", "StepCompleted")
+    ),
+    "a message": lambda n: (agno("RunContent", content="x") for _ in range(n)),
+}
+ADK: dict[str, Rows] = {
+    "calls of one id in one event": lambda n: [
+        adk(*({"functionCall": {"id": "c", "name": "t", "args": {"n": i}}} for i in range(n)))
+    ],
+    "calls without ids": lambda n: (
+        adk({"functionCall": {"name": "t", "args": {"n": i}}}) for i in range(n)
+    ),
+    "calls and answers": lambda n: [
+        adk(*({"functionCall": {"id": f"{i}", "name": "t", "args": {}}} for i in range(n))),
+        adk(*({"functionResponse": {"id": f"{i}", "name": "t"}} for i in reversed(range(n)))),
+    ],
+    "answers to nothing": lambda n: [
+        adk(*({"functionCall": {"id": f"{i}", "name": "t", "args": {}}} for i in range(n))),
+        adk(*({"functionResponse": {"id": f"x{i}", "name": "u"}} for i in range(n))),
+    ],
+    "requests": lambda n: [
+        adk(
+            *(
+                {
+                    "functionCall": {
+                        "id": f"{i}",
+                        "name": "adk_request_confirmation",
+                        "args": {"originalFunctionCall": {"id": f"o{i}", "name": "t", "args": {}}},
+                    }
+                }
+                for i in range(n)
+            )
+        )
+    ],
+    "authors": lambda n: (adk({"text": "x"}, author=f"{i}") for i in range(n)),
+    "branches that all speak": lambda n: (
+        adk({"text": "x"}, author=f"{i}", branch=f"b.{i}", partial=True) for i in range(n)
+    ),
+    "one step after another": lambda n: (
+        adk({"text": "x"}, author=f"{i % 3}", branch=f"b.{i}") for i in range(n)
+    ),
+    "nodes": lambda n: (
+        adk({"text": "x"}, author="w", nodeInfo={"path": f"w@1/{i}"}) for i in range(n)
+    ),
+    "a node of many": lambda n: [
+        adk(
+            author="w",
+            nodeInfo={"path": "w@1/a", "outputFor": [f"w@1/{i}" for i in range(n)]},
+            output=1,
+        )
+    ],
+    "a deep node": lambda n: [
+        adk({"text": "x"}, author="w", nodeInfo={"path": "/".join(["w"] * n)})
+    ],
+    "transfers": lambda n: (
+        adk({"text": "x"}, author=f"{i}", actions={"transferToAgent": f"{i + 1}"}) for i in range(n)
+    ),
+    "routes": lambda n: (
+        adk({"text": "x"}, author="w", nodeInfo={"path": "w@1/a"}, actions={"route": f"{i}"})
+        for i in range(n)
+    ),
+    "arguments in pieces": lambda n: (
+        adk(
+            {"functionCall": {"name": f"{i}", "partialArgs": [], "willContinue": True}},
+            partial=True,
+        )
+        for i in range(n)
+    ),
+    "pieces of calls, then the calls": lambda n: [
+        *(
+            adk({"functionCall": {"id": f"{i}", "name": "t", "partialArgs": []}}, partial=True)
+            for i in range(n)
+        ),
+        adk(*({"functionCall": {"id": f"{i}", "name": "t"}} for i in reversed(range(n)))),
+    ],
+    "texts with one id": lambda n: (adk({"text": "x"}) for _ in range(n)),
+    "partial texts": lambda n: (adk({"text": "x"}, partial=True) for _ in range(n)),
+    "sources": lambda n: [
+        adk(
+            {"text": "x"},
+            groundingMetadata={
+                "groundingChunks": [{"web": {"uri": "u"}}] * n,
+                "groundingSupports": [
+                    {
+                        "segment": {"text": "s"},
+                        "groundingChunkIndices": [0],
+                        "confidenceScores": [1],
+                    }
+                ]
+                * n,
+            },
+        )
+    ],
+}
+AGUI: dict[str, Rows] = {
+    "messages that never end": lambda n: (
+        agui("TEXT_MESSAGE_CONTENT", messageId=f"{i}", delta="x") for i in range(n)
+    ),
+    "messages of one id": lambda n: (
+        agui(type, messageId="m", delta="x")
+        for _ in range(n)
+        for type in ("TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_END")
+    ),
+    "calls that have no answer, and text": lambda n: (
+        agui(type, toolCallId=f"{i}", messageId="m", delta="x")
+        for i in range(n)
+        for type in ("TOOL_CALL_START", "TOOL_CALL_END", "TEXT_MESSAGE_CONTENT")
+    ),
+    "calls of one id": lambda n: (
+        agui(type, toolCallId="c")
+        for _ in range(n)
+        for type in ("TOOL_CALL_START", "TOOL_CALL_END")
+    ),
+    "arguments": lambda n: [
+        agui("TOOL_CALL_START", toolCallId="c"),
+        *(agui("TOOL_CALL_ARGS", toolCallId="c", delta="x") for _ in range(n)),
+    ],
+    "steps that never end": lambda n: (
+        frame
+        for i in range(n)
+        for frame in (agui("STEP_STARTED", stepName=f"{i}"), agui("STEP_FINISHED", stepName="0"))
+    ),
+    "subagents": lambda n: (
+        agui("TEXT_MESSAGE_CONTENT", messageId="m", subagentRunId=f"{i}", delta="x")
+        for i in range(n)
+    ),
+    "pieces of many subagents": lambda n: (
+        agui("TEXT_MESSAGE_CHUNK", messageId=f"{i}", subagentRunId=f"{i}", delta="x")
+        for i in range(n)
+    ),
+    "thoughts": lambda n: (
+        agui("REASONING_MESSAGE_CONTENT", messageId=f"{i}", delta="x") for i in range(n)
+    ),
+    "a pause for interrupts of one id": lambda n: [
+        agui("RUN_FINISHED", outcome={"type": "interrupt", "interrupts": [{"id": "i"}] * n})
+    ],
+    "a pause for calls": lambda n: [
+        agui("RUN_FINISHED", outcome={"pendingToolCallIds": [f"{i}" for i in range(n)]})
+    ],
+    "changes of a large state": lambda n: [
+        agui("STATE_SNAPSHOT", snapshot={f"{i}": i for i in range(n)}),
+        *(agui("STATE_DELTA", delta=[{"op": "add", "path": "/a", "value": 1}]) for _ in range(n)),
+    ],
+    "usage": lambda n: [agui("RUN_FINISHED", usage=[{"inputTokens": 1}] * 3 * n)],
+}
+# What each frame must be compared with all of: so many are kept, and no more.
+LIMITED = {
+    "agno": ("calls that never end", "calls of one id"),
+    "adk": (
+        *("calls of one id in one event", "calls without ids", "calls and answers"),
+        *("answers to nothing", "requests", "branches that all speak", "one step after another"),
+        *("nodes", "pieces of calls, then the calls", "a deep node"),
+    ),
+    "agui": ("steps that never end",),
+}
+BY_PROTOCOL: dict[str, dict[str, Rows]] = {"agno": AGNO, "adk": ADK, "agui": AGUI}
+
+
+def table(limited: bool) -> list[Any]:
+    """The rows that have no limit of their own, or those that have."""
+    return [
+        pytest.param(protocol, rows, id=f"{protocol}-{name}")
+        for protocol, table in BY_PROTOCOL.items()
+        for name, rows in table.items()
+        if (name in LIMITED[protocol]) is limited
+    ]
+
+
+def run_of(protocol: str) -> RunFold:
+    """A run that has begun."""
+    fold = RunFold(RUN_ID, DECODERS)
+    facts = {"agent": "assistant", "protocol": protocol, "kind": "agent"}
+    fold.feed(_raw("open", json.dumps(facts).encode(), 1))
+    return fold
+
+
+def _raw(kind: str, payload: bytes, sequence: int) -> RawFrame:
+    received = "2026-11-20T10:00:00.000Z"
+    return RawFrame(RUN_ID, "upstream", sequence, kind, 1, "pod/1", received, payload)
+
+
+def bytecodes(work: Callable[[], object]) -> int:
+    """How many bytecodes of Penstock's own code it takes."""
+    count = 0
+
+    def step(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        if event == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        elif event == "opcode":
+            count += 1
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(step)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def work_of(protocol: str, rows: Rows, n: int) -> int:
+    """Bytecodes for n of it, and for the end of the run."""
+    fold, body = run_of(protocol), b"".join(rows(n))
+
+    def work() -> None:
+        fold.feed(_raw("bytes", body, 2))
+        fold.feed(_raw("end", b'{"outcome": "eof"}', 3))
+
+    count = bytecodes(work)
+    assert fold.error is None
+    return count
+
+
+@pytest.mark.parametrize(("protocol", "rows"), table(limited=False))
+def test_twice_as_much_costs_twice_as_much(protocol: str, rows: Rows) -> None:
+    assert work_of(protocol, rows, 2 * N) < GROWTH * work_of(protocol, rows, N)
+
+
+@pytest.mark.parametrize(("protocol", "rows"), table(limited=True))
+def test_what_cannot_be_found_at_once_has_a_limit_that_ends_the_run(
+    protocol: str, rows: Rows
+) -> None:
+    few = run_of(protocol)
+    ends = few.feed(_raw("bytes", b"".join(rows(20)), 2))
+    assert not [placed for placed in ends if placed.data.get("code") == "limit"]
+    many = run_of(protocol)
+    *_, end = many.feed(_raw("bytes", b"".join(rows(MAX_OPEN + 2)), 2))
+    assert (end.type, end.data["code"]) == ("lifecycle.failed", "limit")
+    assert end.data["error"].startswith("the upstream has more than ")
+
+
+def test_every_decoder_is_measured() -> None:
+    assert BY_PROTOCOL.keys() == DECODERS.keys()
