@@ -202,10 +202,10 @@ async def deployment(
     nats_url: str,
     folder: Path,
     agents: list[dict[str, Any]],
-    count: int = 1,
+    count: int | Mapping[str, int] = 1,
     **settings: Any,
 ) -> AsyncIterator[Deployment]:
-    """`count` processes of each service; `settings` as `PENSTOCK_<NAME>`."""
+    """`count` processes of each service, or as it says; `settings` as `PENSTOCK_<NAME>`."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "penstock.yaml"
     config.write_text(yaml.safe_dump({"agents": agents}))
@@ -216,7 +216,8 @@ async def deployment(
     penstock = Deployment(folder, config, nats_url, environment)
     try:
         for service in SERVICES:
-            await asyncio.gather(*(penstock.start(service) for _ in range(count)))
+            number = count if isinstance(count, int) else count.get(service, 0)
+            await asyncio.gather(*(penstock.start(service) for _ in range(number)))
         yield penstock
     finally:
         await penstock.stop()

@@ -1,0 +1,180 @@
+"""Services come, go, die and hang while runs stream: the work is shared, and no run is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.bus import Bus
+from penstock.bus.subjects import PARTITIONS, partition_of
+from support.bus import connected
+from support.deployment import Deployment, Instance, deployment
+from support.nats import NatsServer
+from support.processes import pid_of
+from support.report import report
+from support.steady import SteadyRun, holders, moved_on, steady
+from support.waiting import eventually
+
+RUNS = 24
+TAKEOVER_S = 10.0
+KILLS = 12
+
+
+@asynccontextmanager
+async def normalizers(
+    nats: NatsServer, folder: Path, count: int, **settings: float
+) -> AsyncIterator[tuple[Deployment, Bus]]:
+    """So many, with the leases of a real deployment unless said otherwise."""
+    async with (
+        connected(nats.url) as bus,
+        deployment(nats.url, folder, [], {"normalizer": count}, **settings) as penstock,
+    ):
+        yield penstock, bus
+
+
+def pod_of(instance: Instance) -> str:
+    """What its leases have in them."""
+    return f"-{pid_of(instance.process)}-"
+
+
+async def shares(bus: Bus, *instances: Instance) -> list[int]:
+    """How many partitions each of them holds."""
+    held = await holders(bus)
+    return [sum(pod_of(each) in holder for holder in held.values()) for each in instances]
+
+
+async def shared(bus: Bus, *instances: Instance, within_s: float = 5) -> float:
+    """Until all partitions are shared evenly; how long that took."""
+    since = time.monotonic()
+
+    async def even() -> bool:
+        sizes = await shares(bus, *instances)
+        return sum(sizes) == PARTITIONS and max(sizes) - min(sizes) <= 1
+
+    await eventually(even, within_s, "the partitions are shared")
+    return time.monotonic() - since
+
+
+async def conflicts(penstock: Deployment, instance: Instance) -> float:
+    """How many publishes the fence has refused it."""
+    answer = await penstock.http.get(f"{instance.probes}/metrics")
+    [line] = [
+        line for line in answer.text.splitlines() if line.startswith("penstock_fence_conflicts_t")
+    ]
+    return float(line.split()[-1])
+
+
+async def lost_with(bus: Bus, instance: Instance, runs: list[SteadyRun]) -> list[SteadyRun]:
+    """The runs that it works on."""
+    held = await holders(bus)
+    return [run for run in runs if pod_of(instance) in held[partition_of(run.run_id)]]
+
+
+async def test_a_normalizer_gets_its_share_when_it_comes_and_gives_it_back_when_it_goes(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    async with normalizers(fresh_nats, tmp_path, 1) as (penstock, bus):
+        one = penstock.of("normalizer")[0]
+        async with steady(bus, RUNS) as runs:
+            await shared(bus, one)
+            two = await penstock.start("normalizer")
+            came_s = await shared(bus, one, two)
+            three = await penstock.start("normalizer")
+            await shared(bus, one, two, three)
+            theirs = await lost_with(bus, two, runs)
+            since = time.monotonic()
+            two.process.popen.terminate()
+            went_s = await shared(bus, one, three)
+            assert theirs
+            stood_s = await moved_on(bus, theirs, since, TAKEOVER_S)
+            assert await asyncio.to_thread(two.process.popen.wait) == 0
+    report("scale out", came_s=came_s, went_s=went_s, stood_s=stood_s)
+
+
+async def test_the_partitions_of_a_killed_normalizer_are_taken_over_within_ten_seconds(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    async with normalizers(fresh_nats, tmp_path, 2) as (penstock, bus):
+        one, two = penstock.of("normalizer")
+        async with steady(bus, RUNS) as runs:
+            await shared(bus, one, two)
+            theirs = await lost_with(bus, two, runs)
+            since = time.monotonic()
+            await penstock.kill(two)
+            took_s = await moved_on(bus, theirs, since, TAKEOVER_S)
+            assert theirs
+            assert took_s < TAKEOVER_S
+    report("takeover", took_s=took_s)
+
+
+async def test_a_zombie_normalizer_is_refused_by_its_fence(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    settings = {"partition_ttl_s": 2.0, "partition_renew_s": 0.5}
+    async with normalizers(fresh_nats, tmp_path, 2, **settings) as (penstock, bus):
+        one, two = penstock.of("normalizer")
+        zombie = pid_of(two.process)
+        async with steady(bus, RUNS):
+            await shared(bus, one, two)
+            refused = await conflicts(penstock, two)
+            os.kill(zombie, signal.SIGSTOP)
+            try:
+                await shared(bus, one, within_s=TAKEOVER_S)
+            finally:
+                os.kill(zombie, signal.SIGCONT)
+            # what it had read before it was stopped, and believes still to be its own
+
+            async def is_refused() -> bool:
+                return await conflicts(penstock, two) > refused
+
+            await eventually(is_refused, what="the zombie is refused")
+            await shared(bus, one, two)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+async def test_of_many_kills_each_is_taken_over_within_ten_seconds(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    took_s = []
+    async with (
+        normalizers(fresh_nats, tmp_path, 3) as (penstock, bus),
+        steady(bus, 60, timeout_s=60) as runs,
+    ):
+        for _ in range(KILLS):
+            await shared(bus, *penstock.of("normalizer"), within_s=20)
+            victim = penstock.of("normalizer")[0]
+            theirs = await lost_with(bus, victim, runs)
+            since = time.monotonic()
+            await penstock.kill(victim)
+            took_s.append(await moved_on(bus, theirs, since, 2 * TAKEOVER_S))
+            await penstock.start("normalizer")
+    took_s.sort()
+    report("takeovers", p50_s=took_s[len(took_s) // 2], max_s=took_s[-1], kills=KILLS)
+    assert took_s[-1] < TAKEOVER_S
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+async def test_normalizers_that_flap_put_no_run_out_of_order(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    async with (
+        normalizers(fresh_nats, tmp_path, 1) as (penstock, bus),
+        steady(bus, 60, timeout_s=60),
+    ):
+        for number in range(16):
+            flapping = await penstock.start("normalizer")
+            if number % 2:
+                await penstock.kill(flapping)
+            else:
+                flapping.process.popen.terminate()
+                await asyncio.to_thread(flapping.process.popen.wait)
+                penstock.instances.remove(flapping)
