@@ -99,17 +99,29 @@ async def connection(urls: list[str]) -> AsyncIterator[Client]:
         await client.close()
 
 
-@contextmanager
-def running(count: int, links: Sequence[Link], folder: Path) -> Iterator[list[NatsServer]]:
+@asynccontextmanager
+async def running(
+    count: int, links: Sequence[Link], folder: Path
+) -> AsyncIterator[list[NatsServer]]:
     """One server or a cluster of three; clients that they tell of each other come by the links."""
     advertised = [f'client_advertise: "127.0.0.1:{link.port}"' for link in links]
-    if count == 1:
-        server = NatsServer(folder / "nats", name="chaos nats", config=advertised[0])
-        server.start()
-        try:
-            yield [server]
-        finally:
-            server.remove()
-    else:
-        with cluster(folder / "nats", advertised) as servers:
-            yield servers
+    make = cluster if count > 1 else _single
+    context = make(folder / "nats", advertised)
+    # it waits for its servers, and runs a loop of its own
+    servers = await asyncio.to_thread(context.__enter__)
+    try:
+        for link, server in zip(links, servers, strict=True):
+            link.target = int(server.url.rpartition(":")[2])
+        yield servers
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
+
+
+@contextmanager
+def _single(folder: Path, configs: Sequence[str]) -> Iterator[list[NatsServer]]:
+    server = NatsServer(folder, name="chaos nats", config=configs[0])
+    server.start()
+    try:
+        yield [server]
+    finally:
+        server.remove()

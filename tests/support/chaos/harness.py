@@ -181,9 +181,7 @@ async def play(round_: Round, folder: Path, agno: Upstream, adk: Upstream) -> Re
     async with AsyncExitStack() as stack:
         recorders = [await stack.enter_async_context(recorder(each.url)) for each in (agno, adk)]
         proxies = await stack.enter_async_context(links.links(brokers))
-        servers = stack.enter_context(running(brokers, proxies, folder))
-        for link, server in zip(proxies, servers, strict=True):
-            link.target = int(server.url.rpartition(":")[2])
+        servers = await stack.enter_async_context(running(brokers, proxies, folder))
         http = await stack.enter_async_context(
             httpx.AsyncClient(
                 timeout=httpx.Timeout(15, read=60), limits=httpx.Limits(max_connections=None)

@@ -41,14 +41,20 @@ class Fault:
     for_s: float
 
     def __str__(self) -> str:
-        words = {
-            "kill": "kill -9 {0}, started again after {1:.1f} s",
-            "pause": "SIGSTOP {0}, SIGCONT after {1:.1f} s",
-            "cut": "cut the connections of {0}, refused for {1:.1f} s",
-            "hang": "let the connections of {0} hang for {1:.1f} s",
-        }
-        what = words[self.kind].format(f"{self.target} {self.number}", self.for_s)
+        name = f"{self.target} {self.number}"
+        if self.target == "upstream":
+            what = f"cut every answer of {name}"
+        else:
+            what = _WORDS[self.kind].format(name, self.for_s)
         return f"{self.at_s:6.1f} s  {what}"
+
+
+_WORDS: dict[Kind, str] = {
+    "kill": "kill -9 {0}, started again after {1:.1f} s",
+    "pause": "SIGSTOP {0}, SIGCONT after {1:.1f} s",
+    "cut": "cut the connections of {0}, refused for {1:.1f} s",
+    "hang": "let the connections of {0} hang for {1:.1f} s",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +132,9 @@ def _least_busy(
     ready = [number for number in range(count) if free_at.get((target, number), 0.0) <= at_s]
     if ready:
         return chance.choice(ready), at_s
-    first = min(range(count), key=lambda number: free_at[target, number])
-    return first, free_at[target, first]
+    soonest = min(free_at[target, number] for number in range(count))
+    first = [number for number in range(count) if free_at[target, number] == soonest]
+    return chance.choice(first), soonest
 
 
 def _away_s(chance: random.Random, kind: Kind, target: str, shape: Shape) -> float:
