@@ -58,7 +58,12 @@ def approved() -> Evidence:
         yield frames.end()
         approval_id = str(fold.approval_id)
         yield frames.event("lifecycle.paused", approval_id=approval_id, reason="approval_required")
-        decided = {"approval_id": approval_id, "outcome": "approved", "by": "ada", "items": []}
+        decided: dict[str, Any] = {
+            "approval_id": approval_id,
+            "outcome": "approved",
+            "by": "ada",
+            "items": [],
+        }
         yield frames.event("approval.decided", **decided)
         yield frames.open_next(approval_id, t1="approve")
         yield frames.bytes(APPROVED)

@@ -60,10 +60,10 @@ def test_a_schedule_is_shown_with_its_seed() -> None:
     ]
     assert shown(7, faults).splitlines() == [
         "seed 7: 1 kills and 3 other faults",
-        "     1.5 s  kill -9 edge 1, started again after 2.0 s",
-        "     2.0 s  SIGSTOP broker 0, SIGCONT after 8.0 s",
-        "     3.0 s  cut every answer of upstream 0",
-        "     4.0 s  let the connections of connector 1 hang for 1.0 s",
+        "   1.5 s  kill -9 edge 1, started again after 2.0 s",
+        "   2.0 s  SIGSTOP broker 0, SIGCONT after 8.0 s",
+        "   3.0 s  cut every answer of upstream 0",
+        "   4.0 s  let the connections of connector 1 hang for 1.0 s",
     ]
 
 
