@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from penstock_cli import approvals, deadletters, runs
+from penstock_cli import approvals, deadletters, runs, streams
 from penstock_cli.client import DEFAULT_URL, Api, CallFailed
 from penstock_cli.output import Output
 
@@ -36,6 +36,10 @@ approvals_app = typer.Typer(help="What waits for a decision.", no_args_is_help=T
 app.add_typer(runs_app, name="runs")
 app.add_typer(approvals_app, name="approvals")
 app.add_typer(deadletters_app, name="deadletters")
+streams_app = typer.Typer(
+    help="How the streams are kept. Speaks with NATS, as the services do.", no_args_is_help=True
+)
+app.add_typer(streams_app, name="streams")
 
 Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="Where Penstock is.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, one object a line.")]
@@ -284,6 +288,32 @@ def drop_deadletters(
     output, which = Output(as_json), _which(_some(numbers, all_of_them), service, run, since)
     raise typer.Exit(
         deadletters.run(lambda bus: deadletters.drop(bus, output, which, yes), output, nats, data)
+    )
+
+
+@streams_app.command("show")
+def show_streams(nats: Nats = None, data: Data = DATA, as_json: AsJson = False) -> None:
+    """Show every stream, and where it is kept otherwise than the environment's settings say."""
+    output = Output(as_json)
+    raise typer.Exit(deadletters.run(lambda bus: streams.show(bus, output), output, nats, data))
+
+
+@streams_app.command("migrate")
+def migrate_streams(
+    partitions: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Divide the runs into so many.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    nats: Nats = None,
+    data: Data = DATA,
+    as_json: AsJson = False,
+) -> None:
+    """Keep the streams as the environment's settings say, while runs go on."""
+    output = Output(as_json)
+    raise typer.Exit(
+        deadletters.run(
+            lambda bus: streams.bring_forward(bus, output, partitions, dry_run), output, nats, data
+        )
     )
 
 

@@ -214,7 +214,7 @@ async def repartition(bus: Bus, count: int, timeout_s: float = 30.0) -> None:
     the normalizers take up the new partitions; RAW's transform changes; those that nothing comes
     to any more are given up once they are read to their end. A frame is never in a partition that
     nobody reads; that a run's frames are folded in order over two partitions is the normalizer's
-    to see to. Raises BusError, TimeoutError when partitions to give up are not read in time.
+    to see to. Raises BusError.
     """
     async with alone(bus) as lease:
         await at_least(bus, count)
@@ -224,9 +224,8 @@ async def repartition(bus: Bus, count: int, timeout_s: float = 30.0) -> None:
         if former != count:
             transform = found["subject_transform"]
             dest = _COUNT.sub(f"partition({count},1)", transform["dest"])
-            change = Difference(
-                *(streams.RAW, "subject_transform", transform, {**transform, "dest": dest})
-            )
+            wanted = {**transform, "dest": dest}
+            change = Difference(streams.RAW, "subject_transform", transform, wanted)
             if not lease.held:
                 raise BusUnavailable("the lease on changes was lost; begin again")
             await _update(bus, found, [change], {})
@@ -282,9 +281,15 @@ async def _give_up_surplus(bus: Bus, count: int, timeout_s: float) -> None:
         return
     await asyncio.sleep(SETTLE_S)
     surplus = range(count, int(entry.value))
-    async with asyncio.timeout(timeout_s):
-        while not all([await _is_read(bus, partition) for partition in surplus]):
-            await asyncio.sleep(LOOK_S)
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not all([await _is_read(bus, partition) for partition in surplus]):
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        raise BusError(
+            f"RAW has {count} partitions, but those from {count} on are not read to their end "
+            "yet, and stay with the normalizers"
+        ) from None
     if await bucket.update(f"{GROUP}.parts", b"%d" % count, entry.revision) is not None:
         log.info("the partitions %d to %d are given up", surplus[0], surplus[-1])
 

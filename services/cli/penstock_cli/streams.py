@@ -1,0 +1,75 @@
+"""The streams in the terminal: how they are kept, and how that is changed while runs go on.
+
+Speaks with NATS itself, as the services do: an operator's tool, not a client's.
+"""
+
+from __future__ import annotations
+
+from penstock.bus import Bus, migrate
+from penstock.bus.migrate import Difference
+from penstock_cli.deadletters import DONE
+from penstock_cli.output import Output
+
+
+async def show(bus: Bus, output: Output) -> int:
+    """Every stream with its schema, and where it is kept otherwise than the settings say."""
+    changes = await migrate.plan(bus, bus.settings.retention)
+    rows = []
+    for wanted in migrate.declared(bus.settings.retention):
+        found = await migrate.configuration(bus, wanted["name"])
+        if found is None:
+            continue
+        row = {
+            "stream": found["name"],
+            "schema": migrate.schema_of(found),
+            "replicas": found["num_replicas"],
+            "differs": [str(change) for change in changes if change.stream == found["name"]],
+        }
+        if found["name"] == "RAW":
+            row["partitions"] = migrate.partitions_of(found)
+        rows.append(row)
+    rows.sort(key=lambda row: str(row["stream"]))
+    if output.as_json:
+        for row in rows:
+            output.json_line(row)
+    else:
+        columns = ("stream", "schema", "replicas", "partitions", "differs")
+        output.table(columns, ([_cell(row.get(name, "")) for name in columns] for row in rows))
+    return DONE
+
+
+async def bring_forward(bus: Bus, output: Output, partitions: int | None, dry_run: bool) -> int:
+    """Make the streams as these settings and this version say; each change is told of."""
+    retention = bus.settings.retention
+    if dry_run:
+        _tell(output, await migrate.plan(bus, retention), "would change")
+        return DONE
+    await migrate.ensure(bus, retention)
+    _tell(output, await migrate.apply(bus, retention), "changed")
+    if partitions is not None:
+        former = await migrate.partitions(bus)
+        await migrate.repartition(bus, partitions)
+        _tell(output, [Difference("RAW", "partitions", former, partitions)], "changed")
+    return DONE
+
+
+def _tell(output: Output, changes: list[Difference], what: str) -> None:
+    if not output.as_json and not changes:
+        output.notice("everything is kept as these settings say")
+    for change in changes:
+        if output.as_json:
+            output.json_line(
+                {
+                    "stream": change.stream,
+                    "field": change.field,
+                    "from": change.found,
+                    "to": change.wanted,
+                    "outcome": what,
+                }
+            )
+        else:
+            output.text(f"{change.stream}: {what} {change.field}: {change.found} → {change.wanted}")
+
+
+def _cell(value: object) -> str:
+    return "; ".join(value) if isinstance(value, list) else str(value)
