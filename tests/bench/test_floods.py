@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
-from urllib.parse import urlsplit
+from typing import Any
 
 import pytest
 
@@ -69,7 +69,7 @@ class Watched:
 
 @asynccontextmanager
 async def flooded(
-    nats: NatsServer, folder: Path, *agents: str, **settings: object
+    nats: NatsServer, folder: Path, *agents: str, **settings: Any
 ) -> AsyncIterator[Watched]:
     """Everything at work, with one run done, so that nothing is loaded for the first time."""
     async with AsyncExitStack() as stack:
@@ -126,8 +126,9 @@ async def reader(
     penstock: Deployment, run_id: str, dialect: str = "canonical", after: str | None = None
 ) -> Reader:
     path = f"/v1/runs/{run_id}/events?dialect={dialect}"
+    port = penstock.of("edge")[0].port
     _, made = await asyncio.get_running_loop().create_connection(
-        partial(Reader, path, after), "127.0.0.1", urlsplit(penstock.edge()).port
+        partial(Reader, path, after), "127.0.0.1", port
     )
     return made
 
