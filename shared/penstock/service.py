@@ -17,10 +17,11 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import uvloop
 from starlette.routing import BaseRoute
@@ -30,6 +31,7 @@ from penstock.bus import (
     Bus,
     BusError,
     BusSettings,
+    NotThereYet,
     StartUpError,
     Stored,
     deadletters,
@@ -49,14 +51,17 @@ from penstock.settings import (
 )
 from penstock.telemetry import configure_logging
 from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes, redact_logs
-from penstock.web.probes import probe_routes
+from penstock.web.probes import Probed, probe_routes
 from penstock.web.server import WS_PING_S, BindRefused, Server
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 DRAINING = "draining: it takes no new work"
 RESTART_S = 1.0
 CANCEL_AGAIN_S = 5.0
+CONNECT_AGAIN_S = 5.0
 LATE_S = 1.0  # how long after its grace a drain is left to end by itself
 STOP_S = 15.0  # how long one service may take to give everything back
 
@@ -198,13 +203,48 @@ def bus_settings(settings: Settings, name: str) -> BusSettings:
     )
 
 
-async def connect(service_type: type[Service], settings: Settings, config: Config) -> Context:
-    """A context with a connection of its own. Raises StartUpError."""
+@dataclass(slots=True)
+class _Waiting:
+    """A service that waits for NATS, as the probes see it."""
+
+    name: str
+    not_ready: list[str] = field(default_factory=lambda: ["it connects to NATS"])
+
+
+async def connect(
+    service_type: type[Service],
+    settings: Settings,
+    config: Config,
+    waiting: _Waiting | None = None,
+) -> Context:
+    """A context with a connection of its own.
+
+    Where NATS is not there yet it is waited for, `nats_wait_s` long. Raises StartUpError.
+    """
     pod = pod_name(service_type.name)
-    bus = await Bus.connect(bus_settings(settings, pod))
+    until = time.monotonic() + settings.nats_wait_s
+    while True:
+        try:
+            bus = await Bus.connect(bus_settings(settings, pod))
+            break
+        except NotThereYet as error:
+            if time.monotonic() >= until:
+                raise
+            log.warning("%s waits for NATS: %s", service_type.name, error)
+            if waiting is not None:
+                waiting.not_ready = [str(error)]
+            await asyncio.sleep(CONNECT_AGAIN_S)
+    _measure(service_type.name, bus)
     # what is common was decided by the caller; what is the service's own comes from the environment
     own = service_type.settings_type(**settings.model_dump())
     return Context(config, own, bus, pod)
+
+
+def _measure(service: str, bus: Bus) -> None:
+    telemetry.NATS_CONNECTED.labels(service).set_function(lambda: bus.ready)
+    telemetry.NATS_TROUBLES.labels(service).set_function(lambda: len(bus.not_ready))
+    bus.on_reconnect(telemetry.NATS_RECONNECTS.inc)
+    bus.health.count = lambda why, where: telemetry.NATS_REFUSED.labels(why, where).inc()
 
 
 async def serve(
@@ -225,9 +265,20 @@ async def serve(
     auth: Auth | None = None
     insecure = settings.insecure_bind == "yes"
     auth_config = AuthConfig(**settings.auth.model_dump())
+    waiting = [_Waiting(service_type.name) for service_type in service_types]
+    probed: list[Probed] = [*waiting]
     try:
-        for service_type in service_types:
-            services.append(service_type(await connect(service_type, settings, config)))
+        # probes ask nobody; where other callers are asked, being reachable is no accident
+        reachable = insecure or auth_config.asks
+        probes = Server(probe_routes(probed), settings.host, settings.probe_port, reachable)
+        await probes.start()
+        for number, service_type in enumerate(service_types):
+            connecting = connect(service_type, settings, config, waiting[number])
+            context = await _unless(until.asked, connecting)
+            if context is None:
+                return
+            services.append(service_type(context))
+            probed[number] = services[number]
         for service in services:
             await service.run()
         routes = [route for service in services for route in service.routes]
@@ -238,10 +289,6 @@ async def serve(
             ping_s = min(service.ws_ping_s for service in services)
             server = Server(everything, settings.host, settings.port, insecure, auth, ping_s)
             await server.start()
-        # probes ask nobody; where other callers are asked, being reachable is no accident
-        reachable = insecure or auth_config.asks
-        probes = Server(probe_routes(services), settings.host, settings.probe_port, reachable)
-        await probes.start()
         on_ready()
         await until.asked.wait()
         log.info("draining for up to %g s; a second signal ends that", settings.drain_s)
@@ -256,6 +303,19 @@ async def serve(
             await auth.close()
         for service in services:
             await service.bus.close()
+
+
+async def _unless(asked: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What the work comes to; None when the process is asked to end before."""
+    working = asyncio.create_task(work)
+    waiter = asyncio.create_task(asked.wait())
+    try:
+        await asyncio.wait({working, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, waiter):
+            task.cancel()
+        await asyncio.wait({working, waiter})
 
 
 async def drain(

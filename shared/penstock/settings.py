@@ -259,7 +259,12 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", extra="ignore")
 
     config: Path = Field(Path("penstock.yaml"), description="The configuration file")
-    nats_url: str = Field("nats://127.0.0.1:4222", description="The NATS servers")
+    nats_url: str = Field(
+        "nats://127.0.0.1:4222", description="The NATS servers, separated by commas"
+    )
+    nats_wait_s: float = Field(
+        300.0, ge=0, description="How long a start waits for a NATS that is not there yet"
+    )
     nats_user: str | None = Field(None, description="NATS user")
     nats_password: str | None = Field(None, description="NATS password", repr=False)
     nats_credentials: str | None = Field(None, description="NATS credentials file")

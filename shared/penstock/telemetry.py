@@ -32,6 +32,14 @@ SENT_AWAY = Counter(
 DECISIONS = Counter("penstock_decisions_total", "Decisions taken", ["outcome"])
 DEADLETTERS = Counter("penstock_deadletters_total", "Messages given up", ["service"])
 DEADLETTERS_KEPT = Gauge("penstock_deadletters_kept", "Dead letters that nobody has dropped yet")
+NATS_CONNECTED = Gauge("penstock_nats_connected", "1 while NATS can be used", ["service"])
+NATS_TROUBLES = Gauge("penstock_nats_troubles", "What is in the way, as /readyz says", ["service"])
+NATS_RECONNECTS = Counter("penstock_nats_reconnects_total", "Connections lost and made anew")
+NATS_REFUSED = Counter(
+    "penstock_nats_refused_total",
+    "What NATS did not do: full, denied, unheard, away (no leader), lost; where",
+    ["why", "where"],
+)
 FOLD_SECONDS = Histogram(
     "penstock_fold_seconds",
     "From a source frame's receipt to its events' publication",

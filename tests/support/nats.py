@@ -45,6 +45,11 @@ class NatsServer:
         return f"nats://127.0.0.1:{self._port}"
 
     @property
+    def port(self) -> int:
+        """Its port for clients; known after the first start."""
+        return self._port
+
+    @property
     def store(self) -> Path:
         """Where JetStream keeps its files."""
         return self._folder / "jetstream"

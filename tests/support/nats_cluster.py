@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.bus import Bus, BusError
+from penstock.bus import Bus, BusError, BusSettings
 from penstock.bus.streams import Retention
 from support.bus import connected
 from support.cutter import Gate
@@ -70,22 +70,20 @@ class Network:
 
     async def leader(self, stream: str) -> int:
         """Which server leads the stream, once it has a leader."""
+        async with self._looking() as bus:
 
-        async def probe() -> str | None:
-            for url in self.urls:
+            async def probe() -> str | None:
                 try:
-                    async with connected(url, connect_timeout_s=2, retention=REPLICATED) as bus:
-                        info = await bus.api(f"STREAM.INFO.{stream}")
-                    return str(info["cluster"].get("leader", ""))
+                    info = await bus.api(f"STREAM.INFO.{stream}")
                 except BusError:
-                    continue
-            return None
+                    return None
+                return str(info["cluster"].get("leader", ""))
 
-        return int((await eventually(probe, 30, f"a leader of {stream}")).removeprefix("n"))
+            return int((await eventually(probe, 30, f"a leader of {stream}")).removeprefix("n"))
 
     async def whole(self) -> None:
         """Until every stream has all its replicas, none behind."""
-        async with connected(self.urls[0], retention=REPLICATED) as bus:
+        async with self._looking() as bus:
 
             async def probe() -> bool:
                 try:
@@ -94,6 +92,23 @@ class Network:
                     return False
 
             await eventually(probe, 60, "the cluster is whole")
+
+    @asynccontextmanager
+    async def _looking(self) -> AsyncIterator[Bus]:
+        urls = ",".join(f"nats://127.0.0.1:{server.port}" for server in self.servers)
+        settings = BusSettings(url=urls, publish_timeout_s=2)
+
+        async def connect() -> Bus | None:
+            try:
+                return await Bus.connect(settings, ensure=False)
+            except BusError:
+                return None
+
+        bus = await eventually(connect, 30, "a server that answers")
+        try:
+            yield bus
+        finally:
+            await bus.close()
 
 
 async def _streams(bus: Bus) -> list[str]:

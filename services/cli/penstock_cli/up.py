@@ -134,6 +134,7 @@ def _settings(options: Options) -> Settings:
         "port": options.port,
         "probe_port": options.probe_port,
         "nats_url": options.nats,
+        "nats_wait_s": 0.0,  # somebody sits before it
     }
     return Settings(**{name: value for name, value in given.items() if value is not None})
 

@@ -9,6 +9,7 @@ from penstock.bus.errors import (
     BusError,
     BusUnavailable,
     FenceConflict,
+    NotThereYet,
     OutcomeUnknown,
     StartUpError,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "FenceConflict",
     "Message",
     "Msg",
+    "NotThereYet",
     "OutcomeUnknown",
     "StartUpError",
     "Stored",

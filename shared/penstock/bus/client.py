@@ -47,6 +47,7 @@ MIN_SERVER = (2, 12)  # atomic batches and scheduled messages
 MIN_PAYLOAD_BYTES = 1024 * 1024  # parts and records are up to 512 KiB, with room for the rest
 CLOSE_TIMEOUT_S = 2
 MESSAGE_NOT_FOUND = 10037
+READ_TIMEOUT_S = 2.0  # one attempt
 LOOK_TIMEOUT_S = 2.0  # for a stream's leader, after a reconnect
 _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
@@ -262,13 +263,16 @@ class Bus:
             self._buckets[name] = Bucket(self, name)
         return self._buckets[name]
 
-    async def api(self, call: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def api(
+        self, call: str, body: dict[str, Any] | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
         """A JetStream API request, e.g. `STREAM.INFO.RAW`.
 
         Raises BusUnavailable when nobody answers, BusError with the server's words on an error.
         The raw form, since nats-py drops fields that it does not know.
         """
-        msg = await self.request(f"$JS.API.{call}", orjson.dumps(body) if body else b"")
+        payload = orjson.dumps(body) if body else b""
+        msg = await self.request(f"$JS.API.{call}", payload, timeout_s)
         answer: dict[str, Any] = orjson.loads(msg.data)
         if "error" in answer:
             error = answer["error"]
@@ -351,13 +355,19 @@ class Bus:
         return await self._message(stream, {"start_time": within.isoformat()})
 
     async def _message(self, stream: str, which: dict[str, Any]) -> Stored | None:
-        try:
-            answer = await self.api(f"STREAM.MSG.GET.{stream}", which)
-        except ApiError as error:
-            if error.code == MESSAGE_NOT_FOUND:
-                return None
-            raise
-        return stored_of(answer["message"])
+        # a leader that died answers no more, and who is asked meanwhile says nothing: ask again
+        until = time.monotonic() + self.settings.publish_timeout_s
+        while True:
+            try:
+                answer = await self.api(f"STREAM.MSG.GET.{stream}", which, READ_TIMEOUT_S)
+                return stored_of(answer["message"])
+            except ApiError as error:
+                if error.code == MESSAGE_NOT_FOUND:
+                    return None
+                raise
+            except OutcomeUnknown:
+                if time.monotonic() >= until:
+                    raise
 
     async def _check_server(self) -> None:
         version = self.client.connected_server_version

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BATCH = 500
 MAX_BATCH_BYTES = 4 * 1024 * 1024
+SILENCE_S = 2.0  # without an answer, whoever should have given it is gone
 
 
 @dataclass(slots=True)
@@ -46,14 +47,38 @@ async def read(
 ) -> tuple[list[Stored], int]:
     """Up to `limit` messages that match, from stream sequence `start` on, and how many follow.
 
-    One message over `max_bytes` comes alone.
+    One message over `max_bytes` comes alone. Where nothing comes it is asked again.
     Raises BusUnavailable when nobody answers, OutcomeUnknown when the answer stops half-way.
     """
+    request = {
+        "seq": max(start, 1),
+        "next_by_subj": pattern,
+        "batch": limit,
+        "max_bytes": max_bytes,
+    }
+    await bus.client.standing(bus.settings.publish_timeout_s)
+    try:
+        async with asyncio.timeout(bus.settings.publish_timeout_s):
+            while True:
+                if (answer := await _answer(bus, stream, request)) is not None:
+                    return answer
+    except TimeoutError as error:
+        raise OutcomeUnknown(f"{stream}: the direct get did not end in time") from error
+    except NatsError as error:
+        raise BusUnavailable(f"{stream}: {error}") from error
+
+
+async def _answer(
+    bus: Bus, stream: str, request: dict[str, Any]
+) -> tuple[list[Stored], int] | None:
+    """What comes, and how many follow; None when nothing comes: who was asked may have died."""
     inbox = bus.client.new_inbox()
     found: list[Stored] = []
+    begun = asyncio.Event()
     done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def collect(msg: Msg) -> None:
+        begun.set()
         headers = msg.headers or {}
         status = headers.get("Status")
         if status is None:
@@ -71,29 +96,30 @@ async def read(
                 BusUnavailable(f"{stream}: {status} {headers.get('Description', '')}")
             )
 
-    request = {
-        "seq": max(start, 1),
-        "next_by_subj": pattern,
-        "batch": limit,
-        "max_bytes": max_bytes,
-    }
-    await bus.client.standing(bus.settings.publish_timeout_s)
+    # who loses the connection hears of it here
+    done.add_done_callback(lambda _: begun.set())
     bus.client.unanswered.add(done)
     try:
         subscription = await bus.client.subscribe(inbox, cb=collect)
         try:
             await bus.client.publish(f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(request), inbox)
-            async with asyncio.timeout(bus.settings.publish_timeout_s):
-                pending = await done
+            if not await _happens(begun, SILENCE_S):
+                return None
+            return found, await done
         finally:
             await subscription.unsubscribe()
-    except TimeoutError as error:
-        raise OutcomeUnknown(f"{stream}: the direct get did not end in time") from error
-    except NatsError as error:
-        raise BusUnavailable(f"{stream}: {error}") from error
     finally:
         bus.client.unanswered.discard(done)
-    return found, pending
+        done.cancel()
+
+
+async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 async def replay(bus: Bus, stream: str, pattern: str, start: int = 1) -> AsyncIterator[Stored]:

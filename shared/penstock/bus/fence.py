@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 512 * 1024
 RETRY_S = 0.25
+# When the leader dies nobody answers. The fence tells whether it was stored, so ask again soon:
+# an election takes four seconds and more, and whoever asks late adds to it.
+APPEND_TIMEOUT_S = 2.0
 
 
 def _fenced(message: Message, pattern: str, last: int) -> Message:
@@ -42,8 +45,8 @@ async def append(bus: Bus, pattern: str, batch: Sequence[Message], last: int) ->
     """
     first = _fenced(batch[0], pattern, last)
     if len(batch) == 1:
-        return await bus.publisher.publish(first)
-    return await bus.publisher.publish_batch([first, *batch[1:]])
+        return await bus.publisher.publish(first, APPEND_TIMEOUT_S)
+    return await bus.publisher.publish_batch([first, *batch[1:]], APPEND_TIMEOUT_S)
 
 
 async def tail(bus: Bus, stream: str, pattern: str) -> Stored | None:
@@ -117,6 +120,11 @@ class RawWriter:
                 for n, piece in enumerate(pieces, 1)
             ]
         return await self._store(batch)
+
+    async def holds(self) -> bool:
+        """False when another writer has taken the run over. Waits for the bus."""
+        pattern = subjects.raw_stored(self.run_id, self.writer)
+        return not self._is_foreign(await tail(self.bus, streams.RAW, pattern))
 
     async def _store(self, batch: Sequence[Message]) -> int:
         pattern = subjects.raw_stored(self.run_id, self.writer)

@@ -1,8 +1,9 @@
 """The headers of RAW and EVENTS, and the messages that carry them.
 
-RAW kinds: `open` (a leg is claimed; JSON), `bytes` (of the upstream's body, verbatim), `part` (of a
-message too large for one), `end` (the body ended cleanly; JSON), `lost` (it did not, or could not
-begin; JSON), `event` (a source event of ours; JSON).
+RAW kinds: `open` (a leg is claimed; JSON), `claim` (a connector goes on with it; JSON), `bytes`
+(of the upstream's body, verbatim), `part` (of a message too large for one), `end` (the body ended
+cleanly; JSON), `lost` (it did not, or could not begin; JSON), `event` (a source event of ours;
+JSON).
 """
 
 from __future__ import annotations

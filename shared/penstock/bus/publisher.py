@@ -111,16 +111,17 @@ class Publisher:
             if not ack.done() and asked.lower() == subject:
                 ack.set_exception(NotPermitted(f"NATS does not let this user publish to {asked}"))
 
-    async def publish(self, message: Message) -> int:
+    async def publish(self, message: Message, timeout_s: float | None = None) -> int:
         """Store one message; returns its stream sequence.
 
-        While the connection is away it waits for it, as long as for an answer. Raises
-        FenceConflict, BusUnavailable, OutcomeUnknown, StreamFull or MessageTooLarge.
+        `timeout_s`: after it the outcome is unknown; else the one that all have. While the
+        connection is away it waits for it, as long as for an answer. Raises FenceConflict,
+        BusUnavailable, OutcomeUnknown, StreamFull or MessageTooLarge.
         """
         size_bytes = weight(message.payload)
         await self._gate.enter(size_bytes)
         try:
-            sequence = await self._publish(message)
+            sequence = await self._publish(message, timeout_s)
         except BusError as error:
             self._note(message.subject, error)
             raise
@@ -130,17 +131,19 @@ class Publisher:
             self._health.worked(stream_of(message.subject))
         return sequence
 
-    async def _publish(self, message: Message) -> int:
+    async def _publish(self, message: Message, timeout_s: float | None) -> int:
         if not self._client.usable:
             await self._client.standing(self._timeout_s)
         reply, ack = self._expect(message.subject)
         try:
             await self._send(message, reply)
-            return await self._settled(ack)
+            return await self._settled(ack, timeout_s)
         finally:
             self._forget(reply)
 
-    async def publish_batch(self, messages: Sequence[Message]) -> int:
+    async def publish_batch(
+        self, messages: Sequence[Message], timeout_s: float | None = None
+    ) -> int:
         """Store up to 1,000 messages all together or not at all; returns the last sequence.
 
         A fence belongs to the first message. Costs 4 to 7 ms whatever the size (one replica).
@@ -148,7 +151,7 @@ class Publisher:
         size_bytes = sum(weight(message.payload) for message in messages)
         await self._gate.enter(size_bytes)
         try:
-            sequence = await self._publish_batch(messages)
+            sequence = await self._publish_batch(messages, timeout_s)
         except BusError as error:
             self._note(messages[0].subject, error)
             raise
@@ -166,7 +169,7 @@ class Publisher:
                 self._health.refused(kind, stream_of(subject), str(error))
                 return
 
-    async def _publish_batch(self, messages: Sequence[Message]) -> int:
+    async def _publish_batch(self, messages: Sequence[Message], timeout_s: float | None) -> int:
         if not self._client.usable:
             await self._client.standing(self._timeout_s)
         batch_id = self._client.new_inbox()[-22:]
@@ -184,7 +187,7 @@ class Publisher:
                 )
                 if ack.done() or not self._client.is_connected:
                     break  # refused, or torn: without its end a batch is nothing
-            return await self._settled(ack)
+            return await self._settled(ack, timeout_s)
         finally:
             self._forget(reply)
 
@@ -218,16 +221,17 @@ class Publisher:
         ) as error:
             raise BusUnavailable(f"{message.subject}: not connected to NATS") from error
 
-    async def _settled(self, ack: asyncio.Future[int]) -> int:
-        timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, ack)
+    async def _settled(self, ack: asyncio.Future[int], timeout_s: float | None) -> int:
+        timeout_s = timeout_s or self._timeout_s
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, ack, timeout_s)
         try:
             return await ack
         finally:
             timer.cancel()
 
-    def _expire(self, ack: asyncio.Future[int]) -> None:
+    def _expire(self, ack: asyncio.Future[int], timeout_s: float) -> None:
         if not ack.done():
-            ack.set_exception(OutcomeUnknown(f"no acknowledgement within {self._timeout_s:g} s"))
+            ack.set_exception(OutcomeUnknown(f"no acknowledgement within {timeout_s:g} s"))
 
     async def _on_ack(self, msg: Msg) -> None:
         _, ack = self._waiting.get(msg.subject, ("", None))
