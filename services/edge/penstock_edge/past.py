@@ -12,6 +12,7 @@ from penstock.bus import Bus, Stored
 from penstock.bus.direct import read
 
 BATCH = 100
+MAX_READ_BYTES = 256 * 1024  # so much may be held for each client that does not read
 LEAST = 4  # of many patterns, each is read in small pieces
 AT_ONCE = 16
 
@@ -85,7 +86,10 @@ class Past:
                 )
 
     async def _read(self, lane: _Lane, floor: int, piece: int) -> None:
-        found, pending = await read(self._bus, self._stream, lane.pattern, lane.next, piece)
+        async with self._bus.reading:
+            found, pending = await read(
+                self._bus, self._stream, lane.pattern, lane.next, piece, MAX_READ_BYTES
+            )
         if found:
             lane.next = found[-1].sequence + 1
         lane.known = lane.next if found and pending else max(lane.next, floor)

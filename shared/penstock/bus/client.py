@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 MIN_SERVER = (2, 12)  # atomic batches and scheduled messages
 MIN_PAYLOAD_BYTES = 1024 * 1024  # parts and records are up to 512 KiB, with room for the rest
 CLOSE_TIMEOUT_S = 2
+READS_AT_ONCE = 64
 MESSAGE_NOT_FOUND = 10037
 READ_TIMEOUT_S = 2.0  # one attempt
 LOOK_TIMEOUT_S = 2.0  # for a stream's leader, after a reconnect
@@ -88,6 +89,8 @@ class Bus:
         self.publisher = Publisher(
             self.client, settings.publish_timeout_s, settings.max_unacked_bytes, self.health
         )
+        # so many parts of the past are read at once: after a reconnect everybody would
+        self.reading = asyncio.Semaphore(READS_AT_ONCE)
         self._on_reconnect: set[Callable[[], None]] = set()
         self._buckets: dict[str, Bucket] = {}
         self._troubles: list[str] = []  # since the connection last stood, each once
