@@ -59,7 +59,7 @@ def test_a_schedule_is_shown_with_its_seed() -> None:
         Fault(4.0, "hang", "connector", 1, 1.0),
     ]
     assert shown(7, faults).splitlines() == [
-        "seed 7: 1 kills and 3 other faults",
+        "seed 7: 1 kills and 3 other faults; the same again: make chaos SEED=7",
         "   1.5 s  kill -9 edge 1, started again after 2.0 s",
         "   2.0 s  SIGSTOP broker 0, SIGCONT after 8.0 s",
         "   3.0 s  cut every answer of upstream 0",

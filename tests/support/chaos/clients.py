@@ -83,7 +83,6 @@ class Story:
                 await asyncio.sleep(AGAIN_S)
 
     async def _connect(self, view: View, url: str) -> None:
-        view.connections += 1
         headers = {"last-event-id": view.cursors[-1]} if view.cursors else {}
         async with self.http.stream(
             "GET", f"{url}/v1/runs/{self.run_id}/events", headers=headers
@@ -95,6 +94,7 @@ class Story:
                 view.odd.append(f"{answer.status_code} {(await answer.aread())!r}")
                 view.finished = True
                 return
+            view.connections += 1
             rest = b""
             chunks = answer.aiter_raw()
             while True:

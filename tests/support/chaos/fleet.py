@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,12 +83,16 @@ class Slot:
         children = Path(f"/proc/{process.popen.pid}/task/{process.popen.pid}/children")
         self.pids.append(int(wait_for(children.read_text, 10, f"the process of {self.name}")))
 
-    def kill(self) -> None:
-        """kill -9."""
+    def kill(self) -> bool:
+        """kill -9; False when it had just ended by itself."""
         assert self._process is not None
         process, self._process = self._process, None
-        os.kill(self.pid, signal.SIGKILL)
+        alive = process.popen.poll() is None
+        if alive:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         process.popen.wait()
+        return alive
 
     def pause(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)

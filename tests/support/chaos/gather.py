@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,7 @@ from support.chaos.fleet import CANNOT_START, Fleet
 from support.chaos.recorder import Recorder
 
 _BATCH = 500
+_OWNED = re.compile(r"^pod\.|\.member\.|\.part\.")  # the keys of leases that a process holds
 _GONE = ("KV-Operation", "Nats-Marker-Reason")
 # the leases of a dead connector last 15 s; its legs are looked for every 4 s
 _REMAINS_TIMEOUT_S = 40.0
@@ -85,11 +87,10 @@ async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
         return {msg.subject.removeprefix(prefix): msg.data for msg in found if not _is_gone(msg)}
 
     alive = {str(slot.pid) for slot in fleet.slots}
-    leases = await keys("leases")
     owners = {
-        key: key.rpartition(".")[2] if ".part." not in key else value.decode()
-        for key, value in leases.items()
-        if not key.startswith("cancel.")
+        key: value.decode() if ".part." in key else key.rpartition(".")[2]
+        for key, value in (await keys("leases")).items()
+        if _OWNED.search(key)
     }
     return Remains(
         commands=await _subjects(client, "COMMANDS"),

@@ -55,23 +55,28 @@ class Round:
     faults: Sequence[Fault] = ()  # instead of those that the seed makes
 
 
+@dataclass(frozen=True, order=True, slots=True)
+class Wait:
+    """From a kill to the next new event of a run that was streaming then."""
+
+    took_s: float
+    target: str
+    killed_at_s: float  # since the first fault was waited for
+    run: str
+
+
 @dataclass(slots=True)
 class Report:
     """What came of it."""
 
     seed: int
-    faults: list[Fault]
+    kills: dict[str, int] = field(default_factory=dict)  # what was killed, how often
     outcomes: dict[str, int] = field(default_factory=dict)
     events: int = 0
     reconnects: int = 0
     violations: list[Violation] = field(default_factory=list)
-    waits: list[tuple[str, float]] = field(default_factory=list)  # after which kill, how long
+    waits: list[Wait] = field(default_factory=list)
     took_s: float = 0.0
-
-    @property
-    def kills(self) -> dict[str, int]:
-        killed = [fault.target for fault in self.faults if fault.kind == "kill"]
-        return {target: killed.count(target) for target in sorted(set(killed))}
 
     def __str__(self) -> str:
         lines = [
@@ -90,18 +95,23 @@ def _told(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
-def _waits(waits: Sequence[tuple[str, float]]) -> list[str]:
+def _waits(waits: Sequence[Wait]) -> list[str]:
     """Percentiles of the time from a kill to the next new event of a run that was streaming."""
-    by_target: dict[str, list[float]] = {"all": [wait for _, wait in waits]}
-    for target, wait in waits:
-        by_target.setdefault(target, []).append(wait)
-    return [
+    by_target: dict[str, list[float]] = {"anything": [wait.took_s for wait in waits]}
+    for wait in waits:
+        by_target.setdefault(wait.target, []).append(wait.took_s)
+    lines = [
         f"  from the kill of {target} to the next event (n={len(found)}): "
         f"p50 {percentile(found, 50):.2f} s, p99 {percentile(found, 99):.2f} s, "
         f"max {max(found):.2f} s"
         for target, found in sorted(by_target.items())
         if found
     ]
+    slowest = [
+        f"{wait.took_s:.1f} s {wait.run} after {wait.target} at {wait.killed_at_s:.0f} s"
+        for wait in sorted(waits, reverse=True)[:5]
+    ]
+    return [*lines, f"  the slowest: {'; '.join(slowest)}"] if slowest else lines
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -119,6 +129,7 @@ class System:
     recorders: Sequence[Recorder]
     killed_at: list[tuple[float, str]] = field(default_factory=list)
     hurt_pids: set[int] = field(default_factory=set)
+    began: float = 0.0
 
     async def hurt(self, fault: Fault) -> None:
         """Do it, wait, and make it good."""
@@ -150,8 +161,8 @@ class System:
         self.hurt_pids.add(slot.pid)
         match fault.kind:
             case "kill":
-                self._note(fault)
-                slot.kill()
+                if slot.kill():
+                    self._note(fault)
                 await asyncio.sleep(fault.for_s)
                 await asyncio.to_thread(slot.start)
                 await self.fleet.ready(slot)
@@ -174,7 +185,7 @@ class System:
 async def play(round_: Round, folder: Path, agno: Upstream, adk: Upstream) -> Report:
     """Play a round. The report has every violation."""
     faults = list(round_.faults) or schedule(round_.seed, round_.kills, round_.shape)
-    report = Report(round_.seed, faults)
+    report = Report(round_.seed)
     begun = time.monotonic()
     counts = dict(round_.shape.count)
     brokers, _ = counts.pop("broker"), counts.pop("upstream")
@@ -201,10 +212,11 @@ async def play(round_: Round, folder: Path, agno: Upstream, adk: Upstream) -> Re
     harm = Harm(system.hurt_pids)
     report.violations += [violation for run in runs for violation in check_run(run, harm)]
     report.violations += check_remains(remains)
+    report.kills = dict(Counter(target for _, target in system.killed_at))
     report.outcomes = dict(Counter(outcome_of(run) for run in runs))
     report.events = sum(len(run.bodies) for run in runs)
     report.reconnects = sum(view.connections - 1 for run in runs for view in run.views)
-    report.waits = list(waits_after(system.killed_at, [story.arrivals for story in stories]))
+    report.waits = list(waits_after(system, stories))
     report.took_s = time.monotonic() - begun
     return report
 
@@ -257,24 +269,21 @@ def _nonce() -> str:
 
 
 async def _hurt(faults: Sequence[Fault], system: System) -> None:
-    began = time.monotonic()
+    clock = asyncio.get_running_loop().time
+    system.began = clock()
     async with asyncio.TaskGroup() as hurting:
         for fault in faults:
-            await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
+            await asyncio.sleep(max(0.0, system.began + fault.at_s - clock()))
             hurting.create_task(system.hurt(fault), name=str(fault))
 
 
-def waits_after(
-    killed_at: Sequence[tuple[float, str]], arrivals: Sequence[Sequence[tuple[float, str]]]
-) -> Iterator[tuple[str, float]]:
-    """For each kill, and each run that was streaming then: how long its next event took.
-
-    `arrivals`: of each run, when each event was first seen by anybody, and its type.
-    """
-    for (killed, target), seen in product(killed_at, arrivals):
+def waits_after(system: System, stories: Sequence[Story]) -> Iterator[Wait]:
+    """For each kill, and each run that was streaming then: how long its next event took."""
+    for (killed, target), story in product(system.killed_at, stories):
+        seen = story.arrivals
         place = bisect(seen, killed, key=lambda arrival: arrival[0])
         if not 0 < place < len(seen):
             continue
         at, name = seen[place - 1]
         if killed - at <= STREAMING_S and name not in _SILENT:
-            yield target, seen[place][0] - killed
+            yield Wait(seen[place][0] - killed, target, killed - system.began, story.plan.mark)

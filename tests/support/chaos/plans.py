@@ -13,8 +13,8 @@ Decision = Literal["approve", "reject", "none"]  # "none": it is left waiting
 # The first words select the scripted model's answer: see TRIGGERS.md and SCENARIOS.md in
 # tests/upstreams.
 _PLAIN: dict[Agent, tuple[str, ...]] = {
-    "agno": ("text", "tool", "texttool", "long", "long", "long", "tools"),
-    "adk": ("plain hi", "weather", "slow 30 100", "slow 50 60", "burst 40", "parallel"),
+    "agno": ("text", "tool", "texttool", "tools", *["long"] * 5),
+    "adk": ("plain hi", "weather", "burst 40", "parallel", "slow 50 60", *["slow 50 100"] * 3),
 }
 _ASKING: dict[Agent, tuple[str, ...]] = {
     "agno": ("confirm", "textconfirm", "slowconfirm"),

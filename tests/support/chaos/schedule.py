@@ -95,7 +95,10 @@ def schedule(seed: int, kills: int, shape: Shape) -> list[Fault]:
 def shown(seed: int, faults: Sequence[Fault]) -> str:
     """The schedule in words."""
     kills = sum(fault.kind == "kill" for fault in faults)
-    head = f"seed {seed}: {kills} kills and {len(faults) - kills} other faults"
+    head = (
+        f"seed {seed}: {kills} kills and {len(faults) - kills} other faults; "
+        f"the same again: make chaos SEED={seed}"
+    )
     return "\n".join([head, *map(str, faults)])
 
 
