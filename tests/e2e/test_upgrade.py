@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.bus import Bus, migrate
+import pytest
+
+from penstock.bus import Bus, BusSettings, migrate, streams
 from penstock.bus.subjects import partition_of
+from penstock_edge.service import EdgeService
 from support.bus import connected
 from support.deployment import deployment
+from support.misbehaving import Misbehaving, agents, misbehaving, plays
 from support.nats import NatsServer
+from support.pipeline import PIPELINE, Pipeline, pipeline, types
+from support.raw import agno_approved, agno_text
+from support.released import VERSIONS, Left, left, restore
 from support.steady import holders, moved_on, steady
 from support.waiting import eventually
 
@@ -58,7 +68,8 @@ async def test_the_number_of_partitions_changes_under_forty_runs_and_kill_9(
         # somewhere on its way, or before it
         half_done = await penstock("streams", "migrate", "--partitions", "24", nats=fresh_nats)
         await asyncio.sleep(random.uniform(0.5, 2.5))
-        half_done.kill()
+        with contextlib.suppress(ProcessLookupError):
+            half_done.kill()
         await half_done.communicate()
         await fleet.kill(fleet.of("normalizer")[0])
         starting = asyncio.create_task(fleet.start("normalizer"))
@@ -76,3 +87,61 @@ async def test_the_number_of_partitions_changes_under_forty_runs_and_kill_9(
         assert "→ 16" in await repartitioned(16, fresh_nats)
         await moved_on(bus, runs, 0, 10)
         await held(bus, 16)
+
+
+@asynccontextmanager
+async def upgraded(
+    nats: NatsServer, version: str
+) -> AsyncIterator[tuple[Left, Pipeline, Misbehaving]]:
+    """This version's services over what a released one has left."""
+    found = left(version)
+    bus = await Bus.connect(BusSettings(url=nats.url), ensure=False)
+    await restore(bus, found)
+    await bus.close()
+    async with misbehaving() as upstream:
+        upstream.script(plays(agno_approved()))
+        async with pipeline(nats.url, agents(upstream), [*PIPELINE, EdgeService]) as penstock:
+            yield found, penstock, upstream
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_run_that_waited_under_an_older_version_goes_on_under_this_one(
+    fresh_nats: NatsServer, version: str
+) -> None:
+    async with upgraded(fresh_nats, version) as (found, penstock, upstream):
+        before = await penstock.events_until(found["runs"]["paused"], "lifecycle.paused")
+        await penstock.decide(found["approval"], "approve")
+        events = await penstock.ended(found["runs"]["paused"])
+        assert len(upstream.calls) == 1
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    assert types(events[len(before) :])[:2] == ["approval.decided", "lifecycle.resumed"]
+    assert events[-1].type == "lifecycle.completed"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_what_an_older_version_wrote_is_read_and_not_done_again(
+    fresh_nats: NatsServer, version: str
+) -> None:
+    async with upgraded(fresh_nats, version) as (found, penstock, upstream):
+        decided = found["runs"]["decided"]
+        command = found["commands"]["continue"].encode()
+        await penstock.publish("continue", decided, command)
+        shown = (await penstock.http.get("/v1/runs")).json()["runs"]
+        assert {run["run_id"]: run["status"] for run in shown} == {
+            decided: "completed",
+            found["runs"]["plain"]: "completed",
+            found["runs"]["paused"]: "paused",
+        }
+        for run_id in (decided, found["runs"]["plain"]):
+            events = await penstock.ended(run_id)
+            assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+        # a new run behind the old ones: the command was taken before it
+        upstream.script(plays(agno_text("fine")))
+        assert (await penstock.ended(await penstock.start_run("agno")))[-1].type == (
+            "lifecycle.completed"
+        )
+        assert len(upstream.calls) == 1
+        for config in found["streams"]:
+            standing = await migrate.configuration(penstock.bus, config["name"])
+            assert standing is not None
+            assert migrate.schema_of(standing) == streams.SCHEMA
