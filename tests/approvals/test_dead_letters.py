@@ -1,0 +1,85 @@
+"""A request that could not be recorded is a dead letter; put back, it is asked after all, once."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from penstock.bus import deadletters, pull
+from penstock.bus.putback import put_back
+from penstock.settings import Config
+from penstock_approvals.service import ApprovalsService
+from penstock_normalizer.service import NormalizerService
+from support.letters import the_letter
+from support.nats import NatsServer
+from support.pauses import start_and_pause
+from support.pipeline import Pipeline, Services, pipeline, types
+from support.waiting import eventually
+
+WITHOUT: Services = (NormalizerService,)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull, "AGAIN_S", 0.02)
+
+
+async def pause_without_record(penstock: Pipeline) -> tuple[str, bytes]:
+    """A run whose request is there, and whose record is away: nobody can say whose it is."""
+    run_id = await start_and_pause(penstock)
+
+    async def followed() -> bool:
+        return (await penstock.record(run_id)).status == "running"
+
+    await eventually(followed, what="the run's record, moved on")
+    entry = await penstock.bus.bucket("runs").get(run_id)
+    assert entry is not None
+    await penstock.bus.bucket("runs").delete(run_id)
+    return run_id, entry.value
+
+
+async def test_a_request_that_was_given_up_is_asked_when_it_is_put_back(
+    nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pipeline(nats.url, Config(), WITHOUT) as penstock:
+        run_id, record = await pause_without_record(penstock)
+        async with pipeline(nats.url, Config(), (ApprovalsService,)):
+            found = await the_letter(penstock.bus, "approvals", run_id)
+            await penstock.bus.bucket("runs").put(run_id, record)
+            assert await put_back(penstock.bus, found)
+            await penstock.events_until(run_id, "lifecycle.paused")
+            # what was put back again, as by somebody who had seen nothing of it
+            await put_back(penstock.bus, found)
+            events = await penstock.events_until(run_id, "lifecycle.paused")
+    assert types(events).count("lifecycle.paused") == 1
+    letter = found.letter
+    assert letter.subject == f"approval.requested.{run_id}"
+    assert letter.delivered == 5
+    assert "has no record" in letter.reason
+    with_traceback = [
+        record
+        for record in caplog.records
+        if letter.traceback_id in record.getMessage() and record.exc_info
+    ]
+    assert [record.levelno for record in with_traceback] == [logging.ERROR] * 5
+
+
+async def test_what_fails_again_when_it_is_put_back_is_another_letter(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), WITHOUT) as penstock:
+        run_id, record = await pause_without_record(penstock)
+        async with pipeline(nats.url, Config(), (ApprovalsService,)):
+            first = await the_letter(penstock.bus, "approvals", run_id)
+            await put_back(penstock.bus, first)
+
+            async def second() -> deadletters.Letter | None:
+                letters = deadletters.letters(penstock.bus, "approvals", run_id)
+                all_of_them = [found async for found in letters]
+                return all_of_them[1] if len(all_of_them) == 2 else None
+
+            again = await eventually(second, what="a second letter")
+            assert again is not None
+            assert again.letter.subject == f"command.approvals.replay.{run_id}"
+            await penstock.bus.bucket("runs").put(run_id, record)
+            await put_back(penstock.bus, again)
+            await penstock.events_until(run_id, "lifecycle.paused")
