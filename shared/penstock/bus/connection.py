@@ -69,8 +69,10 @@ class Connection(Client):
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
             pass
-        if not self.usable:
-            raise BusUnavailable(self.held_back or "not connected to NATS")
+        if not self.is_connected:
+            raise BusUnavailable("not connected to NATS")
+        if self.held_back:
+            raise BusUnavailable(self.held_back)
 
     async def close(self) -> None:
         """As nats-py's, but also where `connect` has refused its arguments."""

@@ -40,6 +40,16 @@ class Lease:
         self._ttl_s = ttl_s
         self._revision = 0
         self._renewed_at = 0.0
+        self._steady_since = 0.0  # since then no renewal was late
+
+    @property
+    def sees_others(self) -> bool:
+        """Whether a lease that is missing tells of a holder who is gone.
+
+        Not for half a TTL after this one was taken, or could not be renewed for so long: the bus
+        was away, perhaps from everybody, and the others are about to renew theirs.
+        """
+        return self.held and time.monotonic() >= self._steady_since + self._ttl_s / 2
 
     @property
     def held(self) -> bool:
@@ -71,6 +81,8 @@ class Lease:
                 taken = await self._bucket.update(self.key, value, entry.revision, self._ttl_s)
         if taken is None:
             return False
+        if asked_at > self._renewed_at + self._ttl_s / 2:
+            self._steady_since = time.monotonic()
         self._revision, self._renewed_at = taken, asked_at
         return True
 

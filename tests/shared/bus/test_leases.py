@@ -193,6 +193,27 @@ async def test_a_bus_that_is_away_ends_no_lease_before_its_time(
     assert not await lease.renew()
 
 
+async def test_who_could_not_renew_does_not_judge_others_by_their_leases(
+    bus: Bus, key: str, clock: Clock
+) -> None:
+    """The bus was away from all: the first one that is back finds nobody else's lease."""
+    lease = Lease(bus, key, "one", 60)
+    assert not lease.sees_others
+    await lease.acquire()
+    assert not lease.sees_others, "it has only come: others may be about to come back"
+    clock.forward(31)
+    await lease.renew()  # too late
+    assert not lease.sees_others
+    for _ in range(2):
+        clock.forward(16)
+        await lease.renew()
+    assert lease.sees_others
+    clock.forward(61)
+    assert not lease.sees_others
+    await lease.acquire()
+    assert not lease.sees_others
+
+
 async def test_keep_holds_a_lease_takes_it_again_and_gives_it_back(bus: Bus, key: str) -> None:
     lease = Lease(bus, key, "one", 60)
     keeping = asyncio.create_task(keep(lease, 0.02))
