@@ -237,7 +237,7 @@ def _readable(payload: bytes) -> str:
         text = payload.decode()
     except UnicodeDecodeError:
         rest = len(payload) - MAX_HEX_BYTES
-        return payload[:MAX_HEX_BYTES].hex(" ", 2) + (f" … {rest} bytes more" if rest > 0 else "")
+        return payload[:MAX_HEX_BYTES].hex(" ", -2) + (f" … {rest} bytes more" if rest > 0 else "")
     with contextlib.suppress(ValueError):
         text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     cut = "\n… cut: --json has it whole" if len(text) > MAX_SHOWN_CHARACTERS else ""
