@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 
 # an atomic batch costs 4 to 7 ms whatever its size: below this, one by one is faster
 BATCH_FROM = 50
-# folded without a pause, in which no other run goes on: some 10 ms
-MAX_READY = 250
+# folded without a pause, in which no other run goes on: some 20 ms
+MAX_READY = 500
 MAX_READY_BYTES = 4 * 1024 * 1024
 UPSTREAM_KINDS = frozenset({"open", "bytes", "part", "end", "lost"})
 FACTS = {"agent", "session_id", "user_id", "message"}
