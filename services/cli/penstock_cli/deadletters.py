@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -67,6 +68,7 @@ def parse_since(text: str) -> datetime:
 
 def run(work: Work, output: Output, nats: str | None, data: Path) -> int:
     """Connect as the services do, and work; the exit code."""
+    logging.getLogger("penstock").setLevel(logging.ERROR)  # what matters is said below
     try:
         return asyncio.run(_connected(work, nats, data))
     except (ConfigurationError, StartUpError) as error:
