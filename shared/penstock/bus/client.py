@@ -39,6 +39,7 @@ from penstock.bus.health import Health, family, stream_of
 from penstock.bus.kv import Bucket
 from penstock.bus.presence import Presence
 from penstock.bus.publisher import Publisher
+from penstock.bus.pulse import Pulse
 from penstock.bus.streams import Retention
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class Bus:
         self._away_since: float | None = None
         self._presence = Presence(self._created, self._found, self._lost)
         self._checking: asyncio.Task[None] | None = None
+        self._pulse: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(cls, settings: BusSettings, *, ensure: bool = True) -> Bus:
@@ -116,7 +118,13 @@ class Bus:
         except BaseException:
             await bus.client.close()
             raise
+        pulse = Pulse(bus._ask_leader, bus.client.leave, bus.health)
+        bus._pulse = asyncio.create_task(pulse.run())
         return bus
+
+    async def _ask_leader(self) -> None:
+        if self.client.is_connected:
+            await self.api("INFO", timeout_s=READ_TIMEOUT_S)
 
     async def _dial(self) -> None:
         settings = self.settings
@@ -175,8 +183,9 @@ class Bus:
         """Flush what was published, then close."""
         if self.client.is_closed:
             return
-        if self._checking is not None:
-            self._checking.cancel()
+        for task in (self._checking, self._pulse):
+            if task is not None:
+                task.cancel()
         try:
             await self.client.flush(CLOSE_TIMEOUT_S)
         except NatsError:

@@ -34,6 +34,7 @@ class Connection(Client):
         super().__init__()
         self.unanswered: set[asyncio.Future[Any]] = set()
         self.held_back = ""  # why nothing may be sent, though the connection stands
+        self._left: Srv | None = None  # not to be taken again at once
         self.on_refused: Callable[[str, str], None] = lambda action, subject: None
 
     @property
@@ -133,7 +134,16 @@ class Connection(Client):
         self._abort()
         await super()._process_op_err(e)
 
+    async def leave(self) -> None:
+        """Move to another server, if there is one."""
+        if self.is_connected and len(self._server_pool) > 1:
+            self._left = self._current_server
+            await self._process_op_err(NatsError("nats: the server is cut off from its cluster"))
+
     async def _connect_to_server(self, s: Srv) -> None:
+        left, self._left = self._left, None
+        if s is left:
+            raise ConnectionError("the server is cut off from its cluster")
         self._abort()  # one that was accepted, and not welcomed
         self.options["reconnect_time_wait"] = random.uniform(*RECONNECT_S)
         await super()._connect_to_server(s)
