@@ -1,7 +1,7 @@
 """How many cases, from which seed, and what is said of one that fails.
 
-`PENSTOCK_FUZZ_CASES` is how many (`make test`: a few, always the same; `make chaos`: 100,000, from
-a seed that is printed). `SEED` replays a run, `PENSTOCK_FUZZ_CASE` only one case of it.
+`make test` tries a few, always the same. `make chaos` tries 100,000 in all (`PENSTOCK_FUZZ_CASES`)
+from a seed that is printed; `SEED` replays them, `PENSTOCK_FUZZ_CASE` only one of them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ QUICK_SEED = "penstock"
 CASE_CPU_S = 20.0  # of CPU, which a busy machine does not use up: a case takes some milliseconds
 
 
-def how_many(default: int, share: float = 1.0) -> int:
-    """Cases of one test; `share` is its part of what was asked for."""
-    wanted = os.environ.get("PENSTOCK_FUZZ_CASES")
-    return max(1, int(int(wanted) * share)) if wanted else default
+def how_many(share: float) -> int:
+    """Cases of one test in `make chaos`; `share` is its part of all."""
+    return max(1, int(int(os.environ.get("PENSTOCK_FUZZ_CASES", CHAOS_CASES)) * share))
 
 
 def chaos_seed() -> str:

@@ -10,6 +10,7 @@ import json
 import random
 import re
 import string
+from collections.abc import Callable
 from typing import Any
 
 from fuzz.recorded import Recorded
@@ -164,24 +165,18 @@ def _shuffle(rng: random.Random, frames: list[bytes]) -> None:
 
 
 def _hurt(rng: random.Random, body: bytes) -> bytes:
-    if not body:
-        return rng.choice(_TOKENS)
-    at = rng.randrange(len(body))
-    match rng.randrange(7):
-        case 0:
-            return body[:at]
-        case 1:
-            return body[:at] + bytes([body[at] ^ (1 << rng.randrange(8))]) + body[at + 1 :]
-        case 2:
-            return body[:at] + rng.choice(_TOKENS) + body[at:]
-        case 3:
-            return body[:at] + body[at + rng.randrange(20) :]
-        case 4:
-            return body.replace(b"\n", rng.choice((b"\r", b"\r\n")))
-        case 5:
-            return b"\xef\xbb\xbf" + body
-        case _:
-            return body[:at] + rng.randbytes(3) + body[at:]
+    at = rng.randrange(len(body) + 1)
+    before, after = body[:at], body[at:]
+    hurts: tuple[Callable[[], bytes], ...] = (
+        lambda: before,
+        lambda: before + bytes(byte ^ (1 << rng.randrange(8)) for byte in after[:1]) + after[1:],
+        lambda: before + rng.choice(_TOKENS) + after,
+        lambda: before + after[rng.randrange(20) :],
+        lambda: body.replace(b"\n", rng.choice((b"\r", b"\r\n"))),
+        lambda: b"\xef\xbb\xbf" + body,
+        lambda: before + rng.randbytes(3) + after,
+    )
+    return rng.choice(hurts)()
 
 
 def cut(rng: random.Random, body: bytes) -> list[bytes]:

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import json
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from fuzz.cases import no_longer_than
 from penstock import sse
 from penstock.bus.messages import RawFrame
+from penstock.dialects.agui.decode_chunks import Chunks
+from penstock.dialects.agui.decode_state import State
+from penstock.dialects.agui.decode_transcript import Transcript, settled
 from penstock.dialects.base import MAX_OPEN
+from penstock.sse import Parser
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.fold import RunFold
 from support.raw import RUN_ID
 
 N = 150
 GROWTH = 2.4  # of work, when twice as much is sent; a square would be 4
-HELD_BYTES = 60 * 1024  # what an empty run holds, and what a small n cannot tell from noise
 
 Rows = Callable[[int], Iterable[bytes]]
 
@@ -324,6 +329,142 @@ def test_what_cannot_be_found_at_once_has_a_limit_that_ends_the_run(
     *_, end = many.feed(_raw("bytes", b"".join(rows(MAX_OPEN + 2)), 2))
     assert (end.type, end.data["code"]) == ("lifecycle.failed", "limit")
     assert end.data["error"].startswith("the upstream has more than ")
+
+
+CONVERSATION: dict[str, Rows] = {
+    **AGUI,
+    "messages, and more of the first": lambda n: (
+        agui("TEXT_MESSAGE_CONTENT", messageId=id, delta="x")
+        for i in range(n)
+        for id in (f"{i}", "0")
+    ),
+    "answers": lambda n: (
+        agui(type, toolCallId=f"{i}", content="x")
+        for i in range(n)
+        for type in ("TOOL_CALL_START", "TOOL_CALL_RESULT")
+    ),
+    "calls of one message": lambda n: (
+        agui("TOOL_CALL_START", toolCallId=f"{i}", parentMessageId="m") for i in range(n)
+    ),
+}
+
+
+@pytest.mark.parametrize("rows", CONVERSATION.values(), ids=list(CONVERSATION))
+def test_a_conversation_is_remembered_at_the_cost_of_what_is_said(rows: Rows) -> None:
+    def work_for(n: int) -> int:
+        chunks, transcript, state = Chunks(), Transcript(), State()
+        events = [json.loads(frame.data) for frame in Parser().feed(b"".join(rows(n)))]
+
+        def work() -> None:
+            for event in events:
+                for each in chunks.expand(event):
+                    transcript.feed(each)
+                    state.feed(each)
+            settled(transcript.messages)
+
+        return bytecodes(work)
+
+    assert work_for(2 * N) < GROWTH * work_for(N)
+
+
+LONG = "n" * 100_000
+BIG_NAMES: dict[str, tuple[list[bytes], Callable[[int], bytes]]] = {
+    "agno": (
+        [
+            agno("RunStarted", agent_name=LONG),
+            agno("StepStarted", run_id=None, workflow_id=LONG, step_id="s", step_name=LONG),
+            agno("RunStarted", run_id="m", parent_run_id="r", agent_id=LONG, step_id=LONG),
+            agno("ToolCallStarted", tool=tool("c", tool_name=LONG)),
+        ],
+        lambda i: agno("RunContent", run_id="m" if i % 2 else None, content="x"),
+    ),
+    "adk": (
+        [
+            adk({"text": "x"}, id=LONG, partial=True, invocationId=LONG, branch="b"),
+            adk({"functionCall": {"name": LONG, "id": LONG, "partialArgs": []}}, partial=True),
+        ],
+        lambda i: adk(
+            {"text": "x"} if i % 2 else {"functionCall": {"partialArgs": [{"jsonPath": "$"}]}},
+            id=None,
+            invocationId=None,
+            partial=True,
+            branch="b" if i % 2 else None,
+        ),
+    ),
+    "agui": (
+        [
+            agui("RUN_STARTED", runId=LONG, threadId=LONG),
+            agui("STEP_STARTED", stepName=LONG),
+            agui("SUBAGENT_STARTED", subagentRunId="s", name=LONG),
+            agui("STEP_STARTED", stepName=LONG, subagentRunId="s"),
+            agui("TOOL_CALL_START", toolCallId="c", toolCallName=LONG, subagentRunId="s"),
+        ],
+        lambda i: agui("TOOL_CALL_ARGS", toolCallId="c", delta="x", subagentRunId="s"),
+    ),
+}
+
+
+@pytest.mark.parametrize("protocol", sorted(BIG_NAMES))
+def test_a_long_name_is_not_said_again_with_every_word(protocol: str) -> None:
+    fold = run_of(protocol)
+    long, make_small = BIG_NAMES[protocol]
+    fold.feed(_raw("bytes", b"".join(long), 2))
+    told = fold.feed(_raw("bytes", b"".join(map(make_small, range(20))), 3))
+    assert len(told) >= 20
+    assert max(len(placed.body) for placed in told) < 16 * 1024
+
+
+def test_a_chain_of_ids_that_are_taken_is_no_recursion() -> None:
+    taken = [f"m{'#2' * links}" for links in range(2000)]
+    fold = run_of("agui")
+    body = b"".join(
+        agui(type, messageId=id, delta=f"{at}")
+        for at, id in enumerate((*taken, "m", "m"))
+        for type in ("TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_END")
+    )
+    told = fold.feed(_raw("bytes", body, 2))
+    assert fold.error is None
+    started = [e.data["message_id"] for e in told if e.type == "llm.message_started"]
+    assert len(set(started)) == len(started) == 2002
+
+
+def test_every_run_inside_a_run_has_an_id_of_its_own_however_often_it_begins() -> None:
+    fold = run_of("agno")
+    told = fold.feed(_raw("bytes", b"".join(AGNO["an inner run again and again"](10)), 2))
+    begun = [e.data["subrun_id"] for e in told if e.type == "dispatch.worker"]
+    assert begun == ["m", *(f"m#{attempt}" for attempt in range(2, 11))]
+
+
+def test_an_error_frame_of_blanks_is_read_at_once() -> None:
+    fold = run_of("adk")
+    body = b'data: {"error": "' + b" " * 500_000 + b"x\n\n"
+    with no_longer_than(5):
+        *_, end = fold.feed(_raw("bytes", body, 2))
+    assert end.type == "lifecycle.failed"
+
+
+@pytest.mark.parametrize("line", [b"data: xx\n", b"data:\n", b"x", b": x\r"], ids=repr)
+def test_a_large_frame_in_small_pieces_is_held_as_what_it_is(line: bytes) -> None:
+    body = b"data: " + line * (400_000 // len(line))
+    parser = Parser(1 << 20)
+    tracemalloc.start()
+    try:
+        for at in range(0, len(body), 3):
+            parser.feed(body[at : at + 3])
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1.5 * len(body)
+
+
+def test_the_parser_reads_every_byte_a_few_times_whatever_the_chunks() -> None:
+    def work_for(n: int) -> int:
+        parser = Parser()
+        body = b"data: " + b"x" * n + b"\ndata: y" * n + b"\n\n"
+        pieces = [body[at : at + 2] for at in range(0, len(body), 2)]
+        return bytecodes(lambda: [parser.feed(piece) for piece in pieces])
+
+    assert work_for(2000) < GROWTH * work_for(1000)
 
 
 def test_every_decoder_is_measured() -> None:

@@ -8,19 +8,21 @@ from typing import Final
 from penstock.dialects.base import Json, JsonObject
 
 _CHANGES: Final = frozenset({"add", "replace", "remove"})
+_MAX_LEVELS: Final = 100  # of a path: each costs a recursion
 
 
 def patched(state: Json, changes: Iterable[Json]) -> Json:
     """The state after a JSON Patch (RFC 6902); the one that was given stays as it is.
 
     Forgiving, since the state is shown and not decided upon: a change that does not fit, and the
-    rare `move`, `copy` and `test`, change nothing.
+    rare `move`, `copy` and `test`, or one deeper than any state is, change nothing.
     """
     for change in changes:
         if isinstance(change, dict) and change.get("op") in _CHANGES:
             path = str(change.get("path", "")).split("/")[1:]
             keys = [key.replace("~1", "/").replace("~0", "~") for key in path]
-            state = _changed(state, keys, change)
+            if len(keys) <= _MAX_LEVELS:
+                state = _changed(state, keys, change)
     return state
 
 

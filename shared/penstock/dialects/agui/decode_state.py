@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from penstock.dialects.agui.patch import DoesNotApply, apply, is_patch
+from contextlib import suppress
+
+from penstock.dialects.agui.patch import Document, DoesNotApply, is_patch
 from penstock.dialects.base import Json, JsonObject
 
 
 class State:
     """The last snapshot with the patches on it; None until the server told any."""
 
-    def __init__(self, value: Json = None) -> None:
-        self.value = value
+    def __init__(self) -> None:
+        self._document: Document | None = None
+
+    @property
+    def value(self) -> Json:
+        """The state now."""
+        return None if self._document is None else self._document.value
 
     def feed(self, body: JsonObject) -> None:
-        """STATE_SNAPSHOT or STATE_DELTA; a patch that does not apply leaves the state as it is."""
+        """STATE_SNAPSHOT or STATE_DELTA; what does not apply leaves the state as it is."""
         if body.get("type") == "STATE_SNAPSHOT":
-            self.value = body.get("snapshot")
+            self._document = Document(body.get("snapshot"))
         elif body.get("type") == "STATE_DELTA" and is_patch(body.get("delta")):
-            try:
-                self.value = apply({} if self.value is None else self.value, body["delta"])
-            except DoesNotApply:
-                return
+            self._document = self._document or Document({})
+            with suppress(DoesNotApply):
+                self._document.apply(body["delta"])

@@ -15,10 +15,14 @@ class Transcript:
     """
 
     def __init__(self, messages: Iterable[JsonObject] = ()) -> None:
-        self._messages: list[JsonObject] = list(messages)
+        self._messages: list[JsonObject] = []
+        self._by_id: dict[str, JsonObject] = {}
+        self._calls: dict[str, JsonObject] = {}  # by id, too
+        self._answered: set[str] = set()  # their ids
         self._writing: set[str] = set()  # calls whose arguments are under way
         # text that is still to be joined, by what holds it: pieces are many, readers are few
         self._pieces: dict[tuple[str, str], tuple[JsonObject, list[str]]] = {}
+        self._become(messages)
 
     @property
     def messages(self) -> list[JsonObject]:
@@ -38,12 +42,12 @@ class Transcript:
         message_id = string(body.get("messageId"))
         if message_id is None:
             return
-        message = self._find(message_id)
+        message = self._by_id.get(message_id)
         if message is None:
             role = string(body.get("role")) or "assistant"
             about = {key: string(body.get(key)) for key in ("name", "subagentRunId")}
             message = {"id": message_id, "role": role, **present(about)}
-            self._messages.append(message)
+            self._append(message)
         if isinstance(message.get("content", ""), str):
             self._grow(message_id, message, "content", body)
 
@@ -52,23 +56,26 @@ class Transcript:
 
     def _call(self, body: JsonObject) -> None:
         call_id = string(body.get("toolCallId"))
-        if call_id is None or self._find_call(call_id) is not None:
+        if call_id is None or call_id in self._calls:
             return  # a call that is told again
         parent_id = string(body.get("parentMessageId"))
-        message = self._find(parent_id) if parent_id else None
+        message = self._by_id.get(parent_id) if parent_id else None
         if message is None or message.get("role") != "assistant":
             new_id = parent_id if parent_id and message is None else f"{call_id}-call"
             message = {"id": new_id, "role": "assistant"}
-            self._messages.append(message)
+            self._append(message)
         function = {"name": string(body.get("toolCallName")) or "unknown", "arguments": ""}
         call = {"id": call_id, "type": "function", "function": function}
-        message["toolCalls"] = [*objects(message.get("toolCalls")), call]
+        if not isinstance(message.get("toolCalls"), list):
+            message["toolCalls"] = []
+        message["toolCalls"].append(call)
+        self._calls[call_id] = call
         self._writing.add(call_id)
 
     def _arguments(self, body: JsonObject) -> None:
         call_id = body.get("toolCallId")
         if isinstance(call_id, str) and call_id in self._writing:
-            function = obj((self._find_call(call_id) or {}).get("function"))
+            function = obj(self._calls.get(call_id, {}).get("function"))
             if isinstance(function.get("arguments"), str):
                 self._grow(call_id, function, "arguments", body)
 
@@ -81,27 +88,35 @@ class Transcript:
 
     def _result(self, body: JsonObject) -> None:
         call_id = string(body.get("toolCallId"))
-        if call_id is not None and not _is_answered(self._messages, call_id):
+        if call_id is not None and call_id not in self._answered:
             content = body.get("content")
             message = tool_message(call_id, content if objects(content) else text(content))
             message["id"] = string(body.get("messageId")) or message["id"]
-            self._messages.append(message)
+            self._append(message)
 
     def _encrypted(self, body: JsonObject) -> None:
         entity_id = string(body.get("entityId")) or ""
-        entity = self._find(entity_id) or self._find_call(entity_id)
+        entity = self._by_id.get(entity_id) or self._calls.get(entity_id)
         if entity is not None and (value := string(body.get("encryptedValue"))):
             entity["encryptedValue"] = value
 
     def _whole(self, body: JsonObject) -> None:
-        self._messages = merged(self.messages, objects(body.get("messages")))
+        self._become(merged(self.messages, objects(body.get("messages"))))
 
-    def _find(self, message_id: str) -> JsonObject | None:
-        newest = reversed(self._messages)
-        return next((message for message in newest if message.get("id") == message_id), None)
+    def _become(self, messages: Iterable[JsonObject]) -> None:
+        self._messages, self._by_id, self._calls, self._answered = [], {}, {}, set()
+        for message in messages:
+            self._append(message)
 
-    def _find_call(self, call_id: str) -> JsonObject | None:
-        return next((call for call in _calls(self._messages) if call.get("id") == call_id), None)
+    def _append(self, message: JsonObject) -> None:
+        self._messages.append(message)
+        if id_ := string(message.get("id")):
+            self._by_id[id_] = message
+        for call in objects(message.get("toolCalls")):
+            if call_id := string(call.get("id")):
+                self._calls.setdefault(call_id, call)
+        if message.get("role") == "tool" and (answered := string(message.get("toolCallId"))):
+            self._answered.add(answered)
 
 
 def tool_message(tool_call_id: str, content: Json) -> JsonObject:
@@ -123,24 +138,17 @@ def settled(messages: Sequence[JsonObject]) -> list[JsonObject]:
 
     Models refuse a conversation that has a call without its result.
     """
+    results = {text(m.get("toolCallId")) for m in messages if m.get("role") == "tool"}
     kept = []
     for message in messages:
         calls = objects(message.get("toolCalls"))
-        answered = [call for call in calls if _is_answered(messages, call.get("id"))]
+        answered = [call for call in calls if string(call.get("id")) in results]
         without = {key: value for key, value in message.items() if key != "toolCalls"}
         if answered:
             kept.append({**without, "toolCalls": answered})
         elif message.get("content") or message.get("role") == "tool":
             kept.append(without)
     return kept
-
-
-def _calls(messages: Sequence[JsonObject]) -> Iterable[JsonObject]:
-    return (call for message in messages for call in objects(message.get("toolCalls")))
-
-
-def _is_answered(messages: Sequence[JsonObject], call_id: object) -> bool:
-    return any(m.get("role") == "tool" and m.get("toolCallId") == call_id for m in messages)
 
 
 _MAKERS: Mapping[str, Callable[[Transcript, JsonObject], None]] = {

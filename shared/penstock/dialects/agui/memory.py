@@ -6,10 +6,11 @@ The reducer of the TypeScript client 1.0.0, for the events that our encoder make
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.dialects.agui.patch import DoesNotApply, apply
+from penstock.dialects.agui.patch import Document, DoesNotApply
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import Json, JsonObject
 
@@ -21,9 +22,15 @@ class Memory:
     """A client's conversation. `apply` takes the events in order."""
 
     messages: list[JsonObject] = field(default_factory=list)
-    state: Json = NOTHING
     run: JsonObject | None = None  # the last RUN_STARTED
     end: JsonObject | None = None  # its RUN_FINISHED or RUN_ERROR
+    _state: Document | None = None
+    _contents: dict[str, Document] = field(default_factory=dict)  # of activities, by id
+
+    @property
+    def state(self) -> Json:
+        """The state; NOTHING where none was told."""
+        return NOTHING if self._state is None else self._state.value
 
     def apply(self, event: JsonObject) -> None:
         """What the event changes."""
@@ -38,7 +45,8 @@ class Memory:
             self.messages.append({"id": id, "role": "user", "content": text})
 
     def _message(self, id: str) -> JsonObject | None:
-        return next((each for each in self.messages if each["id"] == id), None)
+        # most often the newest is asked for
+        return next((each for each in reversed(self.messages) if each["id"] == id), None)
 
     def _call(self, id: str) -> tuple[int, JsonObject] | None:
         """Where the message with this call stands, and the call."""
@@ -127,15 +135,13 @@ class Memory:
             at += 1
         self.messages.insert(at, message)
 
-    def _state(self, event: JsonObject) -> None:
-        self.state = event["snapshot"]
+    def _state_told(self, event: JsonObject) -> None:
+        self._state = Document(event["snapshot"])
 
     def _state_changed(self, event: JsonObject) -> None:
-        state = {} if self.state is NOTHING else self.state
-        try:
-            self.state = apply(state, event["delta"])
-        except DoesNotApply:
-            return  # so does the client
+        self._state = self._state or Document({})
+        with suppress(DoesNotApply):  # as the client does
+            self._state.apply(event["delta"])
 
     def _restated(self, event: JsonObject) -> None:
         restated = {message["id"]: message for message in event["messages"]}
@@ -164,10 +170,14 @@ class Memory:
         message = self._message(event["messageId"])
         if message is None or message["role"] != "activity":
             return
+        content = self._contents.get(message["id"])
+        if content is None or content.value is not message["content"]:
+            content = self._contents[message["id"]] = Document(message["content"])
         try:
-            message["content"] = apply(message["content"], event["patch"])
+            content.apply(event["patch"])
         except DoesNotApply:
             return
+        message["content"] = content.value
         message["activityType"] = event["activityType"]
         _merge(message, event)
 
@@ -200,7 +210,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Memory, JsonObject], None]]] = {
     EventType.TOOL_CALL_ARGS: Memory._call_args,
     EventType.TOOL_CALL_END: Memory._call_ended,
     EventType.TOOL_CALL_RESULT: Memory._call_result,
-    EventType.STATE_SNAPSHOT: Memory._state,
+    EventType.STATE_SNAPSHOT: Memory._state_told,
     EventType.STATE_DELTA: Memory._state_changed,
     EventType.MESSAGES_SNAPSHOT: Memory._restated,
     EventType.ACTIVITY_SNAPSHOT: Memory._activity,
