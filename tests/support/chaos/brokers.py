@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -114,6 +115,8 @@ async def running(
             link.target = int(server.url.rpartition(":")[2])
         yield servers
     finally:
+        for number, server in enumerate(servers):  # their folders are removed
+            shutil.copy(server.store.parent / "nats.log", folder / f"nats-{number}.log")
         await asyncio.to_thread(context.__exit__, None, None, None)
 
 

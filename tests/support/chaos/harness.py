@@ -250,12 +250,12 @@ async def _load(
         stories.append(story)
         living.append(asyncio.create_task(story.live(), name=plan.mark))
         await asyncio.sleep(1 / round_.runs_per_s)
-    await hurting
+    broken = await hurting
     _, late = await asyncio.wait(living, timeout=round_.end_timeout_s)
     for task in late:
         task.cancel()
     ends = await asyncio.gather(*living, return_exceptions=True)
-    broken = [
+    broken += [
         Violation("client", plan.mark, repr(end))
         for plan, end in zip((story.plan for story in stories), ends, strict=True)
         if isinstance(end, BaseException)
@@ -268,13 +268,20 @@ def _nonce() -> str:
     return str(time.time_ns() // 1_000_000 % 1_000_000_000)
 
 
-async def _hurt(faults: Sequence[Fault], system: System) -> None:
+async def _hurt(faults: Sequence[Fault], system: System) -> list[Violation]:
+    """Do each at its time; what could not be made good again."""
     clock = asyncio.get_running_loop().time
     system.began = clock()
-    async with asyncio.TaskGroup() as hurting:
-        for fault in faults:
-            await asyncio.sleep(max(0.0, system.began + fault.at_s - clock()))
-            hurting.create_task(system.hurt(fault), name=str(fault))
+    hurting = []
+    for fault in faults:
+        await asyncio.sleep(max(0.0, system.began + fault.at_s - clock()))
+        hurting.append(asyncio.create_task(system.hurt(fault)))
+    ends = await asyncio.gather(*hurting, return_exceptions=True)
+    return [
+        Violation("not made good", "", f"{fault}: {end!r}")
+        for fault, end in zip(faults, ends, strict=True)
+        if end is not None
+    ]
 
 
 def waits_after(system: System, stories: Sequence[Story]) -> Iterator[Wait]:
