@@ -89,8 +89,9 @@ class Parser:
             return frames
         if self._tail:
             self._size -= len(self._tail)  # it is counted already
-            lines[0] = bytes(self._tail + lines[0])
-            self._tail.clear()
+            self._tail += lines[0]
+            lines[0] = bytes(self._tail)
+            self._tail = bytearray()
         unfinished = lines.pop()
         for line in lines:
             if line:
@@ -120,11 +121,14 @@ class Parser:
             raise FrameTooLarge(self._max_frame_bytes, frames)
 
     def _field(self, line: bytes) -> None:
-        name, colon, value = line.partition(b":")
-        if not name and colon:
+        colon = line.find(b":")
+        if not colon:
             return  # a comment
-        if value[:1] == b" ":
-            value = value[1:]
+        if colon < 0:
+            name, value = line, b""
+        else:
+            # one copy of the value, which may be all of a large frame
+            name, value = line[:colon], line[colon + 1 + (line[colon + 1 : colon + 2] == b" ") :]
         if name == b"data":
             if self._data is None:
                 self._data = value
