@@ -77,6 +77,7 @@ async def lost_with(bus: Bus, instance: Instance, runs: list[SteadyRun]) -> list
     return [run for run in runs if pod_of(instance) in held[partition_of(run.run_id)]]
 
 
+@pytest.mark.timeout(180)
 async def test_a_normalizer_gets_its_share_when_it_comes_and_gives_it_back_when_it_goes(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ async def test_a_normalizer_gets_its_share_when_it_comes_and_gives_it_back_when_
     report("scale out", came_s=came_s, went_s=went_s, stood_s=stood_s)
 
 
+@pytest.mark.timeout(180)
 async def test_the_partitions_of_a_killed_normalizer_are_taken_over_within_ten_seconds(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
@@ -114,6 +116,7 @@ async def test_the_partitions_of_a_killed_normalizer_are_taken_over_within_ten_s
     report("takeover", took_s=took_s)
 
 
+@pytest.mark.timeout(180)
 async def test_a_zombie_normalizer_is_refused_by_its_fence(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:

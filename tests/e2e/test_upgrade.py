@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bus import Bus, BusSettings, migrate, streams
+from penstock.bus import Bus, BusSettings, migrate, streams, subjects
+from penstock.bus.streams import Retention
 from penstock.bus.subjects import partition_of
 from penstock_edge.service import EdgeService
 from support.bus import connected
-from support.deployment import deployment
+from support.deployment import SERVICES, deployment
 from support.misbehaving import Misbehaving, agents, misbehaving, plays
 from support.nats import NatsServer
 from support.pipeline import PIPELINE, Pipeline, pipeline, types
-from support.raw import agno_approved, agno_text
+from support.raw import agno_approved, agno_pause, agno_text
 from support.released import VERSIONS, Left, left, restore
 from support.steady import holders, moved_on, steady
 from support.waiting import eventually
@@ -56,6 +57,7 @@ async def held(bus: Bus, count: int) -> None:
     await eventually(are, 10, f"{count} partitions are held")
 
 
+@pytest.mark.timeout(180)
 async def test_the_number_of_partitions_changes_under_forty_runs_and_kill_9(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
@@ -145,3 +147,48 @@ async def test_what_an_older_version_wrote_is_read_and_not_done_again(
             standing = await migrate.configuration(penstock.bus, config["name"])
             assert standing is not None
             assert migrate.schema_of(standing) == streams.SCHEMA
+
+
+@pytest.mark.timeout(180)
+async def test_a_run_that_waited_for_a_week_goes_on_although_all_of_it_has_aged_out(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    week_s, later = 2.0, Retention()
+    async with (
+        misbehaving() as upstream,
+        connected(
+            fresh_nats.url, retention=Retention(raw_max_age_s=week_s, events_max_age_s=week_s)
+        ) as bus,
+    ):
+        upstream.script(plays(agno_pause()), plays(agno_approved()))
+        listed = [{"id": "agno", "protocol": "agno", "url": upstream.url}]
+        async with deployment(fresh_nats.url, tmp_path, listed, {}) as penstock:
+            await asyncio.gather(*map(penstock.start, SERVICES))
+            run_id = await penstock.run("agno", "delete it")
+            before = await penstock.until(run_id, "lifecycle.paused")
+
+            async def is_aged() -> bool:
+                tails = [
+                    await bus.tail(streams.RAW, subjects.raw_of_run(run_id)),
+                    await bus.tail(streams.EVENTS, subjects.events_of_run(run_id)),
+                ]
+                return tails == [None, None]
+
+            await eventually(is_aged, 20, "everything of the run has aged out")
+            for instance in tuple(penstock.instances):
+                await penstock.kill(instance)
+            await migrate.apply(bus, later)
+            await asyncio.gather(*map(penstock.start, SERVICES))
+            assert await penstock.status(run_id) == "paused"
+            waiting = asyncio.create_task(penstock.all(run_id, after=before[-1].id))
+            answer = await penstock.decide(before[-1].data["approval_id"], "approve")
+            assert answer.status_code == 200, answer.text
+            after = await waiting
+            whole = await penstock.all(run_id)
+    numbers = [event.sequence for event in [*before, *after] if event.id is not None]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert after[-1].type == "lifecycle.completed"
+    # who asks for all of it is told that this is not all
+    assert (whole[0].id, whole[0].data["code"]) == (None, "history_truncated")
+    assert [event.body for event in whole[1:]] == [event.body for event in after if event.id]
+    assert len(upstream.calls) == 2

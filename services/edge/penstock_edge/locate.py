@@ -116,7 +116,9 @@ async def locate(bus: Bus, view: View, after: Cursor | None) -> Place:
         place = await _begun(bus, view, lifecycle)
     if after is None:
         return place
-    truncated = await _check(bus, view, place, after)
+    # what the record says holds even after all of it has aged
+    begun = record.first_event or place.events_start
+    truncated = await _check(bus, view, begun, after)
     start = place.start if view.stateful or truncated else after.sequence
     if place.ended and lifecycle is not None and not view.over_raw:
         # an epilogue's cursor lies behind the end, which must be read to be seen
@@ -160,7 +162,7 @@ def _is_first(stored: Stored) -> bool:
     return frame.kind == "open" and frame.leg == 1
 
 
-async def _check(bus: Bus, view: View, place: Place, after: Cursor) -> bool:
+async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
     """True when what follows the cursor is not all there; Problem 400 when it is not ours."""
     stream, pattern = view.followed.stream, view.followed.pattern
     found, _ = await read(bus, stream, pattern, after.sequence, 1)
@@ -168,7 +170,7 @@ async def _check(bus: Bus, view: View, place: Place, after: Cursor) -> bool:
         return False
     info = await bus.api(f"STREAM.INFO.{stream}")
     aged = after.sequence < info["state"]["first_seq"]
-    if not aged or (not view.over_raw and after.sequence < place.events_start):
+    if not aged or (not view.over_raw and after.sequence < begun):
         raise Problem(400, f"the cursor {after} is not of this run")
     return True
 

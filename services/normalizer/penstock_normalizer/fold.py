@@ -63,6 +63,7 @@ class RunFold:
     raw_first: int = 0  # of the first frame
     timestamp: str = ""
     leg: int = 0
+    attempt: int = 1  # at what the leg produces
     facts: JsonObject = field(default_factory=dict)  # the payload of the first `open`
     ended: str | None = None  # the terminal event's type
     decided: bool = False  # approval.decided was said about it
@@ -138,6 +139,16 @@ class RunFold:
             items = {item["item_id"]: item for item in opened.get("items", ())}
             yield from self._decoded(decoder.decided(items))
 
+    def _on_claim(self, frame: RawFrame) -> Iterable[Draft]:
+        """A connector goes on with the leg; what it has produced anew is another attempt."""
+        attempt = orjson.loads(frame.payload).get("attempt", 1)
+        if frame.leg != self.leg or self._parser is None or attempt <= self.attempt:
+            return
+        yield from self._decoded(self._the_decoder().abort())
+        text = "the upstream was cut off; what it had begun to say is said again"
+        yield Draft("system.warning", {"message": text, "code": "produced_again"})
+        self.attempt = attempt
+
     def _on_bytes(self, frame: RawFrame) -> Iterable[Draft]:
         if frame.leg != self.leg or self._parser is None:
             return
@@ -194,6 +205,7 @@ class RunFold:
         elif self._pause is None:
             yield from self._decoded(decoder.end())
         yield from self._request_approval()
+        self.attempt = 1
 
     def _on_lost(self, frame: RawFrame) -> Iterable[Draft]:
         if frame.leg != self.leg:
@@ -202,6 +214,7 @@ class RunFold:
         if self._pause is not None:
             # the upstream had said all that it had to: it waits
             yield from self._request_approval()
+            self.attempt = 1
             return
         lost: JsonObject = orjson.loads(frame.payload)
         yield from self._decoded(self._the_decoder().abort())
@@ -306,6 +319,8 @@ class RunFold:
             "session_id": self.facts.get("session_id", ""),
             "leg": self.leg,
         }
+        if self.attempt > 1:
+            body["attempt"] = self.attempt
         if "parent_run_id" in self.facts:
             body["parent_run_id"] = self.facts["parent_run_id"]
         if draft.step_id is not None:
@@ -383,6 +398,7 @@ _KEPT = (
 
 _KINDS: Mapping[str, Callable[[RunFold, RawFrame], Iterable[Draft]]] = {
     "open": RunFold._on_open,
+    "claim": RunFold._on_claim,
     "bytes": RunFold._on_bytes,
     "part": RunFold._on_part,
     "end": RunFold._on_end,

@@ -55,7 +55,8 @@ class RunIndex:
                 )
                 if record.sequence >= event.sequence:
                     return
-                record = record.model_copy(update=_changes(fold, event, first_event))
+                changes = _changes(fold, event, record.first_event or first_event)
+                record = record.model_copy(update=changes)
                 revision = entry.revision if entry is not None else 0
                 if await self._bucket.update(run_id, record.dump(), revision) is not None:
                     return

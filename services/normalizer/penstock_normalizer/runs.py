@@ -186,7 +186,7 @@ class Run:
             await self._give_up(stored, fold.error)
         if fresh:
             ready.received.append(frame.received)
-            if ready.asks:
+            if fold.approval_id is not None:
                 await self._keep_pause(fold)
 
     async def _load(self, frame: RawFrame) -> RunFold:
@@ -260,7 +260,7 @@ class Run:
             fold.restore(PauseRecord.model_validate_json(record).fold)
 
     async def _keep_pause(self, fold: RunFold) -> None:
-        """Before anybody hears of the request: what it takes to go on, however long it waits."""
+        """Before anybody hears of it: what it takes to go on, however long the run waits."""
         assert fold.approval_id is not None
         record = PauseRecord(
             run_id=self._run_id,
@@ -273,19 +273,20 @@ class Run:
         name, pause = f"{fold.approval_id}.pause", record.dump()
         while True:
             try:
-                if await self._put_pause(fold.leg, await objects.wrap(self._bus, name, pause)):
+                kept = await objects.wrap(self._bus, name, pause)
+                if await self._put_pause(kept, fold.sequence):
                     return
             except BusError as error:
                 log.warning("run %s: its pause is not kept yet: %s", self._run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
 
-    async def _put_pause(self, leg: int, kept: bytes) -> bool:
-        """Keep it, but not over that of a later leg: a zombie comes late."""
+    async def _put_pause(self, kept: bytes, sequence: int) -> bool:
+        """Keep it, but not over a later one: a zombie comes late."""
         bucket = self._bus.bucket("pauses")
         entry = await bucket.get(self._run_id)
         if entry is not None:
             standing = await objects.unwrap(self._bus, entry.value)
-            if PauseRecord.model_validate_json(standing).leg > leg:
+            if PauseRecord.model_validate_json(standing).fold["sequence"] > sequence:
                 return True
         revision = entry.revision if entry is not None else 0
         return await bucket.update(self._run_id, kept, revision) is not None
