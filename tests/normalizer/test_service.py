@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from penstock.bus import (
 )
 from penstock.bus.budget import Budget
 from penstock.bus.fence import RawWriter
-from penstock.bus.records import RunRecord
+from penstock.bus.records import PauseRecord, RunRecord
 from penstock.service import Context, pod_name
 from penstock.settings import Config
 from penstock_normalizer.partitions import Partition
@@ -400,3 +401,163 @@ async def test_a_paused_run_goes_on_although_its_past_has_aged_out(
     kinds = [event.headers["ce-type"] for event in after]
     assert kinds.count("llm.tool_call") == (1 if gone == ["RAW"] else 0)
     assert kinds.count("llm.tool_result") == 1
+
+
+@pytest.mark.parametrize("follows", [True, False], ids=["more follows", "nothing follows"])
+async def test_a_run_whose_frames_aged_out_unread_ends_and_says_so(
+    fresh_nats: NatsServer,
+    follows: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock_normalizer.aged.MIN_AGE", timedelta(0))
+    monkeypatch.setattr("penstock_normalizer.partitions.LOOK_S", 0.0)
+    async with bus_to(fresh_nats.url) as bus:
+        run, other = Run(bus), Run(bus)
+        async with normalizer(fresh_nats.url):
+            await run.open()
+            await run.bytes(agno("RunStarted") + agno("RunContent", content="one"))
+            before = await run.until("llm.stream")
+            await other.whole("fine")
+            await other.until("lifecycle.completed")
+            await checkpointed(bus, before[-1])
+        # nobody reads: what comes now is lost
+        await run.bytes(agno("RunContent", content="lost"))
+        await bus.api("STREAM.PURGE.RAW")
+        async with normalizer(fresh_nats.url):
+            if follows:
+                await run.bytes(agno("RunContent", content="two"))
+            events = await run.until("lifecycle.failed")
+            ended = await other.events()
+    numbers = [int(event.headers[messages.SEQUENCE]) for event in events]
+    assert numbers == list(range(1, len(before) + 2))
+    data = orjson.loads(events[-1].payload)["data"]
+    assert data["code"] == "history_lost"
+    assert "before they were read" in data["error"]
+    assert f"run {run.run_id}: frames before RAW" in caplog.text
+    assert ended[-1].headers["ce-type"] == "lifecycle.completed"
+
+
+async def checkpointed(bus: Bus, event: Stored) -> None:
+    """Until every partition's checkpoint has passed the frame that this event came from."""
+    position = int(event.headers[messages.RAW_POSITION])
+
+    async def has() -> bool:
+        entries = await bus.bucket("checkpoints").entries("normalizer.*")
+        return len(entries) == subjects.PARTITIONS and all(
+            int(entry.value) >= position for entry in entries
+        )
+
+    await eventually(has, what="the checkpoints")
+
+
+async def test_a_leg_that_outlived_its_frames_ends_when_its_normalizer_changes(
+    nats_server: NatsServer,
+) -> None:
+    """The run's beginning has aged out, so that nobody else can go on with the decoder's state."""
+    async with bus_to(nats_server.url) as bus:
+        run = Run(bus)
+        async with normalizer(nats_server.url):
+            await run.open()
+            await run.bytes(agno("RunStarted") + agno("RunContent", content="one"))
+            before = await run.until("llm.stream")
+        pattern = subjects.raw_of_run(run.run_id)
+        await bus.api("STREAM.PURGE.RAW", {"filter": pattern})
+        async with normalizer(nats_server.url):
+            await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
+            await run.end()
+            events = await run.until("lifecycle.failed")
+    assert len(events) == len(before) + 1
+    assert orjson.loads(events[-1].payload)["data"]["code"] == "history_lost"
+
+
+async def test_what_is_said_about_a_pause_is_kept_with_it(fresh_nats: NatsServer) -> None:
+    async with bus_to(fresh_nats.url) as bus:
+        run = Run(bus)
+        approvals = RawWriter(bus, run.run_id, "approvals", f"pod/{run.run_id}/a")
+        async with normalizer(fresh_nats.url):
+            await run.open()
+            await run.bytes(agno_pause())
+            await run.end()
+            asked = await run.until("approval.requested")
+            approval_id = orjson.loads(asked[-1].payload)["data"]["approval_id"]
+            paused = {"type": "lifecycle.paused", "data": {"approval_id": approval_id}}
+            await approvals.write("event", orjson.dumps(paused), leg=1)
+            before = await run.until("lifecycle.paused")
+        for stream in ("RAW", "EVENTS"):
+            await bus.api(f"STREAM.PURGE.{stream}")
+        run.leg = 2
+        async with normalizer(fresh_nats.url):
+            await run.open(
+                approval_id=approval_id, items=[{"item_id": "t1", "decision": "approve"}]
+            )
+            await run.bytes(agno_approved())
+            await run.end()
+            after = await run.until("lifecycle.completed")
+    assert after[0].headers["ce-type"] == "lifecycle.resumed"
+    assert int(after[0].headers[messages.SEQUENCE]) == len(before) + 1
+
+
+async def test_a_zombie_does_not_put_back_a_pause_or_a_checkpoint(
+    fresh_nats: NatsServer,
+) -> None:
+    """Two that fold the same partition; the second is stopped behind its first frames."""
+    async with bus_to(fresh_nats.url) as bus, bus_to(fresh_nats.url) as theirs:
+        run = Run(bus)
+        settings = NormalizerSettings(nats_url=fresh_nats.url, **FAST)
+        number = subjects.partition_of(run.run_id)
+        zombie = Partition(theirs, number, settings, Budget(2**20), _raise)
+        held: list[Stored] = []
+
+        async def hold(stored: Stored) -> None:
+            held.append(stored)
+
+        take, zombie._take = zombie._take, hold  # type: ignore[method-assign]  # it hangs here
+        task = asyncio.create_task(zombie.work())
+        async with normalizer(fresh_nats.url):
+            await run.open()
+            await run.bytes(agno_pause())
+            await run.end()
+            asked = await run.until("approval.requested")
+            approval_id = orjson.loads(asked[-1].payload)["data"]["approval_id"]
+
+            async def all_held() -> bool:
+                return len(held) == 3
+
+            await eventually(all_held)
+            stale = held.copy()
+            run.leg = 2
+            await run.open(
+                approval_id=approval_id, items=[{"item_id": "t1", "decision": "approve"}]
+            )
+            await run.bytes(agno("RunContinued") + agno_pause("t2"))
+            await run.end()
+
+            async def second() -> PauseRecord | None:
+                entry = await bus.bucket("pauses").get(run.run_id)
+                record = PauseRecord.model_validate_json(entry.value) if entry else None
+                return record if record is not None and record.leg == 2 else None
+
+            kept = await eventually(second)
+            checkpoint = await eventually(lambda: _passed(bus, number, stale[-1].sequence))
+            for stored in stale:
+                await take(stored)
+
+            async def woke() -> bool:
+                return all(not known.backlog for known, _ in zombie._runs.values())
+
+            await eventually(woke)
+            await zombie._write_checkpoint()
+            assert await second() == kept
+            assert await _passed(bus, number, checkpoint - 1)
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _raise(stored: Stored, error: Exception) -> None:
+    raise AssertionError(error)
+
+
+async def _passed(bus: Bus, partition: int, sequence: int) -> int | None:
+    entry = await bus.bucket("checkpoints").get(f"normalizer.{partition}")
+    return int(entry.value) if entry is not None and int(entry.value) > sequence else None
