@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from penstock.bus import Bus, Stored, deadletters, streams
+from penstock.bus import Bus, BusError, Stored, deadletters, streams
 from penstock.bus.advisories import exhausted
 from penstock.bus.subjects import MAX_DELIVERIES
 from support.bus import connected, event, new_run_id
 from support.letters import all_letters, publish, stored_command, the_letter
 from support.nats import NatsServer
+from support.nats_cluster import REPLICATED, cluster
 from support.waiting import eventually
 
 NANO = 1_000_000_000
@@ -69,7 +71,10 @@ async def exhaust(bus: Bus, stream: str, durable: str, subject: str) -> None:
 
 async def done_with_advisories(bus: Bus) -> None:
     async def none_left() -> bool:
-        info = await bus.api("STREAM.INFO.ADVISORIES")
+        try:
+            info = await bus.api("STREAM.INFO.ADVISORIES")
+        except BusError:
+            return False
         return bool(info["state"]["messages"] == 0)
 
     await eventually(none_left, 20, "no advisory is left")
@@ -152,3 +157,53 @@ async def test_what_was_done_meanwhile_or_is_not_ours_is_no_letter(
     assert unread == []
     assert "message 99, which is gone" in caplog.text
     assert "the consumer x of theirs gave a message up: not ours" in caplog.text
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[NatsServer]]:
+    with cluster(tmp_path) as servers:
+        yield servers
+
+
+@pytest.mark.chaos
+async def test_of_three_replicas_whose_leader_is_killed_there_is_one_letter(
+    servers: list[NatsServer],
+) -> None:
+    """What a leader knows of letters given before, its successor knows, too."""
+    run_id = new_run_id()
+    async with AsyncExitStack() as stack:
+        buses = [
+            await stack.enter_async_context(connected(server.url, retention=REPLICATED))
+            for server in servers
+        ]
+        await buses[0].publisher.publish(event(run_id, 1))
+        await exhaust(buses[0], "EVENTS", "billing", "llm.>")
+        advisory = await buses[0].tail(streams.ADVISORIES, f"{MAX_DELIVERIES}.>")
+        assert advisory is not None
+        async with recorder(buses[0]):
+            await the_letter(buses[0], "billing", run_id)
+            await done_with_advisories(buses[0])
+        leader = str((await buses[0].api("STREAM.INFO.DEADLETTERS"))["cluster"]["leader"])
+        await asyncio.to_thread(servers[int(leader.removeprefix("n"))].kill)
+        left = [bus for number, bus in enumerate(buses) if f"n{number}" != leader]
+        for _ in range(3):
+            await again(lambda: publish(left[0], advisory.subject, advisory.payload))
+        for bus in left:
+            await stack.enter_async_context(recorder(bus))
+        await done_with_advisories(left[0])
+        assert len(await all_letters(left[0])) == 1
+        info = await left[0].api("STREAM.INFO.DEADLETTERS")
+    assert info["cluster"]["leader"] != leader
+
+
+async def again(step: Callable[[], Awaitable[int]]) -> None:
+    """Until there is a leader."""
+
+    async def probe() -> bool:
+        try:
+            await step()
+        except BusError:
+            return False
+        return True
+
+    await eventually(probe, 30, "a leader that stores it")
