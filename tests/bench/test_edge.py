@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from penstock.bus import Bus, BusSettings
 from support.cpu import cpu_s
+from support.deployment import free_port
 from support.nats import NatsServer
 from support.pretend import PretendRun
 from support.report import report
@@ -37,38 +39,38 @@ class Edge:
 
 
 @asynccontextmanager
-async def edge(url: str, folder: Path) -> AsyncIterator[Edge]:
+async def edge(url: str, folder: Path, **settings: Any) -> AsyncIterator[Edge]:
+    """A process of its own; `settings` as `PENSTOCK_<NAME>`."""
     config, log = folder / "penstock.yaml", folder / "edge.log"
     config.write_text("agents: []\n")
+    port, probe_port = free_port(), free_port()
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            # the port that was taken is told nowhere else
-            "import penstock.web.server as s; start = s.Server.start\n"
-            "async def told(self):\n"
-            "    await start(self); print('port', self.port, flush=True)\n"
-            "s.Server.start = told\n"
-            "from penstock.service import main\n"
-            "from penstock_edge.service import EdgeService\n"
-            "main(EdgeService)",
+            *(sys.executable, "-m", "penstock_edge"),
             stdout=output,
             stderr=output,
             env={
                 **os.environ,
                 "PENSTOCK_CONFIG": str(config),
                 "PENSTOCK_NATS_URL": url,
-                "PENSTOCK_PORT": "0",
-                "PENSTOCK_PROBE_PORT": "0",
+                "PENSTOCK_PORT": str(port),
+                "PENSTOCK_PROBE_PORT": str(probe_port),
+                "PENSTOCK_DRAIN_S": "0",
+                **{f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()},
             },
         )
     try:
+        async with httpx.AsyncClient() as http:
 
-        async def port() -> int:
-            found = re.search(r"port (\d+)", log.read_text())
-            return int(found[1]) if found else 0
+            async def ready() -> bool:
+                try:
+                    answer = await http.get(f"http://127.0.0.1:{probe_port}/readyz")
+                except httpx.HTTPError:
+                    return False
+                return answer.is_success
 
-        yield Edge(process.pid, await eventually(port, 20))
+            await eventually(ready, 20, "the edge is ready")
+        yield Edge(process.pid, port)
     finally:
         process.terminate()
         await process.wait()

@@ -1,0 +1,163 @@
+"""10,000 idle and 1,000 busy streams on one edge process: its memory, its CPU, and what they get.
+
+The edge, the clients and the broker are processes of their own; the publishing is the test's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.bus import Bus, BusSettings
+from support.cpu import cpu_s
+from support.nats import NatsServer
+from support.pretend import PretendRun
+from support.report import report
+
+from .test_edge import Edge, edge
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
+
+IDLE = 10_000
+BUSY = 1_000
+RATE = 2  # events a second, of each busy run
+IDLE_S = 30
+BUSY_S = 20
+ANSWER_S = 240
+
+
+@dataclass
+class Crowd:
+    """The process of `crowd.py`."""
+
+    process: asyncio.subprocess.Process
+
+    async def open(self, runs: list[PretendRun]) -> None:
+        answer = await self._ask(json.dumps([run.run_id for run in runs]))
+        assert answer == {"open": len(runs)}
+
+    async def measure(self) -> dict[str, Any]:
+        return await self._ask("measure")
+
+    async def _ask(self, line: str) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line.encode() + b"\n")
+        answer = await asyncio.wait_for(self.process.stdout.readline(), ANSWER_S)
+        told: dict[str, Any] = json.loads(answer)
+        return told
+
+
+@asynccontextmanager
+async def crowd(port: int) -> AsyncIterator[Crowd]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(Path(__file__).with_name("crowd.py")),
+        str(port),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Crowd(process)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def rss_mib(pid: int) -> float:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(f"process {pid} has no memory")
+
+
+async def begin(bus: Bus, count: int) -> list[PretendRun]:
+    """Runs on record that have begun."""
+    runs = [PretendRun(bus) for _ in range(count)]
+    turns = asyncio.Semaphore(200)
+
+    async def one(run: PretendRun) -> None:
+        async with turns:
+            await run.record()
+            await run.started()
+
+    await asyncio.gather(*(one(run) for run in runs))
+    return runs
+
+
+async def speak(runs: list[PretendRun], number: int) -> int:
+    """Each of the runs says RATE events a second, evenly spread over it."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    words = "a piece of text as long as most are, in the language of the model"
+
+    async def one(at: int, run: PretendRun) -> None:
+        for said in range(number):
+            due = begun + (said + at / len(runs)) / RATE
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            await run.text(f"{words} t={time.time_ns()}")
+
+    await asyncio.gather(*(one(at, run) for at, run in enumerate(runs)))
+    return number * len(runs)
+
+
+async def idle(served: Edge, clients: Crowd) -> tuple[float, float]:
+    """The part of a core that the edge uses, and the keep-alives of each stream in a minute."""
+    await clients.measure()
+    before, began = cpu_s(served.pid), time.monotonic()
+    await asyncio.sleep(IDLE_S)
+    share = (cpu_s(served.pid) - before) / (time.monotonic() - began)
+    seen = await clients.measure()
+    assert not seen["closed"]
+    return share, seen["comments"] / IDLE * 60 / IDLE_S
+
+
+@pytest.mark.parametrize("runs", [10, IDLE], ids=["10 runs", "a run each"])
+async def test_ten_thousand_idle_and_a_thousand_busy_streams(
+    fresh_nats: NatsServer, tmp_path: Path, runs: int
+) -> None:
+    bus = await Bus.connect(BusSettings(url=fresh_nats.url))
+    quiet, busy = await begin(bus, runs), await begin(bus, BUSY)
+    async with edge(fresh_nats.url, tmp_path) as served, crowd(served.port) as clients:
+        empty_mib = rss_mib(served.pid)
+        before, began = cpu_s(served.pid), time.monotonic()
+        await clients.open([quiet[number % runs] for number in range(IDLE)])
+        opened_s, opening_s = time.monotonic() - began, cpu_s(served.pid) - before
+        idle_mib = rss_mib(served.pid)
+        share, comments = await idle(served, clients)
+        await clients.open(busy)
+        await clients.measure()
+        before = cpu_s(served.pid)
+        said = await speak(busy, BUSY_S * RATE)
+        await asyncio.sleep(2)
+        cpu = cpu_s(served.pid) - before
+        seen = await clients.measure()
+        busy_mib = rss_mib(served.pid)
+    await bus.close()
+    report(
+        f"edge: {IDLE} idle streams of {runs} runs, {BUSY} busy ones of {RATE} events/s",
+        empty_mib=empty_mib,
+        kib_per_idle_stream=(idle_mib - empty_mib) * 1024 / IDLE,
+        idle_mib=idle_mib,
+        busy_mib=busy_mib,
+        opened_per_s=IDLE / opened_s,
+        cpu_us_per_opened_stream=opening_s / IDLE * 1e6,
+        idle_percent_of_a_core=share * 100,
+        keep_alives_per_minute=comments,
+        cpu_us_per_delivered_event=cpu / seen["events"] * 1e6,
+        p50_ms=seen["p50_ms"],
+        p99_ms=seen["p99_ms"],
+        max_ms=seen["max_ms"],
+    )
+    assert seen["events"] == said
+    assert (seen["gaps"], seen["repeats"], seen["closed"]) == (0, 0, 0)
