@@ -30,12 +30,19 @@ class NatsServer:
     """One server. It keeps its port and its files over `stop`, `kill` and `start`."""
 
     def __init__(
-        self, folder: Path, *, name: str = "nats", config: str = "", port: int = -1
+        self,
+        folder: Path,
+        *,
+        name: str = "nats",
+        config: str = "",
+        jetstream: str = "",
+        port: int = -1,
     ) -> None:
-        """`config`: further lines for the server's configuration file."""
+        """`config`: further lines for the server's configuration; `jetstream`: in that block."""
         self._folder = folder
         self._name = name
         self._config = config
+        self._jetstream = jetstream
         self._port = port  # -1: the server picks one
         self._process: servers.Process | None = None
 
@@ -59,16 +66,26 @@ class NatsServer:
         self._folder.mkdir(parents=True, exist_ok=True)
         for ports in self._folder.glob("*.ports"):
             ports.unlink()
-        config = self._folder / "nats.conf"
-        config.write_text(
-            f'jetstream {{ store_dir: "{self.store}" }}\n'
-            f'ports_file_dir: "{self._folder}"\n{self._config}\n'
-        )
+        config = self._write_config()
         command = [binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(self._port)]
         self._process = servers.start(
             self._name, command, log=self._folder / "nats.log", owner_pid=os.getpid()
         )
         self._port = wait_for(self._listening_port, _START_TIMEOUT_S, "nats-server")
+
+    def _write_config(self) -> Path:
+        config = self._folder / "nats.conf"
+        config.write_text(
+            f'jetstream {{ store_dir: "{self.store}"\n{self._jetstream} }}\n'
+            f'ports_file_dir: "{self._folder}"\n{self._config}\n'
+        )
+        return config
+
+    def reload(self, config: str) -> None:
+        """Other lines of configuration, while it runs."""
+        self._config = config
+        self._write_config()
+        os.kill(self.pid, signal.SIGHUP)
 
     def _listening_port(self) -> int | None:
         # The file is written when every listener is open.

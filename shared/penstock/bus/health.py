@@ -40,8 +40,8 @@ _WORDS: Mapping[Kind, str] = {
     "back and tried again. Allow it in the permissions of the user",
     "unheard": "NATS does not let this user subscribe to {where}. Allow it in the permissions of "
     "the user, and restart the service",
-    "away": "{where} has not answered for {seconds:.0f} s ({words}). Have its servers a quorum? "
-    "`nats stream info {where}` tells",
+    "away": "{where} has not answered for {seconds:.0f} s ({words}). Have NATS's servers a quorum, "
+    "and room on their disks? Their logs tell; after a full disk they must be restarted",
     "lost": "{words}",
 }
 # What is known by hearsay only, and so forgotten when nobody tries any more.
