@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
-from penstock.bus import Bus, StartUpError, messages, streams
+from penstock.bus import (
+    Bus,
+    BusError,
+    BusSettings,
+    StartUpError,
+    messages,
+    migrate,
+    streams,
+    subjects,
+)
+from penstock.bus.fence import RawWriter
+from penstock.bus.leases import Lease
 from penstock.bus.streams import Retention
-from support.bus import connected
+from support.bus import connected, new_run_id, publish_events
 from support.nats import NatsServer
+from support.released import left, restore
 from support.repository import ROOT
 
 DAY_NS = 86_400 * 10**9
@@ -140,3 +154,145 @@ def test_the_readme_names_every_stream_bucket_and_header() -> None:
     assert len(headers) > 8
     for header in headers:
         assert f"`{header}`" in readme, header
+
+
+# upgrades
+
+
+@asynccontextmanager
+async def of_release_0_1(server: NatsServer) -> AsyncIterator[Bus]:
+    """A bus that holds what that release has made."""
+    bus = await Bus.connect(BusSettings(url=server.url), ensure=False)
+    try:
+        await restore(bus, left("0.1"))
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def schemas(bus: Bus) -> set[str | None]:
+    return {config["metadata"].get(streams.SCHEMA_KEY) for config in (await configs(bus)).values()}
+
+
+async def held(bus: Bus) -> dict[str, int]:
+    """How many messages each stream has; leases and migrations come and go."""
+    listed = await bus.api("STREAM.LIST")
+    counts = {each["config"]["name"]: each["state"]["messages"] for each in listed["streams"]}
+    return {name: count for name, count in counts.items() if count and name != "KV_leases"}
+
+
+async def test_a_start_brings_the_streams_of_an_older_release_forward_and_loses_nothing(
+    fresh_nats: NatsServer,
+) -> None:
+    async with of_release_0_1(fresh_nats) as old:
+        before = await held(old)
+        assert (await configs(old))["DEADLETTERS"]["duplicate_window"] < DAY_NS
+        async with connected(fresh_nats.url) as bus:
+            found = await configs(bus)
+            assert await schemas(bus) == {str(streams.SCHEMA)}
+            assert found["DEADLETTERS"]["duplicate_window"] == 30 * DAY_NS
+            assert "ADVISORIES" in found
+            assert await held(bus) == before
+
+
+async def test_many_starts_at_once_bring_an_older_release_forward(fresh_nats: NatsServer) -> None:
+    async with of_release_0_1(fresh_nats) as old:
+
+        async def start() -> None:
+            async with connected(fresh_nats.url):
+                pass
+
+        await asyncio.gather(*(start() for _ in range(6)))
+        assert await schemas(old) == {str(streams.SCHEMA)}
+
+
+async def newer(bus: Bus, oldest: int) -> dict[str, Any]:
+    """EVENTS as a later version may have made it."""
+    found = (await configs(bus))["EVENTS"]
+    mark = {streams.SCHEMA_KEY: "99", streams.OLDEST_KEY: f"{oldest}"}
+    wanted = {**found, "subjects": sorted({*found["subjects"], "billing.>"}), "metadata": mark}
+    await bus.api("STREAM.UPDATE.EVENTS", wanted)
+    return (await configs(bus))["EVENTS"]
+
+
+async def test_a_newer_configuration_is_never_turned_back(
+    own_bus: Bus, fresh_nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    made = await newer(own_bus, streams.SCHEMA)
+    async with connected(fresh_nats.url):
+        assert (await configs(own_bus))["EVENTS"] == made
+    assert "the stream EVENTS has schema 99, newer than this service's" in caplog.text
+
+
+async def test_a_service_that_is_too_old_for_a_stream_says_so(
+    own_bus: Bus, fresh_nats: NatsServer
+) -> None:
+    made = await newer(own_bus, 98)
+    with pytest.raises(StartUpError, match=r"EVENTS was made by a newer .* Upgrade this service"):
+        async with connected(fresh_nats.url):
+            pass
+    assert (await configs(own_bus))["EVENTS"] == made
+
+
+async def test_a_newer_version_that_was_first_stays_first(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It brings the stream forward while this one waits for the lease to do so."""
+    async with of_release_0_1(fresh_nats) as old:
+        alone = migrate.alone
+
+        @asynccontextmanager
+        async def later(bus: Bus) -> AsyncIterator[Lease]:
+            await newer(old, streams.SCHEMA)
+            async with alone(bus) as lease:
+                yield lease
+
+        monkeypatch.setattr(migrate, "alone", later)
+        async with connected(fresh_nats.url):
+            events = (await configs(old))["EVENTS"]
+    assert events["metadata"][streams.SCHEMA_KEY] == "99"
+    assert "billing.>" in events["subjects"]
+
+
+async def test_an_operator_changes_how_long_things_are_kept(
+    own_bus: Bus, fresh_nats: NatsServer, run_id: str
+) -> None:
+    await publish_events(own_bus, run_id, 1, 5)
+    longer = Retention(events_max_age_s=14 * streams.DAY_S)
+    changed = await migrate.apply(own_bus, longer)
+    assert [(each.stream, each.field) for each in changed] == [("EVENTS", "max_age")]
+    assert (await configs(own_bus))["EVENTS"]["max_age"] == 14 * DAY_NS
+    assert await migrate.plan(own_bus, longer) == []
+    assert (await held(own_bus))["EVENTS"] == 5
+
+
+async def test_two_operators_at_once_leave_no_partition_without_a_reader(
+    own_bus: Bus, fresh_nats: NatsServer
+) -> None:
+    counts = (24, 40, 20, 33)
+    async with AsyncExitStack() as stack:
+        buses = [await stack.enter_async_context(connected(fresh_nats.url)) for _ in counts]
+        await asyncio.gather(*map(migrate.repartition, buses, counts))
+    parts = await own_bus.bucket("leases").get("normalizer.parts")
+    assert parts is not None
+    assert int(parts.value) == await migrate.partitions(own_bus)
+    assert await migrate.partitions(own_bus) in counts
+
+
+async def test_partitions_that_hold_unread_frames_are_not_given_up(own_bus: Bus) -> None:
+    await migrate.repartition(own_bus, 64)
+    run_id = next(run for run in iter(new_run_id, "") if subjects.partition_of(run, 64) >= 16)
+    await RawWriter(own_bus, run_id, "upstream", "pod/1").write("open", b"{}", leg=1)
+    with pytest.raises(BusError, match="not read to their end yet"):
+        await migrate.repartition(own_bus, 16, timeout_s=1)
+    assert await migrate.at_least(own_bus, 1) == 64
+
+
+async def test_partitions_that_no_normalizer_would_read_are_refused(own_bus: Bus) -> None:
+    # as a release that does not know of them notes nothing
+    old = Lease(own_bus, "normalizer.member.old", "old", 60)
+    assert await old.acquire()
+    with pytest.raises(BusError, match=r"takes up the new partitions.*Upgrade them first"):
+        await migrate.repartition(own_bus, 24, timeout_s=1)
+    assert await migrate.partitions(own_bus) == 16
