@@ -21,6 +21,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from penstock.bus import messages, streams, subjects
+from penstock.bus.budget import weight
 from penstock.bus.direct import Stored, read, stands
 from penstock.bus.errors import BusError
 
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 PROBE_S = 5.0
 MAX_PROBE_S = 60.0
 RETRY_S = 0.05
+MAX_EARLY_BYTES = 4 * 1024 * 1024  # live messages kept while the past is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class Follow:
         self._probe_s = self._first_probe_s = probe_s
         self._last: Stored | None = None
         self._early: list[Stored] = []  # live ones that wait for the repair
+        self._early_bytes = 0
+        self._left_out = False  # some were not kept: the stream has them
         self._repair: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._subscription: Subscription | None = None
@@ -127,13 +131,18 @@ class Follow:
     async def _on_live(self, msg: Msg) -> None:
         headers = msg.headers or {}
         stored = Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, msg.data)
-        if self._repair is not None:
-            self._early.append(stored)
-        elif self._is_next(stored):
+        if self._repair is None and self._is_next(stored):
             self._accept([stored])
         elif stored.sequence >= self._next:
-            self._early.append(stored)
+            self._keep_early(stored)
             self._begin_repair()
+
+    def _keep_early(self, stored: Stored) -> None:
+        if self._early_bytes > MAX_EARLY_BYTES:
+            self._left_out = True
+        else:
+            self._early.append(stored)
+            self._early_bytes += weight(stored.payload)
 
     def _is_next(self, stored: Stored) -> bool:
         if stored.sequence < self._next:
@@ -184,7 +193,7 @@ class Follow:
             log.warning("asking for %s: %s", followed.pattern, error)
             return  # until the next probe, or the reconnect
         self._accept_early()
-        if behind or self._early:
+        if behind or self._early or self._left_out:
             await self._catch_up()
 
     async def _catch_up(self) -> None:
@@ -201,7 +210,8 @@ class Follow:
             if found:
                 self._accept_found(found)
             self._accept_early()
-            if pending:
+            if pending or self._left_out:
+                self._left_out = False
                 continue
             if not self._early:
                 return
@@ -220,11 +230,10 @@ class Follow:
         self._accept(found)
 
     def _accept_early(self) -> None:
-        early, self._early = self._early, []
-        for at, stored in enumerate(early):
-            if stored.sequence < self._next:
-                continue
-            if not self._is_next(stored):
-                self._early = early[at:]
-                return
-            self._accept([stored])
+        early, self._early, self._early_bytes = self._early, [], 0
+        for stored in early:
+            if self._early or not self._is_next(stored):
+                if stored.sequence >= self._next:
+                    self._keep_early(stored)
+            else:
+                self._accept([stored])

@@ -7,13 +7,15 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.aio.msg import Msg
 
-from penstock.bus import Bus, Stored, streams, subjects
+from penstock.bus import Bus, Stored, direct, streams, subjects
+from penstock.bus.budget import weight
 from penstock.bus.fence import MAX_MESSAGE_BYTES, RawWriter
 from penstock.bus.follow import Follow, Followed, events, raw
 from support.bus import connected, event, new_run_id, publish_events
@@ -69,6 +71,32 @@ async def test_a_run_that_begins_later_is_followed(bus: Bus, run_id: str) -> Non
     async with following(bus, events(run_id)) as (delivered, _):
         await publish_events(bus, run_id, 1, 5)
         assert await delivered.until(5) == [1, 2, 3, 4, 5]
+
+
+async def test_what_comes_while_the_past_is_read_is_kept_to_a_limit_and_not_lost(
+    bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.bus.follow.MAX_EARLY_BYTES", 5 * weight(b"000"))
+    reading = asyncio.Event()
+
+    async def waits(*arguments: Any) -> Any:
+        found = await direct.read(*arguments)
+        await reading.wait()
+        return found
+
+    monkeypatch.setattr("penstock.bus.follow.read", waits)
+    await publish_events(bus, run_id, 1, 20)
+    # so long a wait for the next look that it is not what finds the rest
+    async with following(bus, events(run_id), probe_s=60) as (delivered, followed):
+        await publish_events(bus, run_id, 21, 100)
+
+        async def came() -> bool:
+            return followed._left_out
+
+        await eventually(came)
+        assert len(followed._early) <= 6
+        reading.set()
+        assert await delivered.until(100) == [*range(1, 101)]
 
 
 async def test_what_is_published_while_the_past_is_read_is_not_lost(bus: Bus, run_id: str) -> None:
