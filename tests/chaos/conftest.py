@@ -11,13 +11,13 @@ import pytest
 from support import upstreams
 from support.upstreams import Recipe, Upstream
 
-# 50 pieces of text, 0.1 s apart: long enough to be hit in the middle
-_SLOWLY = {"FAKE_DELAY": "0.1", "FAKE_LONG_N": "50"}
+# 80 pieces of text, 0.1 s apart: long enough to be hit in the middle
+_SLOWLY = {"FAKE_DELAY": "0.1", "FAKE_LONG_N": "80"}
 
 
 @pytest.fixture(scope="session")
 def patient_agno(tmp_path_factory: pytest.TempPathFactory) -> Upstream:
-    """The real Agno 3.1.10 AgentOS, whose `long` takes five seconds."""
+    """The real Agno 3.1.10 AgentOS, whose `long` takes eight seconds."""
     recipe = replace(upstreams.AGNO, env=lambda folder: upstreams.AGNO.env(folder) | _SLOWLY)
     return _own(recipe, tmp_path_factory.mktemp("agno"))
 

@@ -52,7 +52,7 @@ async def test_every_run_is_whole_whatever_dies_of_a_cluster(
 ) -> None:
     services = {"connector": 2, "normalizer": 3, "approvals": 2, "edge": 2}
     shape = Shape({**services, "broker": 3, "upstream": 2}, every_s=3.0)
-    long = Round(seed, KILLS_PER_ROUND, shape, runs=200, runs_per_s=1.2)
+    long = Round(seed, KILLS_PER_ROUND, shape, runs=250, runs_per_s=1.5)
     report = await play(long, tmp_path, patient_agno, own_adk)
     print(report)
     assert not report.violations

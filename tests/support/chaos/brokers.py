@@ -22,6 +22,7 @@ from support.nats_cluster import cluster
 _CALL_TIMEOUT_S = 2.0
 _WHOLE_TIMEOUT_S = 60.0
 _ASK_EVERY_S = 0.2
+_BREATH_S = 5.0  # of a cluster that is whole again, before the next fault
 
 
 @dataclass(slots=True)
@@ -39,10 +40,13 @@ class Brokers:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """While nothing else happens to a broker, and after each has caught up with the others."""
+        """While nothing else happens to a broker, and each has caught up with the others."""
         async with self._alone:
             await self.whole()
             yield
+            await self.whole()
+            if len(self.servers) > 1:
+                await asyncio.sleep(_BREATH_S)
 
     async def kill(self, number: int) -> None:
         await asyncio.to_thread(self.servers[number].kill)

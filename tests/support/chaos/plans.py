@@ -24,7 +24,7 @@ _ENDLESS: dict[Agent, str] = {"agno": "slow", "adk": "slow 300 60"}
 _DECISIONS: dict[Decision, int] = {"approve": 5, "reject": 3, "none": 1}
 
 # of a hundred runs
-ASKING, CANCELLED, SHARED, DUELS, TWICE = 0.4, 0.1, 0.25, 0.4, 0.15
+ASKING, CANCELLED, SHARED, DUELS, TWICE = 0.33, 0.1, 0.25, 0.4, 0.15
 SHARED_SESSIONS = 6
 
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 Kind = Literal["kill", "pause", "cut", "hang"]
 
-# how often each is killed, of a dozen kills; the first of each come before any comes twice
-_KILLED = {"connector": 3, "normalizer": 3, "approvals": 2, "edge": 2, "broker": 2}
+# how often each is killed, of sixteen kills
+_KILLED = {"connector": 4, "normalizer": 4, "approvals": 3, "edge": 3, "broker": 2}
 # what else happens, of each dozen kills: (kind, what)
 _BESIDES: tuple[tuple[Kind, str], ...] = (
     ("cut", "upstream"),
@@ -27,7 +27,10 @@ _BESIDES: tuple[tuple[Kind, str], ...] = (
     ("hang", "approvals"),
 )
 _BESIDES_PER_KILL = 5 / 12
-SETTLE_S = 5.0  # what was hurt is left alone so long after it is back
+# What was hurt is left alone so long after it is back. A broker's streams choose their leaders
+# anew, which takes seconds: hurt again at once, a cluster would never have any.
+_SETTLE_S = {"broker": 12.0}
+SETTLE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def schedule(seed: int, kills: int, shape: Shape) -> list[Fault]:
         number, start_s = _least_busy(chance, free_at, target, shape.count[target], at_s)
         fault = Fault(round(start_s, 1), kind, target, number, _away_s(chance, kind, target, shape))
         faults.append(fault)
-        back_s = start_s + fault.for_s + SETTLE_S
+        back_s = start_s + fault.for_s + _SETTLE_S.get(target, SETTLE_S)
         # a cluster of three stands while one of them is away, not two
         hurt = range(shape.count[target]) if target == "broker" else [number]
         free_at.update({(target, each): back_s for each in hurt})
