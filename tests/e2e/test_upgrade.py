@@ -11,19 +11,32 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import orjson
 import pytest
 
-from penstock.bus import Bus, BusSettings, migrate, streams, subjects
+from penstock.bus import (
+    Bus,
+    BusSettings,
+    Message,
+    fence,
+    messages,
+    migrate,
+    streams,
+    subjects,
+)
+from penstock.bus.fence import RawWriter
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import partition_of
 from penstock_edge.service import EdgeService
 from support.bus import connected
-from support.deployment import SERVICES, deployment
-from support.misbehaving import Misbehaving, agents, misbehaving, plays
+from support.deployment import SERVICES, Deployment, deployment
+from support.former import RELEASE_0_1, former
+from support.misbehaving import Answer, Misbehaving, agents, misbehaving, plays
 from support.nats import NatsServer
 from support.pipeline import PIPELINE, Pipeline, pipeline, types
-from support.raw import agno_approved, agno_pause, agno_text
+from support.raw import agno, agno_approved, agno_pause, agno_text
 from support.released import VERSIONS, Left, left, restore
+from support.report import report
 from support.steady import holders, moved_on, steady
 from support.waiting import eventually
 
@@ -192,3 +205,123 @@ async def test_a_run_that_waited_for_a_week_goes_on_although_all_of_it_has_aged_
     assert (whole[0].id, whole[0].data["code"]) == (None, "history_truncated")
     assert [event.body for event in whole[1:]] == [event.body for event in after if event.id]
     assert len(upstream.calls) == 2
+
+
+WORDS = 20
+
+
+async def talks(answer: Answer) -> None:
+    """An agent that says twenty words in two seconds, each with the question in it."""
+    asked = answer.request.form["message"]
+    await answer.head()
+    await answer.send(agno("RunStarted"))
+    for number in range(WORDS):
+        await answer.send(agno("RunContent", content=f"{asked}-{number} "))
+        await asyncio.sleep(0.1)
+    await answer.send(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
+    await answer.end()
+
+
+async def asked(penstock: Deployment, name: str, number: int) -> None:
+    """One run through whichever services there are; checked."""
+    run_id = await penstock.run("agno", name, edge=number)
+    events = [event async for event in penstock.events(run_id, edge=number + 1) if event.id]
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    said = [event.data["content"] for event in events if event.type == "llm.stream"]
+    assert said == [f"{name}-{word} " for word in range(WORDS)], (run_id, events[-1].body)
+    assert events[-1].type == "lifecycle.completed"
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+async def test_services_of_two_versions_work_side_by_side_through_a_rolling_upgrade(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    """From release 0.1 to this version, one process after the other, under runs all the time."""
+    path = former(RELEASE_0_1, tmp_path / "former")
+    asking: set[asyncio.Task[None]] = set()
+    number = 0
+
+    async def ask(penstock: Deployment, seconds: float) -> None:
+        nonlocal number
+        for _ in range(int(seconds * 3)):
+            number += 1
+            asking.add(asyncio.create_task(asked(penstock, f"q{number}", number)))
+            await asyncio.sleep(1 / 3)
+
+    async with misbehaving() as upstream:
+        upstream.script(talks)
+        listed = [{"id": "agno", "protocol": "agno", "url": upstream.url}]
+        async with deployment(fresh_nats.url, tmp_path, listed, {}) as penstock:
+            now = penstock.environment
+            penstock.environment = {**now, "PYTHONPATH": path}
+            old = await asyncio.gather(*map(penstock.start, [*SERVICES, *SERVICES]))
+            await ask(penstock, 5)
+            penstock.environment = now
+            for service in SERVICES:
+                if service == "edge":
+                    # clients of an edge that goes come back by themselves; these do not
+                    await asyncio.gather(*asking)
+                for instance in [each for each in old if each.service == service]:
+                    await asyncio.gather(penstock.start(service), ask(penstock, 3))
+                    instance.process.popen.terminate()
+                    await ask(penstock, 3)
+                    await asyncio.to_thread(instance.process.popen.wait)
+                    penstock.instances.remove(instance)
+                    if service == "edge":
+                        await asyncio.gather(*asking)
+            await asyncio.gather(repartitioned(24, fresh_nats), ask(penstock, 5))
+            await asyncio.gather(*asking)
+    report("rolling upgrade", runs=number)
+    assert len(upstream.calls) == number
+
+
+async def test_what_a_newer_version_adds_is_passed_on_and_breaks_nothing(
+    nats_server: NatsServer,
+) -> None:
+    """Fields, source frames and events that this one has never heard of, in the middle of a run."""
+    goes_on = asyncio.Event()
+
+    async def waits(answer: Answer) -> None:
+        await answer.head()
+        await answer.send(agno("RunStarted") + agno("RunContent", content="one"))
+        await goes_on.wait()
+        await answer.send(agno("RunContent", content="two"))
+        await answer.send(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
+        await answer.end()
+
+    async with misbehaving() as upstream:
+        upstream.script(waits)
+        services = (*PIPELINE, EdgeService)
+        async with pipeline(nats_server.url, agents(upstream), services) as penstock:
+            run_id = await penstock.start_run("agno", "hello", colour="blue")
+            *_, last = await penstock.events_until(run_id, "llm.stream")
+            writer = RawWriter(penstock.bus, run_id, "oracle", "pod/1")
+            future = {"Penstock-Future": "bright"}
+            position = await writer.write("telepathy", b"{}", leg=1, headers=future)
+            body = {**last.body, "sequence": last.sequence + 1, "mood": "good"}
+            body["event"] = {"category": "llm", "action": "sparkled"}
+            headers = {
+                **{name: last.headers[name] for name in (messages.RAW_FIRST, messages.FIRST)},
+                messages.SEQUENCE: f"{last.sequence + 1}",
+                messages.RAW_POSITION: f"{position}",
+                "ce-type": "llm.sparkled",
+            }
+            pattern = subjects.events_of_run(run_id)
+            tail = await fence.tail(penstock.bus, streams.EVENTS, pattern)
+            assert tail is not None
+            event = Message(f"llm.sparkled.{run_id}", orjson.dumps(body), headers)
+            await fence.append(penstock.bus, pattern, [event], tail.sequence)
+            goes_on.set()
+            events = await penstock.ended(run_id)
+            shown = {
+                dialect: await penstock.http.get(f"/v1/runs/{run_id}/events?dialect={dialect}")
+                for dialect in ("canonical", "executions", "unified", "agui", "agui+runs")
+            }
+            record = await penstock.record(run_id)
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    assert [e.data["content"] for e in events if e.type == "llm.stream"] == ["one", "two"]
+    assert {answer.status_code for answer in shown.values()} == {200}
+    assert b'"mood":"good"' in shown["canonical"].content
+    assert b"sparkled" in shown["executions"].content
+    assert record.model_extra == {"colour": "blue"}
