@@ -23,6 +23,7 @@ PARTITIONS = Gauge("penstock_partitions", "Partitions that this normalizer works
 CLIENTS = Gauge("penstock_clients", "Client streams open now", ["dialect"])
 DELIVERED = Counter("penstock_delivered_total", "Events written to clients", ["dialect"])
 SLOW_CLIENTS = Counter("penstock_slow_clients_total", "Clients dropped since they did not read")
+RING_BYTES = Gauge("penstock_ring_bytes", "Recent frames kept for clients that come back")
 STREAMS_REFUSED = Counter(
     "penstock_streams_refused_total", "Client streams that were not opened (503)", ["reason"]
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from penstock.telemetry import RING_BYTES
+
 
 class Ring(Protocol):
     """Recent frames, which can be read from the stream again."""
@@ -36,7 +38,9 @@ class Budget:
             left = oldest.empty()
             self.held_bytes += left - self._held.pop(oldest)
             self._emptied[oldest] = left
+        RING_BYTES.set(self.held_bytes)
 
     def forget(self, ring: Ring) -> None:
         """The ring is gone."""
         self.held_bytes -= self._held.pop(ring, 0) + self._emptied.pop(ring, 0)
+        RING_BYTES.set(self.held_bytes)

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import uuid4
 
 import orjson
 
-from penstock.bus import Bus, OutcomeUnknown
+from penstock.bus import Bus, Msg, OutcomeUnknown
 from penstock.bus.messages import FIRST
 from penstock.bus.objects import unwrap
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest, PauseRecord
@@ -21,6 +22,7 @@ from penstock_edge.locate import Place, lifecycle_of, place_of_new
 
 LOOKUP_S: Final = 2.0
 LOOKUP_RETRY_S: Final = 0.05
+ANSWER_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,22 @@ async def place_of_next_leg(bus: Bus, run_id: str, over_raw: bool) -> Place:
 async def take(bus: Bus, approval_id: str, request: DecideRequest) -> None:
     """Have the decision taken. Raises Problem as the approvals service answers: 404, 409, 422.
 
-    503 where it did not answer: nobody knows whether it was taken.
+    Whoever was asked may have died of a kill between decision and answer: the key makes asking
+    once more harmless. 503 where nobody answers then either: nobody knows whether it was taken.
     """
-    try:
-        answer = await bus.request(decide(approval_id), request.dump())
-    except OutcomeUnknown as error:
+    keyed = request.model_copy(update={"idempotency_key": uuid4().hex})
+    answer = await _asked(bus, approval_id, keyed) or await _asked(bus, approval_id, keyed)
+    if answer is None:
         text = "it is not known whether the decision was taken; ask for the approval's state"
-        raise Problem(503, text) from error
+        raise Problem(503, text)
     reply = DecideReply.model_validate_json(answer.data)
     if reply.status != 200:
         raise Problem(reply.status, reply.detail)
+
+
+async def _asked(bus: Bus, approval_id: str, request: DecideRequest) -> Msg | None:
+    """The approvals service's answer; None when none came in time."""
+    try:
+        return await bus.request(decide(approval_id), request.dump(), ANSWER_S)
+    except OutcomeUnknown:
+        return None

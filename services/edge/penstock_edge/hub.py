@@ -159,8 +159,8 @@ class Hub:
     def _evict(self, limit_bytes: int, least: int) -> None:
         """Give up the oldest until the ring fits, or has only so many items."""
         gone = 0
-        if self._ring and self._ring[-1].last:
-            least = 1  # what ends the stream need not stand in it
+        if self.view.over_raw and self._ring and self._ring[-1].last:
+            least = 1  # what ends this stream does not stand in it
         while self._held_bytes > limit_bytes and gone < len(self._ring) - least:
             self._held_bytes -= len(self._ring[gone].body) + ITEM_BYTES
             gone += 1

@@ -40,7 +40,9 @@ class EdgeSettings(Settings):
         256 * 1024 * 1024, gt=0, description="All rings together; the longest silent are emptied"
     )
     write_timeout_s: float = Field(
-        120.0, gt=0, description="Who has taken nothing of one write for so long is dropped"
+        120.0,
+        gt=0,
+        description="Who has not taken one write, 256 KiB or a frame, by then is dropped",
     )
     max_streams: int = Field(
         12_000, gt=0, description="Open at a time in this process; beyond it 503"
