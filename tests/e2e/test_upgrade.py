@@ -292,8 +292,9 @@ async def test_what_a_newer_version_adds_is_passed_on_and_breaks_nothing(
 
     async with misbehaving() as upstream:
         upstream.script(waits)
-        services = (*PIPELINE, EdgeService)
-        async with pipeline(nats_server.url, agents(upstream), services) as penstock:
+        async with pipeline(
+            nats_server.url, agents(upstream), (*PIPELINE, EdgeService)
+        ) as penstock:
             run_id = await penstock.start_run("agno", "hello", colour="blue")
             *_, last = await penstock.events_until(run_id, "llm.stream")
             writer = RawWriter(penstock.bus, run_id, "oracle", "pod/1")
@@ -315,13 +316,15 @@ async def test_what_a_newer_version_adds_is_passed_on_and_breaks_nothing(
             goes_on.set()
             events = await penstock.ended(run_id)
             shown = {
-                dialect: await penstock.http.get(f"/v1/runs/{run_id}/events?dialect={dialect}")
+                dialect: await penstock.http.get(
+                    f"/v1/runs/{run_id}/events", params={"dialect": dialect}
+                )
                 for dialect in ("canonical", "executions", "unified", "agui", "agui+runs")
             }
             record = await penstock.record(run_id)
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     assert [e.data["content"] for e in events if e.type == "llm.stream"] == ["one", "two"]
-    assert {answer.status_code for answer in shown.values()} == {200}
+    assert {name: answer.status_code for name, answer in shown.items()} == dict.fromkeys(shown, 200)
     assert b'"mood":"good"' in shown["canonical"].content
     assert b"sparkled" in shown["executions"].content
     assert record.model_extra == {"colour": "blue"}
