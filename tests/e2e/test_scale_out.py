@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,9 +15,12 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.bus.subjects import PARTITIONS, partition_of
+from penstock_connector.service import ConnectorService
 from support.bus import connected
 from support.deployment import Deployment, Instance, deployment
+from support.misbehaving import Answer, agents, misbehaving, stalls
 from support.nats import NatsServer
+from support.pipeline import pipeline
 from support.processes import pid_of
 from support.report import report
 from support.steady import SteadyRun, holders, moved_on, steady
@@ -181,3 +185,41 @@ async def test_normalizers_that_flap_put_no_run_out_of_order(
                 flapping.process.popen.terminate()
                 await asyncio.to_thread(flapping.process.popen.wait)
                 penstock.instances.remove(flapping)
+
+
+async def legs(bus: Bus) -> list[int]:
+    """How many legs each connector holds that holds any, the fewest first."""
+    keys = await bus.bucket("claims").keys("active.>")
+    return sorted(Counter(key.split(".")[1] for key in keys).values())
+
+
+async def held(bus: Bus, count: int) -> list[int]:
+    """The same once so many are held in all."""
+
+    async def are() -> list[int] | None:
+        found = await legs(bus)
+        return found if sum(found) == count else None
+
+    return await eventually(are, 20, f"{count} legs are held")
+
+
+async def test_connectors_share_the_starts_and_a_full_one_takes_none(
+    fresh_nats: NatsServer,
+) -> None:
+    async def hangs(answer: Answer) -> None:
+        await answer.head()
+        await stalls(answer)
+
+    async with misbehaving() as upstream:
+        upstream.script(hangs)
+        three = (ConnectorService,) * 3
+        async with pipeline(fresh_nats.url, agents(upstream), three, max_legs=20) as penstock:
+            for _ in range(30):
+                await penstock.start_run("agno")
+            shares = await held(penstock.bus, 30)
+            report("starts of three connectors", fewest=shares[0], most=shares[-1])
+            assert len(shares) == 3
+            assert shares[0] >= 5
+            for _ in range(40):
+                await penstock.start_run("agno")
+            assert await held(penstock.bus, 60) == [20, 20, 20]
