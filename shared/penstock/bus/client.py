@@ -49,6 +49,7 @@ MIN_PAYLOAD_BYTES = 1024 * 1024  # parts and records are up to 512 KiB, with roo
 CLOSE_TIMEOUT_S = 2
 READS_AT_ONCE = 64
 MESSAGE_NOT_FOUND = 10037
+SUBSCRIBE_AGAIN_S = 10.0
 READ_TIMEOUT_S = 2.0  # one attempt
 LOOK_TIMEOUT_S = 2.0  # for a stream's leader, after a reconnect
 _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
@@ -100,6 +101,8 @@ class Bus:
         self._presence = Presence(self._created, self._found, self._lost)
         self._checking: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
+        self._subscribing: asyncio.TimerHandle | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(cls, settings: BusSettings, *, ensure: bool = True) -> Bus:
@@ -183,7 +186,7 @@ class Bus:
         """Flush what was published, then close."""
         if self.client.is_closed:
             return
-        for task in (self._checking, self._pulse):
+        for task in (self._checking, self._pulse, self._subscribing, self._reconnecting):
             if task is not None:
                 task.cancel()
         try:
@@ -257,6 +260,14 @@ class Bus:
             self.publisher.refused(subject)
         else:
             self.health.refused("unheard", family(subject))
+            # nobody says when it is allowed; a new connection subscribes to everything again
+            if self._subscribing is None:
+                loop = asyncio.get_running_loop()
+                self._subscribing = loop.call_later(SUBSCRIBE_AGAIN_S, self._connect_anew)
+
+    def _connect_anew(self) -> None:
+        self._subscribing = None
+        self._reconnecting = asyncio.create_task(self.client.connect_anew())
 
     async def _failed(self, error: Exception) -> None:
         if not isinstance(error, OSError | NatsError | EOFError):

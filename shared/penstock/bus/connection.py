@@ -136,9 +136,14 @@ class Connection(Client):
 
     async def leave(self) -> None:
         """Move to another server, if there is one."""
-        if self.is_connected and len(self._server_pool) > 1:
+        if len(self._server_pool) > 1:
             self._left = self._current_server
-            await self._process_op_err(NatsError("nats: the server is cut off from its cluster"))
+            await self.connect_anew()
+
+    async def connect_anew(self) -> None:
+        """Drop the connection for another one."""
+        if self.is_connected:
+            await self._process_op_err(NatsError("nats: dropped by us"))
 
     async def _connect_to_server(self, s: Srv) -> None:
         left, self._left = self._left, None

@@ -38,8 +38,8 @@ _WORDS: Mapping[Kind, str] = {
     "the stream's own (`nats stream edit {where} --max-bytes`)",
     "denied": "NATS does not let this user publish to {where}; what is to be sent there is held "
     "back and tried again. Allow it in the permissions of the user",
-    "unheard": "NATS does not let this user subscribe to {where}. Allow it in the permissions of "
-    "the user, and restart the service",
+    "unheard": "NATS does not let this user subscribe to {where}; it is tried again. Allow it in "
+    "the permissions of the user",
     "away": "{where} has not answered for {seconds:.0f} s ({words}). Have NATS's servers a quorum, "
     "and room on their disks? Their logs tell; after a full disk they must be restarted",
     "lost": "{words}",
