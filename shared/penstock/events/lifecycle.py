@@ -77,7 +77,7 @@ class Failed(Data, title="Run failed"):
     error: str = Field(description="What went wrong, in the upstream's own words if it had any.")
     code: str = Field(
         description="`upstream_lost`, `upstream_http`, `upstream_error`, `timeout`, "
-        "`outcome_unknown`, `limit` or `internal`."
+        "`outcome_unknown`, `history_lost`, `limit` or `internal`."
     )
     error_type: str | None = Field(default=None, description="The upstream's class of error.")
     step: str | None = Field(default=None, description="The step that failed.")
