@@ -17,7 +17,7 @@ from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCom
 from penstock.dialects.agno.decode import AgnoDecoder
 from penstock.dialects.base import AgentFacts, Pause
 from penstock.settings import AgentConfig
-from penstock.sse import Parser
+from penstock.sse import Frame, Parser
 from penstock_connector.upstreams.agno import AgnoUpstream
 from penstock_connector.upstreams.base import Attachment, Call
 from support.agno import CONTINUES, GOLDEN
@@ -235,10 +235,11 @@ async def test_a_router_gets_its_choices(client: httpx.AsyncClient) -> None:
     assert sent == step | {"selected_choices": ["b"]}
 
 
-async def test_a_background_run_is_resumed_after_the_last_event_that_came_whole() -> None:
+async def test_a_background_run_is_resumed_after_the_last_event_that_came_whole(
+    client: httpx.AsyncClient,
+) -> None:
     upstream, seen = AgnoUpstream(), Attachment()
     call = Call("http://agno:7777/agents/demo/runs", {}, b"", "run/1", "s-1")
-    assert upstream.reattach(agent(), call, seen) is None
     for data in (
         b'{"event":"RunContent","content":{"event_index":99},"event_index":7,"tool":{}}',
         b'{"event":"ToolCallStarted","tool":{"tool_args":{"event_index":3}}}',
@@ -246,11 +247,38 @@ async def test_a_background_run_is_resumed_after_the_last_event_that_came_whole(
         b'["event_index"]',
         b"not a word of it",
     ):
-        upstream.watch(data, seen)
-    again = upstream.reattach(agent(), call, seen)
+        upstream.watch(Frame(data), seen)
+    again = await upstream.reattach(client, agent(), call, seen)
     assert again is not None
     assert again.url == "http://agno:7777/agents/demo/runs/run%2F1/resume"
     assert form(again) == {"last_event_index": "7", "session_id": "s-1"}
+
+
+async def test_a_run_of_which_nothing_came_is_asked_for_whole(client: httpx.AsyncClient) -> None:
+    upstream = AgnoUpstream()
+    call = await upstream.start(client, agent(), start_command())
+    again = await upstream.reattach(client, agent(), call, Attachment())
+    assert again is not None
+    assert "last_event_index" not in form(again)
+
+
+@pytest.mark.parametrize("kind", ["agent", "workflow"])
+async def test_a_run_without_numbers_is_not_come_back_to(
+    client: httpx.AsyncClient, kind: str
+) -> None:
+    upstream, seen = AgnoUpstream(), Attachment()
+    call = await upstream.start(client, agent(kind=kind), start_command())
+    if kind == "agent":
+        upstream.watch(Frame(b'{"event":"RunStarted"}', "RunStarted"), seen)
+    assert await upstream.reattach(client, agent(kind=kind), call, seen) is None
+
+
+async def test_events_that_the_server_has_forgotten_are_noticed() -> None:
+    upstream, seen = AgnoUpstream(), Attachment()
+    for index in (4, 5, 9):
+        assert seen.refusal is None
+        upstream.watch(Frame(b'{"event":"RunContent","event_index":%d}' % index), seen)
+    assert seen.refusal == "the agent server has forgotten the events 6 to 8"
 
 
 async def test_foreign_ids_stay_in_their_place_in_the_path(client: httpx.AsyncClient) -> None:

@@ -11,6 +11,7 @@ import pytest
 from penstock.bus import Bus, BusSettings
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AgentConfig
+from penstock.sse import Frame
 from penstock_connector.threads import MAX_MESSAGES, Threads, newest
 from penstock_connector.upstreams.agui import AguiUpstream, client_tools
 from penstock_connector.upstreams.base import Attachment, Call
@@ -89,7 +90,7 @@ async def resumed(
 def hear(upstream: AguiUpstream, *events: dict[str, Any]) -> Attachment:
     seen = Attachment()
     for event in events:
-        upstream.watch(orjson.dumps(event), seen)
+        upstream.watch(Frame(orjson.dumps(event)), seen)
     return seen
 
 
@@ -289,7 +290,7 @@ async def test_a_server_that_said_nothing_leaves_the_conversation_as_it_was(
 def test_nothing_that_a_server_says_breaks_the_connector(
     upstream: AguiUpstream, data: bytes
 ) -> None:
-    upstream.watch(data, Attachment())
+    upstream.watch(Frame(data), Attachment())
 
 
 def test_a_long_conversation_loses_its_oldest_turns() -> None:

@@ -6,10 +6,16 @@ import asyncio
 import random
 from pathlib import Path
 
+import httpx
+
+from penstock.bus import Stored
+from penstock.bus.records import CancelCommand
 from penstock.settings import AgentConfig
+from penstock_connector.commands import Commands
 from penstock_connector.service import ConnectorService
+from penstock_connector.settings import ConnectorSettings
 from penstock_normalizer.service import NormalizerService
-from support.connectors import FAST, claimed_by_the_dead, connector_process
+from support.connectors import claimed_by_the_dead, connector_process
 from support.misbehaving import Answer, Misbehaving, Request, agents, plays, stalls
 from support.nats import NatsServer
 from support.pipeline import TERMINAL, Event, Pipeline, pipeline
@@ -307,14 +313,22 @@ async def test_a_run_of_a_dead_connector_can_be_cancelled(
         async with connector_process(penstock.bus, config, tmp_path) as connector:
             run_id = await penstock.start_run("agno", "hello")
             await upstream.called()
+            await penstock.events_until(run_id, "custom.event")
             await connector.kill()
-        # this one looks for the dead too seldom to be first
-        settings = FAST | {"reap_s": 60}
-        async with pipeline(nats_server.url, config, (ConnectorService,), **settings):
-            await penstock.cancel(run_id)
+        await eventually(lambda: nobody_lives(penstock), what="that the dead one counts as dead")
+        async with httpx.AsyncClient() as client:
+            # nobody looks for the dead: the cancel finds what they have left
+            commands = Commands(penstock.bus, config, ConnectorSettings(), client, "connector-x-1")
+            cancel = CancelCommand(run_id=run_id, by="ada")
+            await commands.cancel(Stored("", 1, {}, cancel.dump()))
             end = await the_end(penstock, run_id)
     assert end.type == "lifecycle.cancelled"
-    assert end.data["confirmed"] is False
+    assert end.data == {"reason": "user_stop", "by": "ada", "confirmed": False}
+    assert len(cancels(upstream)) == 1
+
+
+async def nobody_lives(penstock: Pipeline) -> bool:
+    return not await penstock.bus.bucket("leases").keys("pod.>")
 
 
 async def test_runs_cancelled_at_any_moment_end_once(

@@ -1,8 +1,10 @@
 """An agent server that does what it should not: raw HTTP over asyncio, scripted answer by answer.
 
 A script is a coroutine that gets the `Answer` to one request to run or go on (or to what `scripted`
-names); it sends what it likes, how it likes. All other requests (ADK's sessions, cancels) are
-answered 200 with `{}` unless `other` says otherwise. Every request is recorded.
+names); it sends what it likes, how it likes. Who comes back to a run is answered 404, as by a
+server that has no such way, unless there is a script for it: `comes_back`. All other requests
+(ADK's sessions, cancels) are answered 200 with `{}` unless `other` says otherwise. Every request is
+recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from urllib.parse import parse_qsl
 from penstock.settings import Config
 from support.waiting import eventually
 
-_RUN = re.compile(r"/runs$|/continue$|/resume$|/run_sse$")
+_RUN = re.compile(r"/runs$|/continue$|/run_sse$")
+_COME_BACK = re.compile(r"/resume$|/v1/runs/[^/]+/events(\?|$)")
 _HEAD_LIMIT_BYTES = 1024 * 1024
 
 
@@ -96,6 +99,7 @@ class Misbehaving:
         self.requests: list[Request] = []
         self.other: Callable[[Request], tuple[int, Any]] = lambda request: (200, {})
         self.scripted: Callable[[Request], bool] = _runs_something
+        self.comes_back: Script | None = None
         self._scripts: list[Script] = []
         self._port = 0
         self._closed = 0
@@ -113,6 +117,11 @@ class Misbehaving:
     def calls(self) -> list[Request]:
         """The requests that would have run something."""
         return [request for request in self.requests if _runs_something(request)]
+
+    @property
+    def returns(self) -> list[Request]:
+        """The requests of those who came back to a run."""
+        return [request for request in self.requests if _COME_BACK.search(request.path)]
 
     async def called(self, times: int = 1) -> Request:
         """The last of so many calls, once they have come."""
@@ -147,6 +156,8 @@ class Misbehaving:
                 if self.scripted(request):
                     script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
                     await script(answer)
+                elif _COME_BACK.search(request.path):
+                    await (self.comes_back or _is_unknown)(answer)
                 else:
                     status, body = self.other(request)
                     await answer.whole(
@@ -206,6 +217,10 @@ def plays(body: bytes, then: Script | None = None) -> Script:
         await (then(answer) if then else answer.end())
 
     return script
+
+
+async def _is_unknown(answer: Answer) -> None:
+    await answer.whole(b'{"detail":"Not Found"}', 404, content_type="application/json")
 
 
 async def stalls(answer: Answer) -> None:

@@ -12,6 +12,7 @@ from penstock.bus import Bus, BusError, FenceConflict, Msg
 from penstock.bus.kv import Entry
 from penstock.bus.records import Claim, Sent, SessionRecord, Turn
 from penstock.bus.subjects import turn
+from penstock_connector.held import Held
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +36,14 @@ async def patiently(step: Callable[[], Awaitable[T]]) -> T:
 
 
 class Claims:
-    """The records by which connectors divide runs among themselves. Every write is a CAS."""
+    """The records by which connectors divide runs among themselves. Every write is a CAS.
 
-    def __init__(self, bus: Bus, pod: str) -> None:
+    While `sees_others` is False nobody counts as dead: the bus was away, perhaps from everybody,
+    for so long that all leases have run out, and the others are about to renew theirs.
+    """
+
+    def __init__(self, bus: Bus, pod: str, sees_others: Callable[[], bool] = lambda: True) -> None:
+        self.sees_others = sees_others
         self._bus = bus
         self._pod = pod
         self._claims = bus.bucket("claims")
@@ -45,8 +51,10 @@ class Claims:
         self._leases = bus.bucket("leases")
 
     async def lives(self, pod: str) -> bool:
-        """True while that connector's lease stands."""
-        return pod == self._pod or await self._leases.get(f"pod.{pod}") is not None
+        """True while that connector's lease stands, or nobody can tell by it."""
+        if pod == self._pod or not self.sees_others():
+            return True
+        return await self._leases.get(f"pod.{pod}") is not None
 
     async def living(self) -> set[str]:
         """All connectors whose lease stands, and this one."""
@@ -75,20 +83,29 @@ class Claims:
             await self._claims.update(f"claim.{run_id}", claim.dump(), entry.revision) is not None
         )
 
-    async def begin(self, run_id: str) -> None:
-        """Note that this connector holds a leg of the run, for the reaper."""
-        await self._claims.put(f"active.{self._pod}.{run_id}", b"{}")
+    async def begin(self, run_id: str, held: Held) -> None:
+        """Note that this connector holds a leg of the run, for those who may have to go on."""
+        await self._claims.put(f"active.{self._pod}.{run_id}", held.dump())
 
     async def end(self, run_id: str, pod: str | None = None) -> None:
-        """The leg has ended."""
+        """The leg has ended, or is somebody else's."""
         await self._claims.delete(f"active.{pod or self._pod}.{run_id}")
 
-    async def active(self) -> list[tuple[str, str]]:
-        """Pod and run of every leg that is held."""
+    async def is_noted(self, run_id: str, pod: str) -> bool:
+        """Whether that connector holds a leg of the run, or died with it and is to be reaped."""
+        return await self._claims.get(f"active.{pod}.{run_id}") is not None
+
+    async def held(self, run_id: str, pod: str) -> Held | None:
+        """What that connector has noted of the leg; None for one of an earlier version."""
+        entry = await self._claims.get(f"active.{pod}.{run_id}")
+        return Held.parse(entry.value) if entry is not None else None
+
+    async def active(self, pod: str = "*", run_id: str = "*") -> list[tuple[str, str]]:
+        """Pod and run of every leg that is held; those of one pod, or one run."""
         pairs = []
-        for key in await self._claims.keys("active.>"):
-            _, pod, run_id = key.split(".")
-            pairs.append((pod, run_id))
+        for key in await self._claims.keys(f"active.{pod}.{run_id}"):
+            _, holder, held = key.split(".")
+            pairs.append((holder, held))
         return pairs
 
     async def claim_sending(self, approval_id: str) -> tuple[Sent, int] | None:
@@ -106,10 +123,18 @@ class Claims:
         sent = Sent(pod=self._pod)
         return await self._sent.update(approval_id, sent.dump(), revision) is not None
 
-    async def record_sending(self, approval_id: str, state: str) -> None:
-        """Write down what became of it."""
+    async def record_sending(self, approval_id: str, state: str, pod: str | None = None) -> None:
+        """Write down what became of it, unless it is another's by now, or is written down.
+
+        `pod` is whose sending it was, where that is not this connector.
+        """
         sent = Sent.model_validate({"pod": self._pod, "state": state})
-        await self._sent.put(approval_id, sent.dump())
+        while (entry := await self._sent.get(approval_id)) is not None:
+            stands = Sent.model_validate_json(entry.value)
+            if stands.state != "claimed" or stands.pod not in (self._pod, pod):
+                return
+            if await self._sent.update(approval_id, sent.dump(), entry.revision) is not None:
+                return
 
 
 class Sessions:
@@ -120,13 +145,11 @@ class Sessions:
         self._claims = claims
         self._bucket = bus.bucket("sessions")
 
-    async def join(self, key: str, agent: str, session_id: str, mine: Turn) -> None:
-        """Stand in the queue."""
+    async def join(self, key: str, agent: str, session_id: str, mine: Turn) -> bool:
+        """Stand in the queue; True when nobody is before us."""
 
         def change(record: SessionRecord) -> None:
             if mine not in record.queue:
-                # somebody may have stood here for this run who did not come to open it
-                record.queue = [turn for turn in record.queue if turn.run_id != mine.run_id]
                 # two connectors may join out of order; the first one may be running already
                 waiting = sorted([*record.queue[1:], mine], key=lambda turn: turn.sequence)
                 record.queue = [*record.queue[:1], *waiting]
@@ -135,6 +158,19 @@ class Sessions:
                 del record.runs[:-MAX_RUNS_LISTED]
 
         await self._change(key, change, SessionRecord(agent=agent, session_id=session_id))
+        return await self._is_first(key, mine)
+
+    async def take_over(self, key: str, mine: Turn) -> bool:
+        """Stand where the leg's holder before us stood; True when nobody is before us."""
+
+        def change(record: SessionRecord) -> None:
+            places = [n for n, turn in enumerate(record.queue) if _same_leg(turn, mine)]
+            record.queue = [turn for turn in record.queue if not _same_leg(turn, mine)]
+            # the first of its places; behind who runs now, should it have been passed over
+            record.queue.insert(places[0] if places else 1, mine)
+
+        await self._change(key, change)
+        return await self._is_first(key, mine)
 
     async def wait(self, key: str, mine: Turn) -> None:
         """Until the leg is at the head of the queue; passes over the legs of dead connectors."""
@@ -174,10 +210,20 @@ class Sessions:
         return mine not in queue or queue[0] == mine
 
     async def _pass_over_dead(self, key: str) -> None:
+        """Those whose connector died before it noted them: all others are somebody's to end."""
+        if not self._claims.sees_others():
+            return
         living = await self._claims.living()
+        entry = await self._bucket.get(key)
+        queue = _session(entry).queue if entry is not None else []
+        dead = [
+            turn
+            for turn in queue
+            if turn.pod not in living and not await self._claims.is_noted(turn.run_id, turn.pod)
+        ]
 
         def change(record: SessionRecord) -> None:
-            record.queue = [turn for turn in record.queue if turn.pod in living]
+            record.queue = [turn for turn in record.queue if turn not in dead]
 
         await self._change(key, change)
 
@@ -201,6 +247,10 @@ class Sessions:
             revision = entry.revision if entry is not None else 0
             if await self._bucket.update(key, after, revision) is not None:
                 return
+
+
+def _same_leg(turn: Turn, other: Turn) -> bool:
+    return (turn.run_id, turn.leg) == (other.run_id, other.leg)
 
 
 def _claim(entry: Entry) -> Claim:

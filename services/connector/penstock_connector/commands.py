@@ -21,15 +21,12 @@ from penstock.bus import (
     FenceConflict,
     OutcomeUnknown,
     Stored,
-    messages,
-    objects,
 )
 from penstock.bus.pull import Retry
 from penstock.bus.records import (
     CancelCommand,
     Claim,
     ContinueCommand,
-    PauseRecord,
     Sent,
     StartCommand,
 )
@@ -37,8 +34,10 @@ from penstock.bus.subjects import control
 from penstock.settings import AgentConfig, Config
 from penstock_connector.claims import Claims
 from penstock_connector.legs import Legs
-from penstock_connector.runs import CLOSED, Runs, ending, kind_of
+from penstock_connector.orders import Order, Orders
+from penstock_connector.runs import CLOSED, Runs, ending, holder_of, kind_of, leg_of
 from penstock_connector.settings import ConnectorSettings
+from penstock_connector.succession import DIED, Succession
 from penstock_connector.upstreams.agui import client_tools
 
 log = logging.getLogger(__name__)
@@ -57,39 +56,41 @@ class Commands:
         settings: ConnectorSettings,
         client: httpx.AsyncClient,
         pod: str,
+        sees_others: Callable[[], bool] = lambda: True,
     ) -> None:
         self._bus = bus
         self._config = config
-        self._client = client
         self._pod = pod
         self._runs = Runs(bus, pod)
-        self._claims = Claims(bus, pod)
+        self._claims = Claims(bus, pod, sees_others)
+        self._orders = Orders(bus, client)
         self.legs = Legs(bus, settings, client, pod, self._runs, self._claims)
+        self.succession = Succession(
+            bus, config, settings, pod, self._runs, self._claims, self.legs, self._orders
+        )
+
+    @property
+    def room(self) -> int:
+        """How many legs more this connector takes."""
+        return self.legs.room
 
     # start
 
     async def start(self, stored: Stored) -> None:
         """`command.connector.start.<run>`."""
-        command = StartCommand.model_validate_json(await objects.unwrap(self._bus, stored.payload))
-        run_id = command.run_id
+        order = await self._orders.start(stored)
+        run_id, command = order.run_id, order.command
+        assert isinstance(command, StartCommand)
         with self.legs.alone_with(run_id):
             standing = await self._claims.claim(run_id)
-            if standing is not None and not await self._still_to_start(run_id, standing):
+            if standing is not None and not await self._still_to_start(order, standing):
                 return
             agent = self._config.agent(command.agent)
-            await self.legs.hold(
-                run_id,
-                1,
-                agent,
-                self._runs.writer(run_id),
-                _opened(command, agent),
-                lambda upstream, agent: upstream.start(self._client, agent, command),
-                command,
-                stored.sequence,
-            )
+            await self.legs.hold(order, agent, self._runs.writer(run_id), _opened(command, agent))
 
-    async def _still_to_start(self, run_id: str, standing: Claim) -> bool:
+    async def _still_to_start(self, order: Order, standing: Claim) -> bool:
         """Whether a run that was claimed before is still to be started, and by us."""
+        run_id = order.run_id
         if standing.state == "cancelled" or run_id in self.legs:
             return False
         last = await self._runs.tail(run_id)
@@ -98,10 +99,13 @@ class Commands:
                 raise Retry(1)  # it may still die before it opens: keep the command until then
             return False
         if last is not None:
-            await self.legs.end_unless_held(run_id)
+            await self.succession.adopt_unless_held(run_id, last)
             return False
-        if standing.pod != self._pod and not await self._claims.take_over(run_id):
-            raise Retry(1)
+        if standing.pod != self._pod:
+            if not await self._claims.take_over(run_id):
+                raise Retry(1)
+            await self.legs.sessions.leave(order.session, run_id, standing.pod)
+            await self._claims.end(run_id, standing.pod)
         log.warning("run %s: claimed by %s and never opened; going on", run_id, standing.pod)
         return True
 
@@ -109,14 +113,12 @@ class Commands:
 
     async def resume(self, stored: Stored) -> None:
         """`command.connector.continue.<run>`."""
-        command = ContinueCommand.model_validate_json(
-            await objects.unwrap(self._bus, stored.payload)
-        )
-        run_id, approval_id = command.run_id, command.approval_id
+        order = await self._orders.resume(stored)
+        run_id, command = order.run_id, order.command
+        assert isinstance(command, ContinueCommand)
         with self.legs.alone_with(run_id):
-            pause = await self._pause(command)
-            standing = await self._claims.claim_sending(approval_id)
-            if standing is not None and not await self._still_to_send(command, *standing):
+            standing = await self._claims.claim_sending(command.approval_id)
+            if standing is not None and not await self._still_to_send(order, command, *standing):
                 return
             last = await self._runs.tail(run_id)
             if (last is not None and kind_of(last) == "event") or await self._runs.has_ended(
@@ -124,35 +126,28 @@ class Commands:
             ):
                 await self._refuse(command)
                 return
-            writer = self._runs.writer(run_id, last)
+            await self._orders.pause(command)  # without it the command is none
             opened = {
                 "agent": command.agent,
-                "approval_id": approval_id,
+                "approval_id": command.approval_id,
                 "items": [item.model_dump() for item in command.items],
             }
             try:
-                await self.legs.hold(
-                    run_id,
-                    command.leg,
-                    self._config.agent(command.agent),
-                    writer,
-                    opened,
-                    lambda upstream, agent: upstream.resume(self._client, agent, command, pause),
-                    command,
-                    stored.sequence,
-                )
+                agent = self._config.agent(command.agent)
+                await self.legs.hold(order, agent, self._runs.writer(run_id, last), opened)
             except FenceConflict:
                 await self._refuse(command)
 
-    async def _still_to_send(self, command: ContinueCommand, sent: Sent, revision: int) -> bool:
+    async def _still_to_send(
+        self, order: Order, command: ContinueCommand, sent: Sent, revision: int
+    ) -> bool:
         """Whether a decision that was claimed before is still to be sent, and by us."""
         if sent.state != "claimed":
             return False
         last = await self._runs.tail(command.run_id)
-        if last is not None and int(last.headers[messages.LEG]) >= command.leg:
-            if not await self.legs.held(command.run_id, last):
-                await self.legs.end_unless_held(command.run_id)
-                await self._claims.record_sending(command.approval_id, "outcome_unknown")
+        if last is not None and leg_of(last) >= command.leg:
+            await self.succession.adopt_unless_held(command.run_id, last)
+            await self.succession.record_sent(order.held, command.run_id, sent.pod)
             return False
         if sent.pod == self._pod:
             return True
@@ -160,20 +155,13 @@ class Commands:
             raise Retry(1)
         if not await self._claims.take_over_sending(command.approval_id, revision):
             raise Retry(1)
+        await self.legs.sessions.leave(order.session, command.run_id, sent.pod)
+        await self._claims.end(command.run_id, sent.pod)
         return True
 
     async def _refuse(self, command: ContinueCommand) -> None:
         log.info("run %s: it has ended, the decision is not sent", command.run_id)
         await self._claims.record_sending(command.approval_id, "refused")
-
-    async def _pause(self, command: ContinueCommand) -> PauseRecord:
-        entry = await self._bus.bucket("pauses").get(command.run_id)
-        if entry is not None and entry.value is not None:
-            kept = await objects.unwrap(self._bus, entry.value)
-            pause = PauseRecord.model_validate_json(kept)
-            if pause.approval_id == command.approval_id:
-                return pause
-        raise LookupError(f"nothing is kept of the pause for approval {command.approval_id}")
 
     # cancel
 
@@ -194,13 +182,21 @@ class Commands:
             await self._cancel_before_start(run_id, told)
         elif kind_of(last) in CLOSED:
             await self._runs.cancel_between_legs(run_id, told)
-        else:
-            claim = await self._claims.claimed(run_id)
-            never_called = claim is not None and claim.state == "cancelled"
-            if not never_called and await self.legs.held(run_id, last):
-                raise Retry(0.5)  # its holder is about to listen
-            facts = {"outcome": "cancelled", "confirmed": never_called, **told}
+        elif await self._never_to_be_called(run_id):
+            facts = {"outcome": "cancelled", "confirmed": True, **told}
             await self._runs.end(run_id, last, "end", facts)
+        elif await self.legs.is_held(run_id, last):
+            raise Retry(0.5)  # its holder is about to listen
+        else:
+            with self.legs.alone_with(run_id):
+                if not await self.succession.adopt(
+                    run_id, last, DIED.format(holder_of(last)), command
+                ):
+                    raise Retry(0.1)  # it has ended, or somebody else goes on with it
+
+    async def _never_to_be_called(self, run_id: str) -> bool:
+        claim = await self._claims.claimed(run_id)
+        return claim is not None and claim.state == "cancelled"
 
     async def _cancel_before_start(self, run_id: str, told: dict[str, str]) -> None:
         standing = await self._claims.claim(run_id, "cancelled")
@@ -220,7 +216,7 @@ class Commands:
         last = await self._runs.tail(run_id)
         if last is None:
             await self._open_and_end(run_id, last_word)
-        elif not await self._runs.has_ended(run_id) and not await self.legs.held(run_id, last):
+        elif not await self._runs.has_ended(run_id) and not await self.legs.is_held(run_id, last):
             await self._runs.end(run_id, last, "event", last_word)
 
     async def _open_and_end(self, run_id: str, ending: dict[str, Any]) -> None:

@@ -1,16 +1,20 @@
 """One leg: one request to an agent server, its body put on the bus verbatim as it comes.
 
 Bytes first, meaning later: what arrives is in RAW before anybody interprets it. While the broker is
-slow the upstream is not read. A leg ends in exactly one `end` or `lost`.
+slow the upstream is not read. A leg ends in exactly one `end` or `lost`; who lets it go to another
+connector writes neither. A leg that another one held is gone on with by the same code that mends a
+cut connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -21,7 +25,8 @@ from penstock.bus import FenceConflict, messages
 from penstock.bus.budget import Budget
 from penstock.bus.fence import RawWriter
 from penstock.settings import AgentConfig
-from penstock.sse import FrameTooLarge, Parser
+from penstock.sse import Frame, FrameTooLarge, Parser
+from penstock_connector.past import Past
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams.base import Attachment, Call, Refused, Upstream
 
@@ -32,6 +37,7 @@ MAX_DETAIL_BYTES = 4 * MAX_DETAIL_CHARACTERS
 DETAIL_S = 5.0
 REATTACH_TRIES = 5  # without an event in between
 REATTACH_S = 0.5
+FRESH_S = 1.0  # after a write that nobody can have taken the leg over so soon
 
 # httpx raises these before a byte of the request has left
 _NOT_SENT = (
@@ -47,12 +53,12 @@ _NOT_SENT = (
 class Outcome:
     """How a leg ended: the kind of its last source frame, and that frame's facts."""
 
-    kind: str  # "end" | "lost"
+    kind: str  # "end" | "lost"; "gone" writes nothing, for the leg is somebody else's
     facts: dict[str, Any]
 
     @property
     def label(self) -> str:
-        """For the metric: eof, cancelled, taken_over, or the code of what was lost."""
+        """For the metric: eof, cancelled, taken_over, released, or the code of what was lost."""
         return str(self.facts.get("outcome") or self.facts.get("code"))
 
 
@@ -64,6 +70,10 @@ def ended(outcome: str, **facts: Any) -> Outcome:
 def lost(code: str, error: str, **facts: Any) -> Outcome:
     """It did not, or could not begin; the codes are lifecycle.failed's."""
     return Outcome("lost", {"code": code, "error": error, **facts})
+
+
+TAKEN_OVER = Outcome("gone", {"outcome": "taken_over"})  # the fence refused us
+RELEASED = Outcome("gone", {"outcome": "released"})  # we let go of it
 
 
 class _Cut(Exception):
@@ -84,117 +94,198 @@ class Leg:
     budget: Budget  # of all legs together
     prepare: Callable[[], Awaitable[Call]]  # the adapter's start or resume
     turn: Callable[[], Awaitable[None]]  # until the session's earlier legs have ended
+    remember: Callable[[str], Awaitable[None]]  # the server's name for the run, for who comes next
+    queued: bool = False  # others are before it: its `open` does not say that it calls
+    past: Past | None = None  # another connector has called the upstream: come back to it
+    why: str = ""  # it is here now
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled_by: dict[str, str] = field(default_factory=dict)
+    _attempt: int = 1
+    _answered: bool = False  # some of the body came, whoever read it
     _seen: Attachment = field(default_factory=Attachment)
     _call: Call | None = None
+    _told: asyncio.Event = field(default_factory=asyncio.Event)  # to end, in one of three ways
+    _letting_go: Outcome | None = None
+    _written_at: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if self.past is not None:
+            self._seen, self._attempt = self.past.seen, self.past.attempt
+            self._answered = self.past.answered
 
     def cancel(self, by: str, reason: str) -> None:
         """Ask the leg to end; it says when it has."""
         self.cancelled_by = {"by": by, "reason": reason}
         self.cancelled.set()
+        self._told.set()
+
+    def release(self) -> None:
+        """Let go of the upstream and say nothing: somebody else is about to go on with it."""
+        self._let_go(RELEASED)
+
+    def abandon(self, text: str) -> None:
+        """Let go of the upstream, and say that it is lost."""
+        self._let_go(lost("upstream_lost", text))
+
+    @property
+    def moves_freely(self) -> bool:
+        """Whether another connector can go on with it now as if nothing had been."""
+        if self._call is None:
+            return self.queued
+        return self.upstream.outlives_us(self._call, self._seen)
 
     async def run(self) -> Outcome:
-        """Wait for the turn, stream, and write how it ended, unless somebody else has ended it."""
+        """Wait for the turn, stream, and write how it ended, unless somebody else has the leg."""
         try:
             outcome = await self._outcome()
-            await self.writer.write(outcome.kind, orjson.dumps(outcome.facts), leg=self.number)
-            telemetry.FRAMES.labels(outcome.kind).inc()
+            if outcome.kind != "gone":
+                await self._close()
+                await self._write(outcome.kind, orjson.dumps(outcome.facts))
         except FenceConflict:
-            outcome = ended("taken_over")
+            outcome = TAKEN_OVER
         telemetry.LEGS.labels(outcome.label).inc()
         log.info("run %s leg %d: %s", self.run_id, self.number, outcome.label)
         return outcome
 
+    def _let_go(self, how: Outcome) -> None:
+        self._letting_go = self._letting_go or how
+        self._told.set()
+
     async def _outcome(self) -> Outcome:
-        turn = asyncio.ensure_future(self.turn())
-        if not await self._unless_cancelled(turn):
-            return ended("cancelled", **self.cancelled_by, confirmed=True)
-        turn.result()
+        if self.past is None:
+            turn = asyncio.ensure_future(self.turn())
+            if not await self._unless_told(turn):
+                await _stop(turn)
+                return self._letting_go or ended("cancelled", **self.cancelled_by, confirmed=True)
+            turn.result()
         stream = asyncio.create_task(self._stream())
         try:
-            async with asyncio.timeout(self.agent.timeout_s):
-                if not await self._unless_cancelled(stream, keep=True):
-                    return await self._cancel(stream)
-                return stream.result()
+            async with asyncio.timeout(self._time_left_s()):
+                if not await self._unless_told(stream):
+                    return self._letting_go or await self._cancel(stream)
+                outcome = stream.result()
+                if outcome.kind == "lost" and self.cancelled.is_set():
+                    return await self._cancel(stream)  # it is what was asked for
+                return outcome
         except TimeoutError:
             await _stop(stream)
+            await self._require_ours()
             await self._ask_to_cancel()
             return lost("timeout", f"Request timeout after {self.agent.timeout_s:g} seconds")
         finally:
             await _stop(stream)
 
-    async def _unless_cancelled(self, task: asyncio.Future[Any], keep: bool = False) -> bool:
-        """True when the task was done before anybody cancelled the leg."""
-        waiter = asyncio.create_task(self.cancelled.wait())
+    def _time_left_s(self) -> float:
+        spent_s = 0.0 if self.past is None else self.past.spent_s(datetime.now(UTC))
+        return self.agent.timeout_s - spent_s
+
+    async def _unless_told(self, task: asyncio.Future[Any]) -> bool:
+        """True when the task was done before anybody told the leg to end."""
+        waiter = asyncio.create_task(self._told.wait())
         try:
             await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiter.cancel()
-        if task.done():
-            return True
-        if not keep:
-            await _stop(task)
-        return False
+        return task.done()
 
     async def _cancel(self, stream: asyncio.Task[Outcome]) -> Outcome:
         """Let the upstream end by itself if it can be asked, else close the connection."""
         asked = await self._ask_to_cancel()
         if asked:
             await asyncio.wait({stream}, timeout=self.settings.cancel_grace_s)
-            if stream.done():
+            if stream.done() and stream.result().kind != "lost":
                 return stream.result()
         await _stop(stream)
         return ended("cancelled", **self.cancelled_by, confirmed=not asked)
 
     async def _ask_to_cancel(self) -> bool:
-        if self._call is None:
-            return False
         try:
             async with asyncio.timeout(self.settings.cancel_grace_s):
+                if self._call is None and self.past is not None:
+                    await self._prepare()  # it runs, and we have not come back to it yet
+                if self._call is None:
+                    return False
                 return await self.upstream.cancel(self.client, self.agent, self._call)
         except (httpx.HTTPError, TimeoutError) as error:
             log.warning("run %s: the upstream did not take the cancel: %r", self.run_id, error)
             return False
 
     async def _stream(self) -> Outcome:
+        if self.queued:
+            await self._claim()  # somebody may have passed us over, and called
+        prepared = await self._prepare()
+        if isinstance(prepared, Outcome):
+            return prepared
+        await self._require_ours()
+        return await self._attached(prepared, come_back=self.past is not None)
+
+    async def _prepare(self) -> Call | Outcome:
+        """The request; how the leg ended, where there can be none."""
         try:
             self._call = await self.prepare()
+            return self._call
         except Refused as error:
-            return self._refused(error.status_code, error.detail)
+            failed = self._refused(error.status_code, error.detail)
         except httpx.HTTPError as error:
-            return self._unreachable(error)
+            failed = self._unreachable(error)
         except Exception as error:
             # the decision or the stored objects do not fit this upstream: nothing was sent
             log.exception("run %s: the request cannot be made", self.run_id)
-            return lost("internal", f"the request cannot be made: {error!r}")
-        try:
-            return await self._attached(self._call)
-        finally:
-            await self.upstream.closed(self.agent, self._call, self._seen)
+            failed = lost("internal", f"the request cannot be made: {error!r}")
+        return failed if self.past is None else self._no_way_back(str(failed.facts["error"]))
 
-    async def _attached(self, call: Call) -> Outcome:
+    async def _attached(self, call: Call, come_back: bool) -> Outcome:
         """Stream; where the connection breaks and the upstream allows it, go on with another."""
         connection, cuts, in_vain = self.writer.connection, 0, 0
+        reason = self.why
         while True:
-            seen_before = self._seen.last_event_index
+            before = (self._seen.last_event_index, self._seen.last_id)
             try:
-                return await self._respond(call, attached_before=cuts > 0)
-            except _Cut as cut:
-                in_vain = in_vain + 1 if self._seen.last_event_index == seen_before else 0
-                again = self.upstream.reattach(self.agent, call, self._seen)
-                if again is None or in_vain > REATTACH_TRIES:
-                    return lost("upstream_lost", f"the upstream's stream was cut: {cut}")
-                log.warning("run %s: the stream was cut (%s), going on with it", self.run_id, cut)
-                await asyncio.sleep(REATTACH_S * in_vain)
-                # another response, whose bytes must not be joined with this one's
+                if not come_back:
+                    return await self._respond(call, attached_before=False)
+                again = await self._way_back(call)
+                if again is None:
+                    return self._no_way_back(reason)
+                # another response, whose bytes must not be joined with those before
                 cuts += 1
                 self.writer.connection = f"{connection}.{cuts}"
-                call = again
+                if again.produces_again:
+                    self._attempt += 1
+                    await self._claim(attempt=self._attempt)
+                return await self._respond(again, attached_before=True)
+            except _Cut as cut:
+                reason = f"the upstream's stream was cut: {cut}"
+                if self._seen.over:
+                    return ended("eof")
+                moved = (self._seen.last_event_index, self._seen.last_id) != before
+                in_vain = 0 if moved else in_vain + 1
+                if in_vain > REATTACH_TRIES:
+                    return self._no_way_back(reason)
+                log.warning("run %s: the stream was cut (%s), going on with it", self.run_id, cut)
+                await asyncio.sleep(REATTACH_S * in_vain)
+                come_back = True
+
+    async def _way_back(self, call: Call) -> Call | None:
+        if self.past is not None and self.past.unanswered_attempt:
+            return None  # nobody knows whether the last attempt has begun
+        try:
+            return await self.upstream.reattach(self.client, self.agent, call, self._seen)
+        except httpx.HTTPError as error:
+            raise _Cut(_words(error)) from error
+        except Refused as error:
+            raise _Cut(str(error)) from error
+
+    def _no_way_back(self, reason: str) -> Outcome:
+        """How a leg ended that cannot be gone on with."""
+        if self.past is None or self._answered:
+            return lost("upstream_lost", reason)
+        return lost(
+            "outcome_unknown", f"{reason}; whether the upstream has begun the run is not known"
+        )
 
     async def _respond(self, call: Call, attached_before: bool) -> Outcome:
         request = self.client.build_request(
-            "POST",
+            call.method,
             call.url,
             # whatever is compressed could not go on verbatim
             headers={"accept-encoding": "identity", **self.agent.headers, **call.headers},
@@ -214,8 +305,21 @@ class Leg:
             )
         try:
             if not response.is_success:
-                return self._refused(response.status_code, await _detail(response))
-            return await self._pump(response)
+                detail = await _detail(response)
+                if attached_before:
+                    return self._no_way_back(
+                        f"{self.why or 'the stream was cut'}, and the agent server answered "
+                        f"{response.status_code} to who came back: {detail[:500]}"
+                    )
+                return self._refused(response.status_code, detail)
+            known = self._seen.run_id
+            self.upstream.answered(response.headers, self._seen)
+            if self._seen.run_id is not None and self._seen.run_id != known:
+                await self.remember(self._seen.run_id)
+            outcome = await self._pump(response, attached_before)
+            if outcome.label == "eof" and self._seen.says_when_over and not self._seen.over:
+                raise _Cut("it ended before the run did")
+            return outcome
         finally:
             await response.aclose()
 
@@ -235,17 +339,19 @@ class Leg:
             detail=detail,
         )
 
-    async def _pump(self, response: httpx.Response) -> Outcome:
+    async def _pump(self, response: httpx.Response, attached_before: bool) -> Outcome:
         """Read and write side by side; what arrives during a write goes into the next one."""
         body = _Body(self.settings.max_buffered_bytes, self.budget)
         try:
-            return await self._pumped(response, body)
+            return await self._pumped(response, body, attached_before)
         finally:
             body.drop()
 
-    async def _pumped(self, response: httpx.Response, body: _Body) -> Outcome:
-        reading = asyncio.create_task(self._read(response, body))
-        writing = asyncio.create_task(self._write(body))
+    async def _pumped(
+        self, response: httpx.Response, body: _Body, attached_before: bool
+    ) -> Outcome:
+        reading = asyncio.create_task(self._read(response, body, attached_before))
+        writing = asyncio.create_task(self._write_out(body))
         try:
             await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -256,21 +362,25 @@ class Leg:
         writing.result()
         return reading.result()
 
-    async def _write(self, body: _Body) -> None:
+    async def _write_out(self, body: _Body) -> None:
         while True:
             received, chunk = await body.take()
             if not chunk:
                 return
-            await self.writer.write("bytes", chunk, leg=self.number, received=received)
-            telemetry.FRAMES.labels("bytes").inc()
+            await self._write("bytes", chunk, received)
+            self._answered = True
 
-    async def _read(self, response: httpx.Response, body: _Body) -> Outcome:
+    async def _read(self, response: httpx.Response, body: _Body, attached_before: bool) -> Outcome:
         frames = Parser(self.settings.max_frame_bytes)
         try:
             async for chunk in response.aiter_bytes():
+                for frame in await self._parsed(frames, chunk, body):
+                    self.upstream.watch(frame, self._seen)
+                if attached_before and self._seen.refusal is not None:
+                    return self._no_way_back(f"{self.why or 'it was cut'}: {self._seen.refusal}")
                 await body.put(chunk)
-                for frame in frames.feed(chunk):
-                    self.upstream.watch(frame.data, self._seen)
+                if attached_before and self._seen.over:
+                    return ended("eof")  # what we came back by may go on after the leg
             return ended("eof")
         except FrameTooLarge as error:
             return lost("limit", f"the upstream sent too much: {error}")
@@ -278,6 +388,39 @@ class Leg:
             raise _Cut(_words(error)) from error
         finally:
             body.close()
+
+    async def _parsed(self, frames: Parser, chunk: bytes, body: _Body) -> list[Frame]:
+        try:
+            return frames.feed(chunk)
+        except FrameTooLarge:
+            await body.put(chunk)  # as it came, also what nobody can read
+            raise
+
+    # what stands in RAW
+
+    async def _write(self, kind: str, payload: bytes, received: str | None = None) -> None:
+        await self.writer.write(kind, payload, leg=self.number, received=received)
+        self._written_at = time.monotonic()
+        telemetry.FRAMES.labels(kind).inc()
+
+    async def _claim(self, **facts: Any) -> None:
+        """Say that the upstream is called now, unless somebody else has the leg."""
+        await self._write("claim", orjson.dumps({"calls": True, **facts}))
+
+    async def _require_ours(self) -> None:
+        """Raises FenceConflict when somebody has taken the leg over, as one may who was asleep."""
+        if time.monotonic() - self._written_at > FRESH_S and not await self.writer.holds():
+            raise FenceConflict(f"run {self.run_id} was taken over")
+
+    async def _close(self) -> None:
+        """The adapter puts its things in order; what fails there changes no outcome."""
+        if self._call is None:
+            return
+        await self._require_ours()
+        try:
+            await self.upstream.closed(self.agent, self._call, self._seen)
+        except Exception:
+            log.exception("run %s leg %d: not put in order", self.run_id, self.number)
 
 
 class _Body:
@@ -345,6 +488,8 @@ async def _stop(task: asyncio.Future[Any]) -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # nobody else asks for it
 
 
 async def _detail(response: httpx.Response) -> str:

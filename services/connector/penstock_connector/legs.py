@@ -1,11 +1,12 @@
-"""The legs that this connector holds: opened, seen through, let go; those of dead ones, ended."""
+"""The legs that this connector holds: opened or taken over, seen through, let go."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,25 +14,29 @@ import httpx
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus, FenceConflict, Msg, Stored, Subscription
+from penstock.bus import Bus, FenceConflict, Message, Msg, Stored, Subscription
 from penstock.bus.budget import Budget
 from penstock.bus.fence import RawWriter
 from penstock.bus.pull import Retry
-from penstock.bus.records import CancelCommand, ContinueCommand, StartCommand, Turn
-from penstock.bus.subjects import control, session_key
+from penstock.bus.records import CancelCommand
+from penstock.bus.subjects import command as command_subject
+from penstock.bus.subjects import control
 from penstock.settings import AgentConfig
 from penstock_connector.claims import Claims, Sessions, patiently
-from penstock_connector.leg import Leg, Outcome, lost
-from penstock_connector.runs import CLOSED, Runs, holder_of, kind_of
+from penstock_connector.leg import RELEASED, TAKEN_OVER, Leg, Outcome, lost
+from penstock_connector.orders import Order
+from penstock_connector.past import Past
+from penstock_connector.runs import Runs, holder_of
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams import upstreams
-from penstock_connector.upstreams.base import Call, Upstream
+from penstock_connector.upstreams.base import Upstream
 
 log = logging.getLogger(__name__)
 
 # A leg that is stopped says so; a bus that is away must not keep the process.
 STOP_S = 2.0
 STOP_TRIES = 3
+STOPPED = "the connector was stopped, the upstream was not"
 
 
 class Legs:
@@ -53,9 +58,9 @@ class Legs:
         self._upstreams = upstreams(bus)
         self._runs = runs
         self._claims = claims
-        self._sessions = Sessions(bus, claims)
+        self.sessions = Sessions(bus, claims)
         self._budget = Budget(settings.max_total_buffered_bytes)
-        self._legs: dict[str, asyncio.Task[None]] = {}
+        self._legs: dict[str, tuple[Leg, asyncio.Task[Outcome]]] = {}
         self._opening: set[str] = set()  # runs whose command is being carried out
 
     def __contains__(self, run_id: str) -> bool:
@@ -66,16 +71,26 @@ class Legs:
         """How many legs more this connector takes."""
         return self._settings.max_legs - len(self._legs)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Let the legs end by themselves for so long; what is left is ended as lost."""
-        if self._legs:
-            await asyncio.wait(self._legs.values(), timeout=timeout_s)
-        left = set(self._legs.values())
+    @property
+    def held(self) -> Mapping[str, tuple[Leg, asyncio.Task[Outcome]]]:
+        """Each leg with the task that sees it through, as they are now."""
+        return dict(self._legs)
+
+    def upstream(self, agent: AgentConfig) -> Upstream:
+        """How to speak with that agent's server."""
+        return self._upstreams[agent.protocol]
+
+    async def stop(self) -> None:
+        """Say of what is left that it is lost."""
+        left = self.held
+        for leg, _ in left.values():
+            leg.abandon(STOPPED)
+        tasks = {task for _, task in left.values()}
         for _ in range(STOP_TRIES):
-            for task in left:
+            if tasks:
+                _, tasks = await asyncio.wait(tasks, timeout=STOP_S)
+            for task in tasks:
                 task.cancel()
-            if left:
-                _, left = await asyncio.wait(left, timeout=STOP_S)
 
     @contextmanager
     def alone_with(self, run_id: str) -> Iterator[None]:
@@ -89,52 +104,72 @@ class Legs:
             self._opening.remove(run_id)
 
     async def hold(
-        self,
-        run_id: str,
-        number: int,
-        agent: AgentConfig | None,
-        writer: RawWriter,
-        opened: dict[str, Any],
-        prepare: Callable[[Upstream, AgentConfig], Awaitable[Call]],
-        command: StartCommand | ContinueCommand,
-        sequence: int,
+        self, order: Order, agent: AgentConfig | None, writer: RawWriter, opened: dict[str, Any]
     ) -> None:
         """Write the `open`, listen for control, and let the leg run by itself.
 
         From the `open` on it is ours to see through, so a bus that goes away is waited for.
         """
-        if earlier := self._legs.get(run_id):
-            await asyncio.wait({earlier})  # it is putting its things in order
-        await self._claims.begin(run_id)
-        session = session_key(command.user_id, command.agent, command.session_id)
-        mine = Turn(run_id=run_id, leg=number, pod=self._pod, sequence=sequence)
+        run_id, command = order.run_id, order.command
+        if run_id in self._legs:
+            await asyncio.wait({self._legs[run_id][1]})  # it is putting its things in order
+        await self._claims.begin(run_id, order.held)
+        is_first = True
         if agent is not None:
             # before the `open`: a run that was seen to start stands before what is started then
-            await self._sessions.join(session, agent.id, command.session_id, mine)
+            mine = order.turn(self._pod)
+            is_first = await self.sessions.join(order.session, agent.id, command.session_id, mine)
+        if not is_first:
+            opened = {**opened, "calls": False}  # nothing is sent before its turn has come
         try:
-            await writer.write("open", orjson.dumps(opened), leg=number)
+            await writer.write("open", orjson.dumps(opened), leg=order.leg)
         except FenceConflict:
-            await self._sessions.leave(session, run_id, self._pod)
+            await self.sessions.leave(order.session, run_id, self._pod)
             await self._claims.end(run_id)
             raise
         if agent is None:
             unknown = lost("internal", f"no agent {command.agent} in this connector's file")
-            await writer.write(unknown.kind, orjson.dumps(unknown.facts), leg=number)
+            await writer.write(unknown.kind, orjson.dumps(unknown.facts), leg=order.leg)
             await patiently(lambda: self._claims.end(run_id))
             return
-        upstream = self._upstreams[agent.protocol]
+        await self.see_through(order, agent, writer, queued=not is_first)
+
+    async def see_through(
+        self,
+        order: Order,
+        agent: AgentConfig,
+        writer: RawWriter,
+        *,
+        queued: bool = False,
+        past: Past | None = None,
+        why: str = "",
+        cancelled: CancelCommand | None = None,
+    ) -> None:
+        """Let a leg that is ours run by itself, and listen for its cancel. See `Leg`."""
+        run_id, upstream = order.run_id, self.upstream(agent)
+        if run_id in self._legs:
+            # one that we do not know to be another's by now
+            earlier, task = self._legs[run_id]
+            earlier.release()
+            await asyncio.wait({task})
         leg = Leg(
             run_id=run_id,
-            number=number,
+            number=order.leg,
             agent=agent,
             upstream=upstream,
             client=self._client,
             writer=writer,
             settings=self._settings,
             budget=self._budget,
-            prepare=partial(prepare, upstream, agent),
-            turn=partial(self._sessions.wait, session, mine),
+            prepare=partial(order.prepare, upstream, agent),
+            turn=partial(self.sessions.wait, order.session, order.turn(self._pod)),
+            remember=partial(self._remember, order),
+            queued=queued,
+            past=past,
+            why=why,
         )
+        if cancelled is not None:
+            leg.cancel(cancelled.by, cancelled.reason)
 
         async def on_control(msg: Msg) -> None:
             asked = CancelCommand.model_validate_json(msg.data)
@@ -142,32 +177,33 @@ class Legs:
             await self._bus.client.publish(msg.reply, b"{}")
 
         listening = await patiently(lambda: self._bus.subscribe(control(run_id), on_control))
-        approval_id = command.approval_id if isinstance(command, ContinueCommand) else None
         task = asyncio.create_task(
-            self._run_leg(leg, listening, session, approval_id), name=f"leg {run_id}/{number}"
+            self._run_leg(leg, listening, order), name=f"leg {run_id}/{order.leg}"
         )
-        self._legs[run_id] = task
+        self._legs[run_id] = leg, task
         task.add_done_callback(lambda _: self._forget(run_id, task))
 
-    def _forget(self, run_id: str, task: asyncio.Task[None]) -> None:
-        if self._legs.get(run_id) is task:
+    def _forget(self, run_id: str, task: asyncio.Task[Outcome]) -> None:
+        if run_id in self._legs and self._legs[run_id][1] is task:
             del self._legs[run_id]
 
-    async def _run_leg(
-        self, leg: Leg, listening: Subscription, session: str, approval_id: str | None
-    ) -> None:
+    async def _remember(self, order: Order, upstream_run_id: str) -> None:
+        held = replace(order.held, upstream_run_id=upstream_run_id)
+        await patiently(lambda: self._claims.begin(order.run_id, held))
+
+    async def _run_leg(self, leg: Leg, listening: Subscription, order: Order) -> Outcome:
         telemetry.LEGS_OPEN.inc()
         outcome: Outcome | None = None
         try:
             outcome = await self._see_through(leg)
-            await self._let_go(leg, listening, session, approval_id, outcome)
+            await self._let_go(leg, listening, order, outcome)
         except asyncio.CancelledError:
             if outcome is None:
-                outcome = lost("upstream_lost", "the connector was stopped, the upstream was not")
-                await self._say_lost(leg, outcome)
-            await self._let_go(leg, listening, session, approval_id, outcome)
+                outcome = await self._say_lost(leg, lost("upstream_lost", STOPPED))
+            await self._let_go(leg, listening, order, outcome)
         finally:
             telemetry.LEGS_OPEN.dec()
+        return outcome
 
     async def _see_through(self, leg: Leg) -> Outcome:
         try:
@@ -175,65 +211,48 @@ class Legs:
         except Exception:
             log.exception("run %s leg %d broke", leg.run_id, leg.number)
             broken = lost("internal", "the connector failed; its log has the details")
-            await self._say_lost(leg, broken)
-            return broken
+            return await self._say_lost(leg, broken)
 
     async def _let_go(
-        self,
-        leg: Leg,
-        listening: Subscription,
-        session: str,
-        approval_id: str | None,
-        outcome: Outcome,
+        self, leg: Leg, listening: Subscription, order: Order, outcome: Outcome
     ) -> None:
         run_id = leg.run_id
         await listening.unsubscribe()
-        if leg.cancelled.is_set() and outcome.label == "eof":
+        if outcome.kind == "gone" and leg.cancelled.is_set():
+            await patiently(lambda: self._cancel_again(leg))
+        elif leg.cancelled.is_set() and outcome.label == "eof":
             # it may have ended in a pause just before: then nobody has cancelled it
             await patiently(lambda: self._runs.cancel_between_legs(run_id, leg.cancelled_by))
-        await patiently(lambda: self._sessions.leave(session, run_id, self._pod))
+        if outcome == RELEASED:
+            return  # all that notes it as ours is there for whoever goes on with it
+        await patiently(lambda: self.sessions.leave(order.session, run_id, self._pod))
         await patiently(lambda: self._claims.end(run_id))
-        if approval_id is not None:
-            state = "outcome_unknown" if outcome.label == "outcome_unknown" else "done"
+        if order.approval_id is not None and outcome != TAKEN_OVER:
+            approval_id, state = order.approval_id, sending(outcome)
             await patiently(lambda: self._claims.record_sending(approval_id, state))
 
-    async def _say_lost(self, leg: Leg, gone: Outcome) -> None:
+    async def _cancel_again(self, leg: Leg) -> None:
+        """We have said that we would end it, and somebody else has it by now."""
+        asked = CancelCommand(run_id=leg.run_id, **leg.cancelled_by)
+        subject = command_subject("connector", "cancel", leg.run_id)
+        await self._bus.publisher.publish(Message(subject, asked.dump(), {}))
+
+    async def _say_lost(self, leg: Leg, gone: Outcome) -> Outcome:
         try:
             await leg.writer.write(gone.kind, orjson.dumps(gone.facts), leg=leg.number)
         except FenceConflict:
             log.info("run %s leg %d: it had ended", leg.run_id, leg.number)
+            return TAKEN_OVER
+        return gone
 
-    async def end_unless_held(self, run_id: str) -> None:
-        """Say that a leg is lost whose connector died; not when it had ended, or is held."""
-        last = await self._runs.tail(run_id)
-        if last is None or kind_of(last) in CLOSED or await self.held(run_id, last):
-            return
-        text = f"the connector {holder_of(last)}, which held the connection, died"
-        if kind_of(last) == "open":
-            # it may have been calling the upstream, or not yet
-            gone = lost("outcome_unknown", f"{text}; whether the upstream was called is not known")
-        else:
-            gone = lost("upstream_lost", text)
-        await self._runs.end(run_id, last, gone.kind, gone.facts)
-
-    async def reap(self) -> None:
-        """End the legs of connectors that live no more."""
-        living = await self._claims.living()
-        for pod, run_id in await self._claims.active():
-            if pod in living:
-                continue
-            if await self._runs.tail(run_id) is None:
-                continue  # not opened: its start command is delivered again
-            log.warning("run %s: its connector %s is dead", run_id, pod)
-            await self.end_unless_held(run_id)
-            if (record := await self._runs.record(run_id)) is not None:
-                key = session_key(record.user_id, record.agent, record.session_id)
-                await self._sessions.leave(key, run_id, pod)
-            await self._claims.end(run_id, pod)
-
-    async def held(self, run_id: str, last: Stored) -> bool:
+    async def is_held(self, run_id: str, last: Stored) -> bool:
         """Whether somebody sees the leg through that this frame belongs to."""
         pod = holder_of(last)
         if pod == self._pod:
             return run_id in self._legs or run_id in self._opening
         return await self._claims.lives(pod)
+
+
+def sending(outcome: Outcome) -> str:
+    """What became of the decision that a leg was to send."""
+    return "outcome_unknown" if outcome.label == "outcome_unknown" else "done"

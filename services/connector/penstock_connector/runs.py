@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
 
 from penstock.bus import Bus, FenceConflict, Stored, messages
+from penstock.bus.direct import replay
 from penstock.bus.fence import RawWriter, tail
+from penstock.bus.messages import RawFrame, raw_frame
 from penstock.bus.records import ENDED, RunRecord
 from penstock.bus.streams import RAW
 from penstock.bus.subjects import raw_stored
@@ -16,6 +21,8 @@ from penstock.bus.subjects import raw_stored
 log = logging.getLogger(__name__)
 
 WRITER = "upstream"
+CLOCKS_DIFFER_S = 60.0  # no more than this
+LAG_S = 0.05
 CLOSED = frozenset({"end", "lost", "event"})
 
 
@@ -36,15 +43,27 @@ class Runs:
     async def end(self, run_id: str, last: Stored, kind: str, facts: dict[str, Any]) -> None:
         """Write the last word after `last`, unless somebody was first."""
         try:
-            await self.writer(run_id, last).write(
-                kind, orjson.dumps(facts), leg=int(last.headers[messages.LEG])
-            )
+            await self.writer(run_id, last).write(kind, orjson.dumps(facts), leg=leg_of(last))
         except FenceConflict:
             log.info("run %s: somebody else ended it first", run_id)
 
     async def tail(self, run_id: str) -> Stored | None:
         """The last source frame of the upstream's writer."""
         return await tail(self._bus, RAW, raw_stored(run_id, WRITER))
+
+    async def frames(self, run_id: str, since: str, last: Stored) -> AsyncIterator[RawFrame]:
+        """The source frames of the upstream's writer from about that time on, up to `last`."""
+        begun = datetime.fromisoformat(since) - timedelta(seconds=CLOCKS_DIFFER_S)
+        found = await self._bus.since(RAW, begun)
+        read_to = found.sequence - 1 if found is not None else 0
+        while read_to < last.sequence:
+            before = read_to
+            async for stored in replay(self._bus, RAW, raw_stored(run_id, WRITER), read_to + 1):
+                if stored.sequence <= last.sequence:
+                    read_to = stored.sequence
+                    yield raw_frame(stored)
+            if read_to == before:
+                await asyncio.sleep(LAG_S)  # a replica answered that is behind
 
     async def record(self, run_id: str) -> RunRecord | None:
         """The run in the list of runs."""
@@ -71,6 +90,11 @@ class Runs:
 def ending(type_: str, **data: Any) -> dict[str, Any]:
     """A terminal event that is no upstream's."""
     return {"type": type_, "data": data}
+
+
+def leg_of(stored: Stored) -> int:
+    """The leg of a source frame."""
+    return int(stored.headers[messages.LEG])
 
 
 def kind_of(stored: Stored) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import ClassVar
 
 import httpx
 
 from penstock.bus import BusError, Stored, streams
 from penstock.bus.leases import Lease, keep
-from penstock.bus.pull import WorkQueue
+from penstock.bus.pull import Reader, WorkQueue
 from penstock.bus.subjects import run_id_of
 from penstock.service import Context, Service
 from penstock.settings import Settings
@@ -21,6 +22,7 @@ from penstock_connector.settings import ConnectorSettings
 log = logging.getLogger(__name__)
 
 KEEPALIVE_S = 1.0
+_PODS = "$KV.leases.pod."
 
 
 class ConnectorService(Service):
@@ -43,14 +45,23 @@ class ConnectorService(Service):
             follow_redirects=False,
         )
         self._commands = Commands(
-            self.bus, context.config, self._settings, self._client, context.pod
+            self.bus,
+            context.config,
+            self._settings,
+            self._client,
+            context.pod,
+            lambda: self._lease.sees_others,
         )
+        self._somebody_left = asyncio.Event()
         self._lease = Lease(self.bus, f"pod.{context.pod}", context.pod, self._settings.pod_ttl_s)
 
     async def start(self) -> None:
         """Say that it lives before it takes anything."""
         await self._lease.acquire()
         self.spawn("lease", lambda: keep(self._lease, self._settings.pod_renew_s))
+        await self._commands.succession.accept()
+        watch = Reader(self.bus, "KV_leases", f"{_PODS}>", 1, self._on_lease)
+        self.spawn("watch", watch.run)
         self.spawn("reaper", self._reap)
         handlers = {
             "cancel": self._commands.cancel,
@@ -66,31 +77,43 @@ class ConnectorService(Service):
                 patient(handle),
                 on_poison=self._give_up,
                 ack_wait_s=self._settings.ack_wait_s,
-                room=(lambda: self._commands.legs.room) if kind == "start" else None,
+                room=(lambda: self._commands.room) if kind == "start" else None,
             )
             self.spawn(kind, queue.run)
 
     async def drain(self, grace_s: float) -> None:
-        """Take no commands, but cancels, and let the legs end."""
-        await self.cancel("start", "continue")
-        await self._commands.legs.drain(grace_s)
+        """Take no work, but cancels; hand over what others can go on with, and let the rest end."""
+        await self._take_no_more()
+        await self._commands.succession.drain(grace_s)
 
     async def stop(self) -> None:
-        """Take no commands, end the legs that are left, then give the lease back."""
-        await self.cancel("start", "continue")
-        await self._commands.legs.drain(0)
-        await self.cancel("cancel", "reaper", "lease")
+        """Hand over or end the legs that are left, then give the lease back."""
+        await self._take_no_more()
+        await self._commands.succession.stop()
+        await self.cancel("cancel", "lease")
         await self._client.aclose()
+
+    async def _take_no_more(self) -> None:
+        await self.cancel("start", "continue", "watch", "reaper")
+        await self._commands.succession.refuse()
 
     async def _give_up(self, stored: Stored, error: Exception) -> None:
         await self.give_up(stored, error)
         if ".cancel." not in stored.subject:
             await patiently(lambda: self._commands.fail(run_id_of(stored.subject), error))
 
+    async def _on_lease(self, stored: Stored) -> None:
+        if not stored.payload:  # it has run out, or was given back
+            self._commands.succession.left(stored.subject.removeprefix(_PODS))
+            self._somebody_left.set()
+
     async def _reap(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.reap_s)
+            self._somebody_left.clear()
             try:
-                await self._commands.legs.reap()
+                await self._commands.succession.reap()
             except BusError as error:
                 log.warning("looking for dead connectors: %s", error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.reap_s):
+                    await self._somebody_left.wait()

@@ -25,6 +25,6 @@ class ConnectorSettings(Settings):
     pod_ttl_s: float = Field(15.0, ge=1, description="After it a dead connector's runs are ended")
     pod_renew_s: float = Field(3.0, gt=0, description="How often the connector says it lives")
     ack_wait_s: float = Field(
-        30.0, ge=1, description="After it a command that a dead connector had taken goes to another"
+        12.0, ge=1, description="After it a command that a dead connector had taken goes to another"
     )
     reap_s: float = Field(4.0, gt=0, description="How often runs of dead connectors are looked for")

@@ -1,10 +1,14 @@
 """Google ADK's API server, 1.16 to 2.x.
 
-There is no cancel, no run id and no way back to a cut stream: closing the connection is the cancel.
+There is no cancel and no run id: closing the connection is the cancel. A run that was cut can only
+be gone on with, by its `invocationId`, and only where that runs no tool twice (see `reattach`).
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -12,17 +16,32 @@ import orjson
 
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AgentConfig
+from penstock.sse import Frame
 from penstock_connector.upstreams.base import Attachment, Call, Refused, segment
 
 # the client's Origin stays behind: from 1.28 on the server refuses what it does not know
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
+
+_ABORTED = "INVOCATION_ABORTED"
+_SEALS_SINCE = 2  # the major version
+SEAL_TRIES = 20
+SEAL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The session of a first leg, and how it streams."""
+
+    user_id: str
+    session_id: str
+    streaming: bool
 
 
 class AdkUpstream:
     """POST /run_sse, in a session that exists."""
 
     def __init__(self) -> None:
-        self._names_version: dict[str, bool] = {}  # by base URL: 1.16 has no /version
+        self._versions: dict[str, int] = {}  # major, by base URL; 0: 1.16 has no /version
 
     async def start(
         self, client: httpx.AsyncClient, agent: AgentConfig, command: StartCommand
@@ -40,7 +59,9 @@ class AdkUpstream:
                     "streaming": True,
                 }
             )
-        return Call(f"{agent.url}/run_sse", _HEADERS, content)
+        streaming = bool(orjson.loads(content).get("streaming", False))
+        own = _First(command.user_id, command.session_id, streaming)
+        return Call(f"{agent.url}/run_sse", _HEADERS, content, own=own)
 
     async def resume(
         self,
@@ -69,7 +90,7 @@ class AdkUpstream:
         }
         invocation_id = pause.resume.get("invocation_id")
         # 1.16 refuses the run when its app is not resumable
-        if invocation_id and (agent.resumable or await self._has_version(client, agent)):
+        if invocation_id and (agent.resumable or await self._version(client, agent)):
             body["invocationId"] = invocation_id
         return Call(f"{agent.url}/run_sse", _HEADERS, orjson.dumps(body))
 
@@ -77,11 +98,59 @@ class AdkUpstream:
         """Nothing to ask: closing the connection cancels the run at once."""
         return False
 
-    def watch(self, data: bytes, seen: Attachment) -> None:
-        """Nothing helps to come back."""
+    def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
+        """Nothing is told there."""
 
-    def reattach(self, agent: AgentConfig, call: Call, seen: Attachment) -> Call | None:
-        """A cut stream is lost."""
+    def watch(self, frame: Frame, seen: Attachment) -> None:
+        """Note the invocation, which every event names."""
+        if seen.run_id is not None:
+            return
+        try:
+            event = orjson.loads(frame.data)
+        except orjson.JSONDecodeError:
+            return
+        invocation_id = event.get("invocationId") if isinstance(event, dict) else None
+        if isinstance(invocation_id, str):
+            seen.run_id = invocation_id
+
+    def outlives_us(self, call: Call, seen: Attachment) -> bool:
+        """Closing the connection aborts it."""
+        return False
+
+    async def reattach(
+        self, client: httpx.AsyncClient, agent: AgentConfig, call: Call, seen: Attachment
+    ) -> Call | None:
+        """POST /run_sse with the `invocationId` alone: a resumable app goes on after its abort.
+
+        Only when the session ends in the server's own note that it aborted this invocation. It
+        says that nobody is connected any more, and a call that was under way has an error for a
+        result, so that no tool runs again: 1.x and a server that was killed leave no note, and
+        run them. Not for a leg that carries a decision: what was approved is in the session, and
+        nobody knows what a server does about that.
+        """
+        own = call.own
+        if not (agent.resumable and seen.run_id and isinstance(own, _First)):
+            return None
+        if await self._version(client, agent) < _SEALS_SINCE:
+            return None
+        for _ in range(SEAL_TRIES):
+            if await self._is_sealed(client, agent, own, seen.run_id):
+                return Call(
+                    f"{agent.url}/run_sse",
+                    _HEADERS,
+                    orjson.dumps(
+                        {
+                            "appName": agent.agent,
+                            "userId": own.user_id,
+                            "sessionId": own.session_id,
+                            "invocationId": seen.run_id,
+                            "streaming": own.streaming,
+                        }
+                    ),
+                    own=own,
+                    produces_again=True,
+                )
+            await asyncio.sleep(SEAL_S)
         return None
 
     async def closed(self, agent: AgentConfig, call: Call, seen: Attachment) -> None:
@@ -91,10 +160,7 @@ class AdkUpstream:
         self, client: httpx.AsyncClient, agent: AgentConfig, user_id: str, session_id: str
     ) -> None:
         """Read it first, and create it only when it is missing: 1.16 replaces one that exists."""
-        url = (
-            f"{agent.url}/apps/{segment(agent.agent)}/users/{segment(user_id)}"
-            f"/sessions/{segment(session_id)}"
-        )
+        url = _session_url(agent, user_id, session_id)
         read = await client.get(url, headers=agent.headers)
         if read.is_success:
             return
@@ -105,13 +171,41 @@ class AdkUpstream:
         if created.status_code >= 400 and created.status_code not in (400, 409):
             raise Refused(created.status_code, created.text)
 
-    async def _has_version(self, client: httpx.AsyncClient, agent: AgentConfig) -> bool:
-        if agent.url not in self._names_version:
+    async def _is_sealed(
+        self, client: httpx.AsyncClient, agent: AgentConfig, own: _First, invocation_id: str
+    ) -> bool:
+        url = _session_url(agent, own.user_id, own.session_id)
+        read = await client.get(url, headers=agent.headers)
+        events = read.json().get("events") if read.is_success else None
+        if not events:
+            return False
+        last = events[-1]
+        return (last.get("invocationId"), last.get("errorCode")) == (invocation_id, _ABORTED)
+
+    async def _version(self, client: httpx.AsyncClient, agent: AgentConfig) -> int:
+        """The major version; 0 for a server that has no /version, which is 1.16."""
+        if agent.url not in self._versions:
             answer = await client.get(f"{agent.url}/version", headers=agent.headers)
             if answer.is_server_error:
                 raise Refused(answer.status_code, answer.text)
-            self._names_version[agent.url] = answer.status_code != httpx.codes.NOT_FOUND
-        return self._names_version[agent.url]
+            self._versions[agent.url] = _major(answer)
+        return self._versions[agent.url]
+
+
+def _major(answer: httpx.Response) -> int:
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        return 0
+    try:
+        return int(answer.json()["version"].partition(".")[0])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return 1  # it has one, whatever that is
+
+
+def _session_url(agent: AgentConfig, user_id: str, session_id: str) -> str:
+    return (
+        f"{agent.url}/apps/{segment(agent.agent)}/users/{segment(user_id)}"
+        f"/sessions/{segment(session_id)}"
+    )
 
 
 def _session(agent: AgentConfig, command: StartCommand | ContinueCommand) -> dict[str, Any]:

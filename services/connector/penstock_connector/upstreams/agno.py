@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,6 +17,7 @@ import orjson
 
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AgentConfig
+from penstock.sse import Frame
 from penstock_connector.upstreams.base import Attachment, Call, segment
 
 _HEADERS = {
@@ -23,6 +25,9 @@ _HEADERS = {
     "accept": "text/event-stream",
 }
 _EVENT_INDEX = b'"event_index"'
+_OF_RESUME = ("replay", "catch_up", "subscribed")  # what it says of itself has no number
+_UNNUMBERED = "unnumbered"  # by 2.3, or in the foreground: nobody can come back to the stream
+_GOES_ON = "continue"  # the call of a leg after the first
 
 
 class AgnoUpstream:
@@ -61,7 +66,8 @@ class AgnoUpstream:
             "user_id": command.user_id,
             **_answers(resume, {item.item_id: item for item in command.items}),
         }
-        return _call(f"{_base(agent)}/runs/{segment(run_id)}/continue", fields, run_id, session_id)
+        url = f"{_base(agent)}/runs/{segment(run_id)}/continue"
+        return replace(_call(url, fields, run_id, session_id), own=_GOES_ON)
 
     async def cancel(self, client: httpx.AsyncClient, agent: AgentConfig, call: Call) -> bool:
         """POST …/runs/{run_id}/cancel. Its answer tells nothing: the stream says RunCancelled."""
@@ -69,24 +75,50 @@ class AgnoUpstream:
         await client.post(url, headers=agent.headers)
         return True
 
-    def watch(self, data: bytes, seen: Attachment) -> None:
-        """3.x numbers the events of a background run."""
-        if _EVENT_INDEX not in data:
+    def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
+        """Nothing is told there."""
+
+    def watch(self, frame: Frame, seen: Attachment) -> None:
+        """3.x numbers the events of a background run, without gaps."""
+        if frame.event == "error":  # of /resume: the run is not known
+            seen.refusal = "the agent server does not know the run any more"
+            return
+        if _EVENT_INDEX not in frame.data:
+            if frame.event not in _OF_RESUME:
+                seen.notes = _UNNUMBERED
             return
         try:
-            event = orjson.loads(data)
+            event = orjson.loads(frame.data)
         except orjson.JSONDecodeError:
             return
         # a tool's arguments may have such a field too: only the event's own counts
         index = event.get("event_index") if isinstance(event, dict) else None
-        if isinstance(index, int):
-            seen.last_event_index = index
+        if not isinstance(index, int):
+            return
+        if seen.last_event_index is not None and index > seen.last_event_index + 1:
+            missing = f"{seen.last_event_index + 1} to {index - 1}"
+            seen.refusal = f"the agent server has forgotten the events {missing}"
+        seen.last_event_index = index
 
-    def reattach(self, agent: AgentConfig, call: Call, seen: Attachment) -> Call | None:
-        """POST …/runs/{run_id}/resume (3.x), after the last event that came whole."""
-        if seen.last_event_index is None or call.run_id is None:
+    def outlives_us(self, call: Call, seen: Attachment) -> bool:
+        """3.x in the background: the events are kept for who comes next."""
+        return seen.last_event_index is not None
+
+    async def reattach(
+        self, client: httpx.AsyncClient, agent: AgentConfig, call: Call, seen: Attachment
+    ) -> Call | None:
+        """POST …/runs/{run_id}/resume (3.x), after the last event that came whole.
+
+        Where none came, the whole run is asked for. Not so a run that goes on: nobody knows
+        where its events begin, and a server that has forgotten the first leg counts anew.
+        """
+        if call.run_id is None or (call.own == _GOES_ON and seen.last_event_index is None):
             return None
-        fields = {"last_event_index": seen.last_event_index, "session_id": call.session_id}
+        fields: dict[str, Any] = {"session_id": call.session_id}
+        if seen.last_event_index is not None:
+            fields["last_event_index"] = seen.last_event_index
+        elif seen.notes == _UNNUMBERED or agent.kind == "workflow":
+            return None
         return _call(
             f"{_base(agent)}/runs/{segment(call.run_id)}/resume",
             fields,

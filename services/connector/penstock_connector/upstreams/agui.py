@@ -1,8 +1,9 @@
 """Any AG-UI server: one URL that takes a RunAgentInput and streams one run.
 
 Each leg is a run of its own for the server, in the thread that is the session. There is no cancel
-and no way back to a cut stream: closing the connection is the cancel. Answers go back as the pause
-says (`penstock.dialects.agui.decode_pauses`).
+and no way back to a cut stream: closing the connection is the cancel. Only another Penstock, which
+names its run in the answer's head, keeps the run for whoever comes back. Answers go back as the
+pause says (`penstock.dialects.agui.decode_pauses`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import httpx
 import orjson
@@ -22,10 +24,13 @@ from penstock.dialects.agui.decode_state import State
 from penstock.dialects.agui.decode_transcript import Transcript, merged, settled, tool_message
 from penstock.dialects.agui.decode_values import loads
 from penstock.settings import AgentConfig
+from penstock.sse import Frame
 from penstock_connector.threads import Thread, Threads
-from penstock_connector.upstreams.base import Attachment, Call
+from penstock_connector.upstreams.base import Attachment, Call, segment
 
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
+_LAST_WORDS = ("RUN_FINISHED", "RUN_ERROR")
+_SURFACE = "/agui/"  # where a Penstock takes runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class _Own:
     session: str
     upstream_id: str | None
     body: dict[str, Any]
+    leg: int
 
 
 @dataclass(slots=True)
@@ -65,7 +71,7 @@ class AguiUpstream:
             body = _run_input(agent, command, await self._threads.thread(session))
             content = orjson.dumps(body)
         await self._threads.keep_request(command.run_id, body)
-        own = _Own(command.run_id, session, body.get("runId"), body)
+        own = _Own(command.run_id, session, body.get("runId"), body, 1)
         return _call(agent, content, own)
 
     async def resume(
@@ -91,30 +97,65 @@ class AguiUpstream:
             if item_id in decided:
                 _ANSWERS[how["style"]](body, how, decided[item_id])
         session = session_key(command.user_id, agent.id, command.session_id)
-        own = _Own(command.run_id, session, run_id, body)
+        own = _Own(command.run_id, session, run_id, body, command.leg)
         return _call(agent, orjson.dumps(body), own)
 
     async def cancel(self, client: httpx.AsyncClient, agent: AgentConfig, call: Call) -> bool:
         """Nothing to ask: closing the connection cancels the run."""
         return False
 
-    def watch(self, data: bytes, seen: Attachment) -> None:
-        """Note what belongs to the conversation."""
+    def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
+        """A Penstock names its run."""
+        seen.run_id = headers.get("penstock-run-id") or seen.run_id
+        seen.says_when_over = seen.run_id is not None
+
+    def watch(self, frame: Frame, seen: Attachment) -> None:
+        """Note where in the stream we are, and what belongs to the conversation."""
+        seen.last_id = frame.id or seen.last_id
         try:
-            event = loads(data)
+            event = loads(frame.data)
         except ValueError:
             return
         if not isinstance(event, dict):
             return
+        seen.over = seen.over or event.get("type") in _LAST_WORDS
         if not isinstance(seen.notes, _Heard):
             seen.notes = _Heard()
         for each in seen.notes.chunks.expand(event):
             seen.notes.transcript.feed(each)
             seen.notes.state.feed(each)
 
-    def reattach(self, agent: AgentConfig, call: Call, seen: Attachment) -> Call | None:
-        """A cut stream is lost."""
-        return None
+    def outlives_us(self, call: Call, seen: Attachment) -> bool:
+        """At another Penstock, which cancels nothing when a client leaves."""
+        return seen.run_id is not None
+
+    async def reattach(
+        self, client: httpx.AsyncClient, agent: AgentConfig, call: Call, seen: Attachment
+    ) -> Call | None:
+        """GET …/v1/runs/{run_id}/events of another Penstock, after the last frame with an id.
+
+        Where none came, a first leg begins where the run does; where a later one begins is not
+        known.
+        """
+        at = urlsplit(agent.url)
+        own = call.own
+        goes_on = isinstance(own, _Own) and own.leg > 1
+        if seen.run_id is None or _SURFACE not in at.path or (goes_on and not seen.last_id):
+            return None
+        path = f"{at.path.partition(_SURFACE)[0]}/v1/runs/{segment(seen.run_id)}/events"
+        query = urlencode({"dialect": "agui", "names": "off"})
+        headers = {"accept": "text/event-stream"}
+        if seen.last_id:
+            headers["last-event-id"] = seen.last_id
+        return Call(
+            urlunsplit((at.scheme, at.netloc, path, query, "")),
+            headers,
+            b"",
+            call.run_id,
+            call.session_id,
+            own,
+            method="GET",
+        )
 
     async def closed(self, agent: AgentConfig, call: Call, seen: Attachment) -> None:
         """What was said, however the leg ended: for the run, if it waits, and for the session.
