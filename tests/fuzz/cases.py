@@ -78,3 +78,8 @@ def smallest(
                 at += size
         size //= 2
     return parts
+
+
+def examples(quick: int) -> int:
+    """Of a stateful test: a few, or in proportion where more cases are asked for."""
+    return max(quick, int(os.environ.get("PENSTOCK_FUZZ_CASES", 0)) // 200)

@@ -722,3 +722,12 @@ def test_the_runs_before_it_in_the_thread_are_restated_too() -> None:
 
 def test_nothing_is_restated_of_a_run_that_has_not_begun() -> None:
     assert joined(a_run(), 0) == []
+
+
+def test_a_value_as_deep_as_an_event_can_hold_is_written() -> None:
+    deep: Any = 0
+    for _ in range(250):
+        deep = [deep]
+    run = a_run().text("one", value=deep)
+    (end,) = of_type(encoded(STRICT_1, run.events), "TEXT_MESSAGE_END")
+    assert end["metadata"]["penstock"]["value"] == deep

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final
 
-import orjson
-
 from penstock.dialects.agui.calls import Calls
 from penstock.dialects.agui.context import NO_FACTS, Context, Said
 from penstock.dialects.agui.ids import scope_of
@@ -33,6 +31,7 @@ from penstock.dialects.agui.vocabulary import (
     is_modern,
 )
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.wire import frame
 from penstock.events import TERMINAL
 from penstock.sse import Frame
 
@@ -155,7 +154,7 @@ class AguiEncoder:
 
     def _frame(self, said: Said, place: Place) -> Frame:
         type, fields, facts = said
-        return Frame(orjson.dumps(self.profile.body(type, fields, facts, place)), type.value)
+        return frame(self.profile.body(type, fields, facts, place), type.value)
 
     def _begin(self, event: JsonObject) -> Iterator[Said]:
         """RUN_STARTED, and what was open when the run began to wait."""

@@ -1,0 +1,249 @@
+"""Leases and fair shares, however members come, go, die, sleep and lose their answers.
+
+Over a bucket in memory and a clock that the test moves: what a TTL decides cannot be tried in real
+time often enough. That the real bucket does the same, `test_kv` and `test_leases` show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from fuzz.cases import examples
+from penstock.bus.errors import BusUnavailable, OutcomeUnknown
+from penstock.bus.kv import Entry
+from penstock.bus.leases import FairShare
+
+PARTS = range(7)
+TTL_S = 6.0
+RENEW_S = 2.0
+
+
+class Clock:
+    """Seconds; everybody's own clock, too: a sleeper's goes on while it sleeps."""
+
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class InMemory:
+    """The bucket `leases`: compare-and-set and TTLs as KV has them. `faults` come first."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._revision = itertools.count(1)
+        self._kept: dict[str, tuple[bytes, int, float]] = {}  # value, revision, end
+        self.faults: list[str] = []
+
+    async def update(
+        self, key: str, value: bytes, revision: int, ttl_s: float | None = None
+    ) -> int | None:
+        fault = self._fault()
+        if fault == "unavailable":
+            raise BusUnavailable("as the test wants")
+        entry = self._stands(key)
+        if (entry.revision if entry else 0) != revision:
+            return None
+        if fault == "not stored":
+            raise OutcomeUnknown("as the test wants")
+        written = next(self._revision)
+        self._kept[key] = (value, written, self._clock.now_s + math.ceil(ttl_s or math.inf))
+        if fault == "stored":
+            raise OutcomeUnknown("as the test wants")
+        return written
+
+    async def get(self, key: str) -> Entry | None:
+        if self._fault() is not None:
+            raise BusUnavailable("as the test wants")
+        return self._stands(key)
+
+    async def entries(self, pattern: str) -> list[Entry]:
+        if self._fault() is not None:
+            raise BusUnavailable("as the test wants")
+        return [entry for key in self._kept if (entry := self._stands(key))]
+
+    async def delete(self, key: str, revision: int | None = None) -> bool:
+        if self._fault() is not None:
+            raise BusUnavailable("as the test wants")
+        entry = self._stands(key)
+        if entry is None or entry.revision != revision:
+            return False
+        del self._kept[key]
+        return True
+
+    def write(self, key: str, value: bytes) -> None:
+        """Somebody writes it, for good."""
+        self._kept[key] = (value, next(self._revision), math.inf)
+
+    def bucket(self, name: str) -> InMemory:
+        return self
+
+    def _stands(self, key: str) -> Entry | None:
+        value, revision, end = self._kept.get(key, (b"", 0, 0.0))
+        return Entry(key, value, revision) if end > self._clock.now_s else None
+
+    def _fault(self) -> str | None:
+        return self.faults.pop(0) if self.faults else None
+
+
+class Member:
+    """One that takes its turns when the test says. `working`: the parts between start and stop."""
+
+    def __init__(self, bus: Any, name: str) -> None:
+        self.working: set[int] = set()
+        self.share = FairShare(
+            *(bus, "g", name, PARTS),
+            start=self._start,
+            stop=self._stop,
+            ttl_s=TTL_S,
+            renew_s=RENEW_S,
+        )
+
+    async def _start(self, part: int) -> None:
+        assert part not in self.working, "started twice"
+        self.working.add(part)
+
+    async def _stop(self, part: int) -> None:
+        self.working.remove(part)
+
+    async def turn(self) -> None:
+        await self.share._attempt(self.share._renew)
+        await self.share._attempt(self.share._balance)
+
+    async def leave(self) -> None:
+        await self.share._leave()
+
+    def believes(self) -> set[int]:
+        return {part for part, lease in self.share._held.items() if lease.held}
+
+
+class Sharing(RuleBasedStateMachine):
+    """Members on one bucket."""
+
+    clock: Clock
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock.now_s = 1000.0
+        self.bucket = InMemory(self.clock)
+        self.names = itertools.count()
+        self.parts = PARTS
+        self.living: list[Member] = []
+        self.asleep: list[Member] = []
+
+    @rule()
+    def join(self) -> None:
+        if len(self.living) + len(self.asleep) < 5:
+            self.living.append(Member(self.bucket, f"m{next(self.names)}"))
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def turn(self, data: st.DataObject) -> None:
+        _now(data.draw(st.sampled_from(self.living)).turn())
+
+    @rule(seconds=st.sampled_from([0.3, 1.0, 2.0, 3.0, 5.9, 6.0, 7.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+
+    @rule()
+    def everybody_takes_a_turn(self) -> None:
+        self.clock.now_s += RENEW_S
+        for member in self.living:
+            _now(member.turn())
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        """Killed: gives nothing back, and works no more."""
+        self.living.remove(data.draw(st.sampled_from(self.living)))
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        member = data.draw(st.sampled_from(self.living))
+        self.living.remove(member)
+        self.bucket.faults.clear()
+        _now(member.leave())
+        assert not member.working
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def fall_asleep(self, data: st.DataObject) -> None:
+        """Stopped (SIGSTOP, a long pause): it believes what it believed."""
+        member = data.draw(st.sampled_from(self.living))
+        self.living.remove(member)
+        self.asleep.append(member)
+
+    @precondition(lambda self: self.asleep)
+    @rule(data=st.data())
+    def wake_up(self, data: st.DataObject) -> None:
+        member = data.draw(st.sampled_from(self.asleep))
+        self.asleep.remove(member)
+        self.living.append(member)
+
+    @rule(count=st.sampled_from([3, 7, 11]))
+    def there_are_other_parts_now(self, count: int) -> None:
+        self.parts = range(count)
+        self.bucket.write("g.parts", b"%d" % count)
+
+    @rule(faults=st.lists(st.sampled_from(["unavailable", "stored", "not stored"]), max_size=4))
+    def answers_are_lost(self, faults: list[str]) -> None:
+        self.bucket.faults += faults
+
+    @invariant()
+    def no_part_is_believed_held_by_two(self) -> None:
+        holders = Counter(
+            part for member in [*self.living, *self.asleep] for part in member.believes()
+        )
+        assert not holders or max(holders.values()) == 1
+
+    @invariant()
+    def who_works_holds_or_has_not_had_its_turn_since(self) -> None:
+        for member in [*self.living, *self.asleep]:
+            assert member.working == member.share.held
+
+    def teardown(self) -> None:
+        """When faults end and the living take their turns, all is shared, and fairly."""
+        self.bucket.faults.clear()
+        self.living, self.asleep = self.living + self.asleep, []
+        if not self.living:
+            return
+        for _ in range(math.ceil(TTL_S / RENEW_S) + 4):
+            self.clock.now_s += RENEW_S
+            for member in self.living:
+                _now(member.turn())
+            self.no_part_is_believed_held_by_two()
+        works = Counter(part for member in self.living for part in member.working)
+        assert works == Counter(self.parts)
+        shares = [len(member.working) for member in self.living]
+        assert max(shares) - min(shares) <= 1
+
+
+def _now(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def test_every_part_has_one_holder_and_shares_are_fair(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("penstock.bus.leases.time.monotonic", clock.monotonic)
+    machine: Callable[[], Sharing] = type("Members", (Sharing,), {"clock": clock})
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        machine, settings=settings(max_examples=examples(60), stateful_step_count=40)
+    )
