@@ -82,4 +82,4 @@ def smallest(
 
 def examples(quick: int) -> int:
     """Of a stateful test: a few, or in proportion where more cases are asked for."""
-    return max(quick, int(os.environ.get("PENSTOCK_FUZZ_CASES", 0)) // 200)
+    return max(quick, int(os.environ.get("PENSTOCK_FUZZ_CASES", "0")) // 200)

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -243,7 +243,7 @@ def _now(work: Coroutine[Any, Any, None]) -> None:
 def test_every_part_has_one_holder_and_shares_are_fair(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("penstock.bus.leases.time.monotonic", clock.monotonic)
-    machine: Callable[[], Sharing] = type("Members", (Sharing,), {"clock": clock})
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    machine = type("Members", (Sharing,), {"clock": clock})
+    run_state_machine_as_test(
         machine, settings=settings(max_examples=examples(60), stateful_step_count=40)
     )

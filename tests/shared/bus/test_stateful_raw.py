@@ -211,6 +211,6 @@ class Writing(RuleBasedStateMachine):
 
 def test_every_frame_that_was_accepted_stands_once_and_in_order(world: World) -> None:
     machine = type("Writers", (Writing,), {"world": world})
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         machine, settings=settings(max_examples=examples(25), stateful_step_count=15)
     )
