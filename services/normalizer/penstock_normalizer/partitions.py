@@ -12,6 +12,7 @@ from penstock.bus.pull import Reader
 from penstock_normalizer import aged
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.index import RunIndex
+from penstock_normalizer.pauses import Pauses
 from penstock_normalizer.runs import GiveUp, Run
 from penstock_normalizer.settings import NormalizerSettings
 
@@ -37,6 +38,7 @@ class Partition:
         self._settings = settings
         self._budget = budget
         self._index = RunIndex(bus)
+        self._pauses = Pauses(bus, settings.events_max_age_s)
         self._checkpoints = bus.bucket("checkpoints")
         self._key = f"normalizer.{number}"
         self._written = 0
@@ -97,6 +99,7 @@ class Partition:
                 DECODERS,
                 self._settings.max_frame_bytes,
                 self._index,
+                self._pauses,
                 self._budget,
                 self._give_up,
             )

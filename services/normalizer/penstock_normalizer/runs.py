@@ -32,12 +32,13 @@ from penstock.bus.budget import Budget
 from penstock.bus.errors import StreamFull
 from penstock.bus.messages import RawFrame, raw_frame
 from penstock.bus.publisher import EXPECTED_SEQUENCE, MAX_BATCH
-from penstock.bus.records import ENDED, PauseRecord
+from penstock.bus.records import ENDED
 from penstock.events import TERMINAL
 from penstock_normalizer.aged import WRITER
 from penstock_normalizer.backlog import Backlog, replay
 from penstock_normalizer.fold import DecoderFor, Placed, RunFold
 from penstock_normalizer.index import RunIndex
+from penstock_normalizer.pauses import Pauses
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Run:
         decoders: DecoderFor,
         max_frame_bytes: int,
         index: RunIndex,
+        pauses: Pauses,
         budget: Budget,
         give_up: GiveUp,
     ) -> None:
@@ -106,6 +108,7 @@ class Run:
         self._decoders = decoders
         self._max_frame_bytes = max_frame_bytes
         self._index = index
+        self._pauses = pauses
         self._give_up = give_up
         self._fold: RunFold | None = None
         self._last = 0  # stream sequence of the run's last event, which the next one's fence names
@@ -187,7 +190,7 @@ class Run:
         if fresh:
             ready.received.append(frame.received)
             if fold.approval_id is not None:
-                await self._keep_pause(fold)
+                await self._pauses.keep(fold)
 
     async def _load(self, frame: RawFrame) -> RunFold:
         """The fold as it stands before `frame`: fresh, replayed from RAW, or from the pause."""
@@ -204,14 +207,14 @@ class Run:
             except (KeyError, ValueError):
                 continue  # it is among the dead letters
             if not begun and not older.opens_run:
-                await self._restore(fold)  # the beginning has aged out
+                await self._pauses.restore(fold)  # the beginning has aged out
             begun = True
             self._number_on(fold, older)
             await self._feed(fold, older, earlier, ready)
             await self._publish(fold, ready)
             await asyncio.sleep(0)  # nothing may be left to publish, and others wait
         if not begun:
-            await self._restore(fold)
+            await self._pauses.restore(fold)
         self._number_on(fold, frame)
         if self._last_type in TERMINAL:
             fold.ended = self._last_type
@@ -253,49 +256,13 @@ class Run:
             telemetry.HISTORY_LOST.inc()
         await self._publish(fold, ready)
 
-    async def _restore(self, fold: RunFold) -> None:
-        entry = await self._bus.bucket("pauses").get(self._run_id)
-        if entry is not None and entry.value is not None:
-            record = await objects.unwrap(self._bus, entry.value)
-            fold.restore(PauseRecord.model_validate_json(record).fold)
-
-    async def _keep_pause(self, fold: RunFold) -> None:
-        """Before anybody hears of it: what it takes to go on, however long the run waits."""
-        assert fold.approval_id is not None
-        record = PauseRecord(
-            run_id=self._run_id,
-            approval_id=fold.approval_id,
-            leg=fold.leg,
-            protocol=fold.facts["protocol"],
-            fold=fold.snapshot(),
-            resume=fold.resume or {},
-        )
-        name, pause = f"{fold.approval_id}.pause", record.dump()
-        while True:
-            try:
-                kept = await objects.wrap(self._bus, name, pause)
-                if await self._put_pause(kept, fold.sequence):
-                    return
-            except BusError as error:
-                log.warning("run %s: its pause is not kept yet: %s", self._run_id, error)
-                await asyncio.sleep(fence.RETRY_S)
-
-    async def _put_pause(self, kept: bytes, sequence: int) -> bool:
-        """Keep it, but not over a later one: a zombie comes late."""
-        bucket = self._bus.bucket("pauses")
-        entry = await bucket.get(self._run_id)
-        if entry is not None:
-            standing = await objects.unwrap(self._bus, entry.value)
-            if PauseRecord.model_validate_json(standing).fold["sequence"] > sequence:
-                return True
-        revision = entry.revision if entry is not None else 0
-        return await bucket.update(self._run_id, kept, revision) is not None
-
     async def _publish(self, fold: RunFold, ready: Ready) -> None:
         """Publish all of it, each event once; it is empty afterwards."""
         pattern = subjects.events_of_run(self._run_id)
         placed = [event for event, _ in ready.events]
         begun = bool(self._first)
+        if any(event.type in TERMINAL for event in placed):
+            await self._pauses.let_go(self._run_id)
         if begun:
             # before the events: who has seen a run's end finds it in the list of runs
             await self._index.follow(self._run_id, fold, placed, self._first)

@@ -1,0 +1,60 @@
+"""What is kept of a pause: as long as the run may go on, and then as long as its events."""
+
+from __future__ import annotations
+
+import orjson
+
+from penstock.bus.fence import RawWriter
+from penstock.settings import Config
+from penstock_normalizer.pauses import Pauses
+from penstock_normalizer.service import NormalizerService
+from support.bus import connected, new_run_id
+from support.nats import NatsServer
+from support.pipeline import pipeline
+from support.raw import agno_pause
+from support.waiting import eventually
+
+OPEN = orjson.dumps({"agent": "a", "protocol": "agno", "session_id": "s", "user_id": "u"})
+
+
+async def test_a_pause_is_kept_for_ever_and_after_the_runs_end_as_long_as_its_events(
+    nats_server: NatsServer,
+) -> None:
+    run_id = new_run_id()
+    async with pipeline(nats_server.url, Config(), (NormalizerService,)) as penstock:
+
+        async def ttl() -> str | None:
+            stored = await penstock.bus.tail("KV_pauses", f"$KV.pauses.{run_id}")
+            assert stored is not None
+            return stored.headers.get("Nats-TTL")
+
+        writer = RawWriter(penstock.bus, run_id, "upstream", "pod/1")
+        await writer.write("open", OPEN, leg=1)
+        await writer.write("bytes", agno_pause(), leg=1)
+        await writer.write("end", b'{"outcome":"eof"}', leg=1)
+        *_, requested = await penstock.events_until(run_id, "approval.requested")
+        assert await ttl() is None
+        cancelled = {"type": "lifecycle.cancelled", "data": {"by": "u", "reason": "user_stop"}}
+        await writer.write("event", orjson.dumps(cancelled), leg=1)
+        *_, last = await penstock.ended(run_id)
+        assert last.type == "lifecycle.cancelled"
+        assert await ttl() == f"{7 * 24 * 3600}s"
+        kept = await penstock.bus.bucket("pauses").get(run_id)
+        assert kept is not None
+        assert orjson.loads(kept.value)["approval_id"] == requested.data["approval_id"]
+
+
+async def test_what_is_let_go_goes_and_what_is_not_there_is_nothing(
+    nats_server: NatsServer,
+) -> None:
+    run_id = new_run_id()
+    async with connected(nats_server.url) as bus:
+        pauses = Pauses(bus, kept_s=1)
+        await pauses.let_go(run_id)
+        await bus.bucket("pauses").put(run_id, b"{}")
+        await pauses.let_go(run_id)
+
+        async def gone() -> bool:
+            return await bus.tail("KV_pauses", f"$KV.pauses.{run_id}") is None
+
+        await eventually(gone)
