@@ -46,18 +46,18 @@ class Pauses:
         while True:
             try:
                 kept = await objects.wrap(self._bus, name, pause)
-                if await self._put(fold.run_id, fold.leg, kept):
+                if await self._put(fold.run_id, fold.sequence, kept):
                     return
             except BusError as error:
                 log.warning("run %s: its pause is not kept yet: %s", fold.run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
 
-    async def _put(self, run_id: str, leg: int, kept: bytes) -> bool:
-        """Keep it, but not over that of a later leg: a zombie comes late."""
+    async def _put(self, run_id: str, sequence: int, kept: bytes) -> bool:
+        """Keep it, but not over a later one: a zombie comes late."""
         entry = await self._bucket.get(run_id)
         if entry is not None:
             standing = await objects.unwrap(self._bus, entry.value)
-            if PauseRecord.model_validate_json(standing).leg > leg:
+            if PauseRecord.model_validate_json(standing).fold["sequence"] > sequence:
                 return True
         revision = entry.revision if entry is not None else 0
         return await self._bucket.update(run_id, kept, revision) is not None
