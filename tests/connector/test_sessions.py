@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from penstock.bus.records import SessionRecord, Turn
 from penstock.bus.subjects import session_key
+from penstock_connector import claims
 from penstock_connector.service import ConnectorService
 from support.connectors import DEAD
 from support.misbehaving import Answer, Misbehaving, agents, plays
 from support.nats import NatsServer
 from support.pipeline import PIPELINE, Pipeline, Services, pipeline
 from support.raw import agno, agno_approved, agno_pause, agno_text
+from support.waiting import eventually
 
 TWO: Services = (*PIPELINE, ConnectorService)
 
@@ -113,6 +117,34 @@ async def test_the_turn_of_a_dead_connector_is_passed_over(
         await penstock.bus.bucket("sessions").put(key, record.dump())
         run_id = await penstock.start_run("agno", "hello", session_id="s-dead")
         assert await last_types(penstock, [run_id]) == ["lifecycle.completed"]
+
+
+async def test_who_waits_for_its_turn_waits_for_the_bus_too(
+    fresh_nats: NatsServer,
+    upstream: Misbehaving,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(claims, "LOOK_AGAIN_S", 0.2)
+    turns = Turns()
+    upstream.script(turns)
+
+    async def missed() -> bool:
+        return "penstock_connector" in {record.name.partition(".")[0] for record in caplog.records}
+
+    async with pipeline(fresh_nats.url, agents(upstream)) as penstock:
+        run_ids = [await penstock.start_run("agno", "one", session_id="s-away")]
+        await penstock.events_until(run_ids[0], "lifecycle.started")
+        run_ids.append(await penstock.start_run("agno", "two", session_id="s-away"))
+        await penstock.events_until(run_ids[1], "lifecycle.started")
+        caplog.clear()
+        fresh_nats.pause()
+        try:
+            await eventually(missed, 30, "the bus is missed")
+        finally:
+            fresh_nats.go_on()
+        turns.go.set()
+        assert await last_types(penstock, run_ids) == ["lifecycle.completed"] * 2
 
 
 async def test_a_failed_run_lets_the_next_one_go(

@@ -162,7 +162,9 @@ class Legs:
             settings=self._settings,
             budget=self._budget,
             prepare=partial(order.prepare, upstream, agent),
-            turn=partial(self.sessions.wait, order.session, order.turn(self._pod)),
+            turn=partial(
+                patiently, partial(self.sessions.wait, order.session, order.turn(self._pod))
+            ),
             remember=partial(self._remember, order),
             queued=queued,
             past=past,
