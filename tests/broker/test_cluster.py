@@ -122,6 +122,17 @@ async def test_a_node_is_cut_off_from_the_other_two(clustered: Clustered, how: s
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize("service", ["connector", "edge", "normalizer"])
+async def test_a_service_leaves_a_node_that_is_cut_off(clustered: Clustered, service: str) -> None:
+    """The node is there, answers pings, and knows nothing new: it stays so until the runs end."""
+    node = await asyncio.to_thread(clustered.network.node_of, service)
+    watches = await started(clustered, "short")
+    for way in clustered.network.ways_to(node):
+        way.silence()
+    report(f"node of the {service} cut off for good", stall_s=await watches.end(FRAMES["short"]))
+
+
+@pytest.mark.chaos
 @pytest.mark.parametrize("how", ["SIGTERM", "lame duck"])
 async def test_a_rolling_restart(clustered: Clustered, how: str) -> None:
     net = clustered.network

@@ -128,12 +128,14 @@ class RawWriter:
 
     async def _store(self, batch: Sequence[Message]) -> int:
         pattern = subjects.raw_stored(self.run_id, self.writer)
+        level = logging.WARNING
         while True:
             try:
                 self.last = await append(self.bus, pattern, batch, self.last)
                 return self.last
             except (BusUnavailable, StreamFull) as error:
-                log.warning("run %s: RAW does not take frames: %s", self.run_id, error)
+                log.log(level, "run %s: RAW does not take frames: %s", self.run_id, error)
+                level = logging.DEBUG  # with a thousand runs, once is enough
                 await asyncio.sleep(RETRY_S)
             except (OutcomeUnknown, FenceConflict):
                 stored = await tail(self.bus, streams.RAW, pattern)

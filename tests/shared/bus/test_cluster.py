@@ -70,6 +70,44 @@ async def test_one_of_three_creates_a_key(buses: list[Bus]) -> None:
             assert entry.value == b"%d" % winner
 
 
+async def test_of_several_urls_one_that_answers_is_enough(servers: list[NatsServer]) -> None:
+    for urls in (f"nats://127.0.0.1:1,{servers[1].url}", f"{servers[1].url}, nats://127.0.0.1:1"):
+        async with connected(urls, retention=REPLICATED) as bus:
+            assert bus.ready
+
+
+async def test_the_cluster_tells_of_its_other_servers(servers: list[NatsServer]) -> None:
+    async with connected(servers[0].url, retention=REPLICATED) as bus:
+        again = asyncio.Event()
+        bus.on_reconnect(again.set)
+        await bus.client.leave()
+        await again.wait()
+        assert bus.client.connected_url is not None
+        assert bus.client.connected_url.port in (servers[1].port, servers[2].port)
+
+
+async def test_a_server_that_hangs_is_left_whatever_it_has_not_taken(
+    servers: list[NatsServer],
+) -> None:
+    """nats-py closes in good order, and so would wait until the server takes what was sent."""
+    async with connected(servers[2].url, retention=REPLICATED) as bus:
+        again = asyncio.Event()
+        bus.on_reconnect(again.set)
+        bus.client.options["ping_interval"] = 0.2
+        await asyncio.sleep(0)
+        servers[2].pause()
+        try:
+            for _ in range(64):  # more than a socket holds
+                async with asyncio.timeout(10):
+                    await bus.client.publish("test.hung", b"x" * 512 * 1024)
+            async with asyncio.timeout(30):
+                await again.wait()
+            assert bus.ready
+            await bus.publisher.publish(event(new_run_id(), 1))
+        finally:
+            servers[2].go_on()
+
+
 async def test_nothing_is_lost_or_repeated_when_the_leader_is_killed(
     servers: list[NatsServer], buses: list[Bus]
 ) -> None:
