@@ -224,9 +224,17 @@ async def talks(answer: Answer) -> None:
     await answer.end()
 
 
+async def started(penstock: Deployment, name: str, number: int) -> str:
+    """The run id; another edge is asked when one has just gone."""
+    while True:
+        number += 1
+        with contextlib.suppress(httpx.ConnectError):
+            return await penstock.run("agno", name, edge=number)
+
+
 async def asked(penstock: Deployment, name: str, number: int) -> None:
     """One run through whichever services there are, by a client that comes back; checked."""
-    run_id = await penstock.run("agno", name, edge=number)
+    run_id = await started(penstock, name, number)
     events: list[Event] = []
     while not events or events[-1].type not in TERMINAL:
         number += 1
