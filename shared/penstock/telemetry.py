@@ -59,7 +59,12 @@ def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
         if format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            pad_event_to=0,
+            # the default one prints local variables: payloads, and headers with tokens in them
+            exception_formatter=structlog.dev.plain_traceback,
+        )
     )
     last: list[structlog.types.Processor] = [
         structlog.stdlib.ProcessorFormatter.remove_processors_meta

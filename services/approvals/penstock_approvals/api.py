@@ -44,6 +44,12 @@ class DecisionBody(BaseModel):
         None, description="Who decides: the caller, unless it may act for others"
     )
     digest: str | None = Field(None, description="Of the request that was shown")
+    idempotency_key: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="Makes a repeat of the same decision harmless: it is answered as the first was",
+    )
 
 
 class Query(BaseModel):

@@ -138,12 +138,22 @@ class Approvals:
 
     async def decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
         """Take the decision, if it is the first and fits; what must follow is in the outbox."""
-        entry = await self._bucket.get(approval_id)
-        if entry is None:
-            return DecideReply(status=404, detail=f"there is no approval {approval_id}")
-        record = await self._record(entry)
-        if record.status != "pending":
-            return _too_late(record)
+        while True:
+            entry = await self._bucket.get(approval_id)
+            if entry is None:
+                return DecideReply(status=404, detail=f"there is no approval {approval_id}")
+            record = await self._record(entry)
+            if record.status != "pending":
+                return _too_late(record, request)
+            reply = await self._decide(record, request, entry.revision)
+            if reply is not None:
+                return reply
+
+    async def _decide(
+        self, record: ApprovalRecord, request: DecideRequest, revision: int
+    ) -> DecideReply | None:
+        """None when the record has moved on meanwhile: look again."""
+        approval_id = record.approval_id
         if request.digest is not None and request.digest != record.digest:
             return DecideReply(
                 status=409,
@@ -165,13 +175,14 @@ class Approvals:
                     at=now,
                     note=request.note,
                     items=request.items,
+                    idempotency_key=request.idempotency_key,
                 ),
             }
         )
         await self._bucket.put(f"outbox.{approval_id}", str(time.time()).encode())
         value = await self._value(decided)
-        if await self._bucket.update(approval_id, value, entry.revision) is None:
-            return _too_late(await self.get(approval_id) or record)
+        if await self._bucket.update(approval_id, value, revision) is None:
+            return None
         assert decided.decision is not None
         telemetry.DECISIONS.labels(decided.decision.outcome).inc()
         log.info("run %s: %s by %s", record.run_id, decided.decision.outcome, decided.decision.by)
@@ -223,7 +234,24 @@ class Approvals:
             if record is not None and record.status == "decided":
                 await self.send_on(approval_id)
             elif float(entry.value or 0) < time.time() - ABANDONED_S:
-                await self._bucket.delete(entry.key, entry.revision)
+                await self._abandon(approval_id, entry)
+
+    async def _abandon(self, approval_id: str, outbox: Entry) -> None:
+        """Take away the entry of a decision that was never taken.
+
+        Whoever wrote it may only be slow. The request is written anew first, so that a decision
+        which still comes on top of the old one is refused, and begins again with an entry.
+        """
+        standing = await self._bucket.get(approval_id)
+        if standing is not None:
+            record = await self._record(standing)
+            if record.status == "decided":
+                return  # just now: it is sent on the next time
+            if record.status == "pending" and not await self._bucket.update(
+                approval_id, standing.value, standing.revision
+            ):
+                return
+        await self._bucket.delete(outbox.key, outbox.revision)
 
     async def _record(self, entry: Entry) -> ApprovalRecord:
         value = await objects.unwrap(self._bus, entry.value or b"")
@@ -263,15 +291,28 @@ class Approvals:
 _ENDS = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"})
 
 
-def _too_late(record: ApprovalRecord) -> DecideReply:
+def _too_late(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
+    """What is told who decides what is no longer pending; who repeats it, what was told before."""
+    decision, key = record.decision, request.idempotency_key
+    if (
+        decision is not None
+        and key is not None
+        and (decision.idempotency_key, decision.by) == (key, request.by)
+    ):
+        if _said(decision) == _said(request):
+            return DecideReply(status=200, approval=record)
+        text = "this idempotency key came with another decision before"
+        return DecideReply(status=409, detail=text, approval=record)
     words = {
         "decided": f"it was decided already, at {record.updated_at}",
         "withdrawn": f"it was withdrawn: {record.reason}",
         "expired": "it has expired",
     }
-    return DecideReply(
-        status=409, detail=words.get(record.status, "somebody else was first"), approval=record
-    )
+    return DecideReply(status=409, detail=words[record.status], approval=record)
+
+
+def _said(said: Decision | DecideRequest) -> tuple[str | None, list[dict[str, object]]]:
+    return said.note, [item.model_dump(exclude_none=True) for item in said.items]
 
 
 def _with_note(item: Decided, note: str | None) -> Decided:

@@ -99,8 +99,16 @@ class Api:
     def decide(
         self, approval: Mapping[str, Any], items: Sequence[Mapping[str, Any]], note: str | None
     ) -> dict[str, Any]:
-        """Decide what this record asks, and nothing that it may have become since."""
-        body = {"items": items, "note": note, "digest": approval.get("digest")}
+        """Decide what this record asks, and nothing that it may have become since.
+
+        The key makes a repeated request find the first one's answer.
+        """
+        body = {
+            "items": items,
+            "note": note,
+            "digest": approval.get("digest"),
+            "idempotency_key": str(uuid.uuid4()),
+        }
         path = f"/v1/approvals/{_segment(approval['approval_id'])}/decision"
         return self._call("POST", path, body={k: v for k, v in body.items() if v is not None})
 
@@ -170,7 +178,7 @@ class Api:
             except httpx.UnsupportedProtocol as error:
                 raise Unreachable(f"{self.url} is no http:// or https:// address") from error
             except httpx.TransportError as error:
-                # every call may be repeated: starts carry a key, and a decision is taken once
+                # every call may be repeated: starts and decisions carry a key
                 patience.spend(str(error) or type(error).__name__)
                 continue
             if response.status_code in _TRY_AGAIN:

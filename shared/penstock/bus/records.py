@@ -142,6 +142,7 @@ class Decision(Record):
     automatic: bool = False
     note: str | None = None
     items: list[Decided]
+    idempotency_key: str | None = Field(None, description="By which a repeat of it is known")
 
 
 class ApprovalRecord(Record):
@@ -169,6 +170,9 @@ class DecideRequest(Record):
     note: str | None = None
     digest: str | None = Field(None, description="If given, must be the request's")
     items: list[Decided]
+    idempotency_key: str | None = Field(
+        None, description="The same decision with the same key is answered as it was the first time"
+    )
 
 
 class DecideReply(Record):

@@ -87,11 +87,11 @@ async def test_who_dies_between_publish_and_mark_has_it_put_back_once(
     found = await buried(bus, letter_about(subject := a_cancel()))
     publish = bus.publisher.publish
 
-    async def cut(message: Message) -> int:
+    async def cut(message: Message, *more: Any) -> int:
         if message.subject != subject:
-            return await publish(message)
+            return await publish(message, *more)
         if stored:
-            await publish(message)
+            await publish(message, *more)
         raise BusUnavailable("cut off, as the test wants")
 
     with monkeypatch.context() as patched:

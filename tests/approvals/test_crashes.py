@@ -1,0 +1,214 @@
+"""Approvals dies between decision and send: decided once, told once, sent once, all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
+from penstock.settings import Config
+from penstock_approvals import decisions
+from penstock_approvals.decisions import Approvals
+from penstock_approvals.service import ApprovalsService
+from penstock_normalizer.service import NormalizerService
+from support.approving import approvals_process
+from support.nats import NatsServer
+from support.pauses import continues, pause
+from support.pipeline import Pipeline, Services, new_run_id, pipeline
+from support.waiting import eventually
+
+WITHOUT: Services = (NormalizerService,)
+YES = DecideRequest(by="ada", items=[Decided(item_id="t1", decision="approve")])
+# of a decision: its outbox entry, itself (CAS), approval.decided, the continue, the entry's removal
+WRITES = 5
+
+
+def decision(approval: ApprovalRecord, say: str = "approve", **more: Any) -> dict[str, Any]:
+    return {"items": [{"item_id": approval.items[0]["item_id"], "decision": say}], **more}
+
+
+async def post(url: str, approval: ApprovalRecord, body: dict[str, Any]) -> httpx.Response | None:
+    """The answer; None when the connection broke: nobody knows."""
+    path = f"{url}/v1/approvals/{approval.approval_id}/decision"
+    async with httpx.AsyncClient() as http:
+        try:
+            return await http.post(path, json=body)
+        except httpx.TransportError:
+            return None
+
+
+async def done_once(penstock: Pipeline, approval: ApprovalRecord) -> dict[str, Any]:
+    """Told once and sent once, and nothing is left to do; the decision as it was told."""
+
+    async def nothing_left() -> bool:
+        key = f"outbox.{approval.approval_id}"
+        return await penstock.bus.bucket("approvals").get(key) is None
+
+    *_, told = await penstock.events_until(approval.run_id, "approval.decided")
+    await eventually(nothing_left, 20, "an empty outbox")
+    frames = await penstock.raw(approval.run_id, "approvals")
+    said = [orjson.loads(frame.payload)["type"] for frame in frames]
+    assert said == ["lifecycle.paused", "approval.decided"]
+    [command] = await continues(penstock, approval.run_id)
+    assert command.approval_id == approval.approval_id
+    assert [item.decision for item in command.items] == [
+        item["decision"] for item in told.data["items"]
+    ]
+    return told.data
+
+
+@pytest.mark.parametrize("write", range(1, WRITES + 1))
+async def test_a_kill_at_any_step_of_a_decision_leaves_it_taken_once(
+    nats: NatsServer, write: int
+) -> None:
+    async with pipeline(nats.url, Config(), WITHOUT) as penstock:
+        async with approvals_process(nats.url, dies_before_write=write, outbox_s=60) as victim:
+            approval = await pause(penstock)
+            body = decision(approval, idempotency_key=new_run_id())
+            first = await post(victim.url, approval, body)
+            assert await victim.process.wait() == -signal.SIGKILL
+        async with pipeline(nats.url, Config(), (ApprovalsService,), outbox_s=0.1) as other:
+            if write > 2:
+                # it was taken: nobody needs to ask again for it to be sent
+                await done_once(penstock, approval)
+            path = f"/v1/approvals/{approval.approval_id}/decision"
+            again = await other.http.post(path, json=body)
+            told = await done_once(penstock, approval)
+    assert again.status_code == 200, again.text
+    assert again.json()["decision"]["outcome"] == told["outcome"] == "approved"
+    if write <= 2:
+        assert first is None
+    elif first is not None:
+        assert first.json() == again.json()
+
+
+async def test_a_kill_right_after_the_answer_loses_nothing(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), WITHOUT) as penstock:
+        async with approvals_process(nats.url, outbox_s=60) as victim:
+            approvals = [await pause(penstock) for _ in range(6)]
+            answers = await asyncio.gather(
+                *(post(victim.url, approval, decision(approval)) for approval in approvals)
+            )
+            await victim.kill()
+        assert all(answer is not None and answer.status_code == 200 for answer in answers)
+        async with pipeline(nats.url, Config(), (ApprovalsService,), outbox_s=0.1):
+            for approval in approvals:
+                await done_once(penstock, approval)
+
+
+async def test_a_sleeper_whose_entry_was_taken_away_decides_with_a_new_one(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sleeps between entry and decision for so long that its entry counts as abandoned.
+
+    Were its decision taken then, and it died, nobody would know that there is something to send.
+    """
+    monkeypatch.setattr(decisions, "ABANDONED_S", 0.3)
+    entries: list[bool] = []
+    async with pipeline(nats.url, Config(), WITHOUT) as penstock:
+        bucket = penstock.bus.bucket("approvals")
+        update = bucket.update
+
+        async def slow(key: str, value: bytes, revision: int) -> int | None:
+            entry = f"outbox.{key}"
+
+            async def taken_away() -> bool:
+                return await bucket.get(entry) is None
+
+            if not entries:
+                await eventually(taken_away, what="the entry is taken away")
+            entries.append(await bucket.get(entry) is not None)
+            return await update(key, value, revision)
+
+        async with pipeline(nats.url, Config(), (ApprovalsService,), outbox_s=0.05):
+            approval = await pause(penstock)
+            monkeypatch.setattr(bucket, "update", slow)
+            sleeper = Approvals(penstock.bus, "approvals-sleeper")
+            reply = await sleeper.decide(approval.approval_id, YES)  # and then it dies
+            await done_once(penstock, approval)
+    assert reply.status == 200
+    assert entries == [False, True]
+
+
+async def test_a_repeat_is_answered_as_the_first_and_only_the_same_is_one(
+    nats: NatsServer,
+) -> None:
+    async with pipeline(nats.url, Config(), (*WITHOUT, ApprovalsService)) as penstock:
+        approval = await pause(penstock)
+        path = f"/v1/approvals/{approval.approval_id}/decision"
+        body = decision(approval, note="checked", by="ada", idempotency_key="k-1")
+        first = await penstock.http.post(path, json=body)
+        again = await penstock.http.post(path, json=body)
+        assert (first.status_code, again.json()) == (200, first.json())
+        for other in (
+            {"idempotency_key": "k-2"},
+            {"idempotency_key": None},
+            {"by": "bob"},
+            {"note": "other"},
+            {"items": [body["items"][0] | {"decision": "reject"}]},
+        ):
+            refused = await penstock.http.post(path, json=body | other)
+            assert refused.status_code == 409, other
+        assert "came with another decision" in refused.json()["detail"]
+        await done_once(penstock, approval)
+
+
+@pytest.mark.chaos
+async def test_two_processes_that_die_again_and_again_decide_each_request_once(
+    nats: NatsServer,
+) -> None:
+    """Sixty requests, three people each who may all be cut off and ask again until they know."""
+    chance = random.Random(7)
+    over = asyncio.Event()
+    places: dict[int, str] = {}
+    kills = Counter[int]()
+
+    async def dying(number: int) -> None:
+        while not over.is_set():
+            async with approvals_process(nats.url, outbox_s=0.3) as process:
+                places[number] = process.url
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(chance.uniform(0.1, 1.0)):
+                        await over.wait()
+                await process.kill()
+                kills[number] += 1
+
+    async def person(approval: ApprovalRecord, number: int) -> int:
+        say = chance.choice(["approve", "reject"])
+        body = decision(approval, say, by=f"p{number}", idempotency_key=new_run_id())
+        while True:
+            answer = await post(places[chance.choice(sorted(places))], approval, body)
+            if answer is not None and answer.status_code in (200, 409):
+                return answer.status_code
+            await asyncio.sleep(chance.random() * 0.1)
+
+    async with pipeline(nats.url, Config(), WITHOUT) as penstock:
+        approvals = []
+        async with approvals_process(nats.url):
+            for _ in range(60):
+                approvals.append(await pause(penstock))
+        tasks = [asyncio.create_task(dying(number)) for number in range(2)]
+
+        async def both() -> bool:
+            return len(places) == 2
+
+        await eventually(both, 30, "both processes")
+        statuses = []
+        for approval in approvals:
+            asked = await asyncio.gather(*(person(approval, number) for number in range(3)))
+            statuses.append(sorted(asked))
+        over.set()
+        await asyncio.gather(*tasks)
+        async with approvals_process(nats.url, outbox_s=0.1):
+            for approval in approvals:
+                await done_once(penstock, approval)
+    assert statuses == [[200, 409, 409]] * 60
+    assert sum(kills.values()) > 5
