@@ -20,7 +20,7 @@ ROUNDS = math.ceil(int(os.environ.get("PENSTOCK_CHAOS_KILLS") or 60) / KILLS_PER
 
 # leases that expire within seconds, so that a short round sees them do so
 HASTY = {
-    "pod_ttl_s": 4,
+    "pod_ttl_s": 8,
     "pod_renew_s": 1,
     "reap_s": 1,
     "partition_ttl_s": 3,

@@ -67,8 +67,9 @@ class Shape:
     count: dict[str, int]  # connector, normalizer, approvals, edge, broker, upstream
     every_s: float = 3.0  # from one kill to the next
     pause_s: dict[str, float] = field(
-        # longer than the leases: 15 s of a connector, 6 s of a normalizer and of a broker's raft
-        default_factory=lambda: {"connector": 17.0, "normalizer": 8.0, "broker": 8.0}
+        # longer than the leases: 15 s of a connector, 6 s of a normalizer; a broker's replicas of
+        # both are out of date when it is back
+        default_factory=lambda: {"connector": 17.0, "normalizer": 8.0, "broker": 16.0}
     )
 
 
@@ -117,13 +118,21 @@ def _mixed(chance: random.Random, kills: int, shape: Shape) -> Iterator[tuple[Ki
 
 
 def _in_turns(chance: random.Random, kills: int) -> list[str]:
-    """As many of each as its share; each at least once where there are enough."""
-    once = list(_KILLED)
-    often = [name for name, share in _KILLED.items() for _ in range(share - 1)]
-    chance.shuffle(once)
-    chance.shuffle(often)
-    turns = list(islice(cycle([*once, *often]), kills))
-    chance.shuffle(turns)
+    """As many of each as its share, spread evenly; of the last turn, each at least once if it can.
+
+    What is left of the last turn is filled with as many different ones as there are.
+    """
+    whole = [name for name, share in _KILLED.items() for _ in range(share)]
+    turns: list[str] = []
+    while len(turns) < kills:
+        turn = list(whole)
+        left = kills - len(turns)
+        if left < len(whole):
+            once = list(_KILLED)
+            chance.shuffle(once)
+            turn = [*once, *chance.sample(whole, len(whole))][:left]
+        chance.shuffle(turn)
+        turns += turn
     return turns
 
 
