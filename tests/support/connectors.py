@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,15 +25,30 @@ FAST: dict[str, Any] = {"pod_ttl_s": 2, "pod_renew_s": 0.5, "reap_s": 0.3}
 
 
 class ConnectorProcess:
-    """`python -m penstock_connector`. `kill` ends it as a crash would."""
+    """`python -m penstock_connector`, and the name under which it lives on the bus."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, pod: str) -> None:
         self._process = process
+        self.pod = pod
 
     async def kill(self) -> None:
+        """As a crash would end it."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
+
+    def sleep(self) -> None:
+        """SIGSTOP: it does nothing, and its connections stand."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """SIGCONT: it goes on as if nothing had been."""
+        self._process.send_signal(signal.SIGCONT)
+
+    async def stop(self) -> int:
+        """SIGTERM; its exit code."""
+        self._process.terminate()
+        return await self._process.wait()
 
 
 @asynccontextmanager
@@ -50,16 +66,17 @@ async def connector_process(
         "penstock_connector",
         env=os.environ | {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()},
     )
-    made = ConnectorProcess(process)
     try:
 
-        async def lives() -> bool:
-            return bool(await _living(bus) - before)
+        async def lives() -> set[str]:
+            return {pod for pod in await _living(bus) - before if f"-{process.pid}-" in pod}
 
-        await eventually(lives, 30, "the connector's process")
-        yield made
+        [key] = await eventually(lives, 30, "the connector's process") or ()
+        yield ConnectorProcess(process, key.removeprefix("pod."))
     finally:
-        await made.kill()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 async def claimed_by_the_dead(bus: Bus, run_id: str) -> None:

@@ -33,9 +33,20 @@ class Cutter:
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return server
 
+    async def drop(self) -> None:
+        """Away with the connections that stand."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         assert self._target.hostname is not None
         upstream_reader, upstream_writer = await asyncio.open_connection(
             self._target.hostname, self._target.port
@@ -164,3 +175,4 @@ async def cutter(target: str, after: list[int]) -> AsyncIterator[Cutter]:
         yield made
     finally:
         server.close()
+        await made.drop()

@@ -21,11 +21,12 @@ import httpx
 import orjson
 
 from penstock import telemetry
-from penstock.bus import FenceConflict, messages
+from penstock.bus import FenceConflict
 from penstock.bus.budget import Budget
 from penstock.bus.fence import RawWriter
 from penstock.settings import AgentConfig
-from penstock.sse import Frame, FrameTooLarge, Parser
+from penstock.sse import Frame, FrameTooLarge
+from penstock_connector.body import Body, Frames
 from penstock_connector.past import Past
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams.base import Attachment, Call, Refused, Upstream
@@ -91,7 +92,8 @@ class Leg:
     client: httpx.AsyncClient
     writer: RawWriter
     settings: ConnectorSettings
-    budget: Budget  # of all legs together
+    budget: Budget  # of what all legs together have not stored yet
+    frame_budget: Budget  # of the frames that all legs are in the middle of
     prepare: Callable[[], Awaitable[Call]]  # the adapter's start or resume
     turn: Callable[[], Awaitable[None]]  # until the session's earlier legs have ended
     remember: Callable[[str], Awaitable[None]]  # the server's name for the run, for who comes next
@@ -341,15 +343,13 @@ class Leg:
 
     async def _pump(self, response: httpx.Response, attached_before: bool) -> Outcome:
         """Read and write side by side; what arrives during a write goes into the next one."""
-        body = _Body(self.settings.max_buffered_bytes, self.budget)
+        body = Body(self.settings.max_buffered_bytes, self.budget)
         try:
             return await self._pumped(response, body, attached_before)
         finally:
             body.drop()
 
-    async def _pumped(
-        self, response: httpx.Response, body: _Body, attached_before: bool
-    ) -> Outcome:
+    async def _pumped(self, response: httpx.Response, body: Body, attached_before: bool) -> Outcome:
         reading = asyncio.create_task(self._read(response, body, attached_before))
         writing = asyncio.create_task(self._write_out(body))
         try:
@@ -362,7 +362,7 @@ class Leg:
         writing.result()
         return reading.result()
 
-    async def _write_out(self, body: _Body) -> None:
+    async def _write_out(self, body: Body) -> None:
         while True:
             received, chunk = await body.take()
             if not chunk:
@@ -370,8 +370,8 @@ class Leg:
             await self._write("bytes", chunk, received)
             self._answered = True
 
-    async def _read(self, response: httpx.Response, body: _Body, attached_before: bool) -> Outcome:
-        frames = Parser(self.settings.max_frame_bytes)
+    async def _read(self, response: httpx.Response, body: Body, attached_before: bool) -> Outcome:
+        frames = Frames(self.settings.max_frame_bytes, self.frame_budget)
         try:
             async for chunk in response.aiter_bytes():
                 for frame in await self._parsed(frames, chunk, body):
@@ -387,9 +387,10 @@ class Leg:
         except httpx.HTTPError as error:
             raise _Cut(_words(error)) from error
         finally:
+            frames.drop()
             body.close()
 
-    async def _parsed(self, frames: Parser, chunk: bytes, body: _Body) -> list[Frame]:
+    async def _parsed(self, frames: Frames, chunk: bytes, body: Body) -> list[Frame]:
         try:
             return frames.feed(chunk)
         except FrameTooLarge:
@@ -421,67 +422,6 @@ class Leg:
             await self.upstream.closed(self.agent, self._call, self._seen)
         except Exception:
             log.exception("run %s leg %d: not put in order", self.run_id, self.number)
-
-
-class _Body:
-    """Chunks between the reader and the writer, held until they are stored.
-
-    Bounded in bytes for this leg, and with all other legs by their common budget. Who waits for
-    room is let go on by its own writer: even where others use up the budget, a leg that has
-    nothing unstored may read one chunk more.
-    """
-
-    def __init__(self, limit_bytes: int, budget: Budget) -> None:
-        self._limit_bytes = limit_bytes
-        self._budget = budget
-        self._chunks: list[bytes] = []
-        self._held_bytes = 0  # of them, and of what is being written
-        self._writing_bytes = 0
-        self._received = ""
-        self._closed = False
-        self._changed = asyncio.Event()
-        self._room = asyncio.Event()
-
-    async def put(self, chunk: bytes) -> None:
-        """Add what has arrived; returns when there is room for more."""
-        if not self._chunks:
-            self._received = messages.now()
-        self._chunks.append(chunk)
-        self._held_bytes += len(chunk)
-        self._budget.take(len(chunk))
-        self._changed.set()
-        while self._held_bytes > self._limit_bytes or not self._budget.admits(self._held_bytes):
-            self._room.clear()
-            await self._room.wait()
-
-    async def take(self) -> tuple[str, bytes]:
-        """All that has arrived and when it began to; empty at the end.
-
-        What was taken before is stored by now.
-        """
-        self._give_back(self._writing_bytes)
-        self._writing_bytes = 0
-        while not self._chunks and not self._closed:
-            self._changed.clear()
-            await self._changed.wait()
-        self._writing_bytes = self._held_bytes
-        chunks, self._chunks = self._chunks, []
-        return self._received, b"".join(chunks)
-
-    def close(self) -> None:
-        """Nothing more arrives."""
-        self._closed = True
-        self._changed.set()
-
-    def drop(self) -> None:
-        """Hold nothing any more, whatever was not stored."""
-        self._writing_bytes = 0
-        self._give_back(self._held_bytes)
-
-    def _give_back(self, size_bytes: int) -> None:
-        self._held_bytes -= size_bytes
-        self._budget.give_back(size_bytes)
-        self._room.set()
 
 
 async def _stop(task: asyncio.Future[Any]) -> None:

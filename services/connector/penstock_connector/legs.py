@@ -60,6 +60,7 @@ class Legs:
         self._claims = claims
         self.sessions = Sessions(bus, claims)
         self._budget = Budget(settings.max_total_buffered_bytes)
+        self._frame_budget = Budget(settings.max_total_frame_bytes)
         self._legs: dict[str, tuple[Leg, asyncio.Task[Outcome]]] = {}
         self._opening: set[str] = set()  # runs whose command is being carried out
 
@@ -161,6 +162,7 @@ class Legs:
             writer=writer,
             settings=self._settings,
             budget=self._budget,
+            frame_budget=self._frame_budget,
             prepare=partial(order.prepare, upstream, agent),
             turn=partial(
                 patiently, partial(self.sessions.wait, order.session, order.turn(self._pod))

@@ -22,6 +22,11 @@ class ConnectorSettings(Settings):
         256 * 1024 * 1024, ge=1, description="The same of all legs; none gets more than is left"
     )
     max_frame_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Of one upstream frame")
+    max_total_frame_bytes: int = Field(
+        1024 * 1024 * 1024,
+        ge=1,
+        description="Of the unfinished frames over 1 MiB of all legs; none gets more than is left",
+    )
     pod_ttl_s: float = Field(15.0, ge=1, description="After it a dead connector's runs are ended")
     pod_renew_s: float = Field(3.0, gt=0, description="How often the connector says it lives")
     ack_wait_s: float = Field(
