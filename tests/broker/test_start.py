@@ -1,0 +1,128 @@
+"""A service starts, and NATS is not there, not yet, or not what is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support import servers
+from support.deployment import free_port
+from support.nats import NatsServer
+from support.waiting import eventually
+
+USERS = """accounts {
+  ALL { jetstream: enabled, users: [ { user: all, password: right } ] }
+  NONE { users: [ { user: none, password: right } ] }
+}"""
+
+
+@dataclass
+class Starting:
+    """A process of the approvals service, which is quick to start."""
+
+    process: servers.Process
+    probes: str
+
+    async def readiness(self) -> tuple[int, str]:
+        async with httpx.AsyncClient() as http:
+            try:
+                answer = await http.get(f"{self.probes}/readyz")
+            except httpx.HTTPError:
+                return 0, ""
+        return answer.status_code, str(answer.json()["services"]["approvals"])
+
+    async def until(self, status: int, because: str = "") -> None:
+        async def probe() -> bool:
+            found, reasons = await self.readiness()
+            return found == status and because in reasons
+
+        await eventually(probe, 40, f"/readyz says {status} {because}")
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(40):
+            return await asyncio.to_thread(self.process.popen.wait)
+
+    @property
+    def log(self) -> list[str]:
+        return self.process.log.read_text().splitlines()
+
+
+@asynccontextmanager
+async def starting(folder: Path, url: str, **settings: str) -> AsyncIterator[Starting]:
+    config = folder / "penstock.yaml"
+    config.write_text("agents: []\n")
+    port = free_port()
+    process = servers.start(
+        "starting",
+        [sys.executable, "-m", "penstock_approvals"],
+        log=folder / "starting.log",
+        owner_pid=os.getpid(),
+        env={
+            "PENSTOCK_CONFIG": str(config),
+            "PENSTOCK_NATS_URL": url,
+            "PENSTOCK_PORT": "0",
+            "PENSTOCK_PROBE_PORT": f"{port}",
+            **{f"PENSTOCK_{name.upper()}": value for name, value in settings.items()},
+        },
+    )
+    try:
+        yield Starting(process, f"http://127.0.0.1:{port}")
+    finally:
+        await asyncio.to_thread(process.stop)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path / "nats", config=USERS)
+    server.start()
+    yield server
+    server.remove()
+
+
+async def test_a_nats_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    """In Kubernetes nobody says who comes first."""
+    port = free_port()
+    nats = NatsServer(tmp_path / "nats", port=port)
+    async with starting(tmp_path, f"nats://127.0.0.1:{port}") as service:
+        await service.until(503, "connects to NATS")
+        nats.start()
+        try:
+            await service.until(200)
+        finally:
+            nats.remove()
+
+
+@pytest.mark.chaos
+async def test_while_it_waits_it_says_why_and_can_be_stopped(tmp_path: Path) -> None:
+    async with starting(tmp_path, "nats://127.0.0.1:1") as service:
+        await service.until(503, "cannot connect to NATS at nats://127.0.0.1:1")
+        (line,) = [line for line in service.log if "approvals waits for NATS" in line]
+        assert "refused" in line
+        service.process.popen.terminate()
+        assert await service.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"nats_user": "all", "nats_password": "wrong"}, "Authorization Violation"),
+        ({"nats_user": "none", "nats_password": "right"}, "has no JetStream for this account"),
+    ],
+    ids=["wrong password", "no JetStream"],
+)
+async def test_what_does_not_change_by_itself_ends_the_start_in_one_clear_line(
+    guarded: NatsServer, tmp_path: Path, settings: dict[str, str], says: str
+) -> None:
+    async with starting(tmp_path, guarded.url, **settings) as service:
+        assert await service.ended() == 2
+        assert service.log[-1].startswith("penstock-approvals: ")
+        assert says in service.log[-1]
+        assert "Traceback" not in "\n".join(service.log)
