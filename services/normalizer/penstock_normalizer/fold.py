@@ -337,7 +337,8 @@ class RunFold:
     def _place_instead(self, draft: Draft, data: JsonObject) -> Placed:
         self.sequence -= 1
         if draft.type in TERMINAL:
-            return self._place(Draft(draft.type, {"error": data["message"], **data}))
+            self.ended = "lifecycle.failed"
+            return self._place(self._failed(error=data["message"], code=data["code"]))
         return self._place(Draft("system.error", data))
 
     # when frames are missing

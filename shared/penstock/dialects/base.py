@@ -16,6 +16,7 @@ JsonObject = dict[str, Any]
 MAX_OPEN: Final = 1_000
 MAX_ITEMS: Final = 10_000
 MAX_NAME_CHARS: Final = 1_024
+MAX_COUNT: Final = 2**53  # of tokens; their sum must still be a number that JSON can hold
 
 
 class LimitReached(ValueError):

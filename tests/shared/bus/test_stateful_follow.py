@@ -89,7 +89,7 @@ class Following(RuleBasedStateMachine):
         self.world.runner.run(self.follow.start())
         assert self.follow._subscription is not None
         self.line = Line(self.follow)
-        self.follow._subscription._cb = self.line  # type: ignore[assignment]
+        self.follow._subscription._cb = self.line
 
     def _deliver(self, batch: list[Stored]) -> None:
         self.delivered += [int(stored.payload) for stored in batch]

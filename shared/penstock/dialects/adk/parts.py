@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.dialects.adk.values import array, obj, objects, text
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import MAX_COUNT, Json, JsonObject
 
 _TO_STANDARD_BASE64 = str.maketrans("-_", "+/")
 
@@ -118,5 +118,6 @@ def add_usage(total: JsonObject, counts: JsonObject) -> None:
     """Adds a usageMetadata to the `usage` of `lifecycle.completed`."""
     for theirs, ours in _TOKENS.items():
         count = counts.get(theirs)
-        if type(count) is int:  # a bool is an int to isinstance
+        # a bool is an int to isinstance
+        if type(count) is int and abs(count) < MAX_COUNT:
             total[ours] = total.get(ours, 0) + count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from penstock.dialects.base import JsonObject
+from penstock.dialects.base import MAX_COUNT, JsonObject
 
 _COUNTS: Mapping[str, str] = {
     "inputTokens": "input_tokens",
@@ -20,7 +20,7 @@ def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
     for model in models:
         for theirs, ours in _COUNTS.items():
             count = model.get(theirs)
-            if type(count) is int:
+            if type(count) is int and abs(count) < MAX_COUNT:
                 usage[ours] = usage.get(ours, 0) + count
 
 
