@@ -63,6 +63,11 @@ class Parser:
         """True when nothing of a further frame has been read."""
         return not self._size
 
+    @property
+    def pending_bytes(self) -> int:
+        """What is held of the frame under way."""
+        return self._size
+
     def feed(self, chunk: bytes) -> list[Frame]:
         """The frames that the chunk completes.
 

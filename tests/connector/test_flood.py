@@ -10,7 +10,7 @@ import pytest
 
 from penstock.bus.budget import Budget
 from penstock.bus.fence import RawWriter
-from penstock_connector.leg import _Body
+from penstock_connector.body import Body
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.misbehaving import Answer, Misbehaving, agents, misbehaving, plays
@@ -113,7 +113,8 @@ async def test_many_legs_that_flood_stay_within_the_budget_and_all_end(
     def watched(budget: Budget, size_bytes: int) -> None:
         nonlocal peak
         take(budget, size_bytes)
-        peak = max(peak, budget.used_bytes)
+        if budget.limit_bytes == limit:  # the others have theirs
+            peak = max(peak, budget.used_bytes)
 
     monkeypatch.setattr(Budget, "take", watched)
     async with pipeline(
@@ -138,7 +139,7 @@ async def _is_empty(budget: Budget) -> bool:
 
 async def test_a_leg_gives_back_what_it_held_however_it_ends() -> None:
     budget = Budget(1000)
-    body = _Body(10, budget)
+    body = Body(10, budget)
     reading = asyncio.create_task(body.put(b"x" * 100))
     _, chunk = await body.take()
     assert len(chunk) == 100
@@ -149,6 +150,46 @@ async def test_a_leg_gives_back_what_it_held_however_it_ends() -> None:
     assert budget.used_bytes == 0
     body.close()
     await body.take()
+    assert budget.used_bytes == 0
+
+
+async def test_legs_in_the_middle_of_large_frames_have_a_limit_together(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    let_go = asyncio.Event()
+    large = agno("RunContent", content="x" * 2 * KIB * KIB)
+
+    async def half(answer: Answer) -> None:
+        await answer.head()
+        await answer.send(agno("RunStarted") + large[: len(large) // 2 + 512 * KIB])
+        await let_go.wait()
+        await answer.send(large[len(large) // 2 + 512 * KIB :])
+        await answer.send(agno("RunCompleted", content="x"))
+        await answer.end()
+
+    upstream.script(half)
+    limit, services = 4400 * KIB, (NormalizerService, ConnectorService)
+    async with pipeline(
+        nats_server.url, agents(upstream), services, max_total_frame_bytes=limit
+    ) as penstock:
+        [connector] = [each for each in penstock.services if isinstance(each, ConnectorService)]
+        budget = connector._commands.legs._frame_budget
+        first = await penstock.start_run("agno", "1")
+
+        async def is_held() -> bool:
+            return budget.used_bytes > 1.4 * KIB * KIB
+
+        await eventually(is_held)
+        # half of the limit is the first one's; what the second asks for is more than is left
+        second = await penstock.start_run("agno", "2")
+        *_, last = await penstock.ended(second)
+        assert (last.type, last.data["code"]) == ("lifecycle.failed", "limit")
+        assert "of all runs" in last.data["error"]
+        small = await penstock.start_run("adk", "3")
+        let_go.set()
+        *_, last = await penstock.ended(first)
+        assert last.type == "lifecycle.completed"
+        await penstock.ended(small)
     assert budget.used_bytes == 0
 
 
