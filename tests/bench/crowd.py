@@ -2,8 +2,8 @@
 
 `python crowd.py PORT`, then on its standard input one line for each thing to be done: a JSON list
 of run ids opens a stream of each and answers `{"open": n}` once each has its first event;
-`measure` answers with the figures since the last one: events, gaps, repeats, comments, and the
-latency of the events that have a time (`t=<ns since the epoch>`) in them.
+`show` answers with the figures: events, gaps, repeats, comments, and the latency of the events that
+have a time (`t=<ns since the epoch>`) in them; `measure` too, and begins anew.
 """
 
 from __future__ import annotations
@@ -114,9 +114,10 @@ async def main(port: int) -> None:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(asked), sys.stdin)
     while line := (await asked.readline()).strip():
-        if line == b"measure":
-            figures, crowd.figures = crowd.figures, Figures()
-            answer = figures.shown()
+        if line in (b"measure", b"show"):
+            answer = crowd.figures.shown()
+            if line == b"measure":
+                crowd.figures = Figures()
         else:
             runs = json.loads(line)
             await crowd.open(runs)

@@ -48,6 +48,15 @@ class Crowd:
     async def measure(self) -> dict[str, Any]:
         return await self._ask("measure")
 
+    async def heard(self, events: int) -> dict[str, Any]:
+        """The figures once so many events have come; or as they are when no more come."""
+        while (await self._ask("show"))["events"] < events:
+            before = await self._ask("show")
+            await asyncio.sleep(1)
+            if (await self._ask("show"))["events"] == before["events"]:
+                break
+        return await self.measure()
+
     async def _ask(self, line: str) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -139,9 +148,8 @@ async def test_ten_thousand_idle_and_a_thousand_busy_streams(
         await clients.measure()
         before = cpu_s(served.pid)
         said = await speak(busy, BUSY_S * RATE)
-        await asyncio.sleep(2)
+        seen = await clients.heard(said)
         cpu = cpu_s(served.pid) - before
-        seen = await clients.measure()
         busy_mib = rss_mib(served.pid)
     await bus.close()
     report(

@@ -191,27 +191,38 @@ async def test_a_client_that_does_not_read_is_told_and_dropped_and_the_others_go
     assert b"dropped: this connection reads too slowly" in body
 
 
-async def test_a_lost_nats_server_is_503_and_open_streams_go_on_after_it(
-    fresh_nats: NatsServer, make_edge: MakeEdge
+@pytest.mark.parametrize("away_s", [2, pytest.param(60, marks=pytest.mark.chaos)])
+async def test_a_lost_nats_server_is_503_and_open_streams_are_kept_and_go_on_after_it(
+    fresh_nats: NatsServer, make_edge: MakeEdge, away_s: float
 ) -> None:
-    edge = await make_edge(nats=fresh_nats)
+    edge = await make_edge(nats=fresh_nats, keep_alive_s=0.6)
     bus = await Bus.connect(BusSettings(url=fresh_nats.url))
     run = PretendRun(bus)
     await run.record()
     await run.started()
     path = f"/v1/runs/{run.run_id}/events"
-    async with Stream(edge, "GET", path) as stream:
+    session = "/apps/assistant/users/ann/sessions/s9/run"  # of which there is no run yet
+    async with Stream(edge, "GET", path) as stream, Stream(edge, "GET", session) as waiting:
         await stream.frame()
+        loop = asyncio.get_running_loop()
         await asyncio.to_thread(fresh_nats.stop)
+        back_at = loop.time() + away_s
 
         async def refused() -> bool:
             return (await edge.get(f"/v1/runs/{run.run_id}")).status_code == 503
 
         await eventually(refused)
+        asked_at = loop.time()
         trigger = await edge.post(
             "/api/service/v1/executions/trigger", json={"topologyId": 123, "userMessage": "hi"}
         )
         assert trigger.json()["code"] == "UNAVAILABLE"
+        assert "retry-after" in trigger.headers
+        assert loop.time() - asked_at < 1
+        while loop.time() < back_at:
+            for kept in (stream, waiting):
+                kept.body = b""
+                await kept.until(b": keep-alive\n\n")
         await asyncio.to_thread(fresh_nats.start)
 
         async def back() -> bool:
@@ -224,4 +235,8 @@ async def test_a_lost_nats_server_is_503_and_open_streams_go_on_after_it(
             "llm.stream",
             "lifecycle.completed",
         ]
+        answer = await edge.post(session, json={"query": "hi"})
+        begun = PretendRun(bus, answer.headers["penstock-run-id"], "s9")
+        await begun.started()
+        assert (await waiting.frame()).event == "agent_status"
     await bus.close()

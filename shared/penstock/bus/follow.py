@@ -167,7 +167,7 @@ class Follow:
     def _probe(self) -> None:
         # those that begin to be silent together are asked for one after another
         longest = max(MAX_PROBE_S, self._first_probe_s)
-        self._probe_s = min(self._probe_s * random.uniform(1.5, 2.0), longest)
+        self._probe_s = min(self._probe_s * random.uniform(2.0, 3.0), longest)
         self._begin_repair(self._catch_up_if_behind)
 
     def _begin_repair(self, repair: Callable[[], Awaitable[None]] | None = None) -> None:
