@@ -26,6 +26,7 @@ class Cutter:
         self.cut = 0
         self.url = ""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._standing: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve(self) -> asyncio.Server:
         """Listen."""
@@ -35,22 +36,21 @@ class Cutter:
 
     async def drop(self) -> None:
         """Away with the connections that stand."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        for writer in self._standing.values():
+            writer.transport.abort()
+        if self._standing:
+            await asyncio.wait(self._standing)
 
     async def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         assert self._target.hostname is not None
         upstream_reader, upstream_writer = await asyncio.open_connection(
             self._target.hostname, self._target.port
         )
+        task = asyncio.current_task()
+        assert task is not None
+        self._standing[task] = upstream_writer
         asking = asyncio.create_task(_copy(reader, upstream_writer))
         self._tasks.add(asking)
         asking.add_done_callback(self._tasks.discard)
@@ -66,6 +66,7 @@ class Cutter:
                 writer.write(data)
                 await writer.drain()
         finally:
+            del self._standing[task]
             asking.cancel()
             upstream_writer.transport.abort()
             writer.close()
