@@ -1,0 +1,196 @@
+"""Clients of one run: they come, go, come back with a cursor, and read at any pace.
+
+Meanwhile the line loses and repeats what comes live, and the ring is too small for the slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+from nats.aio.msg import Msg
+
+from fuzz.cases import examples
+from penstock.bus import Bus
+from penstock.bus.follow import Follow
+from penstock.sse import Frame, Parser
+from penstock_edge.client import Client
+from penstock_edge.cursor import Cursor
+from penstock_edge.hub import Hubs
+from penstock_edge.locate import locate
+from penstock_edge.settings import EdgeSettings
+from penstock_edge.views import view
+from support.bus import connected
+from support.nats import NatsServer
+from support.pretend import PretendRun
+
+READ_S = 0.03
+RING_BYTES = 2_000  # some frames
+
+
+class World:
+    """A bus, and the loop that it lives in."""
+
+    def __init__(self, server: NatsServer) -> None:
+        self.runner = asyncio.Runner()
+        self.context = connected(server.url)
+        self.bus: Bus = self.runner.run(self.context.__aenter__())
+
+    def close(self) -> None:
+        self.runner.run(self.context.__aexit__(None, None, None))
+        self.runner.close()
+
+
+class Reader:
+    """A client over all its connections. `frames`: what it has, each once, it must hope."""
+
+    def __init__(self, hubs: Hubs, run: PretendRun, dialect: str) -> None:
+        self._hubs, self._run, self.dialect = hubs, run, dialect
+        self.frames: list[Frame] = []
+        self._client: Client | None = None
+        self._taking: asyncio.Task[bytes | None] | None = None
+        self._parser = Parser()
+
+    async def come(self) -> None:
+        if self._client is None:
+            seen = view(self._run.run_id, self.dialect)
+            last = self.frames[-1].id if self.frames else None
+            after = Cursor.parse(last) if last else None
+            place = await locate(self._run.bus, seen, after)
+            self._client, self._parser = await self._hubs.join(seen, place), Parser()
+
+    async def read(self, timeout_s: float = READ_S) -> bool:
+        """One write of the server; False at the stream's end."""
+        await self.come()
+        assert self._client is not None
+        self._taking = self._taking or asyncio.create_task(self._client.take())
+        await asyncio.wait([self._taking], timeout=timeout_s)
+        if not self._taking.done():
+            return True
+        body, self._taking = self._taking.result(), None
+        if body is not None:
+            self.frames += self._parser.feed(body)
+        return body is not None
+
+    async def leave(self) -> None:
+        """What was on its way is lost; the client goes on after the last frame that it has."""
+        if self._taking is not None:
+            self._taking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._taking
+            self._taking = None
+        if self._client is not None:
+            self._client.leave()
+            self._client = None
+
+
+class Reading(RuleBasedStateMachine):
+    """The reference is a client that comes when all is over, and reads it whole."""
+
+    world: World
+    treat: list[str]
+    readers = Bundle("readers")
+
+    @initialize(target=readers)
+    def begin(self) -> object:
+        self.treat.clear()
+        self.hubs = Hubs(self.world.bus, EdgeSettings(ring_bytes=RING_BYTES, hub_grace_s=0.05))
+        self.run = PretendRun(self.world.bus)
+        self.words = itertools.count(1)
+        self.all: list[Reader] = []
+        self.world.runner.run(self.run.record())
+        self.world.runner.run(self.run.started())
+        return multiple(self._reader("canonical"), self._reader("unified"))
+
+    def _reader(self, dialect: str) -> Reader:
+        self.all.append(Reader(self.hubs, self.run, dialect))
+        return self.all[-1]
+
+    @rule(target=readers, dialect=st.sampled_from(["canonical", "unified"]))
+    def another_client(self, dialect: str) -> Reader:
+        return self._reader(dialect)
+
+    @rule(count=st.integers(1, 9))
+    def words_come(self, count: int) -> None:
+        pieces = [f"word {next(self.words)}" for _ in range(count)]
+        self.world.runner.run(self.run.text(*pieces))
+
+    @rule(reader=readers)
+    def come(self, reader: Reader) -> None:
+        self.world.runner.run(reader.come())
+
+    @rule(reader=readers)
+    def read(self, reader: Reader) -> None:
+        self.world.runner.run(reader.read())
+
+    @rule(reader=readers)
+    def leave(self, reader: Reader) -> None:
+        self.world.runner.run(reader.leave())
+
+    @rule(treat=st.lists(st.sampled_from(["drop", "repeat", "deliver"]), min_size=1, max_size=6))
+    def the_line_goes_wrong(self, treat: list[str]) -> None:
+        self.treat += treat
+
+    def teardown(self) -> None:
+        if hasattr(self, "run"):
+            self.world.runner.run(self._end())
+
+    async def _end(self) -> None:
+        await self.run.completed()
+        self.treat.clear()
+        try:
+            for dialect in ("canonical", "unified"):
+                whole = Reader(self.hubs, self.run, dialect)
+                await self._to_the_end(whole)
+                for reader in self.all:
+                    if reader.dialect == dialect:
+                        await self._to_the_end(reader)
+                        assert reader.frames == whole.frames
+                assert len(whole.frames) >= self.run.sequence
+        finally:
+            await self.hubs.close()
+
+    async def _to_the_end(self, reader: Reader) -> None:
+        async with asyncio.timeout(20):
+            while await reader.read(timeout_s=1):
+                pass
+        await reader.leave()
+
+
+@pytest.fixture
+def world(nats_server: NatsServer) -> Iterator[World]:
+    world = World(nats_server)
+    yield world
+    world.close()
+
+
+def test_each_client_gets_each_frame_once_and_in_order(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    treat: list[str] = []
+    take = Follow._on_live
+
+    async def on_live(self: Follow, msg: Msg) -> None:
+        how = treat.pop(0) if treat else "deliver"
+        for _ in range({"drop": 0, "repeat": 2}.get(how, 1)):
+            await take(self, msg)
+
+    monkeypatch.setattr(Follow, "_on_live", on_live)
+    monkeypatch.setattr(Follow.__init__, "__defaults__", (0.1,))  # the probe
+    machine = type("Readers", (Reading,), {"world": world, "treat": treat})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples(12), stateful_step_count=20)
+    )
