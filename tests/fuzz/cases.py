@@ -37,8 +37,8 @@ def run(case: Callable[[random.Random], None], seed: str, count: int, name: str)
             with no_longer_than(CASE_CPU_S):
                 case(random.Random(f"{seed}/{name}/{number}"))
         except BaseException as error:
-            again = f"SEED={seed} PENSTOCK_FUZZ_CASE={number}"
-            error.add_note(f"case {number} of {name}; again: {again} pytest tests/fuzz -k {name}")
+            again = f"SEED={seed} PENSTOCK_FUZZ_CASE={number} pytest tests/fuzz -m chaos -k {name}"
+            error.add_note(f"case {number} of {name}; again: {again}")
             raise
 
 
