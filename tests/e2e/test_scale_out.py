@@ -153,7 +153,7 @@ async def test_of_many_kills_each_is_taken_over_within_ten_seconds(
     took_s = []
     async with (
         normalizers(fresh_nats, tmp_path, 3) as (penstock, bus),
-        steady(bus, 60, timeout_s=60) as runs,
+        steady(bus, 40, 0.3, timeout_s=60) as runs,
     ):
         for _ in range(KILLS):
             await shared(bus, *penstock.of("normalizer"), within_s=20)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import random
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 
 from penstock.bus import (
     Bus,
+    BusError,
     BusSettings,
     Message,
     fence,
@@ -35,6 +36,7 @@ from support.deployment import SERVICES, Deployment, Event, deployment
 from support.former import RELEASE_0_1, former
 from support.misbehaving import Answer, Misbehaving, agents, misbehaving, plays
 from support.nats import NatsServer
+from support.nats_cluster import cluster
 from support.pipeline import PIPELINE, Pipeline, pipeline, types
 from support.raw import agno, agno_approved, agno_pause, agno_text
 from support.released import VERSIONS, Left, left, restore
@@ -338,3 +340,67 @@ async def test_what_a_newer_version_adds_is_passed_on_and_breaks_nothing(
     assert b'"mood":"good"' in shown["canonical"].content
     assert b"sparkled" in shown["executions"].content
     assert record.model_extra == {"colour": "blue"}
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[NatsServer]]:
+    with cluster(tmp_path / "cluster") as started:
+        yield started
+
+
+async def replicated(bus: Bus) -> str:
+    """Until every stream has three copies that are all current; who leads RAW."""
+
+    async def leader() -> str | None:
+        try:
+            listed = await bus.api("STREAM.LIST")
+        except BusError:
+            return None  # it is electing
+        leads = None
+        for stream in listed["streams"]:
+            others = stream["cluster"].get("replicas", [])
+            if len(others) != 2 or not all(other["current"] for other in others):
+                return None
+            if stream["config"]["name"] == streams.RAW:
+                leads = stream["cluster"].get("leader")
+        return str(leads) if leads else None
+
+    return await eventually(leader, 60, "everything has three copies")
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+async def test_replicas_and_partitions_change_under_runs_while_the_leader_is_killed(
+    servers: list[NatsServer], tmp_path: Path
+) -> None:
+    async with connected(servers[0].url, publish_timeout_s=2) as bus:
+        await migrate.apply(bus, Retention(replicas=1))
+        count = {"normalizer": 2}
+        async with (
+            deployment(servers[0].url, tmp_path, [], count, **FAST) as _,
+            steady(bus, 20, timeout_s=60) as runs,
+        ):
+            await held(bus, 16)
+            await moved_on(bus, runs, 0, 20)
+            await migrate.apply(bus, Retention(replicas=3))
+            leads = servers[int((await replicated(bus)).removeprefix("n"))]
+            dividing = asyncio.create_task(repartition(bus, 24))
+            await asyncio.to_thread(leads.kill)
+            await dividing
+            await moved_on(bus, runs, 0, 40)
+            await asyncio.to_thread(leads.start)
+            await replicated(bus)
+            await held(bus, 24)
+
+
+async def repartition(bus: Bus, count: int) -> None:
+    """Again and again, as an operator would."""
+
+    async def done() -> bool:
+        try:
+            await migrate.repartition(bus, count)
+        except BusError:
+            return False
+        return True
+
+    await eventually(done, 60, f"{count} partitions")

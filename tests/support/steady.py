@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from penstock.bus import Bus, Stored, direct, messages, streams, subjects
+from penstock.bus import Bus, Stored, direct, fence, messages, streams, subjects
 from penstock.bus.fence import RawWriter
 from penstock.bus.leases import owner_of
 from penstock.events import TERMINAL
@@ -67,7 +67,7 @@ class SteadyRun:
         """It ends, and nothing is missing, twice or out of place."""
 
         async def ended() -> bool:
-            last = await self.bus.tail(streams.EVENTS, subjects.events_of_run(self.run_id))
+            last = await fence.tail(self.bus, streams.EVENTS, subjects.events_of_run(self.run_id))
             return last is not None and last.headers["ce-type"] in TERMINAL
 
         await eventually(ended, timeout_s, f"the end of {self.run_id}")
@@ -115,7 +115,7 @@ async def moved_on(bus: Bus, runs: list[SteadyRun], since: float, timeout_s: flo
     for run in runs:
 
         async def has(run: SteadyRun = run) -> bool:
-            last = await bus.tail(streams.EVENTS, subjects.events_of_run(run.run_id))
+            last = await fence.tail(bus, streams.EVENTS, subjects.events_of_run(run.run_id))
             return last is not None and (
                 int(last.headers[messages.RAW_POSITION]) > before[run.run_id]
             )
@@ -125,5 +125,5 @@ async def moved_on(bus: Bus, runs: list[SteadyRun], since: float, timeout_s: flo
 
 
 async def _written(bus: Bus, run: SteadyRun) -> int:
-    last = await bus.tail(streams.RAW, subjects.raw_of_run(run.run_id))
+    last = await fence.tail(bus, streams.RAW, subjects.raw_of_run(run.run_id))
     return last.sequence if last is not None else 0
