@@ -54,6 +54,7 @@ class ApprovalsService(Service):
             CONCERNS,
             self._on_event,
             on_poison=self.give_up,
+            ack_wait_s=self._settings.ack_wait_s,
         )
         self.spawn("requests", queue.run)
         self.spawn("replays", self.replays(self._on_event).run)
