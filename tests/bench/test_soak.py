@@ -41,7 +41,7 @@ DIALECTS = ("executions", "unified", "agui", "agno")
 MIB = 1024 * 1024
 
 # What the fit may show over the last two thirds: room that the allocator keeps after a busy moment.
-# Over 20 minutes it is 4 KiB a run, or 40 bytes an event: less than what one could forget to let go.
+# Over 20 minutes it is 4 KiB a run, or 40 bytes an event: less than one could forget to let go.
 GROWTH_MIB = 8.0
 # of the broker: its keys in KV stay, some ten a run, and it keeps an index of them in memory
 BROKER_KIB_PER_RUN = 64.0
