@@ -21,7 +21,7 @@ from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.approving import approvals_process
 from support.nats import NatsServer
-from support.pauses import continues, pause
+from support.pauses import continues, pause, start_and_pause
 from support.pipeline import Pipeline, Services, new_run_id, pipeline
 from support.waiting import eventually
 
@@ -70,7 +70,7 @@ async def test_a_kill_at_any_step_of_a_decision_leaves_it_taken_once(
     nats: NatsServer, write: int
 ) -> None:
     async with pipeline(nats.url, Config(), WITHOUT) as penstock:
-        async with approvals_process(nats.url, dies_before_write=write, outbox_s=60) as victim:
+        async with approvals_process(nats.url, dies_in=("decide", write), outbox_s=60) as victim:
             approval = await pause(penstock)
             body = decision(approval, idempotency_key=new_run_id())
             first = await post(victim.url, approval, body)
@@ -88,6 +88,25 @@ async def test_a_kill_at_any_step_of_a_decision_leaves_it_taken_once(
         assert first is None
     elif first is not None:
         assert first.json() == again.json()
+
+
+@pytest.mark.parametrize(
+    "write", [pytest.param(1, marks=pytest.mark.chaos), pytest.param(2, marks=pytest.mark.chaos), 3]
+)
+async def test_a_kill_while_a_request_is_recorded_leaves_it_asked_once(
+    fresh_nats: NatsServer, write: int
+) -> None:
+    """Of its three writes: the record, the alias, lifecycle.paused."""
+    async with pipeline(fresh_nats.url, Config(), WITHOUT) as penstock:
+        dies = approvals_process(fresh_nats.url, dies_in=("on_event", write), ack_wait_s=1)
+        async with dies as victim:
+            run_id = await start_and_pause(penstock)
+            assert await victim.process.wait() == -signal.SIGKILL
+        async with pipeline(fresh_nats.url, Config(), (ApprovalsService,), ack_wait_s=1):
+            *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
+            approval = await penstock.approval(paused.data["approval_id"])
+            assert (await penstock.decide(approval.approval_id)).status == 200
+            await done_once(penstock, approval)
 
 
 async def test_a_kill_right_after_the_first_answer_of_many_loses_nothing(nats: NatsServer) -> None:

@@ -15,7 +15,7 @@ import httpx
 from support.deployment import free_port
 from support.waiting import eventually
 
-# The writes to the bus from a decision's arrival on are counted; before one of them, SIGKILL.
+# The writes to the bus from a call's beginning on are counted; before one of them, SIGKILL.
 _DIES = """
 import os, signal, sys
 from penstock.bus.publisher import Publisher
@@ -23,13 +23,14 @@ from penstock.service import main
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.service import ApprovalsService
 
+method, write = sys.argv[1], int(sys.argv[2])
 left = None
-decide, publish = Approvals.decide, Publisher.publish
+call, publish = getattr(Approvals, method), Publisher.publish
 
 async def arming(self, *arguments):
     global left
-    left = int(sys.argv[1])
-    return await decide(self, *arguments)
+    left = write
+    return await call(self, *arguments)
 
 async def dying(self, *arguments):
     global left
@@ -39,7 +40,8 @@ async def dying(self, *arguments):
             os.kill(os.getpid(), signal.SIGKILL)
     return await publish(self, *arguments)
 
-Approvals.decide, Publisher.publish = arming, dying
+setattr(Approvals, method, arming)
+Publisher.publish = dying
 main(ApprovalsService)
 """
 
@@ -64,14 +66,18 @@ class ApprovalsProcess:
 
 @asynccontextmanager
 async def approvals_process(
-    nats_url: str, *, dies_before_write: int | None = None, outbox_s: float = 0.2
+    nats_url: str,
+    *,
+    dies_in: tuple[str, int] | None = None,
+    outbox_s: float = 0.2,
+    ack_wait_s: float = 30,
 ) -> AsyncIterator[ApprovalsProcess]:
-    """One that is ready; with `dies_before_write` it kills itself before its n-th write."""
+    """One that is ready; with `dies_in` it kills itself in that method, before its n-th write."""
     port, probe_port = free_port(), free_port()
     command = (
         ["-m", "penstock_approvals"]
-        if dies_before_write is None
-        else ["-c", _DIES, str(dies_before_write)]
+        if dies_in is None
+        else ["-c", _DIES, dies_in[0], str(dies_in[1])]
     )
     given = {
         "CONFIG": os.devnull,
@@ -79,6 +85,7 @@ async def approvals_process(
         "PORT": port,
         "PROBE_PORT": probe_port,
         "OUTBOX_S": outbox_s,
+        "ACK_WAIT_S": ack_wait_s,
         "LOG_LEVEL": "warning",
     }
     process = await asyncio.create_subprocess_exec(
