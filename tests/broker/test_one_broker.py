@@ -141,6 +141,7 @@ async def test_a_stream_at_its_limit_refuses_starts_clearly(broker: OneBroker) -
         status, said = await broker.start()
         assert status == 503
         assert "maximum messages exceeded" in said
+        assert "queued" not in await broker.statuses(), "a run is listed that was never begun"
         await broker.is_not_ready(edge, "COMMANDS takes no more messages")
         await broker.edit(operator, "COMMANDS", max_msgs=-1)
         await operator.api("STREAM.PURGE.COMMANDS")

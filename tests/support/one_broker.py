@@ -18,7 +18,7 @@ from support.nats import NatsServer
 from support.waiting import eventually
 from support.watching import Watches, streamer, watched
 
-STORE_BYTES = 96 * 1024 * 1024
+STORE_BYTES = 256 * 1024 * 1024
 BALLAST = "BALLAST"
 
 _USERS = """authorization { users: [
@@ -59,6 +59,11 @@ class OneBroker:
                 f"{self.penstock.edge()}/v1/runs", json={"agent": "streamer", "message": "go"}
             )
         return answer.status_code, str(answer.json().get("detail", ""))
+
+    async def statuses(self) -> set[str]:
+        """Of all runs that are listed."""
+        answer = await self.penstock.http.get(f"{self.penstock.edge()}/v1/runs")
+        return {run["status"] for run in answer.json()["runs"]}
 
     async def works(self) -> None:
         """All are ready, and a run goes through."""

@@ -6,13 +6,15 @@ import asyncio
 import hashlib
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import uuid_utils
 
-from penstock.bus import Bus, BusUnavailable, Message, OutcomeUnknown, subjects
+from penstock.bus import Bus, BusError, BusUnavailable, Message, OutcomeUnknown, subjects
+from penstock.bus.errors import StreamFull
 from penstock.bus.messages import now
 from penstock.bus.objects import wrap
 from penstock.bus.records import RunRecord, StartCommand
@@ -70,7 +72,12 @@ class Starter:
         if record.status == "queued":
             if start.prepare is not None:
                 await start.prepare(run_id)
-            await self._publish(command)
+            try:
+                await self._publish(command)
+            except (BusUnavailable, StreamFull):
+                if new:  # of an earlier attempt nobody knows what became of its command
+                    await self._forget(run_id)
+                raise
         return Started(record, new)
 
     async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
@@ -111,14 +118,24 @@ class Starter:
             payload,
             {"Nats-Msg-Id": command.run_id},
         )
-        for left in reversed(range(TRIES)):
+        failure: BusError | None = None
+        for _ in range(TRIES):
             try:
                 await self._bus.publisher.publish(message)
                 return
-            except (BusUnavailable, OutcomeUnknown):
-                if not left:
-                    raise
-                await asyncio.sleep(RETRY_S)
+            except OutcomeUnknown as error:
+                failure = error
+            except (BusUnavailable, StreamFull) as error:
+                if not isinstance(failure, OutcomeUnknown):  # that one may be there
+                    failure = error
+            await asyncio.sleep(RETRY_S)
+        assert failure is not None
+        raise failure
+
+    async def _forget(self, run_id: str) -> None:
+        """Nothing was begun, and the caller is told so: the list of runs should show no run."""
+        with suppress(BusError):
+            await self._bus.bucket("runs").delete(run_id)
 
 
 def _command(start: Start, run_id: str) -> StartCommand:
