@@ -50,7 +50,9 @@ class AgentConfig(BaseModel):
     headers: dict[str, str] = Field({}, description="Sent upstream; ${NAME} from the environment")
     drop: list[str] = Field([], description="Upstream event names to leave out")
     resumable: bool = Field(
-        False, description="ADK 1.16 only: the app is resumable, so answers name the invocation"
+        False,
+        description="ADK: the app is resumable, so that a run that was cut is gone on with (2.11 "
+        "and later), and 1.16 is given the invocation with answers, as all others are",
     )
     raw: Literal["keep", "drop"] = Field(
         "drop", description="agui: RAW events, which some servers send for all that they do inside"

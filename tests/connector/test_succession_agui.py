@@ -16,10 +16,10 @@ from support.connectors import FAST, connector_process
 from support.cutter import cutter
 from support.misbehaving import Answer, Misbehaving, agents, plays
 from support.nats import NatsServer
-from support.pipeline import PIPELINE, Event, Pipeline, pipeline, types
+from support.pipeline import PIPELINE, Event, Pipeline, Services, pipeline, types
 from support.raw import agno, agno_approved, agno_pause
 
-INNER = (*PIPELINE, EdgeService)
+INNER: Services = (*PIPELINE, EdgeService)
 WORDS = [f"word {n} " for n in range(60)]
 
 

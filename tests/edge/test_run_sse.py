@@ -13,6 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from penstock.bus import Bus
+from penstock.bus.fence import RawWriter
 from penstock.bus.records import DecideRequest
 from support.clients import Client, MakeEdge, Stream
 from support.pretend import PretendApprovals, PretendRun, command_of
@@ -182,6 +183,21 @@ async def test_half_a_frame_is_ended_before_our_error_frame(edge: Client, bus: B
     async with post(edge) as stream:
         await lost(stream, bus, b'data: 1\n\ndata: {"b', code="upstream_lost", error="cut")
     assert b'data: {"b\n\ndata: {"error":"cut"' in stream.body
+
+
+async def test_half_a_frame_of_a_cut_connection_is_parted_from_what_follows(
+    edge: Client, bus: Bus
+) -> None:
+    async with post(edge) as stream:
+        run = PretendRun(bus, stream.run_id)
+        await run.raw("open", {})
+        await run.raw("bytes", b'data: 1\n\ndata: {"b')
+        again = await RawWriter.resume(bus, run.run_id, "upstream", "c2")
+        await again.write("claim", b'{"calls":true}', leg=1)
+        await again.write("bytes", b"data: 2\n\n", leg=1)
+        await again.write("end", b'{"outcome":"eof"}', leg=1)
+        await stream.rest()
+    assert stream.body == b'data: 1\n\ndata: {"b\n\ndata: 2\n\n'
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ class LegEncoding(Encoding):
     leg: int
     timeout_s: float
     _parser: sse.Parser | None = field(default_factory=sse.Parser)
+    _connection: str = ""
     _last_frame: bytes = b""
 
     def feed(self, stored: Stored) -> Item:
@@ -92,8 +93,9 @@ class LegEncoding(Encoding):
         if raw.leg != self.leg:
             return Item(raw.sequence, [])
         if raw.is_body:
+            boundary = self._boundary(raw.connection)
             self._follow(raw.payload)
-            return Item(raw.sequence, [raw.payload])
+            return Item(raw.sequence, [boundary + raw.payload])
         if raw.kind == "lost":
             lost = orjson.loads(raw.payload)
             return Item(raw.sequence, self._error(self._told(lost), raw.received), last=True)
@@ -119,6 +121,17 @@ class LegEncoding(Encoding):
         }.get(type_of(stored))
         frames = self._error(_stream_error(error), event["timestamp"]) if error else []
         return Item(stored.sequence, frames, last=True)
+
+    def _boundary(self, connection: str) -> bytes:
+        """What parts another response of the leg from half a frame of the one that was cut."""
+        if connection == self._connection:
+            return b""
+        is_half = self._connection and self._parser is not None and not self._parser.at_boundary
+        self._connection = connection
+        if not is_half:
+            return b""
+        self._parser = sse.Parser()
+        return b"\n\n"
 
     def _follow(self, payload: bytes) -> None:
         """Keep track of where frames end, and of what the last one says."""

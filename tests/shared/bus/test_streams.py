@@ -142,7 +142,7 @@ def test_no_two_streams_want_the_same_subject() -> None:
         for subject in stream.subjects or []
     ]
     assert len(set(first)) == len(first)
-    assert not {"rawp", "frames", "live", "control", "turn", "decide"} & set(first)
+    assert not {"rawp", "frames", "live", "control", "handover", "turn", "decide"} & set(first)
 
 
 def test_the_readme_names_every_stream_bucket_and_header() -> None:
