@@ -47,6 +47,7 @@ BATCH_FROM = 50
 # folded without a pause, in which no other run goes on: some 20 ms
 MAX_READY = 500
 MAX_READY_BYTES = 4 * 1024 * 1024
+EARLY_WRITER = "edge"  # a cancel that nobody takes may come before the run is opened
 UPSTREAM_KINDS = frozenset({"open", "bytes", "part", "end", "lost"})
 FACTS = {"agent", "session_id", "user_id", "message"}
 BROKEN_RETRY_S = 1.0
@@ -196,7 +197,7 @@ class Run:
         """The fold as it stands before `frame`: fresh, replayed from RAW, or from the pause."""
         fold = RunFold(self._run_id, self._decoders, self._max_frame_bytes)
         self._heard.clear()
-        if frame.opens_run and not self._first:
+        if frame.opens_run and not self._first and not await self._was_spoken_of(frame):
             return fold  # the run begins; if it is a repeat, the fence tells
         await self._reload_tail()
         begun = frame.opens_run
@@ -221,6 +222,12 @@ class Run:
         if not await self._is_whole(fold, frame):
             await self._break_off(fold, frame)
         return fold
+
+    async def _was_spoken_of(self, frame: RawFrame) -> bool:
+        """Whether something was said of the run before it was opened, as whoever read it knows."""
+        pattern = subjects.raw_stored(self._run_id, EARLY_WRITER)
+        early = await fence.tail(self._bus, streams.RAW, pattern)
+        return early is not None and early.sequence < frame.sequence
 
     def _number_on(self, fold: RunFold, frame: RawFrame) -> None:
         # another version may have made more or fewer events of the same frames
