@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Literal
@@ -118,22 +118,22 @@ def _mixed(chance: random.Random, kills: int, shape: Shape) -> Iterator[tuple[Ki
 
 
 def _in_turns(chance: random.Random, kills: int) -> list[str]:
-    """As many of each as its share, spread evenly; of the last turn, each at least once if it can.
+    """What is killed, one after another: in turns, so that the shares are spread evenly.
 
-    What is left of the last turn is filled with as many different ones as there are.
+    A turn is each once, then the rest of the shares; the last one ends where there are enough.
     """
-    whole = [name for name, share in _KILLED.items() for _ in range(share)]
-    turns: list[str] = []
-    while len(turns) < kills:
-        turn = list(whole)
-        left = kills - len(turns)
-        if left < len(whole):
-            once = list(_KILLED)
-            chance.shuffle(once)
-            turn = [*once, *chance.sample(whole, len(whole))][:left]
-        chance.shuffle(turn)
-        turns += turn
-    return turns
+    rest = [name for name, share in _KILLED.items() for _ in range(share - 1)]
+    order: list[str] = []
+    while len(order) < kills:
+        turn = [*_shuffled(chance, _KILLED), *_shuffled(chance, rest)][: kills - len(order)]
+        order += _shuffled(chance, turn)
+    return order
+
+
+def _shuffled(chance: random.Random, names: Iterable[str]) -> list[str]:
+    shuffled = list(names)
+    chance.shuffle(shuffled)
+    return shuffled
 
 
 def _least_busy(
