@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import orjson
 
-from penstock.bus import Bus, FenceConflict, streams, subjects
+from penstock.bus import Bus, FenceConflict, direct, streams, subjects
 from penstock.bus.fence import RawWriter
 from penstock.bus.migrate import partitions
 from penstock.bus.records import RunRecord
@@ -35,8 +35,11 @@ async def end_the_lost(bus: Bus, partition: int, checkpoint: int) -> None:
         *(partition, checkpoint + 1, state["first_seq"] - 1),
     )
     count = await partitions(bus)
-    for entry in await bus.bucket("runs").entries():
-        record = RunRecord.model_validate_json(entry.value)
+    # one batch at a time: a list of runs may be long
+    async for stored in direct.replay(bus, "KV_runs", "$KV.runs.>"):
+        if not stored.payload:
+            continue  # deleted
+        record = RunRecord.model_validate_json(stored.payload)
         if subjects.partition_of(record.run_id, count) == partition and await _is_lost(bus, record):
             await _end(bus, record)
 
