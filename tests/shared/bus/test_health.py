@@ -69,7 +69,7 @@ def test_what_is_known_for_certain_stays(health: Health, clock: Clock, kind: str
 
 def test_another_connection_may_have_other_permissions(health: Health) -> None:
     for kind in ("denied", "unheard", "full"):
-        health.refused(kind, "RAW")  # type: ignore[arg-type]  # of the loop
+        health.refused(kind, "RAW")
     health.begin_anew()
     (reason,) = health.reasons
     assert "takes no more" in reason
