@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from typing import Any
 
 from support.chaos import wire
@@ -19,6 +20,7 @@ from support.chaos.recorder import Exchange
 ENDS = {"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"}
 EPILOGUE = ("automation.", "approval.withdrawn")
 LOST = {"upstream_lost", "outcome_unknown"}
+SHOWN = 600  # characters of an event
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +200,9 @@ def _once(run: Evidence, harm: Harm) -> Iterator[str]:
     for request in ("start", "continue"):
         if requests[request] > 1:
             yield f"{requests[request]} times {request}"
-    if run.exchanges and run.exchanges[0][0] != "start":
-        yield f"it began with {run.exchanges[0][0]}"
+    # a peer may ask for what was never begun, and learns so
+    if run.exchanges and run.exchanges[0][0] == "continue":
+        yield "a decision was sent about a run that was never begun"
     if run.other_ids - {run.run_id}:
         yield f"its key was given other runs: {run.other_ids}"
 
@@ -236,19 +239,16 @@ def _begins(whole: wire.Said, part: wire.Said) -> bool:
 
 def _content(run: Evidence, harm: Harm) -> Iterator[str]:
     """The events are what a fresh fold of RAW makes, byte for byte."""
-    if _hash(run.bodies) != _hash(run.folded):
-        first = next(
-            (
-                n
-                for n, pair in enumerate(zip(run.bodies, run.folded, strict=False))
-                if pair[0] != pair[1]
-            ),
-            min(len(run.bodies), len(run.folded)),
-        )
-        yield (
-            f"{len(run.bodies)} events, a fold of RAW makes {len(run.folded)}; "
-            f"the first that differs is number {first + 1}"
-        )
+    if _hash(run.bodies) == _hash(run.folded):
+        return
+    pairs = zip_longest(run.bodies, run.folded, fillvalue=b"nothing")
+    number, (stands, made) = next(
+        (number, pair) for number, pair in enumerate(pairs, 1) if pair[0] != pair[1]
+    )
+    yield (
+        f"{len(run.bodies)} events, a fold of RAW makes {len(run.folded)}; event {number} is "
+        f"{stands.decode()[:SHOWN]}, should be {made.decode()[:SHOWN]}"
+    )
 
 
 def _hash(bodies: Sequence[bytes]) -> str:

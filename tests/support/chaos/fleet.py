@@ -19,7 +19,7 @@ from support.repository import ROOT
 from support.waiting import eventually, wait_for
 
 CANNOT_START = 2  # the exit code of a service that finds no bus: it is started again
-_READY_TIMEOUT_S = 60
+_READY_TIMEOUT_S = 120
 _LOOK_EVERY_S = 0.2
 _START_AGAIN_S = 0.5
 
