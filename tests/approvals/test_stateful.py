@@ -260,12 +260,14 @@ def world(nats: NatsServer) -> Iterator[World]:
     world.close()
 
 
+@pytest.mark.timeout(300)  # what fails is made smaller first
+@examples(25)
 def test_one_decision_wins_and_is_sent_on_once_whoever_dies(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     # an entry whose decision was not taken is taken away at once: the most hostile moment
     monkeypatch.setattr(decisions, "ABANDONED_S", 0)
     machine = type("Deciders", (Deciding,), {"world": world})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples(25), stateful_step_count=20)
+        machine, settings=settings(max_examples=count, stateful_step_count=20)
     )

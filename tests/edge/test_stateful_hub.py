@@ -177,8 +177,10 @@ def world(nats_server: NatsServer) -> Iterator[World]:
     world.close()
 
 
+@pytest.mark.timeout(300)  # what fails is made smaller first
+@examples(12)
 def test_each_client_gets_each_frame_once_and_in_order(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     treat: list[str] = []
     take = Follow._on_live
@@ -192,5 +194,5 @@ def test_each_client_gets_each_frame_once_and_in_order(
     monkeypatch.setattr(Follow.__init__, "__defaults__", (0.1,))  # the probe
     machine = type("Readers", (Reading,), {"world": world, "treat": treat})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples(12), stateful_step_count=20)
+        machine, settings=settings(max_examples=count, stateful_step_count=20)
     )

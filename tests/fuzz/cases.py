@@ -1,7 +1,7 @@
 """How many cases, from which seed, and what is said of one that fails.
 
 `make test` tries a few, always the same. `make chaos` tries 100,000 in all (`PENSTOCK_FUZZ_CASES`)
-from a seed that is printed; `SEED` replays them, `PENSTOCK_FUZZ_CASE` only one of them.
+from a seed that is printed; `PENSTOCK_CHAOS_SEED` replays them, `PENSTOCK_FUZZ_CASE` one of them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+import pytest
 
 CHAOS_CASES = 100_000
 QUICK_SEED = "penstock"
@@ -26,7 +28,7 @@ def how_many(share: float) -> int:
 
 def chaos_seed() -> str:
     """A new seed each time, unless one is given."""
-    return os.environ.get("SEED") or secrets.token_hex(4)
+    return os.environ.get("PENSTOCK_CHAOS_SEED") or secrets.token_hex(4)
 
 
 def run(case: Callable[[random.Random], None], seed: str, count: int, name: str) -> None:
@@ -37,8 +39,8 @@ def run(case: Callable[[random.Random], None], seed: str, count: int, name: str)
             with no_longer_than(CASE_CPU_S):
                 case(random.Random(f"{seed}/{name}/{number}"))
         except BaseException as error:
-            again = f"SEED={seed} PENSTOCK_FUZZ_CASE={number} pytest tests/fuzz -m chaos -k {name}"
-            error.add_note(f"case {number} of {name}; again: {again}")
+            where = f"PENSTOCK_CHAOS_SEED={seed} PENSTOCK_FUZZ_CASE={number}"
+            error.add_note(f"again: {where} pytest tests/fuzz -m chaos -k {name}")
             raise
 
 
@@ -80,6 +82,7 @@ def smallest(
     return parts
 
 
-def examples(quick: int) -> int:
-    """Of a stateful test: a few, or in proportion where more cases are asked for."""
-    return max(quick, int(os.environ.get("PENSTOCK_FUZZ_CASES", "0")) // 200)
+def examples(quick: int) -> pytest.MarkDecorator:
+    """Of a stateful test, as its argument `count`: some in `make test`, more in `make chaos`."""
+    many = pytest.param(how_many(1 / 500), id="chaos", marks=pytest.mark.chaos)
+    return pytest.mark.parametrize("count", [pytest.param(quick, id="quick"), many])

@@ -64,7 +64,7 @@ def test_whatever_comes_is_events_of_the_contract_in_any_chunking() -> None:
 @pytest.mark.chaos
 def test_chaos_whatever_comes_is_events_of_the_contract() -> None:
     seed = cases.chaos_seed()
-    print(f"\nSEED={seed}")
+    print(f"\nPENSTOCK_CHAOS_SEED={seed}")
     cases.run(case, seed, cases.how_many(0.7), "whatever_comes")
 
 

@@ -88,5 +88,5 @@ def test_hostile_bytes_are_read_by_the_letter_in_any_chunks() -> None:
 @pytest.mark.chaos
 def test_chaos_hostile_bytes_are_read_by_the_letter() -> None:
     seed = cases.chaos_seed()
-    print(f"\nSEED={seed}")
+    print(f"\nPENSTOCK_CHAOS_SEED={seed}")
     cases.run(case, seed, cases.how_many(0.3), "hostile_bytes")

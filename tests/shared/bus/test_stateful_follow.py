@@ -166,8 +166,10 @@ def world(nats_server: NatsServer) -> Iterator[World]:
     world.close()
 
 
+@pytest.mark.timeout(300)  # what fails is made smaller first
+@examples(10)
 def test_each_event_is_delivered_once_and_in_order_whatever_the_line_does(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     machine = type("Follower", (Following,), {"world": world})
 
@@ -179,5 +181,5 @@ def test_each_event_is_delivered_once_and_in_order_whatever_the_line_does(
 
     monkeypatch.setattr(following, "read", read)
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples(15), stateful_step_count=15)
+        machine, settings=settings(max_examples=count, stateful_step_count=15)
     )

@@ -209,8 +209,10 @@ class Writing(RuleBasedStateMachine):
         assert [each for each in stored if each in known] == self.accepted, "lost, or out of order"
 
 
-def test_every_frame_that_was_accepted_stands_once_and_in_order(world: World) -> None:
+@pytest.mark.timeout(300)  # what fails is made smaller first
+@examples(15)
+def test_every_frame_that_was_accepted_stands_once_and_in_order(world: World, count: int) -> None:
     machine = type("Writers", (Writing,), {"world": world})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples(25), stateful_step_count=15)
+        machine, settings=settings(max_examples=count, stateful_step_count=15)
     )
