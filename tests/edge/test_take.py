@@ -1,0 +1,68 @@
+"""A decision on its way to the approvals service, which may die before it answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.bus import Bus, Msg
+from penstock.bus.records import Decided, DecideReply, DecideRequest
+from penstock.bus.subjects import decide
+from penstock.web.problems import Problem
+from penstock_edge import decide as handing_over
+from penstock_edge.decide import take
+from support.bus import connected, new_run_id
+from support.nats import NatsServer
+
+YES = DecideRequest(by="ada", items=[Decided(item_id="t1", decision="approve")])
+
+
+@asynccontextmanager
+async def approvals(bus: Bus, approval_id: str, deaf_for: int) -> AsyncIterator[list[str | None]]:
+    """Takes what it is asked, and says nothing the first times; yields the keys it was asked by."""
+    keys: list[str | None] = []
+
+    async def on_decide(msg: Msg) -> None:
+        keys.append(DecideRequest.model_validate_json(msg.data).idempotency_key)
+        if len(keys) > deaf_for:
+            await bus.client.publish(msg.reply, DecideReply(status=200).dump())
+
+    subscription = await bus.subscribe(decide(approval_id), on_decide)
+    yield keys
+    await subscription.unsubscribe()
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handing_over, "ANSWER_S", 0.3)
+
+
+async def test_whoever_took_a_decision_and_died_is_asked_again_by_the_same_key(
+    nats_server: NatsServer,
+) -> None:
+    approval_id = new_run_id()
+    async with connected(nats_server.url) as bus, approvals(bus, approval_id, 1) as keys:
+        await take(bus, approval_id, YES)
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+    assert keys[0]
+
+
+async def test_two_decisions_have_two_keys(nats_server: NatsServer) -> None:
+    approval_id = new_run_id()
+    async with connected(nats_server.url) as bus, approvals(bus, approval_id, 0) as keys:
+        await take(bus, approval_id, YES)
+        await take(bus, approval_id, YES)
+    assert len(set(keys)) == 2
+
+
+async def test_where_nobody_answers_twice_it_is_said_that_nobody_knows(
+    nats_server: NatsServer,
+) -> None:
+    approval_id = new_run_id()
+    async with connected(nats_server.url) as bus, approvals(bus, approval_id, 9):
+        with pytest.raises(Problem, match="not known whether the decision was taken") as problem:
+            await take(bus, approval_id, YES)
+    assert problem.value.status == 503
