@@ -212,11 +212,12 @@ class FairShare:
         held = tuple(self._held.items())
         # side by side, since a bus that hangs would let those expire that come last
         kept = await asyncio.gather(*(lease.renew() for _, lease in held))
-        for (part, _), is_kept in zip(held, kept, strict=True):
-            if not is_kept:
-                log.warning("%s: lost part %d", self._group, part)
-                del self._held[part]
-                await self._stop(part)
+        lost = [part for (part, _), is_kept in zip(held, kept, strict=True) if not is_kept]
+        for part in lost:
+            log.warning("%s: lost part %d", self._group, part)
+            del self._held[part]
+        # side by side, too: each may have to wait for a bus that does not answer
+        await asyncio.gather(*map(self._stop, lost))
         if not (self._membership.held and await self._membership.renew()):
             await self._membership.acquire()
 

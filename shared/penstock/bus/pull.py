@@ -192,7 +192,7 @@ class Reader:
             stop()
             await self._pull.close()
             if self._bus.ready and self._pull.consumer:
-                with contextlib.suppress(BusError):
+                with contextlib.suppress(NatsError):
                     await self._delete()
 
     async def _open(self) -> None:
@@ -247,7 +247,9 @@ class Reader:
         self._wake.set()
 
     async def _delete(self) -> None:
-        await self._bus.api(f"CONSUMER.DELETE.{self._stream}.{self._pull.consumer}")
+        # no answer is waited for: who leads the consumer may be gone, and it with him
+        subject = f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._pull.consumer}"
+        await self._bus.client.publish(subject)
 
 
 class Retry(Exception):
