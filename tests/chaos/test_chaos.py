@@ -86,6 +86,7 @@ async def _with_a_zombie(folder: Path, agno: Upstream, adk: Upstream, fenced: bo
         kills=0,
         shape=Shape({**services, "broker": 1, "upstream": 2}),
         runs=24,
+        end_timeout_s=30,
         runs_per_s=6,
         settings=HASTY | {"partition_ttl_s": 2, "partition_renew_s": 0.5},
         launchers={}

@@ -113,11 +113,17 @@ def request_of(exchange: Exchange) -> tuple[Request, str] | None:
         case ["agents", _, "runs", run_id, ("continue" | "resume") as request]:
             return ("continue" if request == "continue" else "resume"), run_id
         case ["run_sse"]:
-            body = json.loads(exchange.request)
-            if "functionResponse" in json.dumps(body["newMessage"]):
-                return "continue", str(body["sessionId"])
-            return "start", str(body["newMessage"]["parts"][0]["text"])
+            return _request_of_adk(json.loads(exchange.request))
     return None
+
+
+def _request_of_adk(body: dict[str, Any]) -> tuple[Request, str]:
+    message = body.get("newMessage")
+    if message is None:  # by its invocation alone
+        return "resume", str(body["sessionId"])
+    if "functionResponse" in json.dumps(message):
+        return "continue", str(body["sessionId"])
+    return "start", str(message["parts"][0]["text"])
 
 
 def exchanges_of(
