@@ -13,9 +13,9 @@ from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCom
 from penstock.dialects.adk.decode import AdkDecoder
 from penstock.dialects.base import AgentFacts, Pause
 from penstock.settings import AgentConfig
-from penstock.sse import Parser
+from penstock.sse import Frame, Parser
 from penstock_connector.upstreams.adk import AdkUpstream
-from penstock_connector.upstreams.base import Call, Refused
+from penstock_connector.upstreams.base import Attachment, Call, Refused
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adk"
 SESSION = "/apps/demo/users/u1/sessions/s-1"
@@ -236,3 +236,70 @@ async def test_the_invocation_is_not_named_to_1_16_unless_its_app_is_resumable()
 async def test_a_server_that_fails_on_its_version_is_not_taken_for_1_16() -> None:
     with pytest.raises(Refused, match="503"):
         await answered(versioned(503), RESUME, APPROVED)
+
+
+ABORT = {"invocationId": "e-1", "errorCode": "INVOCATION_ABORTED"}
+
+
+async def come_back(
+    events: list[dict[str, Any]], version: str = "2.13.0", **fields: Any
+) -> Call | None:
+    """How a first leg of the invocation e-1 is gone on with."""
+    server = Server(
+        {
+            f"GET {SESSION}": httpx.Response(200, json={"events": events}),
+            "GET /version": httpx.Response(200, json={"version": version}),
+        }
+    )
+    upstream, seen = AdkUpstream(), Attachment()
+    call = await upstream.start(server.client, agent(), start_command())
+    upstream.watch(Frame(b'{"id":"x","invocationId":"e-1","author":"demo"}'), seen)
+    return await upstream.reattach(server.client, agent(**fields), call, seen)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_connector.upstreams.adk.SEAL_S", 0)
+
+
+async def test_what_its_server_says_it_aborted_is_gone_on_with_as_another_attempt() -> None:
+    again = await come_back([{"invocationId": "e-1", "author": "user"}, ABORT], resumable=True)
+    assert again is not None
+    assert again.produces_again
+    assert orjson.loads(again.content) == {
+        "appName": "demo",
+        "userId": "u1",
+        "sessionId": "s-1",
+        "invocationId": "e-1",
+        "streaming": True,
+    }
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param([{"invocationId": "e-1", "author": "demo"}], id="it may still run"),
+        pytest.param([ABORT, {"invocationId": "e-1", "author": "demo"}], id="gone on with"),
+        pytest.param([{**ABORT, "invocationId": "e-0"}], id="another run's abort"),
+        pytest.param([], id="a server that has forgotten all"),
+    ],
+)
+async def test_without_its_servers_word_that_it_was_aborted_nothing_is_run_again(
+    events: list[dict[str, Any]],
+) -> None:
+    assert await come_back(events, resumable=True) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "resumable"), [("1.39.1", True), ("none of ours", True), ("2.13.0", False)]
+)
+async def test_only_a_resumable_app_of_2_x_is_gone_on_with(version: str, resumable: bool) -> None:
+    assert await come_back([ABORT], version, resumable=resumable) is None
+
+
+async def test_a_leg_that_carries_a_decision_is_not_gone_on_with() -> None:
+    call, _ = await answered(versioned(), {}, [])
+    seen = Attachment(run_id="e-1")
+    again = await AdkUpstream().reattach(versioned().client, agent(resumable=True), call, seen)
+    assert again is None

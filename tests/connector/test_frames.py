@@ -282,6 +282,21 @@ async def test_a_failure_ends_the_run_once_and_says_why(
     assert len(upstream.calls) == 1
 
 
+async def test_a_response_without_end_is_ended_at_its_limit(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    words = agno("RunContent", content="x" * 1000) * 200
+    upstream.script(plays(STARTED + words, stalls))
+    settings = {"max_response_bytes": 100_000, "max_buffered_bytes": 10_000}
+    async with pipeline(nats_server.url, agents(upstream), **settings) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        *_, failed = await penstock.ended(run_id)
+        stored = sum(len(frame.payload) for frame in await penstock.raw(run_id))
+    assert failed.data["code"] == "limit"
+    assert "a response is larger than 100000 bytes" in failed.data["error"]
+    assert stored < 110_000
+
+
 async def test_a_refusal_carries_status_and_words(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
