@@ -372,8 +372,13 @@ class Leg:
 
     async def _read(self, response: httpx.Response, body: Body, attached_before: bool) -> Outcome:
         frames = Frames(self.settings.max_frame_bytes, self.frame_budget)
+        limit, read_bytes = self.settings.max_response_bytes, 0
         try:
             async for chunk in response.aiter_bytes():
+                read_bytes += len(chunk)
+                if read_bytes > limit:
+                    words = f"a response is larger than {limit} bytes"
+                    return lost("limit", f"the upstream sent too much: {words}")
                 for frame in await self._parsed(frames, chunk, body):
                     self.upstream.watch(frame, self._seen)
                 if attached_before and self._seen.refusal is not None:

@@ -22,6 +22,11 @@ class ConnectorSettings(Settings):
         256 * 1024 * 1024, ge=1, description="The same of all legs; none gets more than is left"
     )
     max_frame_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Of one upstream frame")
+    max_response_bytes: int = Field(
+        1024 * 1024 * 1024,
+        ge=1024,
+        description="Of one upstream response",
+    )
     max_total_frame_bytes: int = Field(
         1024 * 1024 * 1024,
         ge=1,
