@@ -71,7 +71,7 @@ async def held(bus: Bus, count: int) -> None:
     async def are() -> bool:
         return set(await holders(bus)) == set(range(count))
 
-    await eventually(are, 10, f"{count} partitions are held")
+    await eventually(are, 30, f"{count} partitions are held")
 
 
 @pytest.mark.timeout(180)
@@ -81,7 +81,7 @@ async def test_the_number_of_partitions_changes_under_forty_runs_and_kill_9(
     async with (
         connected(fresh_nats.url) as bus,
         deployment(fresh_nats.url, tmp_path, [], {"normalizer": 2}, **FAST) as fleet,
-        steady(bus, 40) as runs,
+        steady(bus, 40, 0.4, timeout_s=60) as runs,
     ):
         await held(bus, 16)
         # somewhere on its way, or before it
@@ -100,11 +100,11 @@ async def test_the_number_of_partitions_changes_under_forty_runs_and_kill_9(
             run for run in runs if partition_of(run.run_id, 16) != partition_of(run.run_id, 24)
         ]
         assert len(moved) > 10
-        await moved_on(bus, runs, 0, 10)
+        await moved_on(bus, runs, 0, 30)
         await held(bus, 24)
         # back again, to where folds of these very runs may still be in memory
         assert "→ 16" in await repartitioned(16, fresh_nats)
-        await moved_on(bus, runs, 0, 10)
+        await moved_on(bus, runs, 0, 30)
         await held(bus, 16)
 
 
@@ -378,7 +378,7 @@ async def test_replicas_and_partitions_change_under_runs_while_the_leader_is_kil
         count = {"normalizer": 2}
         async with (
             deployment(servers[0].url, tmp_path, [], count, **FAST) as _,
-            steady(bus, 20, timeout_s=60) as runs,
+            steady(bus, 20, 0.2, timeout_s=60) as runs,
         ):
             await held(bus, 16)
             await moved_on(bus, runs, 0, 20)
