@@ -287,8 +287,8 @@ async def test_a_response_without_end_is_ended_at_its_limit(
 ) -> None:
     words = agno("RunContent", content="x" * 1000) * 200
     upstream.script(plays(STARTED + words, stalls))
-    settings = {"max_response_bytes": 100_000, "max_buffered_bytes": 10_000}
-    async with pipeline(nats_server.url, agents(upstream), **settings) as penstock:
+    config = agents(upstream)
+    async with pipeline(nats_server.url, config, max_response_bytes=100_000) as penstock:
         run_id = await penstock.start_run("agno", "hello")
         *_, failed = await penstock.ended(run_id)
         stored = sum(len(frame.payload) for frame in await penstock.raw(run_id))
