@@ -31,7 +31,7 @@ NANO = 1_000_000_000
 EXPIRES_S = 30
 HEARTBEAT_S = 2  # an open request is told that its consumer lives
 SILENCE_S = 5.0  # the server that led the consumer died, and nobody says so
-RETRY_S = 0.25
+RETRY_S, MAX_RETRY_S = 0.25, 1.0
 AGAIN_S = 1.0
 GIVE_UP_TRIES = 5  # deliveries beyond `max_deliver`: to give a message up may fail, too
 LOOK_S = 0.2  # how soon it is seen that there is room again
@@ -149,6 +149,12 @@ class _Pull:
             self._on_room()
 
 
+async def _after_failure(failures: int, what: str, error: Exception) -> None:
+    """Wait, longer each time; an absence of the bus is told once, not by every reader for ever."""
+    log.log(logging.WARNING if failures == 1 else logging.DEBUG, "%s: %s", what, error)
+    await asyncio.sleep(min(failures * RETRY_S, MAX_RETRY_S))
+
+
 class Reader:
     """Every message of a filter from a stream sequence on, in order, each once.
 
@@ -180,14 +186,17 @@ class Reader:
     async def run(self) -> None:
         """Read until cancelled."""
         stop = self._bus.on_reconnect(self._on_reconnect)
+        failures = 0
         try:
             while True:
                 try:
                     await self._open()
+                    failures = 0
                     await self._read()
                 except (BusError, NatsError) as error:
-                    log.warning("reading %s of %s: %s", self._pattern, self._stream, error)
-                    await asyncio.sleep(RETRY_S)
+                    failures += 1
+                    what = f"reading {self._pattern} of {self._stream}"
+                    await _after_failure(failures, what, error)
         finally:
             stop()
             await self._pull.close()
@@ -313,14 +322,16 @@ class WorkQueue:
         """Take work until cancelled; then wait for what is being handled."""
         self._stopped.clear()
         stop = self._bus.on_reconnect(self._on_reconnect)
+        failures = 0
         try:
             while True:
                 try:
                     await self._open()
+                    failures = 0
                     await self._take()
                 except (BusError, NatsError) as error:
-                    log.warning("taking work from %s: %s", self._durable, error)
-                    await asyncio.sleep(RETRY_S)
+                    failures += 1
+                    await _after_failure(failures, f"taking work from {self._durable}", error)
         finally:
             stop()
             self._stopped.set()
