@@ -15,7 +15,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nats.js.api import StreamConfig
@@ -150,13 +150,25 @@ async def _bring_forward(bus: Bus, wanted: Configuration) -> Configuration:
     if not set(found["subjects"]) <= set(wanted["subjects"]):
         raise _not_ours(found, differences(wanted, found, ("subjects",)))
     # what a declaration does not ask for, the server decides
-    changes = [each for each in differences(wanted, found, streams.FORWARD) if each.wanted]
+    changes = [
+        replace(each, wanted=_divided_as(found, each.wanted))
+        for each in differences(wanted, found, streams.FORWARD)
+        if each.wanted
+    ]
     log.info(
         "the stream %s is brought from schema %d to %d%s",
         *(found["name"], schema_of(found), streams.SCHEMA),
         "".join(f"; {change}" for change in changes),
     )
     return await _update(bus, found, changes, wanted["metadata"])
+
+
+def _divided_as(found: Configuration, wanted: Any) -> Any:
+    """A transform with the number of partitions that there are, anything else as it is."""
+    if not isinstance(wanted, dict) or not _COUNT.search(wanted.get("dest", "")):
+        return wanted
+    count = f"partition({partitions_of(found)},1)"
+    return {**wanted, "dest": _COUNT.sub(count, wanted["dest"])}
 
 
 def _check(wanted: Configuration, found: Configuration) -> None:
@@ -333,6 +345,8 @@ async def _update(
         **{change.field: change.wanted for change in changes},
         "metadata": {**(found.get("metadata") or {}), **metadata},
     }
+    if 0 < wanted["max_age"] < wanted.get("duplicate_window", 0):
+        wanted["duplicate_window"] = wanted["max_age"]  # the server wants it so
     answer = await bus.api(f"STREAM.UPDATE.{found['name']}", wanted)
     updated: Configuration = answer["config"]
     return updated

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from nats.js.api import StreamConfig
 
 from penstock.bus import (
     Bus,
@@ -265,6 +266,29 @@ async def test_an_operator_changes_how_long_things_are_kept(
     assert (await configs(own_bus))["EVENTS"]["max_age"] == 14 * DAY_NS
     assert await migrate.plan(own_bus, longer) == []
     assert (await held(own_bus))["EVENTS"] == 5
+    # shorter than the window of the deduplication, too
+    await migrate.apply(own_bus, Retention(events_max_age_s=60))
+    assert (await configs(own_bus))["EVENTS"]["max_age"] == 60 * 10**9
+
+
+async def test_a_later_transform_keeps_the_number_of_partitions(
+    own_bus: Bus, fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrate.repartition(own_bus, 24)
+    made = streams.streams
+
+    def later(retention: Retention) -> list[StreamConfig]:
+        configs = made(retention)
+        for config in configs:
+            if config.subject_transform is not None:
+                config.subject_transform.dest += ".late"
+        return configs
+
+    monkeypatch.setattr(streams, "streams", later)
+    monkeypatch.setattr(streams, "SCHEMA", streams.SCHEMA + 1)
+    async with connected(fresh_nats.url):
+        found = (await configs(own_bus))["RAW"]["subject_transform"]
+    assert found["dest"] == "rawp.{{partition(24,1)}}.{{wildcard(1)}}.{{wildcard(2)}}.late"
 
 
 async def test_two_operators_at_once_leave_no_partition_without_a_reader(
