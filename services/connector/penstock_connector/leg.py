@@ -103,7 +103,8 @@ class Leg:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled_by: dict[str, str] = field(default_factory=dict)
     _attempt: int = 1
-    _answered: bool = False  # some of the body came, whoever read it
+    _unanswered_attempt: bool = False
+    _answered: bool = False  # the upstream has begun to, whoever heard it
     _seen: Attachment = field(default_factory=Attachment)
     _call: Call | None = None
     _told: asyncio.Event = field(default_factory=asyncio.Event)  # to end, in one of three ways
@@ -114,6 +115,7 @@ class Leg:
         if self.past is not None:
             self._seen, self._attempt = self.past.seen, self.past.attempt
             self._answered = self.past.answered
+            self._unanswered_attempt = self.past.unanswered_attempt
 
     def cancel(self, by: str, reason: str) -> None:
         """Ask the leg to end; it says when it has."""
@@ -254,22 +256,23 @@ class Leg:
                 if again.produces_again:
                     self._attempt += 1
                     await self._claim(attempt=self._attempt)
+                    self._unanswered_attempt = True
                 return await self._respond(again, attached_before=True)
             except _Cut as cut:
-                reason = f"the upstream's stream was cut: {cut}"
+                reason = f"the connection to the upstream was cut: {cut}"
                 if self._seen.over:
                     return ended("eof")
                 moved = (self._seen.last_event_index, self._seen.last_id) != before
                 in_vain = 0 if moved else in_vain + 1
                 if in_vain > REATTACH_TRIES:
                     return self._no_way_back(reason)
-                log.warning("run %s: the stream was cut (%s), going on with it", self.run_id, cut)
+                log.warning("run %s: the connection broke (%s), coming back", self.run_id, cut)
                 await asyncio.sleep(REATTACH_S * in_vain)
                 come_back = True
 
     async def _way_back(self, call: Call) -> Call | None:
-        if self.past is not None and self.past.unanswered_attempt:
-            return None  # nobody knows whether the last attempt has begun
+        if self._unanswered_attempt:
+            return None  # nobody knows whether it has begun
         try:
             return await self.upstream.reattach(self.client, self.agent, call, self._seen)
         except httpx.HTTPError as error:
@@ -279,11 +282,9 @@ class Leg:
 
     def _no_way_back(self, reason: str) -> Outcome:
         """How a leg ended that cannot be gone on with."""
-        if self.past is None or self._answered:
+        if self._answered:
             return lost("upstream_lost", reason)
-        return lost(
-            "outcome_unknown", f"{reason}; whether the upstream has begun the run is not known"
-        )
+        return lost("outcome_unknown", f"{reason}; nobody knows whether the upstream has begun")
 
     async def _respond(self, call: Call, attached_before: bool) -> Outcome:
         request = self.client.build_request(
@@ -296,24 +297,20 @@ class Leg:
         try:
             response = await self.client.send(request, stream=True)
         except httpx.HTTPError as error:
-            if attached_before:
-                raise _Cut(_words(error)) from error
-            if isinstance(error, _NOT_SENT):
+            if isinstance(error, _NOT_SENT) and not attached_before:
                 return self._unreachable(error)
-            return lost(
-                "outcome_unknown",
-                "the connection broke before the agent server answered, so that nobody knows "
-                f"whether it has begun: {_words(error)}",
-            )
+            raise _Cut(f"no answer: {_words(error)}") from error
         try:
             if not response.is_success:
                 detail = await _detail(response)
                 if attached_before:
                     return self._no_way_back(
-                        f"{self.why or 'the stream was cut'}, and the agent server answered "
+                        f"{self.why or 'the connection was cut'}, and the agent server answered "
                         f"{response.status_code} to who came back: {detail[:500]}"
                     )
                 return self._refused(response.status_code, detail)
+            self._answered = self._answered or not attached_before
+            self._unanswered_attempt = False
             known = self._seen.run_id
             self.upstream.answered(response.headers, self._seen)
             if self._seen.run_id is not None and self._seen.run_id != known:
@@ -382,7 +379,9 @@ class Leg:
                 for frame in await self._parsed(frames, chunk, body):
                     self.upstream.watch(frame, self._seen)
                 if attached_before and self._seen.refusal is not None:
-                    return self._no_way_back(f"{self.why or 'it was cut'}: {self._seen.refusal}")
+                    return self._no_way_back(
+                        f"{self.why or 'the connection was cut'}: {self._seen.refusal}"
+                    )
                 await body.put(chunk)
                 if attached_before and self._seen.over:
                     return ended("eof")  # what we came back by may go on after the leg
