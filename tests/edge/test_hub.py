@@ -191,7 +191,9 @@ async def test_a_client_that_does_not_read_is_told_and_dropped_and_the_others_go
     assert b"dropped: this connection reads too slowly" in body
 
 
-@pytest.mark.parametrize("away_s", [2, pytest.param(60, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(
+    "away_s", [2, pytest.param(60, marks=[pytest.mark.chaos, pytest.mark.timeout(180)])]
+)
 async def test_a_lost_nats_server_is_503_and_open_streams_are_kept_and_go_on_after_it(
     fresh_nats: NatsServer, make_edge: MakeEdge, away_s: float
 ) -> None:
