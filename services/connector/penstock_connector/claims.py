@@ -25,13 +25,15 @@ MAX_RUNS_LISTED = 1000
 
 async def patiently(step: Callable[[], Awaitable[T]]) -> T:
     """Do it, again and again while the bus is away: what must not be left half done."""
+    level = logging.WARNING
     while True:
         try:
             return await step()
         except FenceConflict:
             raise
         except (BusError, TimeoutError) as error:
-            log.warning("the bus: %r; once more", error)
+            log.log(level, "the bus: %r; once more", error)
+            level = logging.DEBUG  # with a thousand legs, once is enough
             await asyncio.sleep(RETRY_S)
 
 

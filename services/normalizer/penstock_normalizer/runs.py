@@ -273,6 +273,7 @@ class Run:
         if begun:
             # before the events: who has seen a run's end finds it in the list of runs
             await self._index.follow(self._run_id, fold, placed, self._first)
+        level = logging.WARNING
         waiting = ready.events
         while waiting:
             # the first event of a run goes alone: the later ones carry its stream sequence
@@ -287,7 +288,8 @@ class Run:
                 await self._reload_tail()
                 self._check_fit(waiting)
             except (BusUnavailable, StreamFull) as error:
-                log.warning("run %s: EVENTS does not take events: %s", self._run_id, error)
+                log.log(level, "run %s: EVENTS does not take events: %s", self._run_id, error)
+                level = logging.DEBUG  # with a thousand runs, once is enough
                 await asyncio.sleep(fence.RETRY_S)
                 continue
             else:
