@@ -119,6 +119,36 @@ async def test_the_turn_of_a_dead_connector_is_passed_over(
         assert await last_types(penstock, [run_id]) == ["lifecycle.completed"]
 
 
+async def test_the_turn_of_a_dead_connectors_leg_waits_until_somebody_has_dealt_with_it(
+    nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passed over, the next run would begin beside one that is about to be gone on with."""
+    monkeypatch.setattr(claims, "LOOK_AGAIN_S", 0.1)
+    upstream.script(plays(agno_text("x")))
+    async with pipeline(nats_server.url, agents(upstream), pod_ttl_s=1) as penstock:
+        key = session_key("u1", "agno", "s-noted")
+        left = Turn(run_id="r-dead", leg=1, pod=DEAD)
+        record = SessionRecord(agent="agno", session_id="s-noted", queue=[left])
+        noted = f"active.{DEAD}.r-dead"
+        looked = asyncio.Event()
+        is_noted = claims.Claims.is_noted
+
+        async def looks(self: claims.Claims, run_id: str, pod: str) -> bool:
+            looked.set()
+            return await is_noted(self, run_id, pod)
+
+        monkeypatch.setattr(claims.Claims, "is_noted", looks)
+        await penstock.bus.bucket("sessions").create(key, record.dump())
+        await penstock.bus.bucket("claims").put(noted, b"{}")
+        run_id = await penstock.start_run("agno", "next", session_id="s-noted")
+        async with asyncio.timeout(10):
+            await looked.wait()
+        assert not upstream.calls
+        await penstock.bus.bucket("claims").delete(noted)
+        *_, last = await penstock.ended(run_id)
+    assert last.type == "lifecycle.completed"
+
+
 async def test_who_waits_for_its_turn_waits_for_the_bus_too(
     fresh_nats: NatsServer,
     upstream: Misbehaving,

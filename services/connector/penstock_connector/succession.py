@@ -243,9 +243,11 @@ class Succession:
         """Hand over what loses nothing by it, as soon as another is there; let the rest end."""
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
+        offered: set[str] = set()
         while (legs := self._legs.held) and loop.time() < until:
-            free = [run_id for run_id, (leg, _) in legs.items() if leg.moves_freely]
+            free = {run_id for run_id, (leg, _) in legs.items() if leg.moves_freely} - offered
             if free and await self._somebody_is_there():
+                offered |= free
                 await asyncio.gather(*map(self._hand_over, free))
             tasks = [task for _, task in self._legs.held.values()]
             if tasks:
