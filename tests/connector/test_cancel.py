@@ -15,7 +15,7 @@ from penstock_connector.commands import Commands
 from penstock_connector.service import ConnectorService
 from penstock_connector.settings import ConnectorSettings
 from penstock_normalizer.service import NormalizerService
-from support.connectors import claimed_by_the_dead, connector_process
+from support.connectors import FAST, claimed_by_the_dead, connector_process
 from support.misbehaving import Answer, Misbehaving, Request, agents, plays, stalls
 from support.nats import NatsServer
 from support.pipeline import TERMINAL, Event, Pipeline, pipeline
@@ -68,7 +68,7 @@ async def test_a_run_cancelled_before_its_start_never_reaches_the_upstream(
 async def test_a_run_that_a_dead_connector_had_claimed_can_be_cancelled(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
-    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+    async with pipeline(nats_server.url, agents(upstream), **FAST) as penstock:
         command = await penstock.register("agno", "hello")
         await claimed_by_the_dead(penstock.bus, command.run_id)
         await penstock.cancel(command.run_id)

@@ -120,7 +120,7 @@ async def test_what_a_dead_connector_had_opened_is_never_sent_again(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
     upstream.script(plays(agno_pause()), plays(agno_approved()))
-    async with pipeline(nats_server.url, agents(upstream), UNASKED) as penstock:
+    async with pipeline(nats_server.url, agents(upstream), UNASKED, **FAST) as penstock:
         command = await paused_run(penstock)
         await penstock.bus.bucket("sent").create(command.approval_id, Sent(pod=DEAD).dump())
         dead = await RawWriter.resume(penstock.bus, command.run_id, "upstream", f"{DEAD}/1")

@@ -10,7 +10,7 @@ from penstock.bus.records import SessionRecord, Turn
 from penstock.bus.subjects import session_key
 from penstock_connector import claims
 from penstock_connector.service import ConnectorService
-from support.connectors import DEAD
+from support.connectors import DEAD, FAST
 from support.misbehaving import Answer, Misbehaving, agents, plays
 from support.nats import NatsServer
 from support.pipeline import PIPELINE, Pipeline, Services, pipeline
@@ -110,7 +110,7 @@ async def test_the_turn_of_a_dead_connector_is_passed_over(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
     upstream.script(plays(agno_text("x")))
-    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+    async with pipeline(nats_server.url, agents(upstream), **FAST) as penstock:
         key = session_key("u1", "agno", "s-dead")
         record = SessionRecord(agent="agno", session_id="s-dead")
         record.queue.append(Turn(run_id="gone", leg=1, pod=DEAD))

@@ -77,7 +77,7 @@ async def nobody_holds(penstock: Pipeline, run_id: str) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("agent", ["agent", "team"])
+@pytest.mark.parametrize("agent", ["agent", pytest.param("team", marks=pytest.mark.chaos)])
 async def test_killed_in_the_middle_the_run_goes_on_without_gap_or_repeat(
     nats_server: NatsServer, agno_server: Upstream, tmp_path: Path, agent: str
 ) -> None:
@@ -184,6 +184,7 @@ async def test_stopped_in_the_middle_the_run_is_handed_over_at_once(
     assert len(pods(frames)) == 2
 
 
+@pytest.mark.chaos
 async def test_stopped_with_nobody_there_a_run_ends_within_the_grace(
     nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path
 ) -> None:
@@ -229,6 +230,7 @@ async def test_a_run_that_its_server_had_not_begun_to_tell_is_told_from_its_star
     assert len(upstream.calls) == 1
 
 
+@pytest.mark.chaos
 async def test_whether_a_server_has_begun_that_knows_no_such_run_is_not_known(
     nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path
 ) -> None:
