@@ -209,6 +209,29 @@ def test_a_frame_of_tiny_events_is_folded_piece_by_piece() -> None:
     assert sum(1 for _ in events) == 199_999
 
 
+async def test_a_run_that_has_ended_leaves_memory_before_one_that_is_idle(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5,000 short runs in a minute would all be there at its end."""
+    monkeypatch.setattr("penstock_normalizer.partitions.ENDED_IDLE_S", 0.1)
+
+    async with pipeline(
+        nats_server.url, Config(), (NormalizerService,), checkpoint_s=0.1
+    ) as penstock:
+        ends, waits = await opened(penstock.bus), await opened(penstock.bus)
+        await write(ends, agno_text("one"))
+        await penstock.ended(ends.run_id)
+        await penstock.events_until(waits.run_id, "lifecycle.started")
+
+        async def only_one_is_left() -> bool:
+            names = {task.get_name() for task in asyncio.all_tasks()}
+            return {f"run {ends.run_id}", f"run {waits.run_id}"} & names == {f"run {waits.run_id}"}
+
+        await eventually(only_one_is_left)
+        await write(waits, agno_text("two"))
+        check(await penstock.ended(waits.run_id), ["two"])
+
+
 async def test_many_short_frames_of_one_run_go_out_together(
     fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

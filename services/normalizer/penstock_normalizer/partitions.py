@@ -18,6 +18,7 @@ from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
 
+ENDED_IDLE_S = 10.0  # what follows a run's end follows soon
 LOOK_S = 30.0  # how often a quiet partition's checkpoint is brought up to the others'
 
 
@@ -151,9 +152,10 @@ class Partition:
             log.warning("partition %d: checkpoint not written: %s", self._number, error)
 
     def _forget_idle_runs(self) -> None:
-        before = time.monotonic() - self._settings.run_idle_s
+        now, idle_s = time.monotonic(), self._settings.run_idle_s
         for run_id, (run, task) in tuple(self._runs.items()):
-            if not run.backlog and run.idle_since < before:
+            patience_s = min(idle_s, ENDED_IDLE_S) if run.has_ended else idle_s
+            if not run.backlog and run.idle_since < now - patience_s:
                 task.cancel()
                 del self._runs[run_id]
 

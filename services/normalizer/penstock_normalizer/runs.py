@@ -122,6 +122,11 @@ class Run:
         self.backlog = Backlog(bus, run_id, budget)
         self.idle_since = time.monotonic()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether only an epilogue can come."""
+        return self._fold is not None and self._fold.ended is not None
+
     async def work(self) -> None:
         """Fold and publish until cancelled."""
         while True:
