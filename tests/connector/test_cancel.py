@@ -126,6 +126,25 @@ async def test_agno_is_asked_and_its_stream_ends_the_run(
     assert [request.path for request in cancels(upstream)] == [f"/agents/agno/runs/{run_id}/cancel"]
 
 
+async def test_an_agno_server_that_ends_without_a_word_when_it_is_asked_has_cancelled(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    async def answers(answer: Answer) -> None:
+        await answer.head()
+        await until_cancelled(upstream)
+        await answer.raw(b"d\r\n: keepalive\n\n\r\n")
+        await answer.end()
+
+    upstream.script(answers)
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await upstream.called()
+        await penstock.cancel(run_id, by="ada")
+        end = await the_end(penstock, run_id)
+    assert end.type == "lifecycle.cancelled"
+    assert end.data == {"reason": "user_stop", "by": "ada", "confirmed": True}
+
+
 async def test_an_agno_server_that_does_not_obey_is_hung_up_on(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:

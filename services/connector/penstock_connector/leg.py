@@ -106,6 +106,7 @@ class Leg:
     _unanswered_attempt: bool = False
     _answered: bool = False  # the upstream has begun to, whoever heard it
     _seen: Attachment = field(default_factory=Attachment)
+    _spoke: bool = False  # the upstream has said something
     _call: Call | None = None
     _told: asyncio.Event = field(default_factory=asyncio.Event)  # to end, in one of three ways
     _letting_go: Outcome | None = None
@@ -194,13 +195,15 @@ class Leg:
 
     async def _cancel(self, stream: asyncio.Task[Outcome]) -> Outcome:
         """Let the upstream end by itself if it can be asked, else close the connection."""
-        asked = await self._ask_to_cancel()
-        if asked:
+        confirmed = True
+        if await self._ask_to_cancel():
             await asyncio.wait({stream}, timeout=self.settings.cancel_grace_s)
-            if stream.done() and stream.result().kind != "lost":
+            confirmed = stream.done() and stream.result().kind != "lost"
+            if confirmed and self._spoke:
                 return stream.result()
+            # Agno that is asked before it has begun ends without a word
         await _stop(stream)
-        return ended("cancelled", **self.cancelled_by, confirmed=not asked)
+        return ended("cancelled", **self.cancelled_by, confirmed=confirmed)
 
     async def _ask_to_cancel(self) -> bool:
         try:
@@ -377,6 +380,7 @@ class Leg:
                     words = f"a response is larger than {limit} bytes"
                     return lost("limit", f"the upstream sent too much: {words}")
                 for frame in await self._parsed(frames, chunk, body):
+                    self._spoke = True
                     self.upstream.watch(frame, self._seen)
                 if attached_before and self._seen.refusal is not None:
                     return self._no_way_back(
