@@ -126,19 +126,15 @@ def _outcome(run: Evidence, harm: Harm) -> Iterator[str]:
 
 
 def _reason(run: Evidence, harm: Harm) -> Iterator[str]:
-    """A lost upstream has a reason: its connector was hurt, or the connection to it."""
-    for frame in run.frames:
-        if frame.kind != "lost":
-            continue
-        legs = run.asked
-        exchanges = legs[frame.leg - 1] if len(legs) >= frame.leg else []
-        holders = {
-            _pid(other.connection)
-            for other in run.frames
-            if other.leg == frame.leg and other.writer == "upstream"
-        }
-        if not holders & set(harm.pids) and not any(each.ended == "cut" for each in exchanges):
-            yield f"leg {frame.leg} is lost, and nobody had hurt it: {frame.payload.decode()}"
+    """An upstream is lost only where its connector was hurt, or the connection to it."""
+    if outcome_of(run) not in {f"failed ({code})" for code in LOST}:
+        return
+    leg = max(frame.leg for frame in run.frames)
+    exchanges = run.asked[leg - 1] if len(run.asked) >= leg else []
+    holders = {_pid(frame.connection) for frame in run.frames if frame.leg == leg}
+    if not holders & set(harm.pids) and not any(each.ended == "cut" for each in exchanges):
+        last = [event["data"] for event in run.events if type_of(event) in ENDS]
+        yield f"leg {leg} is lost, and nobody had hurt it: {last}; {_told(exchanges)}"
 
 
 def _views(run: Evidence, harm: Harm) -> Iterator[str]:
@@ -191,7 +187,12 @@ def _are_prefixes(written: Sequence[bytes], sent: Sequence[bytes]) -> bool:
 
 
 def _told(exchanges: Sequence[Exchange]) -> str:
-    return str([(each.path.rpartition("/")[2], each.ended, len(each.body)) for each in exchanges])
+    return str(
+        [
+            (each.path.rpartition("/")[2], each.ended, len(each.body), bytes(each.body[-200:]))
+            for each in exchanges
+        ]
+    )
 
 
 def _once(run: Evidence, harm: Harm) -> Iterator[str]:

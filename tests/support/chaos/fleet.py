@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -20,6 +21,7 @@ from support.waiting import eventually, wait_for
 
 CANNOT_START = 2  # the exit code of a service that finds no bus: it is started again
 _READY_TIMEOUT_S = 120
+_END_TIMEOUT_S = 20
 _LOOK_EVERY_S = 0.2
 _START_AGAIN_S = 0.5
 
@@ -107,9 +109,12 @@ class Slot:
             self._process.popen.terminate()
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Until it has ended; told again, it would not finish what it has begun."""
         if self._process is not None:
-            self._process.stop()
+            try:
+                self._process.popen.wait(_END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.stop()
             self._process = None
 
 
