@@ -71,8 +71,9 @@ async def connector_process(
         async def lives() -> set[str]:
             return {pod for pod in await _living(bus) - before if f"-{process.pid}-" in pod}
 
-        [key] = await eventually(lives, 30, "the connector's process") or ()
-        yield ConnectorProcess(process, key.removeprefix("pod."))
+        found = await eventually(lives, 30, "the connector's process")
+        assert found is not None
+        yield ConnectorProcess(process, found.pop().removeprefix("pod."))
     finally:
         if process.returncode is None:
             process.kill()

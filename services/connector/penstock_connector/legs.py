@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +24,7 @@ from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import control
 from penstock.settings import AgentConfig
 from penstock_connector.claims import Claims, Sessions, patiently
-from penstock_connector.leg import RELEASED, TAKEN_OVER, Leg, Outcome, lost
+from penstock_connector.leg import FRESH_S, RELEASED, TAKEN_OVER, Leg, Outcome, lost
 from penstock_connector.orders import Order
 from penstock_connector.past import Past
 from penstock_connector.runs import Runs, holder_of
@@ -115,6 +116,7 @@ class Legs:
         if run_id in self._legs:
             await asyncio.wait({self._legs[run_id][1]})  # it is putting its things in order
         await self._claims.begin(run_id, order.held)
+        noted_at = time.monotonic()
         is_first = True
         if agent is not None:
             # before the `open`: a run that was seen to start stands before what is started then
@@ -128,6 +130,9 @@ class Legs:
             await self.sessions.leave(order.session, run_id, self._pod)
             await self._claims.end(run_id)
             raise
+        if time.monotonic() - noted_at > FRESH_S:
+            # who took us for dead has cleared away the note of a leg that was not open yet
+            await patiently(lambda: self._claims.begin(run_id, order.held))
         if agent is None:
             unknown = lost("internal", f"no agent {command.agent} in this connector's file")
             await writer.write(unknown.kind, orjson.dumps(unknown.facts), leg=order.leg)
