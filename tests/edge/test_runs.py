@@ -13,6 +13,7 @@ import uuid_utils
 from penstock.bus import Bus, streams, subjects
 from penstock.bus.direct import read
 from penstock.bus.messages import raw_frame
+from penstock_edge import locate
 from support.clients import Client, MakeEdge, Stream
 from support.pretend import PretendRun, command_of
 
@@ -313,3 +314,21 @@ async def test_a_run_that_nobody_cancels_is_ended_by_the_edge(
     assert b'"type":"lifecycle.cancelled"' in frame.payload
     await run.say("lifecycle.cancelled", reason="user_stop", confirmed=False)
     assert (await asked).status_code == 200
+
+
+async def test_a_replica_that_lags_makes_no_cursor_a_stranger(
+    edge: Client, finished: PretendRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"/v1/runs/{finished.run_id}/events"
+    async with Stream(edge, "GET", path) as stream:
+        whole = await stream.rest()
+    lags = 3
+
+    async def lagging(*args: Any) -> Any:
+        nonlocal lags
+        lags -= 1
+        return ([], 0) if lags >= 0 else await read(*args)
+
+    monkeypatch.setattr(locate, "read", lagging)
+    async with Stream(edge, "GET", path, headers={"last-event-id": str(whole[1].id)}) as stream:
+        assert [frame.data for frame in await stream.rest()] == [each.data for each in whole[2:]]

@@ -19,6 +19,8 @@ from penstock_edge.items import type_of
 from penstock_edge.past import tail
 from penstock_edge.views import View
 
+LAG_S = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -129,9 +131,7 @@ async def locate(bus: Bus, view: View, after: Cursor | None) -> Place:
 async def _begun(bus: Bus, view: View, lifecycle: Stored) -> Place:
     begun = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
     ended = type_of(lifecycle) in TERMINAL
-    found, _ = await read(
-        bus, view.followed.stream, view.followed.pattern, 1 if view.over_raw else begun, 1
-    )
+    found = await _first_from(bus, view, 1 if view.over_raw else begun)
     if not found and ended:
         raise _gone(view.run_id)
     return Place(
@@ -140,6 +140,17 @@ async def _begun(bus: Bus, view: View, lifecycle: Stored) -> Place:
         truncated=bool(found) and not _is_first(found[0]),
         ended=ended,
     )
+
+
+async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
+    """The first message from there on; a replica that lags is asked again."""
+    stream, pattern = view.followed.stream, view.followed.pattern
+    while True:
+        found, _ = await read(bus, stream, pattern, start, 1)
+        last = None if found else await bus.tail(stream, pattern)
+        if last is None or last.sequence < start:
+            return found
+        await asyncio.sleep(LAG_S)
 
 
 async def _not_begun(bus: Bus, view: View, record: RunRecord) -> Place:
@@ -167,6 +178,10 @@ async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
     stream, pattern = view.followed.stream, view.followed.pattern
     found, _ = await read(bus, stream, pattern, after.sequence, 1)
     if found and found[0].sequence == after.sequence:
+        return False
+    # a replica that lags does not have it yet; who is told 400 does not come back
+    stands = await bus.at(stream, after.sequence)
+    if stands is not None and subjects.run_id_of(stands.subject) == view.run_id:
         return False
     info = await bus.api(f"STREAM.INFO.{stream}")
     aged = after.sequence < info["state"]["first_seq"]
