@@ -76,7 +76,7 @@ async def connectors(
     while True:
         async with connector_process(penstock.bus, config, folder, ack_wait_s=2):
             try:
-                await asyncio.wait_for(over.wait(), chance.uniform(0.5, 2))
+                await asyncio.wait_for(over.wait(), chance.uniform(1.5, 4))
                 return kills
             except TimeoutError:
                 kills += 1
