@@ -26,6 +26,7 @@ HASTY = {
     "partition_ttl_s": 3,
     "partition_renew_s": 1,
     "ack_wait_s": 5,
+    "drain_s": 1,
 }
 
 
