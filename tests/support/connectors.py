@@ -68,12 +68,12 @@ async def connector_process(
     )
     try:
 
-        async def lives() -> set[str]:
-            return {pod for pod in await _living(bus) - before if f"-{process.pid}-" in pod}
+        async def lives() -> str | None:
+            new = await _living(bus) - before
+            return next((pod for pod in new if f"-{process.pid}-" in pod), None)
 
         found = await eventually(lives, 30, "the connector's process")
-        assert found is not None
-        yield ConnectorProcess(process, found.pop().removeprefix("pod."))
+        yield ConnectorProcess(process, found.removeprefix("pod."))
     finally:
         if process.returncode is None:
             process.kill()
