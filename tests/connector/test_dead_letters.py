@@ -46,7 +46,7 @@ async def test_a_start_that_kills_connectors_ends_its_run_and_is_not_taken_again
     config = agents(upstream)
     async with pipeline(fresh_nats.url, config, WITHOUT) as penstock:
         run_id = await penstock.start_run("agno", "hello")
-        await deliver_and_forget(penstock.bus, 5)
+        await deliver_and_forget(penstock.bus, 15)
         async with pipeline(fresh_nats.url, config, (ConnectorService,)):
             *_, last = await penstock.ended(run_id)
             found = await the_letter(penstock.bus, "connector", run_id)
@@ -58,8 +58,8 @@ async def test_a_start_that_kills_connectors_ends_its_run_and_is_not_taken_again
             with pytest.raises(CannotBePutBack, match="cannot be started again"):
                 await put_back(penstock.bus, found)
     assert (last.type, last.data["code"]) == ("lifecycle.failed", "internal")
-    assert "delivered 5 times and never finished" in last.data["error"]
-    assert found.letter.delivered == 6
+    assert "delivered 15 times and never finished" in last.data["error"]
+    assert found.letter.delivered == 16
     assert orjson.loads(found.letter.payload)["run_id"] == run_id
     assert not upstream.calls
 

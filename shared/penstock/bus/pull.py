@@ -33,7 +33,7 @@ HEARTBEAT_S = 2  # an open request is told that its consumer lives
 SILENCE_S = 5.0  # the server that led the consumer died, and nobody says so
 RETRY_S, MAX_RETRY_S = 0.25, 1.0
 AGAIN_S = 1.0
-GIVE_UP_TRIES = 5  # deliveries beyond `max_deliver`: to give a message up may fail, too
+GIVE_UP_TRIES = 5  # deliveries beyond the limits: to give a message up may fail, too
 LOOK_S = 0.2  # how soon it is seen that there is room again
 MAX_REQUEST_BYTES = 4 * 1024 * 1024  # a batch of the largest messages would be 256 MiB
 
@@ -283,8 +283,9 @@ class WorkQueue:
 
     A handler that returns acknowledges. `Retry`, or a bus that is away, calls it again: the message
     stays here meanwhile, so that to wait is no delivery. Any other exception is logged and delivers
-    again, up to `max_deliver` times, then `on_poison` gets the message. It also gets one that was
-    delivered so often and never came back: it killed whoever took it. Where that fails
+    again, up to `max_deliver` times, then `on_poison` gets the message. It also gets one that came
+    `max_unfinished` times and never back: it killed whoever took it. That limit is higher, since
+    who dies of something else, or stops, leaves its messages unfinished too. Where giving up fails
     `GIVE_UP_TRIES` times more, the server stops and says so in an advisory. `room` says how many
     more may be taken, where that is not only a matter of handlers at work.
     """
@@ -302,6 +303,7 @@ class WorkQueue:
         concurrency: int = 64,
         ack_wait_s: float = 30.0,
         max_deliver: int = 5,
+        max_unfinished: int = 15,
     ) -> None:
         self._bus = bus
         self._stream = stream
@@ -313,6 +315,7 @@ class WorkQueue:
         self._concurrency = concurrency
         self._ack_wait_s = ack_wait_s
         self._max_deliver = max_deliver
+        self._max_unfinished = max_unfinished
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -349,7 +352,7 @@ class WorkQueue:
                     "filter_subjects": list(self._patterns),
                     "ack_policy": "explicit",
                     "ack_wait": int(self._ack_wait_s * NANO),
-                    "max_deliver": self._max_deliver + GIVE_UP_TRIES,
+                    "max_deliver": max(self._max_deliver, self._max_unfinished) + GIVE_UP_TRIES,
                     "max_ack_pending": 10_000,
                 },
             },
@@ -401,7 +404,7 @@ class WorkQueue:
     async def _word(self, delivery: Delivery) -> bytes:
         """What the server is told: done, again, or never again."""
         stored = delivery.stored
-        if stored.delivered > self._max_deliver:
+        if stored.delivered > self._max_unfinished:
             await self._on_poison(stored, NeverFinished(stored.delivered - 1))
             return b"+TERM"
         while not self._stopped.is_set():

@@ -164,12 +164,30 @@ async def test_what_kills_whoever_takes_it_is_given_up_unread(commands: Commands
             sys.executable, "-c", _DIES, commands.bus.settings.url, commands.target
         )
         assert await process.wait() == -signal.SIGKILL
-    async with commands.taken(ack_wait_s=1, max_deliver=2):
+    async with commands.taken(ack_wait_s=1, max_unfinished=2):
         await commands.empty()
     assert commands.handled == []
     [(payload, why)] = commands.given_up
     assert payload == b"poison"
     assert "delivered 2 times and never finished" in why
+
+
+async def test_who_died_of_something_else_does_not_count_as_a_failed_attempt(
+    commands: Commands,
+) -> None:
+    """As under many kills: taken again and again by who does not live to finish it."""
+    async with commands.taken(ack_wait_s=1, max_deliver=1, max_unfinished=4):
+        pass  # the consumer is made
+    await commands.send(b"x")
+    taker = await commands.bus.js.pull_subscribe_bind(commands.target, stream="COMMANDS")
+    for _ in range(3):
+        [taken] = await taker.fetch(1)
+        await taken.nak()  # for not to wait for ack_wait
+    await taker.unsubscribe()
+    async with commands.taken(ack_wait_s=1, max_deliver=1, max_unfinished=4):
+        await commands.empty()
+    assert commands.handled == [b"x"]
+    assert commands.given_up == []
 
 
 async def test_what_cannot_even_be_given_up_is_left_to_the_server(
@@ -188,7 +206,7 @@ async def test_what_cannot_even_be_given_up_is_left_to_the_server(
             streams.ADVISORIES, f"{MAX_DELIVERIES}.COMMANDS.{commands.target}"
         )
 
-    async with commands.taken(fail, on_poison=fail, max_deliver=1, ack_wait_s=1):
+    async with commands.taken(fail, on_poison=fail, max_deliver=1, max_unfinished=1, ack_wait_s=1):
         await commands.send(b"x")
         await eventually(told, 20, "an advisory")
     assert failed == 3  # handled, given up, and given up once more
@@ -212,7 +230,7 @@ async def test_a_consumer_of_an_older_version_gets_the_limit(commands: Commands)
         await commands.send(b"x")
         await commands.until(1)
         info = await commands.bus.api(f"CONSUMER.INFO.COMMANDS.{commands.target}")
-    assert info["config"]["max_deliver"] == 5 + pull.GIVE_UP_TRIES
+    assert info["config"]["max_deliver"] == 15 + pull.GIVE_UP_TRIES
 
 
 async def test_a_command_that_always_fails_is_given_up(
@@ -267,7 +285,9 @@ async def test_what_cannot_be_given_up_comes_again(commands: Commands) -> None:
         if tries == 1:
             raise BusUnavailable("as the test wants")
 
-    async with commands.taken(fail, on_poison=give_up, max_deliver=1, ack_wait_s=1):
+    async with commands.taken(
+        fail, on_poison=give_up, max_deliver=1, max_unfinished=1, ack_wait_s=1
+    ):
         await commands.send(b"x")
         await commands.empty()
     assert tries == 2
