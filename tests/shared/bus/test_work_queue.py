@@ -176,8 +176,18 @@ async def test_who_died_of_something_else_does_not_count_as_a_failed_attempt(
     commands: Commands,
 ) -> None:
     """As under many kills: taken again and again by who does not live to finish it."""
-    async with commands.taken(ack_wait_s=1, max_deliver=1, max_unfinished=4):
-        pass  # the consumer is made
+    await commands.bus.api(
+        f"CONSUMER.DURABLE.CREATE.COMMANDS.{commands.target}",
+        {
+            "stream_name": "COMMANDS",
+            "config": {
+                "durable_name": commands.target,
+                "filter_subjects": [f"command.{commands.target}.start.*"],
+                "ack_policy": "explicit",
+                "max_ack_pending": 10_000,
+            },
+        },
+    )
     await commands.send(b"x")
     taker = await commands.bus.js.pull_subscribe_bind(commands.target, stream="COMMANDS")
     for _ in range(3):
@@ -285,9 +295,7 @@ async def test_what_cannot_be_given_up_comes_again(commands: Commands) -> None:
         if tries == 1:
             raise BusUnavailable("as the test wants")
 
-    async with commands.taken(
-        fail, on_poison=give_up, max_deliver=1, max_unfinished=1, ack_wait_s=1
-    ):
+    async with commands.taken(fail, on_poison=give_up, max_deliver=1, ack_wait_s=1):
         await commands.send(b"x")
         await commands.empty()
     assert tries == 2
