@@ -18,13 +18,17 @@ import pytest
 from fuzz.cases import no_longer_than
 from penstock import sse
 from penstock.bus.messages import RawFrame
+from penstock.dialects.adk.encode import AdkEncoder
+from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agui.decode_chunks import Chunks
 from penstock.dialects.agui.decode_state import State
 from penstock.dialects.agui.decode_transcript import Transcript, settled
+from penstock.dialects.agui.memory import Memory
 from penstock.dialects.base import MAX_OPEN
 from penstock.sse import Parser
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.fold import RunFold
+from support.canonical import event as canonical
 from support.raw import RUN_ID
 
 N = 150
@@ -365,6 +369,77 @@ def test_a_conversation_is_remembered_at_the_cost_of_what_is_said(rows: Rows) ->
         return bytecodes(work)
 
     assert work_for(2 * N) < GROWTH * work_for(N)
+
+
+def test_a_client_that_comes_late_is_told_a_long_answer_at_the_cost_of_reading_it() -> None:
+    n, delta = 100_000, "x" * 20
+    memory = Memory()
+    memory.apply({"type": "TEXT_MESSAGE_START", "messageId": "m"})
+    memory.apply({"type": "TOOL_CALL_START", "toolCallId": "c", "toolCallName": "t"})
+    with no_longer_than(5):
+        for _ in range(n):
+            memory.apply({"type": "TEXT_MESSAGE_CONTENT", "messageId": "m", "delta": delta})
+            memory.apply({"type": "TOOL_CALL_ARGS", "toolCallId": "c", "delta": delta})
+    message, asking = memory.messages
+    assert message["content"] == delta * n
+    assert asking["toolCalls"][0]["function"]["arguments"] == delta * n
+
+
+def test_a_conversation_of_many_messages_is_told_at_the_cost_of_what_is_said() -> None:
+    def work_for(n: int) -> int:
+        memory = Memory()
+        events = [
+            {"type": type, "messageId": f"{i}{type}", "toolCallId": f"{i}", "delta": "x"}
+            | {"toolCallName": "t", "content": "x"}
+            for type in ("TEXT_MESSAGE_START", "TOOL_CALL_START")
+            for i in range(n)
+        ] + [
+            {"type": type, "messageId": f"{i}TEXT_MESSAGE_START", "toolCallId": f"{i}"}
+            | {"delta": "x"}
+            for i in range(n)
+            for type in ("TEXT_MESSAGE_CONTENT", "TOOL_CALL_ARGS", "TEXT_MESSAGE_END")
+        ]
+        return bytecodes(lambda: [*map(memory.apply, events), memory.messages])
+
+    assert work_for(2 * N) < GROWTH * work_for(N)
+
+
+@pytest.mark.parametrize("make", [AgnoEncoder, AdkEncoder])
+def test_a_small_change_of_a_wide_state_costs_what_it_is(
+    make: Callable[[], AgnoEncoder | AdkEncoder],
+) -> None:
+    wide = {f"{i}": i for i in range(50_000)}
+    encoder = make()
+
+    encoder.feed(canonical("state.snapshot", {"snapshot": wide}))
+    with no_longer_than(5):
+        for i in range(10_000):
+            for change in ({"op": "add", "path": "/new", "value": i}, {"op": "remove"}):
+                encoder.feed(canonical("state.delta", {"delta": [{"path": "/new", **change}]}))
+    assert wide == {f"{i}": i for i in range(50_000)}
+
+
+TOKENS: dict[str, Callable[[str], bytes]] = {
+    "agno": lambda token: agno("RunContent", content=token),
+    "adk": lambda token: adk({"text": token}, partial=True),
+    "agui": lambda token: agui("TEXT_MESSAGE_CONTENT", messageId="m", delta=token),
+}
+
+
+@pytest.mark.parametrize("protocol", sorted(TOKENS))
+def test_an_answer_in_short_tokens_is_held_as_what_it_is(protocol: str) -> None:
+    n, make = 3000, TOKENS[protocol]
+    fold = run_of(protocol)
+    fold.feed(_raw("bytes", make("begin"), 2))
+    tracemalloc.start()
+    try:
+        for sequence in range(3, 33):
+            body = b"".join(make(f"{i:04}") for i in range(n // 30))
+            fold.feed(_raw("bytes", body, sequence))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 4 * 4 * n
 
 
 LONG = "n" * 100_000

@@ -15,7 +15,7 @@ from penstock.dialects.adk.encode import _HANDLERS, UNTOLD, AdkEncoder, event_li
 from penstock.dialects.adk.legacy import LegacyEncoder
 from penstock.dialects.adk.shapes import item_ids, request_id
 from penstock.dialects.base import AgentFacts, Draft, Pause
-from penstock.dialects.state import patched
+from penstock.dialects.state import State
 from penstock.events import CATALOGUE, TERMINAL
 from penstock.sse import Frame, Parser, encode
 from support.canonical import Recorded, event, recorded, recorded_runs, run, type_of
@@ -506,6 +506,13 @@ def test_a_change_that_does_not_fit_changes_nothing(change: Any) -> None:
     assert patched({"items": ["a"]}, [change]) == {"items": ["a"]}
 
 
+def patched(state: Any, changes: list[Any]) -> Any:
+    held = State()
+    held.become(state)
+    held.apply(changes)
+    return held.value
+
+
 def test_patching_leaves_the_given_state_as_it_was() -> None:
     state = {"a~/": {"list": [1]}}
     ops = [
@@ -515,6 +522,15 @@ def test_patching_leaves_the_given_state_as_it_was() -> None:
     assert patched(state, ops) == {"a~/": {"list": [0]}}
     assert state == {"a~/": {"list": [1]}}
     assert patched(state, [{"op": "replace", "path": "", "value": 7}]) == 7
+
+
+def test_patching_leaves_the_given_changes_as_they_were() -> None:
+    given: list[Any] = [
+        {"op": "add", "path": "/a", "value": {"b": [{}]}},
+        {"op": "add", "path": "/a/b/0/c", "value": 1},
+    ]
+    assert patched({}, given) == {"a": {"b": [{"c": 1}]}}
+    assert given[0]["value"] == {"b": [{}]}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from penstock.dialects.adk import shapes
 from penstock.dialects.adk.failure import ABORTED
 from penstock.dialects.adk.values import array, obj
 from penstock.dialects.base import Json, JsonObject
-from penstock.dialects.state import patched
+from penstock.dialects.pieces import add_piece
+from penstock.dialects.state import State
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
@@ -89,7 +90,7 @@ class AdkEncoder:
     _waiting: dict[str, JsonObject] = field(default_factory=dict)  # calls that await a decision
     _asked: list[JsonObject] = field(default_factory=list)  # the items of the open request
     _names: dict[str, str] = field(default_factory=dict)  # call ids that the client knows as items
-    _state: Json = field(default_factory=dict)
+    _state: State = field(default_factory=State)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """The frames of one canonical event, given as its envelope; they have no event name."""
@@ -107,7 +108,7 @@ class AdkEncoder:
         yield from self._end_thoughts(event)
         data = event["data"]
         message_id, piece = data["message_id"], data["content"]
-        self._messages.setdefault(message_id, _Said(event)).pieces.append(piece)
+        add_piece(self._messages.setdefault(message_id, _Said(event)).pieces, piece)
         if self.streaming:
             content = _content([{"text": piece}])
             yield self._event(event, message_id, content=content, partial=True)
@@ -135,7 +136,7 @@ class AdkEncoder:
         data = event["data"]
         reasoning_id, thought = data["reasoning_id"], data["thought"]
         if thought:
-            self._thoughts.setdefault(reasoning_id, _Said(event)).pieces.append(thought)
+            add_piece(self._thoughts.setdefault(reasoning_id, _Said(event)).pieces, thought)
             if self.streaming:
                 content = _content([{"text": thought, "thought": True}])
                 yield self._event(event, reasoning_id, content=content, partial=True)
@@ -240,23 +241,17 @@ class AdkEncoder:
         yield self._acted(event, actions)
 
     def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:
-        yield from self._state_became(event, event["data"].get("snapshot"))
+        yield from self._state_became(event, self._state.become(event["data"].get("snapshot")))
 
     def _state_changed(self, event: JsonObject) -> Iterator[JsonObject]:
         changes = array(event["data"].get("delta"))
-        yield from self._state_became(event, patched(self._state, changes))
+        yield from self._state_became(event, self._state.apply(changes))
 
-    def _state_became(self, event: JsonObject, state: Json) -> Iterator[JsonObject]:
+    def _state_became(self, event: JsonObject, changed: list[str]) -> Iterator[JsonObject]:
         """ADK's changes are whole values of the outermost keys; null for one that is gone."""
-        before, after = obj(self._state), obj(state)
-        self._state = state
-        delta = {
-            key: after.get(key)
-            for key in {**before, **after}
-            if key not in before or key not in after or before[key] != after[key]
-        }
-        if delta:
-            yield self._acted(event, {"stateDelta": delta})
+        if changed:
+            state = obj(self._state.value)
+            yield self._acted(event, {"stateDelta": {key: state.get(key) for key in changed}})
 
     def _artifact(self, event: JsonObject) -> Iterator[JsonObject]:
         data = event["data"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.dialects.adk.values import Ids
 from penstock.dialects.base import Draft, JsonObject, Source
+from penstock.dialects.pieces import add_piece
 
 
 class Speaker:
@@ -59,7 +60,7 @@ class Speaker:
         if self._reasoning_id:
             self._end_thought(out)
         message_id = self._message_id or self._start(event_id, out)
-        self._said.append(delta)
+        add_piece(self._said, delta)
         out.append(self.draft("llm.stream", {"content": delta, "message_id": message_id}))
 
     def think(self, delta: str, event_id: str | None, out: list[Draft]) -> None:

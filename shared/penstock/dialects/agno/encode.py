@@ -21,7 +21,8 @@ from penstock.dialects.agno.address import Address, epoch_s
 from penstock.dialects.agno.encode_steps import STEP_FRAMES
 from penstock.dialects.agno.values import obj, objects, text
 from penstock.dialects.base import Json, JsonObject
-from penstock.dialects.state import patched
+from penstock.dialects.pieces import add_piece
+from penstock.dialects.state import State
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
@@ -102,7 +103,7 @@ class AgnoEncoder:
     _streamed: set[str] = field(default_factory=set)  # open messages that were said in pieces
     _calls: dict[str, _Call] = field(default_factory=dict)
     _items: list[JsonObject] = field(default_factory=list)  # of the open request
-    _state: Json = field(default_factory=dict)
+    _state: State = field(default_factory=State)
 
     def __post_init__(self) -> None:
         self._address = Address(self.kind, self.name)
@@ -164,7 +165,7 @@ class AgnoEncoder:
         if thought:
             self._voice(event).in_turn = True
             if not event.get("subrun"):
-                self._thoughts.append(thought)
+                add_piece(self._thoughts, thought)
             said = {"content_type": "str", "reasoning_content": thought, "workflow_agent": False}
             yield self._address.frame(event, "RunContent", **said)
 
@@ -341,7 +342,7 @@ class AgnoEncoder:
             content_type=(structured and data.get("content_type")) or _type_of(content),
             **thoughts,
             citations=self._voice(event).citations,
-            session_state=obj(self._state),
+            session_state=obj(self._state.value),
             metrics=steps | forms.metrics(data, duration_s, first_token_s),
         )
 
@@ -364,11 +365,11 @@ class AgnoEncoder:
 
     def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:
         """RunCompleted has the state."""
-        self._state = event["data"].get("snapshot")
+        self._state.become(event["data"].get("snapshot"))
         yield from ()
 
     def _state_changed(self, event: JsonObject) -> Iterator[JsonObject]:
-        self._state = patched(self._state, event["data"].get("delta") or ())
+        self._state.apply(event["data"].get("delta") or ())
         yield from ()
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from penstock.dialects.agno.runs import Message, Run, Runs
 from penstock.dialects.agno.values import citations, obj, present, string, text
 from penstock.dialects.base import Draft, JsonObject
+from penstock.dialects.pieces import add_piece
 
 _ROLE = "assistant"
 
@@ -36,11 +37,11 @@ class Speech:
         content = body.get("content")
         thought = body.get("reasoning_content")
         if thought and isinstance(thought, str):
-            run.thoughts.append(thought)
+            add_piece(run.thoughts, thought)
             drafts.append(self._thought(run, thought))
         if content and isinstance(content, str):
             message = run.message or self._begin(run, drafts)
-            message.parts.append(content)
+            add_piece(message.parts, content)
             data = {"content": content, "message_id": message.id}
             drafts.append(self._runs.draft(run, "llm.stream", data))
         elif content is not None and content != "":
@@ -85,7 +86,7 @@ class Speech:
         thought = string(body.get("reasoning_content"))
         if thought is None:
             return []
-        run.thoughts.append(thought)
+        add_piece(run.thoughts, thought)
         return [self._thought(run, thought)]
 
     def reasoning_step(self, run: Run, body: JsonObject) -> list[Draft]:

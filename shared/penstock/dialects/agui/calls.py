@@ -11,6 +11,7 @@ from penstock.dialects.agui.speech import Speech
 from penstock.dialects.agui.values import json_text, result_text
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import JsonObject
+from penstock.dialects.pieces import add_piece
 
 
 class Calls:
@@ -35,7 +36,7 @@ class Calls:
             if not self._context.profile.whole:
                 yield self._start(id, call)
         if self._context.profile.whole:
-            call.text.append(delta)
+            add_piece(call.text, delta)
         else:
             call.said = True
             fields = {"toolCallId": self._context.scope + id, "delta": delta}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from penstock.dialects.agui.decode_cast import Cast, Owner, owner_of
 from penstock.dialects.agui.decode_values import present, string, with_metadata
 from penstock.dialects.base import Draft, Ids, JsonObject
+from penstock.dialects.pieces import add_piece
 
 _THINKING = "THINKING"  # the retired events have no ids, so there is one train of thought at a time
 
@@ -80,7 +81,7 @@ class Speech:
         if not delta:
             return []
         message = self._messages.get(upstream_id) or self._open(upstream_id, body)
-        message.parts.append(delta)
+        add_piece(message.parts, delta)
         if self._repeats(message, body):
             return []
         return self._say(message, delta, body)
@@ -131,7 +132,7 @@ class Speech:
             return False
         last_id, last_text = self._last
         so_far = "".join(message.parts)
-        message.echo_of = last_id if so_far == last_text and len(message.parts) == 1 else None
+        message.echo_of = last_id if so_far == last_text else None
         return message.echo_of is not None
 
     def _say(self, message: _Message, delta: str, body: JsonObject) -> list[Draft]:

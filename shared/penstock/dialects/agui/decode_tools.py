@@ -17,6 +17,7 @@ from penstock.dialects.agui.decode_values import (
     with_metadata,
 )
 from penstock.dialects.base import Draft, Ids, Json, JsonObject, short
+from penstock.dialects.pieces import add_piece
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ class Tools:
             return None
         if call.asked or not delta:
             return []
-        call.parts.append(delta)
+        add_piece(call.parts, delta)
         data = {"tool_call_id": call.id, "tool": call.tool, "delta": delta}
         return [self._cast.draft(body, "llm.tool_args", with_metadata(data, body))]
 

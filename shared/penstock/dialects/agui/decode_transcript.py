@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.dialects.agui.decode_values import obj, objects, present, string, text
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.pieces import add_piece
 
 
 class Transcript:
@@ -81,7 +82,7 @@ class Transcript:
 
     def _grow(self, id: str, holder: JsonObject, key: str, body: JsonObject) -> None:
         pieces = self._pieces.setdefault((id, key), (holder, []))[1]
-        pieces.append(text(body.get("delta")))
+        add_piece(pieces, text(body.get("delta")))
 
     def _called(self, body: JsonObject) -> None:
         self._writing.discard(text(body.get("toolCallId")))

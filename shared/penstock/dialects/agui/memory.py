@@ -13,19 +13,32 @@ from typing import Final
 from penstock.dialects.agui.patch import Document, DoesNotApply
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.pieces import add_piece
 
 NOTHING: Final = object()  # no state is known, which is not the state null
 
 
 @dataclass(slots=True)
 class Memory:
-    """A client's conversation. `apply` takes the events in order."""
+    """A client's conversation. `apply` takes the events in order, each at its own cost."""
 
-    messages: list[JsonObject] = field(default_factory=list)
+    _messages: list[JsonObject] = field(default_factory=list)
+    _by_id: dict[str, JsonObject] = field(default_factory=dict)  # the newest of each
+    _calls: dict[str, tuple[JsonObject, JsonObject]] = field(default_factory=dict)
+    # text that is still to be joined, by what holds it: pieces are many, readers are few
+    _pieces: dict[tuple[int, str], tuple[JsonObject, list[str]]] = field(default_factory=dict)
     run: JsonObject | None = None  # the last RUN_STARTED
     end: JsonObject | None = None  # its RUN_FINISHED or RUN_ERROR
     _state: Document | None = None
     _contents: dict[str, Document] = field(default_factory=dict)  # of activities, by id
+
+    @property
+    def messages(self) -> list[JsonObject]:
+        """The conversation so far."""
+        for (_, key), (holder, pieces) in self._pieces.items():
+            holder[key] = (holder.get(key) or "") + "".join(pieces)
+        self._pieces.clear()
+        return self._messages
 
     @property
     def state(self) -> Json:
@@ -42,19 +55,26 @@ class Memory:
         """The user's words, unless they are the last that is known."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "user" or last.get("content") != text:
-            self.messages.append({"id": id, "role": "user", "content": text})
+            self._append({"id": id, "role": "user", "content": text})
+
+    def _append(self, message: JsonObject) -> None:
+        self._messages.append(message)
+        self._know(message)
+
+    def _know(self, message: JsonObject) -> None:
+        self._by_id[message["id"]] = message
+        for call in message.get("toolCalls") or ():
+            self._calls.setdefault(call["id"], (message, call))
 
     def _message(self, id: str) -> JsonObject | None:
-        # most often the newest is asked for
-        return next((each for each in reversed(self.messages) if each["id"] == id), None)
+        return self._by_id.get(id)
 
-    def _call(self, id: str) -> tuple[int, JsonObject] | None:
-        """Where the message with this call stands, and the call."""
-        for index, message in enumerate(self.messages):
-            for call in message.get("toolCalls", ()):
-                if call["id"] == id:
-                    return index, call
-        return None
+    def _call(self, id: str) -> JsonObject | None:
+        message_and_call = self._calls.get(id)
+        return message_and_call[1] if message_and_call is not None else None
+
+    def _grow(self, holder: JsonObject, key: str, delta: str) -> None:
+        add_piece(self._pieces.setdefault((id(holder), key), (holder, []))[1], delta)
 
     def _run_started(self, event: JsonObject) -> None:
         self.run, self.end = event, None
@@ -68,13 +88,13 @@ class Memory:
             message = {"id": event["messageId"], "role": event.get("role", "assistant")}
             message["content"] = ""
             message.update({key: event[key] for key in ("name", "subagentRunId") if key in event})
-            self.messages.append(message)
+            self._append(message)
         _merge(message, event)
 
     def _content(self, event: JsonObject) -> None:
         message = self._message(event["messageId"])
-        if message is not None:
-            message["content"] = (message.get("content") or "") + event["delta"]
+        if message is not None and isinstance(message.get("content") or "", str):
+            self._grow(message, "content", event["delta"])
             _merge(message, event)
 
     def _ended(self, event: JsonObject) -> None:
@@ -83,14 +103,15 @@ class Memory:
             _merge(message, event)
 
     def _call_started(self, event: JsonObject) -> None:
-        found = self._call(event["toolCallId"])
-        if found is not None:
-            _merge(found[1], event)
+        known = self._call(event["toolCallId"])
+        if known is not None:
+            _merge(known, event)
             return
         parent = self._parent(event)
         function = {"name": event["toolCallName"], "arguments": ""}
         call: JsonObject = {"id": event["toolCallId"], "type": "function", "function": function}
         parent.setdefault("toolCalls", []).append(call)
+        self._calls[call["id"]] = parent, call
         _merge(call, event)
 
     def _parent(self, event: JsonObject) -> JsonObject:
@@ -105,19 +126,19 @@ class Memory:
         }
         if "subagentRunId" in event:
             created["subagentRunId"] = event["subagentRunId"]
-        self.messages.append(created)
+        self._append(created)
         return created
 
     def _call_args(self, event: JsonObject) -> None:
-        found = self._call(event["toolCallId"])
-        if found is not None:
-            found[1]["function"]["arguments"] += event["delta"]
-            _merge(found[1], event)
+        call = self._call(event["toolCallId"])
+        if call is not None:
+            self._grow(call["function"], "arguments", event["delta"])
+            _merge(call, event)
 
     def _call_ended(self, event: JsonObject) -> None:
-        found = self._call(event["toolCallId"])
-        if found is not None:
-            _merge(found[1], event)
+        call = self._call(event["toolCallId"])
+        if call is not None:
+            _merge(call, event)
 
     def _call_result(self, event: JsonObject) -> None:
         message = {
@@ -129,11 +150,12 @@ class Memory:
         if "subagentRunId" in event:
             message["subagentRunId"] = event["subagentRunId"]
         _merge(message, event)
-        found = self._call(event["toolCallId"])
-        at = found[0] + 1 if found else len(self.messages)
-        while at < len(self.messages) and self.messages[at]["role"] == "tool":
-            at += 1
-        self.messages.insert(at, message)
+        self._know(message)
+        asked = self._calls.get(event["toolCallId"])
+        at = len(self._messages)
+        if asked is not None:
+            at = _place(self._messages, asked[0])
+        self._messages.insert(at, message)
 
     def _state_told(self, event: JsonObject) -> None:
         self._state = Document(event["snapshot"])
@@ -148,18 +170,21 @@ class Memory:
         roles = {message["role"] for message in event["messages"]}
         kept = [
             restated.get(message["id"], message)
-            for message in self.messages
+            for message in self._messages
             if message["id"] in restated or message["role"] in {"activity", "reasoning"} - roles
         ]
         known = {message["id"] for message in kept}
-        self.messages = kept + [each for id, each in restated.items() if id not in known]
+        self._messages = kept + [each for id, each in restated.items() if id not in known]
+        self._by_id, self._calls = {}, {}
+        for message in self._messages:
+            self._know(message)
 
     def _activity(self, event: JsonObject) -> None:
         message = self._message(event["messageId"])
         replace = event.get("replace", True)
         if message is None:
             message = {"id": event["messageId"], "role": "activity"}
-            self.messages.append(message)
+            self._append(message)
         elif message["role"] != "activity" or not replace:
             return
         message["activityType"] = event["activityType"]
@@ -183,12 +208,22 @@ class Memory:
 
     def _encrypted(self, event: JsonObject) -> None:
         if event["subtype"] == "tool-call":
-            found = self._call(event["entityId"])
-            entity = found[1] if found else None
+            entity = self._call(event["entityId"])
         else:
             entity = self._message(event["entityId"])
         if entity is not None and entity.get("role") != "activity":
             entity["encryptedValue"] = event["encryptedValue"]
+
+
+def _place(messages: list[JsonObject], asking: JsonObject) -> int:
+    """Where an answer stands: behind the message that asked, and the answers that are there."""
+    # from the end: an answer comes soon
+    at = end = len(messages)
+    while messages[at - 1] is not asking:
+        at -= 1
+        if messages[at]["role"] != "tool":
+            end = at
+    return end
 
 
 def _merge(target: JsonObject, event: JsonObject) -> None:

@@ -8,6 +8,7 @@ from penstock.dialects.agui.context import NO_FACTS, Context, Said
 from penstock.dialects.agui.ledger import Message
 from penstock.dialects.agui.vocabulary import TEXT_ROLES, EventType
 from penstock.dialects.base import JsonObject
+from penstock.dialects.pieces import add_piece
 
 
 class Speech:
@@ -32,7 +33,7 @@ class Speech:
             yield from self._open_message(id, data)
             message = self._open.messages[id]
         if self._context.profile.whole:
-            message.text.append(content)
+            add_piece(message.text, content)
         elif content:
             message.said = True
             fields = {"messageId": self._context.scope + id, "delta": content}

@@ -17,6 +17,7 @@ from typing import Final
 import orjson
 
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.pieces import add_piece
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
@@ -120,7 +121,7 @@ class UnifiedEncoder:
         if data["message_id"] not in self._open:
             yield self._begin(event, agent)
         message = self._open[data["message_id"]]
-        message.said.append(data["content"])
+        add_piece(message.said, data["content"])
         yield "agent_message_delta", {"message_id": message.id, "delta": data["content"]}
 
     def _message_completed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
