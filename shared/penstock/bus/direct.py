@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -122,17 +123,29 @@ async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
     return True
 
 
-async def stands(bus: Bus, stream: str, pattern: str, start: int) -> bool:
-    """Whether any message that matches stands from stream sequence `start` on.
+async def last(bus: Bus, stream: str, pattern: str) -> Stored | None:
+    """The last message that matches, or an older one where a replica lags; None without any.
 
-    Costs a tenth of `read`. Raises BusUnavailable, OutcomeUnknown.
+    Costs the server 0.1 ms, however much the stream holds: it keeps an index of last messages. To
+    find that nothing matches from a sequence on it must look at all that follows: some ms for each
+    run, in which it does nothing else for this connection. Raises BusUnavailable, OutcomeUnknown.
     """
-    request = orjson.dumps({"seq": max(start, 1), "next_by_subj": pattern})
-    answer = await bus.request(f"$JS.API.DIRECT.GET.{stream}", request)
-    status = (answer.headers or {}).get("Status")
-    if status not in (None, "404"):
-        raise BusUnavailable(f"{stream}: {status} {(answer.headers or {}).get('Description', '')}")
-    return status is None
+    request = orjson.dumps({"last_by_subj": pattern})
+    until = time.monotonic() + bus.settings.publish_timeout_s
+    while True:
+        try:
+            answer = await bus.request(f"$JS.API.DIRECT.GET.{stream}", request, SILENCE_S)
+            break
+        except OutcomeUnknown:
+            if time.monotonic() >= until:
+                raise
+    headers = answer.headers or {}
+    status = headers.get("Status")
+    if status == "404":
+        return None
+    if status is not None:
+        raise BusUnavailable(f"{stream}: {status} {headers.get('Description', '')}")
+    return Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, answer.data)
 
 
 async def replay(bus: Bus, stream: str, pattern: str, start: int = 1) -> AsyncIterator[Stored]:

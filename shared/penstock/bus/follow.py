@@ -22,7 +22,7 @@ from nats.errors import Error as NatsError
 
 from penstock.bus import messages, streams, subjects
 from penstock.bus.budget import weight
-from penstock.bus.direct import Stored, read, stands
+from penstock.bus.direct import Stored, last, read
 from penstock.bus.errors import BusError
 
 if TYPE_CHECKING:
@@ -188,11 +188,12 @@ class Follow:
         followed = self._followed
         try:
             async with self._bus.reading:
-                behind = await stands(self._bus, followed.stream, followed.pattern, self._next)
+                newest = await last(self._bus, followed.stream, followed.pattern)
         except BusError as error:
             log.warning("asking for %s: %s", followed.pattern, error)
             return  # until the next probe, or the reconnect
         self._accept_early()
+        behind = newest is not None and newest.sequence >= self._next
         if behind or self._early or self._left_out:
             await self._catch_up()
 
@@ -200,9 +201,7 @@ class Follow:
         while not self._stopped:
             try:
                 async with self._bus.reading:
-                    found, pending = await read(
-                        self._bus, self._followed.stream, self._followed.pattern, self._next
-                    )
+                    found, pending = await self._read_on()
             except BusError as error:
                 log.warning("reading %s: %s", self._followed.pattern, error)
                 await asyncio.sleep(RETRY_S * 10)
@@ -216,6 +215,16 @@ class Follow:
             if not self._early:
                 return
             await asyncio.sleep(RETRY_S)  # a replica lags behind what was republished
+
+    async def _read_on(self) -> tuple[list[Stored], int]:
+        # most are not behind: at a reconnect it is the server's work for all of them that counts
+        where = (self._bus, self._followed.stream, self._followed.pattern)
+        newest = await last(*where)
+        if newest is None or newest.sequence < self._next:
+            return [], 0
+        if newest.sequence == self._next:
+            return [newest], 0
+        return await read(*where, self._next)
 
     def _accept_found(self, found: list[Stored]) -> None:
         # a replica that lags gives less, but never leaves one out

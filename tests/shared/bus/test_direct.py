@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable, direct, streams, subjects
+from penstock.bus import Bus, BusUnavailable, direct, messages, streams, subjects
 from penstock.bus.direct import BATCH
 from support.bus import event, new_run_id, publish_events
 from support.nats import NatsServer
@@ -79,9 +79,24 @@ async def test_a_batch_ends_by_bytes_too(bus: Bus, run_id: str) -> None:
     assert [s.headers["Penstock-Sequence"] for s in whole] == [str(n) for n in range(1, 16)]
 
 
+async def test_the_last_that_matches_is_found_at_once(bus: Bus, run_id: str) -> None:
+    *_, at = await publish_events(bus, run_id, 1, 3)
+    await publish_events(bus, new_run_id(), 1, 2)
+    found = await direct.last(bus, streams.EVENTS, subjects.events_of_run(run_id))
+    assert found is not None
+    assert (found.sequence, found.payload) == (at, b"3")
+    assert found.headers[messages.SEQUENCE] == "3"
+
+
+async def test_where_nothing_matches_nothing_is_last(bus: Bus, run_id: str) -> None:
+    assert await direct.last(bus, streams.EVENTS, subjects.events_of_run(run_id)) is None
+
+
 async def test_a_stream_that_does_not_exist_is_unavailable(bus: Bus) -> None:
     with pytest.raises(BusUnavailable):
         await direct.read(bus, "NO_SUCH_STREAM", ">")
+    with pytest.raises(BusUnavailable):
+        await direct.last(bus, "NO_SUCH_STREAM", ">")
 
 
 async def test_without_a_server_reading_is_unavailable(

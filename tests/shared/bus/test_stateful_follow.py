@@ -179,7 +179,12 @@ def test_each_event_is_delivered_once_and_in_order_whatever_the_line_does(
             found = found[: -machine.lag]  # type: ignore[attr-defined]
         return found, pending
 
+    async def last(bus: Bus, stream: str, pattern: str) -> Stored | None:
+        found, _ = await read(bus, stream, pattern)
+        return found[-1] if found else None
+
     monkeypatch.setattr(following, "read", read)
+    monkeypatch.setattr(following, "last", last)
     run_state_machine_as_test(
         machine, settings=settings(max_examples=count, stateful_step_count=15)
     )
