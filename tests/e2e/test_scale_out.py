@@ -67,15 +67,6 @@ async def shared(bus: Bus, *instances: Instance, within_s: float = 20) -> float:
     return time.monotonic() - since
 
 
-async def conflicts(penstock: Deployment, instance: Instance) -> float:
-    """How many publishes the fence has refused it."""
-    answer = await penstock.http.get(f"{instance.probes}/metrics")
-    [line] = [
-        line for line in answer.text.splitlines() if line.startswith("penstock_fence_conflicts_t")
-    ]
-    return float(line.split()[-1])
-
-
 async def lost_with(bus: Bus, instance: Instance, runs: list[SteadyRun]) -> list[SteadyRun]:
     """The runs that it works on."""
     held = await holders(bus)
@@ -124,27 +115,20 @@ async def test_the_partitions_of_a_killed_normalizer_are_taken_over_within_ten_s
 
 
 @pytest.mark.timeout(180)
-async def test_a_zombie_normalizer_is_refused_by_its_fence(
-    fresh_nats: NatsServer, tmp_path: Path
-) -> None:
+async def test_a_zombie_normalizer_does_no_run_harm(fresh_nats: NatsServer, tmp_path: Path) -> None:
     settings = {"partition_ttl_s": 2.0, "partition_renew_s": 0.5}
     async with normalizers(fresh_nats, tmp_path, 2, **settings) as (penstock, bus):
         one, two = penstock.of("normalizer")
         zombie = pid_of(two.process)
         async with steady(bus, RUNS, PAUSE_S):
             await shared(bus, one, two)
-            refused = await conflicts(penstock, two)
             os.kill(zombie, signal.SIGSTOP)
             try:
                 await shared(bus, one)
             finally:
                 os.kill(zombie, signal.SIGCONT)
-            # what it had read before it was stopped, and believes still to be its own
-
-            async def is_refused() -> bool:
-                return await conflicts(penstock, two) > refused
-
-            await eventually(is_refused, 20, "the zombie is refused")
+            # what it had read before it was stopped it believes still to be its own: `steady` finds
+            # it, should it be in EVENTS twice
             await shared(bus, one, two)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
 import httpx
@@ -11,7 +10,6 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, BusError, BusSettings
-from penstock.bus.streams import Retention, buckets
 from penstock.web.auth import StreamTokens
 from penstock.web.auth.identity import Identity
 from penstock.web.auth.stream_tokens import MAX_PER_USER
@@ -265,9 +263,6 @@ async def test_while_the_store_is_away_the_answer_is_503(guarded: Guarded) -> No
 
 async def test_a_bucket_of_the_bus_is_a_store(nats_server: NatsServer) -> None:
     bus = await Bus.connect(BusSettings(url=nats_server.url))
-    declared = next(b for b in buckets(Retention()) if b.name == "KV_rules")
-    bucket = dataclasses.asdict(declared) | {"name": "KV_tokens", "subjects": ["$KV.tokens.>"]}
-    await bus.js.add_stream(**bucket)
     tokens = StreamTokens(bus.bucket("tokens"), BusError)
     secret, known = await tokens.issue(ALICE, "n8n", 60, sessions=["s1"])
     identity = await tokens.identify(secret)

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -68,15 +68,27 @@ def parse_since(text: str) -> datetime:
 
 def run(work: Work, output: Output, nats: str | None, data: Path) -> int:
     """Connect as the services do, and work; the exit code."""
-    logging.getLogger("penstock").setLevel(logging.ERROR)  # what matters is said below
     try:
-        return asyncio.run(_connected(work, nats, data))
+        with _quiet():
+            return asyncio.run(_connected(work, nats, data))
     except (ConfigurationError, StartUpError) as error:
         output.notice(f"penstock: {error}")
         return USAGE
     except BusError as error:
         output.notice(f"penstock: {error}. What was done is done; try the rest again")
         return NO
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What matters is said by the command itself."""
+    logger = logging.getLogger("penstock")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 async def _connected(work: Work, nats: str | None, data: Path) -> int:
