@@ -17,6 +17,9 @@ CONFLICTS = Counter("penstock_fence_conflicts_total", "Publishes that the fence 
 HISTORY_LOST = Counter(
     "penstock_history_lost_total", "Runs ended since frames of theirs had aged out unread"
 )
+RUNS_STANDING = Gauge(
+    "penstock_runs_standing", "Runs that this normalizer cannot work on, and tries again"
+)
 LEGS = Counter("penstock_legs_total", "Upstream requests, by how they ended", ["outcome"])
 LEGS_OPEN = Gauge("penstock_legs_open", "Upstream connections held now")
 PARTITIONS = Gauge("penstock_partitions", "Partitions that this normalizer works on")

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 import pytest
 import uuid_utils
+from prometheus_client import REGISTRY
 
 from penstock.bus import (
     Bus,
@@ -36,6 +37,7 @@ from penstock.settings import Config
 from penstock_normalizer.partitions import Partition
 from penstock_normalizer.service import NormalizerService
 from penstock_normalizer.settings import NormalizerSettings
+from support.letters import all_letters, the_letter
 from support.nats import NatsServer
 from support.raw import agno, agno_approved, agno_pause, agno_text
 from support.waiting import eventually
@@ -195,6 +197,83 @@ async def test_a_run_goes_on_once_what_stood_in_its_way_is_gone(
         await eventually(told)
         await bus.bucket("runs").delete(run.run_id)
         check_order(await run.until("lifecycle.completed"), ["one"])
+
+
+async def paused(bus: Bus) -> tuple[Run, str]:
+    """A run that waits, of which only the bus knows, and what it waits for."""
+    run = Run(bus)
+    approvals = RawWriter(bus, run.run_id, "approvals", f"pod/{run.run_id}/a")
+    async with normalizer(bus.settings.url):
+        await run.open()
+        await run.bytes(agno_pause())
+        await run.end()
+        asked = await run.until("approval.requested")
+        approval_id: str = orjson.loads(asked[-1].payload)["data"]["approval_id"]
+        said = {"type": "lifecycle.paused", "data": {"approval_id": approval_id}}
+        await approvals.write("event", orjson.dumps(said), leg=1)
+        await run.until("lifecycle.paused")
+    run.leg = 2
+    return run, approval_id
+
+
+async def go_on(run: Run, approval_id: str) -> None:
+    """It is approved."""
+    await run.open(approval_id=approval_id, items=[{"item_id": "t1", "decision": "approve"}])
+    await run.bytes(agno_approved())
+    await run.end()
+
+
+@pytest.mark.parametrize("unreadable", ["pauses", "runs"])
+async def test_a_run_whose_records_stay_garbage_ends_and_is_passed_by(
+    fresh_nats: NatsServer, unreadable: str
+) -> None:
+    async with bus_to(fresh_nats.url) as bus:
+        run, approval_id = await paused(bus)
+        approvals = await RawWriter.resume(bus, run.run_id, "approvals", f"pod/{run.run_id}/b")
+        said = orjson.dumps({"type": "system.warning", "data": {"message": "soon", "code": "w"}})
+        stands_at = await approvals.write("event", said, leg=1)
+        await bus.bucket(unreadable).put(run.run_id, b"garbage")
+        await bus.api("STREAM.PURGE.RAW", {"seq": stands_at})  # so that the pause is read
+        async with normalizer(fresh_nats.url, max_standing_s=2):
+            await go_on(run, approval_id)
+            await eventually(lambda: _stand(1), what="a run that stands")
+            *_, end = await run.until("lifecycle.failed")
+            letter = (await the_letter(bus, "normalizer", run.run_id)).letter
+            await eventually(lambda: _stand(0), what="no run that stands")
+            last = await approvals.write("event", said, leg=1)
+            await eventually(lambda: _passed(bus, subjects.partition_of(run.run_id), last - 1))
+            other = Run(bus)
+            await other.whole("one")
+            check_order(await other.until("lifecycle.completed"), ["one"])
+        assert letter.sequence == stands_at
+        assert orjson.loads(end.payload)["data"]["code"] == "internal"
+        events = [orjson.loads(stored.payload) for stored in await run.events()]
+        assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+        if unreadable == "pauses":
+            entry = await bus.bucket("runs").get(run.run_id)
+            assert entry is not None
+            record = RunRecord.model_validate_json(entry.value)
+            assert (record.status, record.code) == ("failed", "internal")
+
+
+async def test_a_run_goes_on_once_its_pause_can_be_read_again(fresh_nats: NatsServer) -> None:
+    async with bus_to(fresh_nats.url) as bus:
+        run, approval_id = await paused(bus)
+        kept = await bus.bucket("pauses").get(run.run_id)
+        assert kept is not None
+        await bus.bucket("pauses").put(run.run_id, b"garbage")
+        await bus.api("STREAM.PURGE.RAW")
+        async with normalizer(fresh_nats.url):
+            await go_on(run, approval_id)
+            await eventually(lambda: _stand(1), what="a run that stands")
+            await bus.bucket("pauses").put(run.run_id, kept.value)
+            await run.until("lifecycle.completed")
+            await eventually(lambda: _stand(0), what="no run that stands")
+        assert not await all_letters(bus, "normalizer", run.run_id)
+
+
+async def _stand(count: int) -> bool:
+    return REGISTRY.get_sample_value("penstock_runs_standing") == count
 
 
 async def test_the_list_of_runs_shows_the_beginning_of_a_huge_answer(

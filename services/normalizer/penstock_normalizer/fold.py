@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]
 
-HISTORY_LOST = "source frames of this run were deleted by age or size before they were read"
 _SLICE_BYTES = 64 * 1024  # of a body, parsed at a time
 
 # of ids made from a run's id and leg, so that every fold makes the same
@@ -343,14 +342,14 @@ class RunFold:
 
     # when frames are missing
 
-    def break_off(self, frame: RawFrame, facts: JsonObject) -> list[Placed]:
-        """End the run before `frame`: what came before has aged out unread. Facts as of `open`."""
+    def break_off(self, frame: RawFrame, facts: JsonObject, code: str, error: str) -> list[Placed]:
+        """End the run before `frame`, since nobody can go on with it. Facts as of `open`."""
         self.broken_off = True
         self.facts = self.facts or facts
         self.raw_first = self.raw_first or frame.sequence
         self.timestamp = max(self.timestamp, frame.received)
         self.leg = self.leg or frame.leg
-        drafts = [self._failed(code="history_lost", error=HISTORY_LOST)]
+        drafts = [self._failed(code=code, error=error)]
         if not self.sequence:
             drafts.insert(0, self._started())
         return [self._place(draft) for draft in self._until_end(drafts)]

@@ -103,6 +103,7 @@ class Partition:
                 self._pauses,
                 self._budget,
                 self._give_up,
+                self._settings.max_standing_s,
             )
             task = asyncio.create_task(run.work(), name=f"run {run_id}")
             task.add_done_callback(_say_why)

@@ -39,6 +39,7 @@ from penstock_normalizer.backlog import Backlog, replay
 from penstock_normalizer.fold import DecoderFor, Placed, RunFold
 from penstock_normalizer.index import RunIndex
 from penstock_normalizer.pauses import Pauses
+from penstock_normalizer.standing import Standing
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ MAX_READY_BYTES = 4 * 1024 * 1024
 EARLY_WRITER = "edge"  # a cancel that nobody takes may come before the run is opened
 UPSTREAM_KINDS = frozenset({"open", "bytes", "part", "end", "lost"})
 FACTS = {"agent", "session_id", "user_id", "message"}
-BROKEN_RETRY_S = 1.0
+HISTORY_LOST = "source frames of this run were deleted by age or size before they were read"
 
 
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
@@ -103,6 +104,7 @@ class Run:
         pauses: Pauses,
         budget: Budget,
         give_up: GiveUp,
+        max_standing_s: float,
     ) -> None:
         self._bus = bus
         self._run_id = run_id
@@ -111,6 +113,7 @@ class Run:
         self._index = index
         self._pauses = pauses
         self._give_up = give_up
+        self._standing = Standing(max_standing_s)
         self._fold: RunFold | None = None
         self._last = 0  # stream sequence of the run's last event, which the next one's fence names
         self._first = 0  # of its first
@@ -129,6 +132,12 @@ class Run:
 
     async def work(self) -> None:
         """Fold and publish until cancelled."""
+        try:
+            await self._work()
+        finally:
+            self._standing.over()
+
+    async def _work(self) -> None:
         while True:
             if not self.backlog:
                 self.idle_since = time.monotonic()
@@ -140,19 +149,35 @@ class Run:
                 self._fold = None
                 await asyncio.sleep(fence.RETRY_S)
                 continue
-            except Exception:
+            except Exception as error:
                 # say a record that cannot be read: to skip the frame would leave a gap for ever
-                log.exception("run %s: stands at RAW %d", self._run_id, first.sequence)
                 self._fold = None
-                await asyncio.sleep(BROKEN_RETRY_S)
+                await self._stand(first, error)
                 continue
             self.backlog.done(count)
+            self._standing.over()
+
+    async def _stand(self, stored: Stored, error: Exception) -> None:
+        """Wait for another try, longer each time; end the run when there were enough."""
+        delay_s = self._standing.again()
+        log.log(
+            logging.ERROR if self._standing.is_new else logging.WARNING,
+            "run %s: stands at RAW %d, again in %.0f s: %r",
+            *(self._run_id, stored.sequence, delay_s, error),
+            exc_info=error if self._standing.is_new else None,
+        )
+        if delay_s:
+            await asyncio.sleep(delay_s)
+            return
+        await self._give_up(stored, error)
+        text = f"the run cannot go on: {type(error).__name__}, see the dead letters"
+        await self._end(stored, text)
 
     async def _advance(self) -> int:
         """Fold and publish what is there, a batch at the most; how many frames that were."""
         ready, count = Ready(), 0
         while not ready.is_full and not ready.asks and (stored := self.backlog.after(count)):
-            if self._fold is not None and not self._follows(stored):
+            if self._fold is not None and not self._follows(stored, self._fold):
                 # another partition has it: one that the run was moved to, and back from
                 await self._publish(self._fold, ready)
                 self._fold = None
@@ -170,8 +195,10 @@ class Run:
             await self._publish(self._fold, ready)
         return count
 
-    def _follows(self, stored: Stored) -> bool:
+    def _follows(self, stored: Stored, fold: RunFold) -> bool:
         """Whether the writer's frame before this one is in the fold: its fence names it."""
+        if fold.broken_off:
+            return True  # it needs none
         before = stored.headers.get(EXPECTED_SEQUENCE)
         return before is None or int(before) == self._heard.get(_writer(stored), 0)
 
@@ -258,7 +285,7 @@ class Run:
         fold.raw_first = self._raw_first
         facts = record.model_dump(include=FACTS) if record is not None else {"agent": ""}
         ready = Ready()
-        for event in fold.break_off(frame, facts):
+        for event in fold.break_off(frame, facts, "history_lost", HISTORY_LOST):
             ready.add(event, frame.sequence)
         if ready.events:
             log.error(
@@ -268,9 +295,45 @@ class Run:
             telemetry.HISTORY_LOST.inc()
         await self._publish(fold, ready)
 
+    async def _end(self, stored: Stored, text: str) -> None:
+        """End a run that has stood for too long, where that can be written; its frames go by."""
+        while True:
+            self._fold = RunFold(self._run_id, self._decoders, self._max_frame_bytes)
+            self._fold.broken_off = True
+            try:
+                await self._fail(self._fold, stored, text)
+                return
+            except BusError as error:
+                log.warning("run %s: its end is not written yet: %s", self._run_id, error)
+                await asyncio.sleep(fence.RETRY_S)
+            except Exception:
+                log.exception("run %s: its end cannot be written", self._run_id)
+                return
+
+    async def _fail(self, fold: RunFold, stored: Stored, text: str) -> None:
+        await self._reload_tail()
+        if self._last_type in TERMINAL:
+            fold.ended = self._last_type
+            return
+        try:
+            record = await self._index.record(self._run_id)
+        except ValueError:
+            record = None
+        facts = record.model_dump(include=FACTS) if record is not None else {"agent": ""}
+        fold.sequence = max(self._published, record.sequence if record is not None else 0)
+        fold.raw_first = self._raw_first
+        ready = Ready()
+        for event in fold.break_off(raw_frame(stored), facts, "internal", text):
+            ready.add(event, max(stored.sequence, self._position))
+        try:
+            await self._publish(fold, ready)
+        except ValueError:
+            # it is the list of runs that cannot be read: whoever follows the run is told at least
+            missing = [each for each in ready.events if each[0].sequence > self._published]
+            await self._append(fold, missing)
+
     async def _publish(self, fold: RunFold, ready: Ready) -> None:
         """Publish all of it, each event once; it is empty afterwards."""
-        pattern = subjects.events_of_run(self._run_id)
         placed = [event for event, _ in ready.events]
         begun = bool(self._first)
         if any(event.type in TERMINAL for event in placed):
@@ -278,8 +341,20 @@ class Run:
         if begun:
             # before the events: who has seen a run's end finds it in the list of runs
             await self._index.follow(self._run_id, fold, placed, self._first)
+        await self._append(fold, ready.events)
+        if not begun:
+            await self._index.follow(self._run_id, fold, placed, self._first)
+        now = datetime.now(UTC).timestamp()
+        for received in ready.received:
+            age_s = now - datetime.fromisoformat(received).timestamp()
+            telemetry.FOLD_SECONDS.observe(max(0.0, age_s))
+        ready.clear()
+
+    async def _append(self, fold: RunFold, events: list[tuple[Placed, int]]) -> None:
+        """Into EVENTS, each once."""
+        pattern = subjects.events_of_run(self._run_id)
         level = logging.WARNING
-        waiting = ready.events
+        waiting = events
         while waiting:
             # the first event of a run goes alone: the later ones carry its stream sequence
             size = 1 if len(waiting) < BATCH_FROM or not self._first else MAX_BATCH
@@ -305,13 +380,6 @@ class Run:
                 for event, _ in batch:
                     telemetry.EVENTS.labels(event.type).inc()
             waiting = [each for each in waiting if each[0].sequence > self._published]
-        if not begun:
-            await self._index.follow(self._run_id, fold, placed, self._first)
-        now = datetime.now(UTC).timestamp()
-        for received in ready.received:
-            age_s = now - datetime.fromisoformat(received).timestamp()
-            telemetry.FOLD_SECONDS.observe(max(0.0, age_s))
-        ready.clear()
 
     def _check_fit(self, waiting: list[tuple[Placed, int]]) -> None:
         """Numbers go up with frames: else one of the two folds has not seen them all."""

@@ -19,4 +19,7 @@ class NormalizerSettings(Settings):
         description="Source frames in memory, of all runs; none gets more than is left",
     )
     max_frame_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Of one upstream frame")
+    max_standing_s: float = Field(
+        300.0, gt=0, description="A run that cannot be worked on for so long is ended"
+    )
     run_idle_s: float = Field(60.0, gt=0, description="After it a run's state leaves memory")
