@@ -32,6 +32,24 @@ SLICE = 100  # clients woken before the loop has its turn
 ITEM_BYTES = 200  # what an item costs besides its frames
 
 
+class _Arrivals:
+    """What a source has delivered. It knows no hub, so that no hub is part of a cycle."""
+
+    def __init__(self) -> None:
+        self._batch: list[Stored] = []
+        self._some = asyncio.Event()
+
+    def add(self, batch: list[Stored]) -> None:
+        self._batch += batch
+        self._some.set()
+
+    async def take(self) -> list[Stored]:
+        await self._some.wait()
+        self._some.clear()
+        batch, self._batch = self._batch, []
+        return batch
+
+
 class Hub:
     """Follows one view for as long as somebody looks, and a little longer."""
 
@@ -52,9 +70,9 @@ class Hub:
         self._first: Stored | None = None
         self._chunks: dict[int, Chunk] = {}
         self._encoding = view.encoding()
-        self._arrived: list[Stored] = []
-        self._wake = asyncio.Event()
-        self._source = view.source(bus, place.start, place.events_start, self._deliver)
+        self._arrivals = _Arrivals()
+        deliver = self._arrivals.add
+        self._source = view.source(bus, place.start, place.events_start, deliver)
         self._working: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
 
@@ -81,6 +99,8 @@ class Hub:
         for task in (self._starting, self._working):
             if task is not None:
                 task.cancel()
+        # what ended it holds its frame, which holds this hub and its ring
+        self._starting = self._working = None
         await self._source.stop()
 
     def position(self, sequence: int) -> int:
@@ -116,17 +136,10 @@ class Hub:
         """One message as an item; one that cannot be read becomes a notice, never nothing."""
         return await encode(self.bus, self.view, encoding, stored)
 
-    def _deliver(self, batch: list[Stored]) -> None:
-        self._arrived += batch
-        self._wake.set()
-
     async def _work(self) -> None:
         try:
             while not self.closed:
-                await self._wake.wait()
-                self._wake.clear()
-                arrived, self._arrived = self._arrived, []
-                for stored in arrived:
+                for stored in await self._arrivals.take():
                     if self._first is None:
                         self._first = replace(stored, payload=b"")
                     self._append(await self.encode(self._encoding, stored))

@@ -46,6 +46,10 @@ class Followed:
     follows: Callable[[Stored, Stored], bool]
 
 
+def _ignore(batch: list[Stored]) -> None:
+    pass
+
+
 def _next_sequence(before: Stored, after: Stored) -> bool:
     return int(after.headers[messages.SEQUENCE]) == int(before.headers[messages.SEQUENCE]) + 1
 
@@ -115,18 +119,24 @@ class Follow:
     async def stop(self) -> None:
         """Deliver nothing more."""
         self._stopped = True
+        self._deliver = _ignore
+        # let go of what refers to this: what is in no cycle needs no collector
         if self._stop_listening:
             self._stop_listening()
+            self._stop_listening = None
         if self._timer:
             self._timer.cancel()
-        if self._subscription:
+            self._timer = None
+        subscription, self._subscription = self._subscription, None
+        if subscription:
             try:
-                await self._subscription.unsubscribe()
+                await subscription.unsubscribe()
             except NatsError:
                 log.debug("unsubscribed by a closed connection")
-        if self._repair and self._repair is not asyncio.current_task():
-            self._repair.cancel()
-            await asyncio.wait([self._repair])
+        repair, self._repair = self._repair, None
+        if repair and repair is not asyncio.current_task():
+            repair.cancel()
+            await asyncio.wait([repair])
 
     async def _on_live(self, msg: Msg) -> None:
         headers = msg.headers or {}
@@ -154,8 +164,7 @@ class Follow:
         self._next = self._last.sequence + 1
         self._probe_s = self._first_probe_s
         self._set_timer()
-        if not self._stopped:
-            self._deliver(batch)
+        self._deliver(batch)
 
     def _set_timer(self) -> None:
         if self._timer:

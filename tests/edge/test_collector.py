@@ -1,0 +1,113 @@
+"""The garbage collector of an edge: short pauses, and nothing that needs it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from penstock.bus import Bus
+from penstock_edge.collector import Collector
+from penstock_edge.hub import Hub, Hubs
+from penstock_edge.locate import locate
+from penstock_edge.settings import EdgeSettings
+from penstock_edge.views import view
+from support.pretend import PretendRun
+from support.waiting import eventually
+
+Uncollected = Callable[[], list[object]]
+
+
+class Node:
+    """An object in a cycle."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def uncollected() -> Iterator[Uncollected]:
+    """No collection but what the test asks for; returns what one would find."""
+
+    def found() -> list[object]:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        gc.set_debug(0)
+        found = list(gc.garbage)
+        gc.garbage.clear()
+        return found
+
+    gc.collect()
+    gc.disable()
+    yield found
+    gc.enable()
+
+
+@pytest.fixture
+def collector(uncollected: Uncollected) -> Iterator[Collector]:
+    collector = Collector(whole_s=3600)
+    collector.install()
+    yield collector
+    collector.uninstall()
+
+
+def garbage() -> weakref.ref[Node]:
+    return weakref.ref(Node())
+
+
+def test_what_was_looked_at_once_is_not_looked_at_again(collector: Collector) -> None:
+    node = Node()
+    known = weakref.ref(node)
+    gc.collect()
+    assert not any(each is node for each in gc.get_objects())
+    del node
+    gc.collect()
+    assert known() is not None
+
+
+def test_new_cycles_are_collected(collector: Collector) -> None:
+    new = garbage()
+    gc.collect()
+    assert new() is None
+
+
+def test_in_the_end_all_is_looked_at(uncollected: Uncollected) -> None:
+    collector = Collector(whole_s=0)
+    node = Node()
+    known = weakref.ref(node)
+    collector.install()
+    try:
+        assert gc.get_freeze_count() > 0
+        del node
+        gc.collect()
+        assert known() is None
+        assert gc.get_freeze_count() > 0
+    finally:
+        collector.uninstall()
+
+
+@pytest.mark.parametrize("dialect", ["canonical", "unified", "raw"])
+async def test_a_stream_that_is_over_leaves_nothing_to_the_collector(
+    bus: Bus, run: PretendRun, uncollected: Uncollected, dialect: str
+) -> None:
+    """Its ring would be held until a collection, and that may be an hour away."""
+    await run.record()
+    await run.started()
+    hubs = Hubs(bus, EdgeSettings(hub_grace_s=0))
+    shown = view(run.run_id, dialect)
+    client = await hubs.join(shown, await locate(bus, shown, None))
+    await run.text("a piece")
+    if dialect != "raw":
+        assert await client.take()
+    hub: weakref.ref[Hub] = weakref.ref(client.hub)
+    client.leave()
+    del client
+
+    async def gone() -> bool:
+        return hub() is None
+
+    await eventually(gone, 5, "the hub is freed")
+    await hubs.close()
+    assert not [each for each in uncollected() if type(each).__module__.startswith("penstock")]
