@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections.abc import Iterable
 
 import pytest
@@ -176,3 +177,14 @@ def test_an_event_name_or_id_cannot_forge_a_field(text: str) -> None:
         encode(b"", event=text)
     with pytest.raises(ValueError, match="not one line"):
         encode(b"", id=text)
+
+
+def test_a_large_frame_is_copied_once_as_it_is_encoded() -> None:
+    data = b"x" * (4 * 1024 * 1024)
+    tracemalloc.start()
+    try:
+        encode(data, event="e", id="1")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * len(data)
