@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -76,7 +75,7 @@ class Client:
         self._at: int | None = None  # position in the ring; None while reading the past
         self._next = place.start  # in the stream
         self._past: Past | None = None
-        self._read: deque[Stored] = deque()  # of the past, and not encoded yet
+        self._read: list[Stored] = []  # of the past, and not encoded yet; the next is the last
         self._encoding: Encoding | None = None  # of the past
         self._replayed: Stored | None = None
         self._lags = 0
@@ -305,7 +304,7 @@ class Client:
         if self._past is None:
             self._past = hub.past(self._next)
         try:
-            self._read.extend(await self._past.below(hub.floor))
+            self._read = (await self._past.below(hub.floor))[::-1]
         except BusError as error:
             log.warning("reading %s: %s", " ".join(hub.view.key), error)
             await asyncio.sleep(UNAVAILABLE_RETRY_S)
@@ -319,7 +318,7 @@ class Client:
         items: list[Item] = []
         size_bytes = 0
         while self._read and size_bytes < PIECE_BYTES:
-            self._replayed = self._read.popleft()
+            self._replayed = self._read.pop()
             items.append(await self.hub.encode(self._encoding, self._replayed))
             size_bytes += len(items[-1].body)
         self._next = items[-1].sequence + 1

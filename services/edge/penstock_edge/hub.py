@@ -75,13 +75,17 @@ class Hub:
         self._source = view.source(bus, place.start, place.events_start, deliver)
         self._working: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
+        self._started = False
 
     async def start(self) -> None:
         """Begin to follow; whoever calls waits for the same beginning. Raises BusError."""
+        if self._started:
+            return
         if self._starting is None:
             self._starting = asyncio.create_task(self._begin())
             self._working = asyncio.create_task(self._work())
         await asyncio.shield(self._starting)
+        self._started, self._starting = True, None
 
     async def _begin(self) -> None:
         floor = await self._source.start()
