@@ -33,6 +33,7 @@ RATE = 2  # events a second, of each busy run
 IDLE_S = 30
 BUSY_S = 20
 ANSWER_S = 240
+SILENCE_S = 5  # after which no more is expected
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Crowd:
         """The figures once so many events have come; or as they are when no more come."""
         while (await self._ask("show"))["events"] < events:
             before = await self._ask("show")
-            await asyncio.sleep(1)
+            await asyncio.sleep(SILENCE_S)
             if (await self._ask("show"))["events"] == before["events"]:
                 break
         return await self.measure()
@@ -140,8 +141,10 @@ async def test_ten_thousand_idle_and_a_thousand_busy_streams(
     async with edge(fresh_nats.url, tmp_path) as served, crowd(served.port) as clients:
         empty_mib = rss_mib(served.pid)
         before, began = cpu_s(served.pid), time.monotonic()
+        broker_before = cpu_s(fresh_nats.pid)
         await clients.open([quiet[number % runs] for number in range(IDLE)])
         opened_s, opening_s = time.monotonic() - began, cpu_s(served.pid) - before
+        broker = cpu_s(fresh_nats.pid) - broker_before
         idle_mib = rss_mib(served.pid)
         share, comments = await idle(served, clients)
         await clients.open(busy)
@@ -160,6 +163,7 @@ async def test_ten_thousand_idle_and_a_thousand_busy_streams(
         busy_mib=busy_mib,
         opened_per_s=IDLE / opened_s,
         cpu_us_per_opened_stream=opening_s / IDLE * 1e6,
+        broker_us_per_opened_stream=broker / IDLE * 1e6,
         idle_percent_of_a_core=share * 100,
         keep_alives_per_minute=comments,
         cpu_us_per_delivered_event=cpu / seen["events"] * 1e6,
