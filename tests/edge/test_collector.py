@@ -10,8 +10,12 @@ import pytest
 
 from penstock.bus import Bus
 from penstock_edge.collector import Collector
+from penstock_edge.feed import Feed
+from penstock_edge.forms import Sse
 from penstock_edge.hub import Hub, Hubs
-from penstock_edge.locate import locate
+from penstock_edge.locate import locate, place_of_now
+from penstock_edge.many import Many
+from penstock_edge.sessions import Records
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.views import view
 from support.pretend import PretendRun
@@ -110,4 +114,27 @@ async def test_a_stream_that_is_over_leaves_nothing_to_the_collector(
 
     await eventually(gone, 5, "the hub is freed")
     await hubs.close()
+    assert not [each for each in uncollected() if type(each).__module__.startswith("penstock")]
+
+
+async def test_a_stream_over_many_runs_leaves_nothing_either(
+    bus: Bus, run: PretendRun, uncollected: Uncollected
+) -> None:
+    await run.record()
+    feed = Feed(bus)
+    hubs = Hubs(bus, EdgeSettings(hub_grace_s=0))
+    all_runs = Many(bus, feed, Records(bus)).of_types(["*.*"], None, Sse())
+    client = await hubs.join(all_runs, await place_of_now(bus))
+    await run.started()
+    assert await client.take()
+    hub: weakref.ref[Hub] = weakref.ref(client.hub)
+    client.leave()
+    del client
+
+    async def gone() -> bool:
+        return hub() is None
+
+    await eventually(gone, 5, "the hub is freed")
+    await hubs.close()
+    await feed.close()
     assert not [each for each in uncollected() if type(each).__module__.startswith("penstock")]

@@ -106,6 +106,7 @@ class Chosen(ABC):
         self._feed.leave(self)
         if self._working:
             self._working.cancel()
+            self._working = None  # what ended it holds its frame, which holds this
 
     def hear(self, batch: list[Stored]) -> None:
         """What may concern us."""

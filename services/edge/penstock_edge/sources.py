@@ -101,10 +101,11 @@ class FramesUntilEnd:
 
     async def stop(self) -> None:
         """Deliver nothing more."""
-        if self._ending:
-            self._ending.cancel()
         await self._frames.stop()
         await self._events.stop()
+        if self._ending:
+            self._ending.cancel()
+            self._ending = None  # what ended it holds its frame, which holds this
 
     def _on_frames(self, batch: list[Stored]) -> None:
         self._at = batch[-1].sequence
