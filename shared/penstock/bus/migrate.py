@@ -141,6 +141,13 @@ async def _ensure(bus: Bus, wanted: Configuration) -> None:
             "the stream %s stays as it is: %s. `penstock streams migrate` changes it",
             *(wanted["name"], ", ".join(map(str, other))),
         )
+    if found.get("max_bytes", -1) > 0 and found.get("discard") == "old":
+        log.warning(
+            "the stream %s deletes its oldest messages beyond %d bytes, read or not. An account "
+            "that is full (max_file_store) holds everything back instead: `nats stream edit %s "
+            "--max-bytes=-1`",
+            *(found["name"], found["max_bytes"], found["name"]),
+        )
 
 
 async def _bring_forward(bus: Bus, wanted: Configuration) -> Configuration:

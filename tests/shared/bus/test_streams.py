@@ -116,6 +116,17 @@ async def test_what_is_kept_is_not_changed_by_a_start_with_other_settings(
     assert "the stream EVENTS stays as it is: max_age is 604800" in caplog.text
 
 
+async def test_a_stream_that_deletes_what_nobody_has_read_is_told_of(
+    own_bus: Bus, fresh_nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert "read or not" not in caplog.text
+    raw = (await configs(own_bus))["RAW"]
+    await own_bus.api("STREAM.UPDATE.RAW", {**raw, "max_bytes": 1_000_000})
+    async with connected(fresh_nats.url):
+        pass
+    assert "the stream RAW deletes its oldest messages beyond 1000000 bytes" in caplog.text
+
+
 async def test_a_stream_of_another_owner_is_refused(own_bus: Bus, fresh_nats: NatsServer) -> None:
     await own_bus.api("STREAM.DELETE.EVENTS")
     await own_bus.js.add_stream(name="EVENTS", subjects=["theirs.>"])
