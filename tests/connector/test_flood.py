@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -151,6 +152,22 @@ async def test_a_leg_gives_back_what_it_held_however_it_ends() -> None:
     body.close()
     await body.take()
     assert budget.used_bytes == 0
+
+
+async def test_tiny_chunks_that_wait_take_what_they_count() -> None:
+    budget, chunks = Budget(KIB * KIB), 100_000
+    body = Body(KIB * KIB, budget)
+    tracemalloc.start()
+    try:
+        for n in range(chunks):
+            await body.put((n % 65536).to_bytes(2, "big"))  # each an object, as from httpx
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert budget.used_bytes > chunks
+    assert taken_bytes < 2 * budget.used_bytes
+    _, whole = await body.take()
+    assert len(whole) == budget.used_bytes
 
 
 async def test_legs_in_the_middle_of_large_frames_have_a_limit_together(

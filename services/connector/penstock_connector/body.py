@@ -1,4 +1,4 @@
-"""What a leg holds of its upstream's body: chunks that are not stored, a frame that is not whole.
+"""What a leg holds of its upstream's body: what is not stored, a frame that is not whole.
 
 Both are counted for the whole process: many legs together must not take what one may.
 """
@@ -19,14 +19,15 @@ class Body:
 
     Bounded in bytes for this leg, and with all other legs by their common budget. Who waits for
     room is let go on by its own writer: even where others use up the budget, a leg that has
-    nothing unstored may read one chunk more.
+    nothing unstored may read one chunk more. They are one buffer, since a list of tiny ones would
+    take many times what is counted.
     """
 
     def __init__(self, limit_bytes: int, budget: Budget) -> None:
         self._limit_bytes = limit_bytes
         self._budget = budget
-        self._chunks: list[bytes] = []
-        self._held_bytes = 0  # of them, and of what is being written
+        self._unwritten = bytearray()
+        self._held_bytes = 0  # of it, and of what is being written
         self._writing_bytes = 0
         self._received = ""
         self._closed = False
@@ -35,9 +36,9 @@ class Body:
 
     async def put(self, chunk: bytes) -> None:
         """Add what has arrived; returns when there is room for more."""
-        if not self._chunks:
+        if not self._unwritten:
             self._received = messages.now()
-        self._chunks.append(chunk)
+        self._unwritten += chunk
         self._held_bytes += len(chunk)
         self._budget.take(len(chunk))
         self._changed.set()
@@ -52,12 +53,12 @@ class Body:
         """
         self._give_back(self._writing_bytes)
         self._writing_bytes = 0
-        while not self._chunks and not self._closed:
+        while not self._unwritten and not self._closed:
             self._changed.clear()
             await self._changed.wait()
         self._writing_bytes = self._held_bytes
-        chunks, self._chunks = self._chunks, []
-        return self._received, b"".join(chunks)
+        taken, self._unwritten = bytes(self._unwritten), bytearray()
+        return self._received, taken
 
     def close(self) -> None:
         """Nothing more arrives."""
