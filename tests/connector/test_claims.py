@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from penstock.bus import FenceConflict
 from penstock.bus.fence import RawWriter
+from penstock.bus.kv import Bucket
 from penstock.bus.leases import Lease
 from penstock.bus.messages import RawFrame
-from penstock.bus.records import Claim
+from penstock.bus.records import Claim, Sent
+from penstock.settings import Config
+from penstock_connector.claims import Claims
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.connectors import DEAD, FAST, claimed_by_the_dead, connector_process
@@ -29,6 +34,35 @@ STARTED = agno("RunStarted")
 
 def ends(frames: list[RawFrame]) -> list[str]:
     return [frame.kind for frame in frames if frame.kind in ("end", "lost", "event")]
+
+
+@pytest.mark.parametrize("bucket", ["claims", "sent"])
+async def test_what_is_gone_before_it_is_read_refuses_nobody(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, bucket: str
+) -> None:
+    """A refused claim means that another one stands; one that has aged since is none."""
+    async with pipeline(nats_server.url, Config(), ()) as penstock:
+        mine, theirs = (Claims(penstock.bus, pod) for pod in ("connector-a", "connector-b"))
+        take: dict[str, Callable[[Claims, str], Awaitable[Claim | tuple[Sent, int] | None]]] = {
+            "claims": Claims.claim,
+            "sent": Claims.claim_sending,
+        }
+        claim = take[bucket]
+        assert await claim(theirs, "r") is None
+        create = Bucket.create
+
+        async def ages_meanwhile(self: Bucket, key: str, *rest: Any) -> int | None:
+            monkeypatch.undo()
+            try:
+                return await create(self, key, *rest)
+            finally:
+                await self.delete(key)
+
+        monkeypatch.setattr(Bucket, "create", ages_meanwhile)
+        assert await claim(mine, "r") is None
+        standing = await claim(theirs, "r")
+        assert standing is not None, "it is ours, and not nobody's"
+        assert (standing if isinstance(standing, Claim) else standing[0]).pod == "connector-a"
 
 
 async def test_a_start_that_is_delivered_again_calls_the_upstream_once(

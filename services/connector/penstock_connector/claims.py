@@ -66,9 +66,10 @@ class Claims:
     async def claim(self, run_id: str, state: str = "held") -> Claim | None:
         """Take a run's start; None when it is ours now, else the claim that stands."""
         claim = Claim.model_validate({"pod": self._pod, "state": state})
-        if await self._claims.create(f"claim.{run_id}", claim.dump()) is not None:
-            return None
-        return await self.claimed(run_id)
+        while await self._claims.create(f"claim.{run_id}", claim.dump()) is None:
+            if (standing := await self.claimed(run_id)) is not None:
+                return standing
+        return None
 
     async def claimed(self, run_id: str) -> Claim | None:
         """The claim that stands."""
@@ -113,12 +114,10 @@ class Claims:
     async def claim_sending(self, approval_id: str) -> tuple[Sent, int] | None:
         """Take the one sending of a decision; None when it is ours now, else what stands."""
         sent = Sent(pod=self._pod)
-        if await self._sent.create(approval_id, sent.dump()) is not None:
-            return None
-        entry = await self._sent.get(approval_id)
-        assert entry is not None
-        assert entry.value is not None
-        return Sent.model_validate_json(entry.value), entry.revision
+        while await self._sent.create(approval_id, sent.dump()) is None:
+            if (entry := await self._sent.get(approval_id)) is not None:
+                return Sent.model_validate_json(entry.value), entry.revision
+        return None
 
     async def take_over_sending(self, approval_id: str, revision: int) -> bool:
         """Replace the sending of a dead connector that had not begun it."""
