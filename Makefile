@@ -57,13 +57,17 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 bench: setup upstreams ## Measure
 	@$(BIN)/python -m pytest tests/bench -m bench -p no:xdist --timeout 900 -s
 
-chaos: setup upstreams ## Kill, cut and flood for minutes, then check every run (SEED=n replays)
-	@PENSTOCK_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest tests -m chaos -p no:xdist \
-		--timeout 1800 -s
+chaos: setup upstreams ## Kill, stop and cut everything for minutes, check every run; fuzz (SEED=n replays)
+	@PENSTOCK_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest tests/chaos tests/fuzz -m chaos \
+		-p no:xdist --timeout 1800 -s
 
 chaos-long: setup upstreams ## The same with 500 kills, under many seeds
 	@PENSTOCK_CHAOS_SEED=$(SEED) PENSTOCK_CHAOS_KILLS=500 $(BIN)/python -m pytest tests/chaos \
 		-m chaos -p no:xdist --timeout 7200 -s
+
+faults: setup upstreams ## One fault after another, each at its full length
+	@$(BIN)/python -m pytest tests -m chaos -p no:xdist --timeout 1800 -s \
+		--ignore tests/chaos --ignore tests/fuzz
 
 COMPILE := CUSTOM_COMPILE_COMMAND="make lock" ../.venv/bin/pip-compile --quiet --generate-hashes \
 	--allow-unsafe --strip-extras --no-emit-options

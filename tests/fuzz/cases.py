@@ -83,6 +83,6 @@ def smallest(
 
 
 def examples(quick: int) -> pytest.MarkDecorator:
-    """Of a stateful test, as its argument `count`: some in `make test`, more in `make chaos`."""
+    """Of a stateful test, as its argument `count`: some in `make test`, more in `make faults`."""
     many = pytest.param(how_many(1 / 500), id="chaos", marks=pytest.mark.chaos)
     return pytest.mark.parametrize("count", [pytest.param(quick, id="quick"), many])
