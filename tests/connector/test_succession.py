@@ -8,13 +8,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
+from penstock.bus import Msg
 from penstock.bus.messages import RawFrame
 from penstock.bus.records import Sent
+from penstock.bus.subjects import handover
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
+from penstock_connector.succession import AT_ONCE
 from penstock_normalizer.service import NormalizerService
 from support.connectors import FAST, ConnectorProcess, connector_process
 from support.misbehaving import Answer, Misbehaving, agents, plays, stalls
@@ -182,6 +186,61 @@ async def test_stopped_in_the_middle_the_run_is_handed_over_at_once(
     assert types(events)[-1] == "lifecycle.completed"
     assert in_order(events)
     assert len(pods(frames)) == 2
+
+
+@pytest.mark.parametrize("drain_s", [20, 0])
+async def test_legs_that_end_while_others_are_handed_over_keep_nobody(
+    nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path, drain_s: int
+) -> None:
+    """More of them than change hands side by side; nobody takes any."""
+    go = asyncio.Event()
+    numbered = agno("RunStarted", event_index=0) + agno("RunContent", content="x", event_index=1)
+    completed = agno("RunCompleted", content="x", event_index=2)
+
+    async def waits(answer: Answer) -> None:
+        await answer.head()
+        await answer.send(numbered)
+        await go.wait()
+        await answer.send(completed)
+        await answer.end()
+
+    upstream.script(waits)
+    upstream.comes_back = plays(completed) if drain_s else stalls
+    offers: list[Msg] = []
+    config = agents(upstream)
+    async with one_connector(nats_server, config, tmp_path, drain_s=drain_s) as (
+        penstock,
+        connector,
+    ):
+
+        async def on_offer(msg: Msg) -> None:
+            if msg.data == b"{}":
+                await penstock.bus.client.publish(msg.reply, b"{}")
+            else:
+                offers.append(msg)
+
+        peer = await penstock.bus.subscribe(handover(), on_offer)
+        runs = {await penstock.start_run("agno", f"{n}") for n in range(AT_ONCE + 8)}
+        for run_id in runs:
+            await penstock.events_until(run_id, "llm.stream")
+        stopping = asyncio.create_task(connector.stop())
+        await eventually(lambda: are(offers, AT_ONCE), what="all that change hands at once")
+        offered = {orjson.loads(offer.data)["run_id"] for offer in offers}
+        go.set()
+        for run_id in runs - offered:
+            await nobody_holds(penstock, run_id)
+        for offer in offers:
+            await penstock.bus.client.publish(offer.reply, orjson.dumps({"taken": False}))
+        assert await stopping == 0
+        await peer.unsubscribe()
+        lasts = {run_id: (await penstock.ended(run_id))[-1] for run_id in runs}
+    assert {lasts[run_id].type for run_id in runs - offered} == {"lifecycle.completed"}
+    ends = {lasts[run_id].data.get("code", "completed") for run_id in offered}
+    assert ends == ({"completed"} if drain_s else {"upstream_lost"})
+
+
+async def are(found: list[Msg], number: int) -> bool:
+    return len(found) == number
 
 
 @pytest.mark.chaos

@@ -256,9 +256,11 @@ class Succession:
 
     async def stop(self) -> None:
         """Hand over what is left, if another is there; say of the rest that it is lost."""
-        if self._legs.held and await self._somebody_is_there():
-            await asyncio.gather(*(self._hand_over(run_id) for run_id in self._legs.held))
-        await self._legs.stop()
+        try:
+            if self._legs.held and await self._somebody_is_there():
+                await asyncio.gather(*map(self._hand_over, self._legs.held))
+        finally:
+            await self._legs.stop()
 
     async def _somebody_is_there(self) -> bool:
         try:
@@ -268,21 +270,32 @@ class Succession:
         return True
 
     async def _hand_over(self, run_id: str) -> None:
-        async with self._side_by_side:
-            leg, task = self._legs.held[run_id]
-            leg.release()
-            await asyncio.wait({task})
-            if task.result() != RELEASED:
+        try:
+            async with self._side_by_side:
+                await self._offer(run_id)
+        except (BusError, Retry) as error:
+            log.warning("run %s: not handed over: %s", run_id, error)
+        except Exception:  # one leg must not keep the others
+            log.exception("run %s: not handed over", run_id)
+
+    async def _offer(self, run_id: str) -> None:
+        held = self._legs.held.get(run_id)
+        if held is None:
+            return  # it has ended while others were handed over
+        leg, task = held
+        leg.release()
+        await asyncio.wait({task})
+        if task.result() != RELEASED:
+            return
+        try:
+            offer = orjson.dumps({"run_id": run_id})
+            answer = await self._bus.request(handover(), offer, HAND_OVER_S)
+            if orjson.loads(answer.data)["taken"]:
                 return
-            try:
-                offer = orjson.dumps({"run_id": run_id})
-                answer = await self._bus.request(handover(), offer, HAND_OVER_S)
-                if orjson.loads(answer.data)["taken"]:
-                    return
-            except BusError as error:
-                log.warning("run %s: nobody has said that they go on with it: %s", run_id, error)
-            with self._legs.alone_with(run_id):
-                await patiently(lambda: self._keep(run_id))
+        except BusError as error:
+            log.warning("run %s: nobody has said that they go on with it: %s", run_id, error)
+        with self._legs.alone_with(run_id):
+            await patiently(lambda: self._keep(run_id))
 
     async def _keep(self, run_id: str) -> None:
         """Go on with it ourselves, if it is still ours."""
