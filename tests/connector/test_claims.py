@@ -251,7 +251,11 @@ async def test_a_connector_that_is_stopped_lets_its_legs_end(
     assert last.type == "lifecycle.completed"
 
 
-@pytest.mark.parametrize("payload", [b"not JSON", b'{"agent": "agno"}'], ids=["garbage", "fields"])
+@pytest.mark.parametrize(
+    "payload",
+    [b"not JSON", b'{"agent": "agno"}', b'{"penstock_object":"that-is-gone"}'],
+    ids=["garbage", "fields", "lost"],
+)
 async def test_a_start_that_cannot_be_read_ends_its_run(
     nats_server: NatsServer, upstream: Misbehaving, payload: bytes
 ) -> None:

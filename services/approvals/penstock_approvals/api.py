@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.bus import BusError
+from penstock.bus import BusError, ObjectGone
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
 from penstock.web.auth import act_as, check_owner, identity_of, require
 from penstock.web.bodies import read_model
@@ -122,6 +122,8 @@ def _is_key(text: str) -> bool:
 async def _asked(answer: Awaitable[T]) -> T:
     try:
         return await answer
+    except ObjectGone as error:
+        raise Problem(410, str(error)) from error
     except BusError as error:
         raise Problem(503, f"the bus does not answer: {error}; try again") from error
 

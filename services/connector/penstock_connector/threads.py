@@ -7,14 +7,17 @@ enough.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from penstock.bus import Bus, objects
+from penstock.bus import Bus, ObjectGone, objects
 from penstock.dialects.agui.decode_transcript import merged
 from penstock_connector.claims import patiently
+
+log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 500  # of a conversation; the oldest turns go first
 
@@ -61,7 +64,11 @@ class Threads:
             entry = await self._bucket.get(key)
             return await objects.unwrap(self._bus, entry.value) if entry else None
 
-        return await patiently(read)
+        try:
+            return await patiently(read)
+        except ObjectGone as error:
+            log.warning("%s is forgotten: %s", key, error)
+            return None
 
     async def _put(self, key: str, value: bytes) -> None:
         async def write() -> None:

@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from penstock.bus import Bus, BusError, Stored, subjects
+from penstock.bus import Bus, BusError, ObjectGone, Stored, subjects
 from penstock.bus.messages import SEQUENCE
 from penstock.bus.objects import unwrap
 from penstock.bus.streams import EVENTS
@@ -33,7 +33,7 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
             await _fold(bus, encoding, stored, start)
         await encoding.meet(stored)
         return encoding.feed(stored)
-    except BusError as error:
+    except (BusError, ObjectGone) as error:
         log.warning("%s %d: %s", stored.subject, stored.sequence, error)
         return Item(stored.sequence, [view.notice("payload_lost", str(error))])
     except (ValueError, KeyError, TypeError) as error:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.bus import Bus, BusError
+from penstock.bus import Bus, BusError, ObjectGone
 from penstock.web.problems import Problem, problem_response
 from penstock_edge import trace
 
@@ -45,6 +45,8 @@ class Endpoint:
             if problem.status == 413:
                 await _drain(receive)
             response = refusal(problem, self._shape)
+        except ObjectGone as error:
+            response = refusal(Problem(410, str(error)), self._shape)
         except BusError as error:
             log.warning("%s %s: %s", request.method, request.url.path, error)
             away = Problem(503, f"the bus does not answer; try again: {error}")

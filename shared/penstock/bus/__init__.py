@@ -10,6 +10,7 @@ from penstock.bus.errors import (
     BusUnavailable,
     FenceConflict,
     NotThereYet,
+    ObjectGone,
     OutcomeUnknown,
     StartUpError,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "Message",
     "Msg",
     "NotThereYet",
+    "ObjectGone",
     "OutcomeUnknown",
     "StartUpError",
     "Stored",

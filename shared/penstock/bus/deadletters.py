@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from penstock.bus import direct, messages, objects, streams, subjects
 from penstock.bus.direct import Stored
-from penstock.bus.errors import BusUnavailable
+from penstock.bus.errors import ObjectGone
 from penstock.bus.publisher import Message
 from penstock.bus.records import Record
 
@@ -153,7 +153,7 @@ async def kept(bus: Bus) -> int:
 async def _letter(bus: Bus, stored: Stored) -> DeadLetter:
     try:
         return DeadLetter.model_validate_json(await objects.unwrap(bus, stored.payload))
-    except (ValidationError, BusUnavailable):
+    except (ValidationError, ObjectGone):
         return _plain(stored)
 
 

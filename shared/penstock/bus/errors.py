@@ -11,6 +11,8 @@ BusError
 ├── MessageTooLarge     over the server's max_payload
 └── StartUpError        the server cannot carry Penstock: the text says what to do
     └── NotThereYet     no server is there, or none that answers: it may come
+
+ObjectGone              the bus answers, and what was kept there is no more: never try again
 """
 
 from __future__ import annotations
@@ -65,6 +67,10 @@ class ApiError(BusError):
 
 class NotThereYet(StartUpError):
     """No server is there, or JetStream does not answer: it may be about to."""
+
+
+class ObjectGone(LookupError):
+    """A payload that was carried by reference is no more: aged out, or deleted by hand."""
 
 
 # A cluster that has no leader yet, or not enough servers for the replicas; by err_code.

@@ -14,7 +14,7 @@ import orjson
 from nats.errors import Error as NatsError
 
 from penstock.bus.direct import replay
-from penstock.bus.errors import BusUnavailable
+from penstock.bus.errors import BusUnavailable, ObjectGone
 from penstock.bus.fence import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -47,19 +47,25 @@ async def wrap(bus: Bus, name: str, payload: bytes) -> bytes:
 async def unwrap(bus: Bus, payload: bytes) -> bytes:
     """What `wrap` was given.
 
-    Raises BusUnavailable when the object cannot be read (any more), OutcomeUnknown.
+    Raises ObjectGone when there is no such object (any more), or not all of it; BusUnavailable,
+    OutcomeUnknown.
     """
     if not payload.startswith(_MARK):
         return payload
     name = payload[len(_MARK) : -2].decode()
     info = await _info(bus, name)
     if info is None:
-        raise BusUnavailable(f"there is no object {name} (any more)")
-    chunks = replay(bus, _STREAM, f"$O.{_BUCKET}.C.{info['nuid']}")
-    whole = b"".join([chunk.payload async for chunk in chunks])
-    if _digest(whole) != info["digest"]:
-        raise BusUnavailable(f"the object {name} is not complete")
-    return whole
+        raise ObjectGone(f"there is no object {name} (any more)")
+    subject = f"$O.{_BUCKET}.C.{info['nuid']}"
+    whole = b"".join([chunk.payload async for chunk in replay(bus, _STREAM, subject)])
+    if _digest(whole) == info["digest"]:
+        return whole
+    # a replica that lags may have answered, or the object was written anew meanwhile
+    state = (await bus.api(f"STREAM.INFO.{_STREAM}", {"subjects_filter": subject}))["state"]
+    has_all = (state.get("subjects") or {}).get(subject, 0) >= info["chunks"]
+    if has_all or await _info(bus, name) != info:
+        raise BusUnavailable(f"the object {name} could not be read whole")
+    raise ObjectGone(f"the object {name} is not complete (any more)")
 
 
 async def _info(bus: Bus, name: str) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from penstock.bus import deadletters, objects, subjects
 from penstock.bus.deadletters import DeadLetter, Letter
+from penstock.bus.errors import ObjectGone
 from penstock.bus.publisher import Message
 from penstock.bus.records import ENDED, ContinueCommand, RunRecord, Sent
 
@@ -100,7 +101,7 @@ async def _continue(bus: Bus, letter: DeadLetter) -> None:
         )
     try:
         command = ContinueCommand.model_validate_json(await objects.unwrap(bus, letter.payload))
-    except ValidationError as error:
+    except (ValidationError, ObjectGone) as error:
         raise CannotBePutBack(f"it is no command that can be read: {error}") from error
     entry = await bus.bucket("sent").get(command.approval_id)
     sent = Sent.model_validate_json(entry.value) if entry is not None else None

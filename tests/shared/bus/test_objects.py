@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable
+from penstock.bus import Bus, BusUnavailable, ObjectGone, Stored, direct, objects
 from penstock.bus.fence import MAX_MESSAGE_BYTES
 from penstock.bus.objects import unwrap, wrap
 
@@ -58,7 +59,7 @@ async def test_two_writers_of_one_object_do_not_harm_each_other(bus: Bus, run_id
 async def test_an_object_that_is_gone_cannot_be_read(own_bus: Bus, run_id: str) -> None:
     reference = await wrap(own_bus, f"{run_id}.1", LARGE)
     await own_bus.api("STREAM.PURGE.OBJ_payloads")
-    with pytest.raises(BusUnavailable, match=f"no object {run_id}"):
+    with pytest.raises(ObjectGone, match=f"no object {run_id}"):
         await unwrap(own_bus, reference)
 
 
@@ -67,7 +68,7 @@ async def test_an_object_that_lost_a_chunk_is_not_read_as_a_shorter_one(
 ) -> None:
     reference = await wrap(own_bus, f"{run_id}.1", LARGE)
     await own_bus.api("STREAM.PURGE.OBJ_payloads", {"seq": 3})
-    with pytest.raises(BusUnavailable, match="not complete"):
+    with pytest.raises(ObjectGone, match="not complete"):
         await unwrap(own_bus, reference)
 
 
@@ -81,3 +82,17 @@ async def test_reading_leaves_no_consumer_behind(own_bus: Bus, run_id: str) -> N
     await unwrap(own_bus, await wrap(own_bus, f"{run_id}.1", LARGE))
     info = await own_bus.api("STREAM.INFO.OBJ_payloads")
     assert info["state"]["consumer_count"] == 0
+
+
+async def test_an_object_that_a_replica_has_not_got_yet_is_not_gone(
+    own_bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def behind(bus: Bus, stream: str, pattern: str) -> AsyncIterator[Stored]:
+        async for stored in direct.replay(bus, stream, pattern):
+            yield stored
+            return
+
+    reference = await wrap(own_bus, f"{run_id}.1", LARGE)
+    monkeypatch.setattr(objects, "replay", behind)
+    with pytest.raises(BusUnavailable, match="could not be read whole"):
+        await unwrap(own_bus, reference)
