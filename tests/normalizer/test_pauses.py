@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
+import pytest
 
 from penstock.bus.fence import RawWriter
+from penstock.bus.kv import Bucket
 from penstock.settings import Config
+from penstock_normalizer.decoders import DECODERS
+from penstock_normalizer.fold import RunFold
 from penstock_normalizer.pauses import Pauses
 from penstock_normalizer.service import NormalizerService
 from support.bus import connected, new_run_id
@@ -58,3 +64,63 @@ async def test_what_is_let_go_goes_and_what_is_not_there_is_nothing(
             return await bus.tail("KV_pauses", f"$KV.pauses.{run_id}") is None
 
         await eventually(gone)
+
+
+def fold(run_id: str, sequence: int) -> RunFold:
+    paused = RunFold(run_id, DECODERS, 2**20)
+    paused.facts = {"agent": "a", "protocol": "agno"}
+    paused._the_decoder()
+    paused.approval_id, paused.sequence, paused.leg = f"{run_id}-1", sequence, 1
+    return paused
+
+
+async def test_a_zombie_does_not_keep_a_pause_that_its_run_has_let_go_of(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = new_run_id()
+    update = Bucket.update
+
+    async def late(self: Bucket, *args: Any) -> int | None:
+        monkeypatch.undo()
+        await pauses.keep(fold(run_id, 3))
+        await pauses.let_go(run_id)
+        return await update(self, *args)
+
+    async with connected(nats_server.url) as bus:
+        pauses = Pauses(bus, kept_s=60)
+        monkeypatch.setattr(Bucket, "update", late)
+        await pauses.keep(fold(run_id, 3))
+        kept = await bus.tail("KV_pauses", f"$KV.pauses.{run_id}")
+    assert kept is not None
+    assert kept.headers.get("Nats-TTL") == "60s"
+
+
+async def test_a_pause_that_is_written_meanwhile_is_let_go_all_the_same(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = new_run_id()
+    update = Bucket.update
+
+    async def late(self: Bucket, *args: Any) -> int | None:
+        monkeypatch.undo()
+        await pauses.keep(fold(run_id, 4))
+        return await update(self, *args)
+
+    async with connected(nats_server.url) as bus:
+        pauses = Pauses(bus, kept_s=60)
+        await pauses.keep(fold(run_id, 3))
+        monkeypatch.setattr(Bucket, "update", late)
+        await pauses.let_go(run_id)
+        kept = await bus.tail("KV_pauses", f"$KV.pauses.{run_id}")
+    assert kept is not None
+    assert kept.headers.get("Nats-TTL") == "60s"
+
+
+async def test_a_pause_replaces_one_that_has_lost_its_object(nats_server: NatsServer) -> None:
+    run_id = new_run_id()
+    async with connected(nats_server.url) as bus:
+        await bus.bucket("pauses").put(run_id, b'{"penstock_object":"that-is-gone"}')
+        await Pauses(bus, kept_s=60).keep(fold(run_id, 3))
+        kept = await bus.bucket("pauses").get(run_id)
+    assert kept is not None
+    assert orjson.loads(kept.value)["approval_id"] == f"{run_id}-1"

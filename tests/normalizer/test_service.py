@@ -30,7 +30,9 @@ from penstock.bus import (
     subjects,
 )
 from penstock.bus.budget import Budget
+from penstock.bus.errors import MessageTooLarge
 from penstock.bus.fence import RawWriter
+from penstock.bus.kv import Bucket
 from penstock.bus.records import PauseRecord, RunRecord
 from penstock.service import Context, pod_name
 from penstock.settings import Config
@@ -254,6 +256,48 @@ async def test_a_run_whose_records_stay_garbage_ends_and_is_passed_by(
             assert entry is not None
             record = RunRecord.model_validate_json(entry.value)
             assert (record.status, record.code) == ("failed", "internal")
+
+
+async def test_a_run_whose_pause_has_lost_its_object_ends_and_is_passed_by(
+    fresh_nats: NatsServer,
+) -> None:
+    async with bus_to(fresh_nats.url) as bus:
+        run, approval_id = await paused(bus)
+        large = await objects.wrap(bus, f"{approval_id}.pause", bytes(600_000))
+        await bus.bucket("pauses").put(run.run_id, large)
+        for stream in ("OBJ_payloads", "RAW"):
+            await bus.api(f"STREAM.PURGE.{stream}")
+        async with normalizer(fresh_nats.url, max_standing_s=1):
+            await go_on(run, approval_id)
+            *_, end = await run.until("lifecycle.failed")
+            letter = (await the_letter(bus, "normalizer", run.run_id)).letter
+            last = await run.writer.write("event", b"{}", leg=2)
+            await eventually(lambda: _passed(bus, subjects.partition_of(run.run_id), last - 1))
+        assert "ObjectGone" in letter.reason
+        assert orjson.loads(end.payload)["data"]["code"] == "internal"
+
+
+@pytest.mark.parametrize("bucket", ["pauses", "runs"])
+async def test_a_run_whose_record_is_over_the_servers_limit_stands(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch, bucket: str
+) -> None:
+    update = Bucket.update
+
+    async def limited(self: Bucket, key: str, *args: Any) -> int | None:
+        if self._name == bucket:
+            raise MessageTooLarge("over max_payload")
+        return await update(self, key, *args)
+
+    async with bus_to(fresh_nats.url) as bus:
+        run = Run(bus)
+        async with normalizer(fresh_nats.url):
+            monkeypatch.setattr(Bucket, "update", limited)
+            await run.open()
+            await run.bytes(agno_pause())
+            await run.end()
+            await eventually(lambda: _stand(1), what="a run that stands")
+            monkeypatch.undo()
+            await run.until("approval.requested")
 
 
 async def test_a_run_goes_on_once_its_pause_can_be_read_again(fresh_nats: NatsServer) -> None:

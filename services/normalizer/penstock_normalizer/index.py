@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.bus import Bus, BusError
+from penstock.bus.errors import MessageTooLarge
 from penstock.bus.fence import RETRY_S
 from penstock.bus.records import RunRecord, RunStatus
 from penstock_normalizer.fold import Placed, RunFold
@@ -60,6 +61,8 @@ class RunIndex:
                 revision = entry.revision if entry is not None else 0
                 if await self._bucket.update(run_id, record.dump(), revision) is not None:
                     return
+            except MessageTooLarge:
+                raise  # nor will it be smaller the next time
             except BusError as error:
                 log.warning("run %s: its record is not written yet: %s", run_id, error)
                 await asyncio.sleep(RETRY_S)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from penstock.bus import Bus, BusError, fence, objects
+from penstock.bus import Bus, BusError, ObjectGone, fence, objects
+from penstock.bus.errors import MessageTooLarge
 from penstock.bus.records import PauseRecord
 from penstock_normalizer.fold import RunFold
 
@@ -25,7 +26,7 @@ class Pauses:
         self._kept_s = kept_s
 
     async def restore(self, fold: RunFold) -> None:
-        """Bring a new fold to where the run paused, if it did. Raises BusError."""
+        """Bring a new fold to where the run paused, if it did. Raises BusError, ObjectGone."""
         entry = await self._bucket.get(fold.run_id)
         if entry is not None:
             record = await objects.unwrap(self._bus, entry.value)
@@ -48,6 +49,8 @@ class Pauses:
                 kept = await objects.wrap(self._bus, name, pause)
                 if await self._put(fold.run_id, fold.sequence, kept):
                     return
+            except MessageTooLarge:
+                raise  # nor will it be smaller the next time
             except BusError as error:
                 log.warning("run %s: its pause is not kept yet: %s", fold.run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
@@ -56,9 +59,14 @@ class Pauses:
         """Keep it, but not over a later one: a zombie comes late."""
         entry = await self._bucket.get(run_id)
         if entry is not None:
-            standing = await objects.unwrap(self._bus, entry.value)
-            if PauseRecord.model_validate_json(standing).fold["sequence"] > sequence:
-                return True
+            try:
+                standing = await objects.unwrap(self._bus, entry.value)
+            except ObjectGone:
+                log.warning("run %s: its earlier pause is lost, and replaced", run_id)
+            else:
+                # the same one is there, too: the run may have ended meanwhile, and let go of it
+                if PauseRecord.model_validate_json(standing).fold["sequence"] >= sequence:
+                    return True
         revision = entry.revision if entry is not None else 0
         return await self._bucket.update(run_id, kept, revision) is not None
 
@@ -67,9 +75,10 @@ class Pauses:
         while True:
             try:
                 entry = await self._bucket.get(run_id)
-                if entry is not None:
-                    await self._bucket.update(run_id, entry.value, entry.revision, self._kept_s)
-                return
+                if entry is None or await self._bucket.update(
+                    run_id, entry.value, entry.revision, self._kept_s
+                ):
+                    return
             except BusError as error:
                 log.warning("run %s: its pause cannot be let go yet: %s", run_id, error)
                 await asyncio.sleep(fence.RETRY_S)

@@ -29,7 +29,7 @@ from penstock.bus import (
     subjects,
 )
 from penstock.bus.budget import Budget
-from penstock.bus.errors import StreamFull
+from penstock.bus.errors import MessageTooLarge, StreamFull
 from penstock.bus.messages import RawFrame, raw_frame
 from penstock.bus.publisher import EXPECTED_SEQUENCE, MAX_BATCH
 from penstock.bus.records import ENDED
@@ -144,15 +144,14 @@ class Run:
             first = await self.backlog.first()
             try:
                 count = await self._advance()
-            except BusError as error:
-                log.warning("run %s: once more, from the streams: %s", self._run_id, error)
-                self._fold = None
-                await asyncio.sleep(fence.RETRY_S)
-                continue
             except Exception as error:
-                # say a record that cannot be read: to skip the frame would leave a gap for ever
                 self._fold = None
-                await self._stand(first, error)
+                if isinstance(error, BusError) and not isinstance(error, MessageTooLarge):
+                    log.warning("run %s: once more, from the streams: %s", self._run_id, error)
+                    await asyncio.sleep(fence.RETRY_S)
+                else:
+                    # say a record that cannot be read: to skip the frame would leave a gap for ever
+                    await self._stand(first, error)
                 continue
             self.backlog.done(count)
             self._standing.over()
@@ -302,6 +301,9 @@ class Run:
             self._fold.broken_off = True
             try:
                 await self._fail(self._fold, stored, text)
+                return
+            except MessageTooLarge:
+                log.exception("run %s: its end cannot be written", self._run_id)
                 return
             except BusError as error:
                 log.warning("run %s: its end is not written yet: %s", self._run_id, error)
