@@ -12,14 +12,26 @@ import pytest
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.fold import RunFold
 from support.chaos import wire
-from support.chaos.checker import CHECKS, Harm, check_remains, check_run, outcome_of
+from support.chaos.checker import (
+    CHECKS,
+    POD_TTL_S,
+    Harm,
+    Hurt,
+    check_remains,
+    check_run,
+    outcome_of,
+    reattached,
+)
 from support.chaos.evidence import Answer, Evidence, RawFrame, Remains, View
 from support.chaos.plans import Plan
 from support.chaos.recorder import Exchange
-from support.raw import RUN_ID, Frames, agno_approved, agno_pause, agno_text
+from support.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, agno_text
 
 KILLED = 4711
 CONNECTION = f"connector-host-{KILLED}-abcdef/1"
+SUCCESSOR = "connector-host-4712-abcdef/1"
+OPENED_S, LOST_S = 1000.0, 1020.0  # of the run that is lost
+HARM = Harm([Hurt(KILLED, 1003.0, 1003.0)])
 PAUSE, APPROVED = agno_pause(), agno_approved()
 APPROVAL = "0d0fa0c4-0000-5000-8000-000000000000"
 
@@ -30,7 +42,10 @@ def evidence(plan: Plan, feed: Callable[[Frames, RunFold], Any], *legs: bytes) -
     frames.connection = CONNECTION
     bodies, raw = [], []
     for frame in feed(frames, fold):
-        raw.append(RawFrame(frame.writer, frame.kind, frame.leg, frame.connection, frame.payload))
+        at = LOST_S if frame.kind == "lost" else OPENED_S
+        raw.append(
+            RawFrame(frame.writer, frame.kind, frame.leg, frame.connection, frame.payload, at)
+        )
         bodies += [placed.body for placed in fold.feed(frame)]
     requests = [
         ("start" if number == 0 else "continue", exchange(body)) for number, body in enumerate(legs)
@@ -125,7 +140,7 @@ def cancelled() -> Evidence:
     ],
 )
 def test_nothing_is_found_in_a_run_that_went_as_it_should(run: Evidence, outcome: str) -> None:
-    assert check_run(run, Harm({KILLED})) == []
+    assert check_run(run, HARM) == []
     assert outcome_of(run) == outcome
 
 
@@ -332,19 +347,107 @@ def listed_otherwise(run: Evidence) -> None:
 def test_what_is_wrong_with_a_run_is_found(wrong: Callable[[Evidence], None], check: str) -> None:
     run = approved()
     wrong(run)
-    assert check in {violation.check for violation in check_run(run, Harm({KILLED}))}
+    assert check in {violation.check for violation in check_run(run, HARM)}
 
 
 def test_every_check_is_shown_to_find_something() -> None:
     (parameters,) = test_what_is_wrong_with_a_run_is_found.pytestmark  # type: ignore[attr-defined]
-    assert {check for _, check in parameters.args[1]} | {"reason"} == set(CHECKS)
+    assert {check for _, check in parameters.args[1]} | {"reason", "gone on"} == set(CHECKS)
+
+
+def found(run: Evidence, *hurts: Hurt) -> set[str]:
+    return {violation.check for violation in check_run(run, Harm(hurts))}
 
 
 def test_an_upstream_that_nobody_hurt_may_not_be_lost() -> None:
     run = lost()
-    assert "reason" in {violation.check for violation in check_run(run, Harm())}
+    assert "reason" in found(run)
     run.exchanges[0][1].ended = "cut"
-    assert check_run(run, Harm()) == []
+    assert found(run) == set()
+
+
+@pytest.mark.parametrize(
+    "hurt",
+    [
+        Hurt(KILLED, OPENED_S + 5, OPENED_S + 5),
+        Hurt(KILLED, OPENED_S - 30, OPENED_S + 1),
+        Hurt(KILLED, OPENED_S - 20, OPENED_S - POD_TTL_S + 1),
+        Hurt(KILLED, LOST_S - 1, float("inf")),
+        Hurt(None, OPENED_S + 1, OPENED_S + 17),
+    ],
+    ids=["in its time", "until its time", "a lease before", "still", "a broker"],
+)
+def test_an_upstream_may_be_lost_where_its_connector_was_hurt_meanwhile(hurt: Hurt) -> None:
+    assert found(lost(), hurt) == set()
+
+
+@pytest.mark.parametrize(
+    "hurt",
+    [
+        Hurt(KILLED, OPENED_S - 60, OPENED_S - POD_TTL_S - 1),
+        Hurt(KILLED, LOST_S + 1, LOST_S + 2),
+        Hurt(4713, OPENED_S + 5, OPENED_S + 6),
+    ],
+    ids=["long before", "after it was lost", "another process"],
+)
+def test_harm_at_another_time_is_no_reason_for_a_loss(hurt: Hurt) -> None:
+    assert found(lost(), hurt) == {"reason"}
+
+
+def numbered(count: int, first: int = 0) -> bytes:
+    """Events of an Agno 3 server, which counts them."""
+    return b"".join(
+        agno("RunStarted" if n == 0 else "RunContent", content="x", event_index=n)
+        for n in range(first, first + count)
+    )
+
+
+def abandoned(body: bytes, plan: Plan, code: str = "upstream_lost") -> Evidence:
+    """A run whose connector was killed, and whose server had said this until then."""
+
+    def feed(frames: Frames, fold: RunFold) -> Any:
+        yield frames.open()
+        if body:
+            yield frames.bytes(body)
+        frames.connection = SUCCESSOR
+        yield frames.frame("claim", b'{"calls":false}')
+        yield frames.lost(code)
+
+    run = evidence(plan, feed, body)
+    run.exchanges[0][1].ended = "client left"
+    return run
+
+
+@pytest.mark.parametrize("code", ["upstream_lost", "outcome_unknown"])
+def test_what_agno_keeps_is_gone_on_with_and_not_given_up(code: str) -> None:
+    run = abandoned(numbered(40), plan(), code)
+    assert "gone on" in {violation.check for violation in check_run(run, HARM)}
+    run.exchanges[0][1].ended = "cut"  # once: its own connector comes back
+    assert "gone on" in {violation.check for violation in check_run(run, HARM)}
+
+
+def test_what_agno_does_not_keep_may_be_given_up() -> None:
+    of_adk = replace(abandoned(numbered(40), plan()), plan=replace(plan(), agent="adk"))
+    cut_often = abandoned(numbered(40), plan())
+    cut_often.exchanges[0][1].ended = "cut"
+    cut_often.exchanges.append(("resume", exchange(b"", "cut")))
+    nothing_came = abandoned(b"", plan(), "outcome_unknown")
+    forgotten = abandoned(numbered(30, first=980), plan())
+    for run in (of_adk, cut_often, nothing_came, forgotten):
+        assert not list(CHECKS["gone on"](run, HARM))
+
+
+def test_a_leg_has_been_gone_on_with_when_two_processes_wrote_its_bytes() -> None:
+    def feed(frames: Frames, fold: RunFold) -> Any:
+        yield frames.open()
+        yield frames.bytes(numbered(3))
+        frames.connection = SUCCESSOR
+        yield frames.frame("claim", b'{"calls":false}')
+        yield frames.bytes(numbered(3, first=3))
+        yield frames.end()
+
+    assert reattached(evidence(plan(), feed, numbered(6))) == 1
+    assert [reattached(run) for run in (approved(), abandoned(numbered(3), plan()))] == [0, 0]
 
 
 def test_a_run_that_waits_is_not_to_end() -> None:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from typing import Any
 
 from support.chaos import wire
-from support.chaos.evidence import Evidence, Remains
+from support.chaos.evidence import Evidence, RawFrame, Remains
 from support.chaos.recorder import Exchange
 
 ENDS = {"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"}
 EPILOGUE = ("automation.", "approval.withdrawn")
 LOST = {"upstream_lost", "outcome_unknown"}
 SHOWN = 600  # characters of an event
+POD_TTL_S = 15.0  # of a connector's lease, unless it is set otherwise
+AGNO_KEEPS = 1000  # events of a run, for who comes back
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,28 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
-class Harm:
-    """What was done that may lose an upstream: processes that were killed or stopped, by pid."""
+class Hurt:
+    """A process that was killed, stopped or cut off from the bus, and for how long."""
 
-    pids: Collection[int] = ()
+    pid: int | None  # None: a broker, on which any of them may hang
+    from_s: float  # both in seconds since 1970
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """What was done that may lose an upstream."""
+
+    hurts: Sequence[Hurt] = ()
+    lease_s: float = POD_TTL_S  # so long after it was hurt others may take it for dead
+
+    def reached(self, pids: set[int | None], from_s: float, until_s: float) -> bool:
+        """Whether one of these, or a broker, was hurt in that time or a lease before it."""
+        return any(
+            hurt.from_s <= until_s and hurt.until_s >= from_s - self.lease_s
+            for hurt in self.hurts
+            if hurt.pid is None or hurt.pid in pids
+        )
 
 
 Check = Callable[[Evidence, Harm], Iterable[str]]
@@ -126,15 +146,57 @@ def _outcome(run: Evidence, harm: Harm) -> Iterator[str]:
 
 
 def _reason(run: Evidence, harm: Harm) -> Iterator[str]:
-    """An upstream is lost only where its connector was hurt, or the connection to it."""
-    if outcome_of(run) not in {f"failed ({code})" for code in LOST}:
+    """An upstream is lost only where its connector was hurt meanwhile, or the connection to it."""
+    if not _is_lost(run):
         return
-    leg = max(frame.leg for frame in run.frames)
+    frames, exchanges = _last_leg(run)
+    holders = {_pid(frame.connection) for frame in frames}
+    was_hurt = harm.reached(holders, frames[0].stored_at, frames[-1].stored_at)
+    if not was_hurt and not any(each.ended == "cut" for each in exchanges):
+        yield f"leg {frames[0].leg} is lost, and nobody had hurt it: {_last_word(run, exchanges)}"
+
+
+def _gone_on(run: Evidence, harm: Harm) -> Iterator[str]:
+    """Agno 3 keeps a run for who comes back: its first leg is gone on with, whoever was killed."""
+    if not _is_lost(run) or run.plan.agent != "agno":
+        return
+    frames, exchanges = _last_leg(run)
+    indexes = [
+        index for written in run.written.get(1, {}).values() for index in wire.agno_indexes(written)
+    ]
+    cuts = sum(each.ended == "cut" for each in exchanges)
+    # cut again and again, whoever comes back gives up
+    if frames[0].leg == 1 and indexes and max(indexes) < AGNO_KEEPS and cuts <= 1:
+        yield (
+            f"event {max(indexes)} had come, and nobody went on after it: "
+            f"{_last_word(run, exchanges)}"
+        )
+
+
+def _is_lost(run: Evidence) -> bool:
+    known = any(frame.writer == "upstream" for frame in run.frames)
+    return known and outcome_of(run) in {f"failed ({code})" for code in LOST}
+
+
+def _last_leg(run: Evidence) -> tuple[list[RawFrame], list[Exchange]]:
+    leg = max(frame.leg for frame in run.frames if frame.writer == "upstream")
     exchanges = run.asked[leg - 1] if len(run.asked) >= leg else []
-    holders = {_pid(frame.connection) for frame in run.frames if frame.leg == leg}
-    if not holders & set(harm.pids) and not any(each.ended == "cut" for each in exchanges):
-        last = [event["data"] for event in run.events if type_of(event) in ENDS]
-        yield f"leg {leg} is lost, and nobody had hurt it: {last}; {_told(exchanges)}"
+    frames = [frame for frame in run.frames if frame.leg == leg and frame.writer == "upstream"]
+    return frames, exchanges
+
+
+def _last_word(run: Evidence, exchanges: Sequence[Exchange]) -> str:
+    last = [event["data"] for event in run.events if type_of(event) in ENDS]
+    return f"{last}; {_told(exchanges)}"
+
+
+def reattached(run: Evidence) -> int:
+    """How many legs went on with new bytes by another process than the one that began them."""
+    writers: dict[int, set[int | None]] = {}
+    for frame in run.frames:
+        if frame.writer == "upstream" and frame.kind in ("bytes", "part"):
+            writers.setdefault(frame.leg, set()).add(_pid(frame.connection))
+    return sum(len(pids) > 1 for pids in writers.values())
 
 
 def _views(run: Evidence, harm: Harm) -> Iterator[str]:
@@ -302,6 +364,7 @@ CHECKS: dict[str, Check] = {
     "end": _end,
     "outcome": _outcome,
     "reason": _reason,
+    "gone on": _gone_on,
     "views": _views,
     "bytes": _bytes,
     "at most once": _once,

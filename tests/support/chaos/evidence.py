@@ -23,6 +23,7 @@ class RawFrame:
     leg: int
     connection: str
     payload: bytes
+    stored_at: float = 0.0  # seconds since 1970, by the broker's clock
 
 
 @dataclass(slots=True)

@@ -156,6 +156,7 @@ def _frame(msg: Msg) -> RawFrame:
         int(headers["Penstock-Leg"]),
         headers["Penstock-Connection"],
         msg.data,
+        msg.metadata.timestamp.timestamp(),
     )
 
 

@@ -9,11 +9,12 @@ assert not report.violations, report
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -23,14 +24,28 @@ import yaml
 
 from support.chaos import gather, links
 from support.chaos.brokers import Brokers, running
-from support.chaos.checker import ENDS, Harm, Violation, check_remains, check_run, outcome_of
+from support.chaos.checker import (
+    ENDS,
+    POD_TTL_S,
+    Harm,
+    Hurt,
+    Violation,
+    check_remains,
+    check_run,
+    outcome_of,
+    reattached,
+)
 from support.chaos.clients import Story
 from support.chaos.fleet import Fleet, Slot, fleet
 from support.chaos.plans import plans
 from support.chaos.recorder import Recorder, recorder
+from support.chaos.report import Report, Wait
 from support.chaos.schedule import Fault, Shape, schedule, shown
 from support.upstreams import Upstream
 
+# Without a broker nobody renews a lease, and nobody is judged for it. Behind one that is stopped,
+# only those are cut off who were connected to it.
+_SPLITS = ("broker", "pause")
 STREAMING_S = 1.0  # a run that said something within the last second is streaming
 _SILENT = {
     *ENDS,
@@ -55,69 +70,18 @@ class Round:
     faults: Sequence[Fault] = ()  # instead of those that the seed makes
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Wait:
-    """From a kill to the next new event of a run that was streaming then."""
-
-    took_s: float
-    target: str
-    killed_at_s: float  # since the first fault was waited for
-    run: str
-
-
 @dataclass(slots=True)
-class Report:
-    """What came of it."""
+class Done:
+    """A fault as it came about. Times are the loop's; until it was made good, without end."""
 
-    seed: int
-    kills: dict[str, int] = field(default_factory=dict)  # what was killed, how often
-    outcomes: dict[str, int] = field(default_factory=dict)
-    events: int = 0
-    reconnects: int = 0
-    violations: list[Violation] = field(default_factory=list)
-    waits: list[Wait] = field(default_factory=list)
-    took_s: float = 0.0
+    fault: Fault
+    at_s: float
+    pid: int | None = None  # None: of no service
+    until_s: float = math.inf
 
-    def __str__(self) -> str:
-        lines = [
-            f"seed {self.seed}: {sum(self.outcomes.values())} runs, {self.events} events, "
-            f"{self.reconnects} reconnects in {self.took_s:.0f} s",
-            f"  kills: {sum(self.kills.values())} ({_told(self.kills)})",
-            f"  runs: {_told(self.outcomes)}",
-            *_waits(self.waits),
-            f"  violations: {len(self.violations)}",
-            *(f"    {violation}"[:2000] for violation in self.violations[:20]),
-        ]
-        return "\n".join(lines)
-
-
-def _told(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-
-
-def _waits(waits: Sequence[Wait]) -> list[str]:
-    """Percentiles of the time from a kill to the next new event of a run that was streaming."""
-    by_target: dict[str, list[float]] = {"anything": [wait.took_s for wait in waits]}
-    for wait in waits:
-        by_target.setdefault(wait.target, []).append(wait.took_s)
-    lines = [
-        f"  from the kill of {target} to the next event (n={len(found)}): "
-        f"p50 {percentile(found, 50):.2f} s, p99 {percentile(found, 99):.2f} s, "
-        f"max {max(found):.2f} s"
-        for target, found in sorted(by_target.items())
-        if found
-    ]
-    slowest = [
-        f"{wait.took_s:.1f} s {wait.run} after {wait.target} at {wait.killed_at_s:.0f} s"
-        for wait in sorted(waits, reverse=True)[:5]
-    ]
-    return [*lines, f"  the slowest: {'; '.join(slowest)}"] if slowest else lines
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Of a list that is not empty: the value that so many percent do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+    @property
+    def name(self) -> str:
+        return f"{self.fault.kind} {self.fault.target} {self.fault.number}"
 
 
 @dataclass
@@ -127,18 +91,35 @@ class System:
     fleet: Fleet
     brokers: Brokers
     recorders: Sequence[Recorder]
-    killed_at: list[tuple[float, str]] = field(default_factory=list)
-    hurt_pids: set[int] = field(default_factory=set)
+    done: list[Done] = field(default_factory=list)
     began: float = 0.0
+
+    @property
+    def kills(self) -> list[Done]:
+        return [done for done in self.done if done.fault.kind == "kill"]
+
+    def harm(self, lease_s: float) -> Harm:
+        """What of it may lose an upstream; RAW's times are seconds since 1970."""
+        since_1970_s = time.time() - asyncio.get_running_loop().time()
+        return Harm(
+            [
+                Hurt(done.pid, done.at_s + since_1970_s, done.until_s + since_1970_s)
+                for done in self.done
+                if done.pid is not None or (done.fault.target, done.fault.kind) == _SPLITS
+            ],
+            lease_s,
+        )
 
     async def hurt(self, fault: Fault) -> None:
         """Do it, wait, and make it good."""
         match fault.target:
             case "upstream":
-                self.recorders[fault.number].cut()
+                with self._noted(fault):
+                    self.recorders[fault.number].cut()
             case "broker":
                 async with self.brokers.alone():
-                    await self._hurt_broker(fault)
+                    with self._noted(fault):
+                        await self._hurt_broker(fault)
             case service:
                 slot = self.fleet.of(service)[fault.number]
                 async with slot.alone:
@@ -147,7 +128,6 @@ class System:
     async def _hurt_broker(self, fault: Fault) -> None:
         number = fault.number
         if fault.kind == "kill":
-            self._note(fault)
             await self.brokers.kill(number)
             await asyncio.sleep(fault.for_s)
             await self.brokers.start(number)
@@ -158,28 +138,35 @@ class System:
             server.go_on()
 
     async def _hurt_slot(self, fault: Fault, slot: Slot) -> None:
-        self.hurt_pids.add(slot.pid)
+        pid = slot.pid
         match fault.kind:
             case "kill":
-                if slot.kill():
-                    self._note(fault)
-                await asyncio.sleep(fault.for_s)
-                await asyncio.to_thread(slot.start)
-                await self.fleet.ready(slot)
+                # it may have ended by itself just then
+                with self._noted(fault, pid) if slot.kill() else nullcontext():
+                    await asyncio.sleep(fault.for_s)
+                    await asyncio.to_thread(slot.start)
+                    await self.fleet.ready(slot)
             case "pause":
-                slot.pause()
-                await asyncio.sleep(fault.for_s)
-                slot.go_on()
+                with self._noted(fault, pid):
+                    slot.pause()
+                    await asyncio.sleep(fault.for_s)
+                    slot.go_on()
             case kind:
-                pid = slot.pid
-                for link in self.brokers.links:
-                    link.cut(pid) if kind == "cut" else link.hang(pid)
-                await asyncio.sleep(fault.for_s)
-                for link in self.brokers.links:
-                    link.heal(pid)
+                with self._noted(fault, pid):
+                    for link in self.brokers.links:
+                        link.cut(pid) if kind == "cut" else link.hang(pid)
+                    await asyncio.sleep(fault.for_s)
+                    for link in self.brokers.links:
+                        link.heal(pid)
 
-    def _note(self, fault: Fault) -> None:
-        self.killed_at.append((asyncio.get_running_loop().time(), fault.target))
+    @contextmanager
+    def _noted(self, fault: Fault, pid: int | None = None) -> Iterator[None]:
+        """It lasts as long as this."""
+        clock = asyncio.get_running_loop().time
+        done = Done(fault, clock(), pid)
+        self.done.append(done)
+        yield
+        done.until_s = clock()
 
 
 async def play(round_: Round, folder: Path, agno: Upstream, adk: Upstream) -> Report:
@@ -209,13 +196,14 @@ async def play(round_: Round, folder: Path, agno: Upstream, adk: Upstream) -> Re
         await made.whole()
         runs = await gather.runs(made, recorders, stories, [*agno.tool_runs(), *adk.tool_runs()])
         remains = await gather.remains(made, services, stories)
-    harm = Harm(system.hurt_pids)
+    harm = system.harm(float(str(round_.settings.get("pod_ttl_s", POD_TTL_S))))
     report.violations += [violation for run in runs for violation in check_run(run, harm)]
     report.violations += check_remains(remains)
-    report.kills = dict(Counter(target for _, target in system.killed_at))
+    report.kills = dict(Counter(done.fault.target for done in system.kills))
     report.outcomes = dict(Counter(outcome_of(run) for run in runs))
     report.events = sum(len(run.bodies) for run in runs)
     report.reconnects = sum(view.connections - 1 for run in runs for view in run.views)
+    report.reattached = sum(reattached(run) for run in runs)
     report.waits = list(waits_after(system, stories))
     report.took_s = time.monotonic() - begun
     return report
@@ -286,11 +274,23 @@ async def _hurt(faults: Sequence[Fault], system: System) -> list[Violation]:
 
 def waits_after(system: System, stories: Sequence[Story]) -> Iterator[Wait]:
     """For each kill, and each run that was streaming then: how long its next event took."""
-    for (killed, target), story in product(system.killed_at, stories):
+    for kill, story in product(system.kills, stories):
         seen = story.arrivals
-        place = bisect(seen, killed, key=lambda arrival: arrival[0])
+        place = bisect(seen, kill.at_s, key=lambda arrival: arrival[0])
         if not 0 < place < len(seen):
             continue
         at, name = seen[place - 1]
-        if killed - at <= STREAMING_S and name not in _SILENT:
-            yield Wait(seen[place][0] - killed, target, killed - system.began, story.plan.mark)
+        if kill.at_s - at <= STREAMING_S and name not in _SILENT:
+            next_at = seen[place][0]
+            meanwhile = tuple(
+                other.name
+                for other in system.done
+                if other is not kill and other.at_s <= next_at and other.until_s >= kill.at_s
+            )
+            yield Wait(
+                next_at - kill.at_s,
+                kill.fault.target,
+                kill.at_s - system.began,
+                story.plan.mark,
+                meanwhile,
+            )

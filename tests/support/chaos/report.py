@@ -1,0 +1,127 @@
+"""What came of a round, and of several together; and the least that must come of one. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from support.chaos.checker import Violation
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Wait:
+    """From a kill to the next new event of a run that was streaming then."""
+
+    took_s: float
+    target: str
+    killed_at_s: float  # since the first fault was waited for
+    run: str
+    meanwhile: tuple[str, ...] = ()  # what else was hurt until then
+
+    def __str__(self) -> str:
+        told = f"{self.took_s:.1f} s {self.run} after {self.target} at {self.killed_at_s:.0f} s"
+        return f"{told}, with {', '.join(self.meanwhile) or 'nothing else'}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it."""
+
+    seed: int
+    kills: dict[str, int] = field(default_factory=dict)  # what was killed, how often
+    outcomes: dict[str, int] = field(default_factory=dict)
+    events: int = 0
+    reconnects: int = 0
+    reattached: int = 0  # legs that went on by another connector
+    violations: list[Violation] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    took_s: float = 0.0
+
+    def __str__(self) -> str:
+        head = f"seed {self.seed}: {sum(self.outcomes.values())} runs"
+        return "\n".join([f"{head}, {_counted(self)}", *_body(self)])
+
+
+def summary(reports: Sequence[Report]) -> str:
+    """Of all rounds together."""
+    whole = Report(
+        0,
+        _sum([each.kills for each in reports]),
+        _sum([each.outcomes for each in reports]),
+        sum(each.events for each in reports),
+        sum(each.reconnects for each in reports),
+        sum(each.reattached for each in reports),
+        [violation for each in reports for violation in each.violations],
+        [wait for each in reports for wait in each.waits],
+        sum(each.took_s for each in reports),
+    )
+    seeds = ", ".join(str(each.seed) for each in reports)
+    head = f"all {len(reports)} rounds, seeds {seeds}: {sum(whole.outcomes.values())} runs"
+    return "\n".join([f"{head}, {_counted(whole)}", *_body(whole)])
+
+
+def check_floors(report: Report, completed: float, reattached: int = 0) -> list[Violation]:
+    """Less than this cannot be: then faults went by where nobody saw what they did.
+
+    `completed`: the share of the runs, 0 to 1. `reattached`: how many legs.
+    """
+    share = report.outcomes.get("completed", 0) / max(1, sum(report.outcomes.values()))
+    found = []
+    if share < completed:
+        found.append(f"{share:.0%} of the runs were completed, not {completed:.0%}")
+    if report.reattached < reattached:
+        found.append(f"{report.reattached} legs went on by another connector, not {reattached}")
+    if not report.waits:
+        found.append("no run was streaming when something was killed")
+    return [Violation("floor", "", text) for text in found]
+
+
+def _sum(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+def _counted(report: Report) -> str:
+    return (
+        f"{report.events} events, {report.reconnects} reconnects, "
+        f"{report.reattached} legs gone on with in {report.took_s:.0f} s"
+    )
+
+
+def _body(report: Report) -> list[str]:
+    return [
+        f"  kills: {sum(report.kills.values())} ({_told(report.kills)})",
+        f"  runs: {_told(report.outcomes)}",
+        *_waits(report.waits),
+        f"  violations: {len(report.violations)}",
+        *(f"    {violation}"[:2000] for violation in report.violations[:20]),
+    ]
+
+
+def _told(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
+
+def _waits(waits: Sequence[Wait]) -> list[str]:
+    """Percentiles of the time from a kill to the next new event of a run that was streaming."""
+    by_target: dict[str, list[float]] = {"anything": [wait.took_s for wait in waits]}
+    for wait in waits:
+        by_target.setdefault(wait.target, []).append(wait.took_s)
+    lines = [
+        f"  from the kill of {target} to the next event (n={len(found)}): "
+        f"p50 {percentile(found, 50):.2f} s, p99 {percentile(found, 99):.2f} s, "
+        f"max {max(found):.2f} s"
+        for target, found in sorted(by_target.items())
+        if found
+    ]
+    slowest = [f"    {wait}" for wait in sorted(waits, reverse=True)[:5]]
+    return [*lines, "  the slowest, and what else was hurt meanwhile:", *slowest] if waits else []
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Of a list that is not empty: the value that so many percent do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
