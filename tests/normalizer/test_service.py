@@ -581,6 +581,36 @@ async def test_a_run_whose_frames_aged_out_unread_ends_and_says_so(
     assert ended[-1].headers["ce-type"] == "lifecycle.completed"
 
 
+async def test_a_run_that_aged_out_before_the_first_normalizer_came_ends_and_says_so(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock_normalizer.aged.MIN_AGE", timedelta(0))
+    async with bus_to(fresh_nats.url) as bus:
+        run, young = Run(bus), Run(bus)
+        for each in (run, young):
+            await bus.bucket("runs").put(each.run_id, registered(each.run_id).dump())
+        await run.open()
+        await bus.api("STREAM.PURGE.RAW")
+        await young.open()
+        async with normalizer(fresh_nats.url):
+            *_, end = await run.until("lifecycle.failed")
+            await young.until("lifecycle.started")
+    assert orjson.loads(end.payload)["data"]["code"] == "history_lost"
+
+
+def registered(run_id: str) -> RunRecord:
+    """A run as the edge lists it, before anybody has begun with it."""
+    return RunRecord(
+        run_id=run_id,
+        agent="a",
+        session_id="s",
+        user_id="u",
+        message="hello",
+        created_at=messages.now(),
+        updated_at=messages.now(),
+    )
+
+
 async def checkpointed(bus: Bus, event: Stored) -> None:
     """Until every partition's checkpoint has passed the frame that this event came from."""
     position = int(event.headers[messages.RAW_POSITION])

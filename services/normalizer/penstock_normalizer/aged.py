@@ -28,7 +28,7 @@ MIN_AGE = timedelta(seconds=10)
 async def end_the_lost(bus: Bus, partition: int, checkpoint: int) -> None:
     """End the runs of a partition that nothing is left of, if there is a gap. Raises BusError."""
     state = (await bus.api(f"STREAM.INFO.{streams.RAW}"))["state"]
-    if not 0 < checkpoint < state["first_seq"] - 1:
+    if checkpoint >= state["first_seq"] - 1:
         return
     log.warning(
         "partition %d: the frames %d to %d have been deleted since it was last read",
