@@ -162,6 +162,7 @@ class FairShare:
         self._held: dict[int, Lease] = {}
         self._seen: dict[str, bytes] = {}  # the group's keys as they were last heard of
         self._changed = asyncio.Event()
+        self._step: asyncio.Task[None] | None = None  # the last one
 
     @property
     def held(self) -> frozenset[int]:
@@ -185,10 +186,15 @@ class FairShare:
             await asyncio.wait([watching])
 
     async def _attempt(self, step: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await step()
-        except BusError as error:
-            log.warning("%s: %s", self._group, error)
+        async def attempted() -> None:
+            try:
+                await step()
+            except BusError as error:
+                log.warning("%s: %s", self._group, error)
+
+        # half done it would leave leases that nobody knows of
+        self._step = asyncio.create_task(attempted())
+        await asyncio.shield(self._step)
 
     async def _something_changes(self, until: float) -> bool:
         """Wait for that; False when it is time to renew."""
@@ -283,5 +289,7 @@ class FairShare:
         await asyncio.gather(*map(give_up, parts))
 
     async def _leave(self) -> None:
+        if self._step is not None:
+            await asyncio.wait([self._step])
         await self._give_up(*self._held)
         await self._membership.release()

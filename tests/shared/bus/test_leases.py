@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from typing import Any
 
 import pytest
 
 from penstock.bus import Bus, BusUnavailable, Message, OutcomeUnknown
-from penstock.bus.kv import Entry
+from penstock.bus.kv import Bucket, Entry
 from penstock.bus.leases import FairShare, Lease, keep
 from support.bus import connected
 from support.nats import NatsServer
@@ -315,6 +316,41 @@ async def test_members_that_come_and_go_share_the_parts_evenly(bus: Bus, group: 
     await a.leave()
     await shared_out(c)
     await c.leave()
+
+
+@pytest.mark.parametrize("call", ["update", "delete"], ids=["taking", "giving up"])
+async def test_who_stops_in_the_middle_leaves_no_lease_behind(
+    bus: Bus, group: str, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Cancelled when a lease is taken and nobody knows yet, or is about to be given back."""
+    real = getattr(Bucket, call)
+    under_way = asyncio.Event()
+
+    async def slow(self: Bucket, key: str, *args: Any) -> Any:
+        async def hang() -> None:
+            if ".part." in key:
+                under_way.set()
+                await asyncio.sleep(0.3)
+
+        if call == "delete":
+            await hang()
+            return await real(self, key, *args)
+        answer = await real(self, key, *args)
+        await hang()
+        return answer
+
+    member = Member(bus, group, "a", ttl_s=60)
+    if call == "delete":
+        await shared_out(member)
+        monkeypatch.setattr(Bucket, call, slow)
+        other = Lease(bus, f"{group}.member.b", "b", 60, "16")
+        await other.acquire()
+    else:
+        monkeypatch.setattr(Bucket, call, slow)
+    await under_way.wait()
+    await member.leave()
+    assert await bus.bucket("leases").keys(f"{group}.part.>") == []
+    assert member.parts == set()
 
 
 async def test_the_parts_of_a_member_that_died_are_taken_over(
