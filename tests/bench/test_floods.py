@@ -34,6 +34,25 @@ HERE = Path(__file__).parent
 MIB = 1024 * 1024
 WAIT_S = 200
 ENDS = (b"\nevent: lifecycle.completed", b"\nevent: lifecycle.failed")
+REST_MIB = 110  # of a service that is not concerned: some 70 as a rule
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The most resident memory in MiB: half as much again as the README's peaks, or more."""
+
+    connector: int = REST_MIB
+    normalizer: int = REST_MIB
+    approvals: int = REST_MIB
+    edge: int = REST_MIB
+    nats: int = REST_MIB
+
+
+LONG_RUN = Ceilings(connector=130, normalizer=190, edge=165, nats=500)
+FRAME_OF_60_MIB = Ceilings(connector=310, normalizer=480, edge=700, nats=350)
+FRAME_OVER_THE_LIMIT = Ceilings(connector=235, normalizer=305, edge=200, nats=380)
+SMALL_PIECES = Ceilings(connector=125, edge=120)
+STARTS = Ceilings(connector=145, normalizer=270, edge=120, nats=250)
 
 
 @dataclass
@@ -50,8 +69,8 @@ class Watched:
         return {**found, "nats": self.nats.pid}
 
     @contextmanager
-    def measured(self, what: str, events: int) -> Iterator[None]:
-        """Print what each process took meanwhile."""
+    def measured(self, what: str, events: int, ceilings: Ceilings) -> Iterator[None]:
+        """Print what each process took meanwhile; none may have passed its ceiling."""
         before = {name: (cpu_s(pid), rss_bytes(pid)) for name, pid in self.pids.items()}
         for pid in self.pids.values():
             forget_peak(pid)
@@ -60,6 +79,7 @@ class Watched:
         wall_s = time.monotonic() - begun
         print(f"\n{what}: {wall_s:.1f} s, {events / wall_s:,.0f} events/s")
         print(f"  {'':10}  CPU s  CPU µs/event  RSS before    peak   after (MiB)")
+        too_much = {}
         for name, pid in self.pids.items():
             cpu, rss = cpu_s(pid) - before[name][0], before[name][1]
             now, peak = rss_bytes(pid), peak_rss_bytes(pid)
@@ -67,6 +87,9 @@ class Watched:
                 f"  {name:10} {cpu:6.1f} {cpu / events * 1e6:13.1f}"
                 f" {rss / MIB:11.0f} {peak / MIB:7.0f} {now / MIB:7.0f}"
             )
+            if peak > getattr(ceilings, name) * MIB:
+                too_much[name] = f"{peak / MIB:.0f} MiB"
+        assert not too_much, f"{what}: {too_much} is over {ceilings}"
 
 
 @asynccontextmanager
@@ -183,7 +206,7 @@ async def test_a_run_of_100_000_events_and_its_late_readers(
         penstock = watched.penstock
         quiet = [await penstock.run("paced-100-10", "quiet") for _ in range(10)]
         show("ten runs alone", await asyncio.gather(*(latencies(penstock, each) for each in quiet)))
-        with watched.measured("a run of 100,000 events, read to its end", count):
+        with watched.measured("a run of 100,000 events, read to its end", count, LONG_RUN):
             run_id = await penstock.run(f"burst-{count}", "flood")
             beside = [await penstock.run("paced-100-10", "beside") for _ in range(10)]
             reading = asyncio.create_task(read_all(penstock, run_id))
@@ -192,30 +215,32 @@ async def test_a_run_of_100_000_events_and_its_late_readers(
         assert any(end in whole.tail for end in ENDS), whole.tail
         assert whole.frames == await events_of(fresh_nats, run_id) > count
         show("the ten runs beside it", found)
-        with watched.measured("a late reader replays it from its start", count):
+        with watched.measured("a late reader replays it from its start", count, LONG_RUN):
             assert (await read_all(penstock, run_id)).frames == whole.frames
-        with watched.measured("a late reader in the agui dialect, from the start", count):
+        with watched.measured("a late reader in the agui dialect, from the start", count, LONG_RUN):
             agui = await read_all(penstock, run_id, dialect="agui")
         half = await reader(penstock, run_id, "agui")
         while half.frames < agui.frames / 2:
             await asyncio.sleep(0.001)
         cursor = half.tail.rpartition(b"\nid: ")[2].split(b"\n")[0].decode()
-        with watched.measured("a reader who resumes in its middle in the agui dialect", count):
+        with watched.measured(
+            "a reader who resumes in its middle in the agui dialect", count, LONG_RUN
+        ):
             rest = await read_all(penstock, run_id, dialect="agui", after=cursor)
         assert 0 < rest.frames < agui.frames
-        with watched.measured("the last of its readers has been gone for 5 s", count):
+        with watched.measured("the last of its readers has been gone for 5 s", count, LONG_RUN):
             await asyncio.sleep(5)
 
 
 async def test_frames_over_the_payload_limit(fresh_nats: NatsServer, tmp_path: Path) -> None:
     async with flooded(fresh_nats, tmp_path, "large-60", "large-70") as watched:
         penstock = watched.penstock
-        with watched.measured("one frame of 60 MiB", 1):
+        with watched.measured("one frame of 60 MiB", 1, FRAME_OF_60_MIB):
             run_id = await penstock.run("large-60", "flood")
             whole = await read_all(penstock, run_id)
         assert ENDS[0] in whole.tail
         assert whole.bytes > 60 * MIB
-        with watched.measured("one frame of 70 MiB: over the limit", 1):
+        with watched.measured("one frame of 70 MiB: over the limit", 1, FRAME_OVER_THE_LIMIT):
             run_id = await penstock.run("large-70", "flood")
             refused = await read_all(penstock, run_id)
         assert ENDS[1] in refused.tail
@@ -226,7 +251,7 @@ async def test_frames_over_the_payload_limit(fresh_nats: NatsServer, tmp_path: P
 async def test_many_small_pieces(fresh_nats: NatsServer, tmp_path: Path, agent: str) -> None:
     pieces = {"bytes-1000": 258_000, "comments-200000": 200_000}[agent]
     async with flooded(fresh_nats, tmp_path, agent) as watched:
-        with watched.measured(f"{agent}: {pieces} chunks", pieces):
+        with watched.measured(f"{agent}: {pieces} chunks", pieces, SMALL_PIECES):
             run_id = await watched.penstock.run(agent, "flood")
             whole = await read_all(watched.penstock, run_id)
         assert ENDS[0] in whole.tail
@@ -266,7 +291,7 @@ async def test_5_000_starts_at_once(fresh_nats: NatsServer, tmp_path: Path) -> N
 
         await bus.subscribe("live.lifecycle.completed.*", count_one)
         port = watched.penstock.of("edge")[0].port
-        with watched.measured("5,000 starts, 500 legs at once, each a second long", count):
+        with watched.measured("5,000 starts, 500 legs at once, each a second long", count, STARTS):
             begun = time.monotonic()
             each = count // connections
             starts = (start_runs(port, "paced-5-5", each) for _ in range(connections))
