@@ -7,8 +7,10 @@ import random
 from pathlib import Path
 
 import httpx
+import pytest
 
 from penstock.bus import Stored
+from penstock.bus.pull import Retry
 from penstock.bus.records import CancelCommand
 from penstock.settings import AgentConfig
 from penstock_connector.commands import Commands
@@ -339,8 +341,10 @@ async def test_a_run_of_a_dead_connector_can_be_cancelled(
             # nobody looks for the dead: the cancel finds what they have left
             commands = Commands(penstock.bus, config, ConnectorSettings(), client, "connector-x-1")
             cancel = CancelCommand(run_id=run_id, by="ada")
-            await commands.cancel(Stored("", 1, {}, cancel.dump()))
+            with pytest.raises(Retry):  # kept until the leg has ended
+                await commands.cancel(Stored("", 1, {}, cancel.dump()))
             end = await the_end(penstock, run_id)
+            await commands.cancel(Stored("", 1, {}, cancel.dump()))
     assert end.type == "lifecycle.cancelled"
     assert end.data == {"reason": "user_stop", "by": "ada", "confirmed": False}
     assert len(cancels(upstream)) == 1

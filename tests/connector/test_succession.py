@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from penstock.bus import Msg
+from penstock.bus.fence import RawWriter
 from penstock.bus.messages import RawFrame
 from penstock.bus.records import Sent
 from penstock.bus.subjects import handover
@@ -21,7 +22,7 @@ from penstock_connector.service import ConnectorService
 from penstock_connector.succession import AT_ONCE
 from penstock_normalizer.service import NormalizerService
 from support.connectors import FAST, ConnectorProcess, connector_process
-from support.misbehaving import Answer, Misbehaving, agents, plays, stalls
+from support.misbehaving import Answer, Misbehaving, Request, Script, agents, plays, stalls
 from support.nats import NatsServer
 from support.pipeline import Event, Pipeline, Services, new_run_id, pipeline, types
 from support.raw import agno
@@ -166,6 +167,89 @@ async def test_a_cancel_while_a_run_changes_hands_is_carried_out(
     assert last.type == "lifecycle.cancelled"
 
 
+NUMBERED = agno("RunStarted", event_index=0) + agno("RunContent", content="x", event_index=1)
+
+
+def goes_on_until_cancelled(upstream: Misbehaving, times: int) -> Script:
+    """What comes back from a server that obeys the cancel of so many."""
+
+    async def script(answer: Answer) -> None:
+        await answer.head()
+        await answer.send(agno("RunContent", content="y", event_index=2))
+        await eventually(lambda: are(cancels(upstream), times), what="a cancel at the upstream")
+        await answer.send(agno("RunCancelled", reason="stop", event_index=3))
+        await answer.end()
+
+    return script
+
+
+def cancels(upstream: Misbehaving) -> list[Request]:
+    return [request for request in upstream.requests if request.path.endswith("/cancel")]
+
+
+async def are(found: Sequence[Any], number: int) -> bool:
+    return len(found) == number
+
+
+async def test_a_cancel_outlives_the_connector_that_said_it_would_end_the_leg(
+    nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path
+) -> None:
+    """It is killed after it has answered, and what it asks the upstream gets lost."""
+
+    async def loses_the_first(answer: Answer) -> None:
+        if not answer.request.path.endswith("/cancel"):
+            await plays(NUMBERED, stalls)(answer)
+        elif len(cancels(upstream)) == 1:
+            await stalls(answer)
+        else:
+            await answer.whole(b"{}")
+
+    upstream.script(loses_the_first)
+    upstream.scripted = lambda request: request.path.endswith(("/runs", "/cancel"))
+    upstream.comes_back = goes_on_until_cancelled(upstream, 2)
+    config = agents(upstream)
+    # the command comes again too late: who adopts the leg must see that it stands
+    slow = {"ack_wait_s": 60}
+    async with one_connector(nats_server, config, tmp_path, **slow) as (penstock, connector):
+        run_id = await penstock.start_run("agno", "hello")
+        await penstock.events_until(run_id, "llm.stream")
+        await penstock.cancel(run_id, by="ada")
+        await eventually(lambda: are(cancels(upstream), 1), what="a cancel at the upstream")
+        await connector.kill()
+        async with pipeline(nats_server.url, config, PEER, **FAST, **slow):
+            *_, last = await penstock.ended(run_id)
+            await nobody_holds(penstock, run_id)
+    assert last.type == "lifecycle.cancelled"
+    assert len(cancels(upstream)) == 2
+
+
+async def test_nobody_goes_on_with_a_run_whose_clients_were_told_that_it_is_cancelled(
+    nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path
+) -> None:
+    upstream.script(plays(NUMBERED, stalls))
+    upstream.comes_back = goes_on_until_cancelled(upstream, 1)
+    config = agents(upstream)
+    async with one_connector(nats_server, config, tmp_path) as (penstock, connector):
+        run_id = await penstock.start_run("agno", "hello")
+        await penstock.events_until(run_id, "llm.stream")
+        await connector.kill()
+        # as the edge does when nobody ends the run in time
+        edge = await RawWriter.resume(penstock.bus, run_id, "edge", "cancel-1")
+        told = {"reason": "user_stop", "by": "ada", "confirmed": False}
+        cancelled = {"type": "lifecycle.cancelled", "data": told}
+        await edge.write("event", orjson.dumps(cancelled), leg=1)
+        events = await penstock.ended(run_id)
+
+        async def is_recorded() -> bool:
+            return (await penstock.record(run_id)).status == "cancelled"
+
+        await eventually(is_recorded, what="the run's record")
+        async with pipeline(nats_server.url, config, PEER, **FAST):
+            await nobody_holds(penstock, run_id)
+        assert await penstock.ended(run_id) == events
+    assert len(cancels(upstream)) == 1
+
+
 @pytest.mark.real
 async def test_stopped_in_the_middle_the_run_is_handed_over_at_once(
     nats_server: NatsServer, agno_server: Upstream, tmp_path: Path
@@ -194,12 +278,11 @@ async def test_legs_that_end_while_others_are_handed_over_keep_nobody(
 ) -> None:
     """More of them than change hands side by side; nobody takes any."""
     go = asyncio.Event()
-    numbered = agno("RunStarted", event_index=0) + agno("RunContent", content="x", event_index=1)
     completed = agno("RunCompleted", content="x", event_index=2)
 
     async def waits(answer: Answer) -> None:
         await answer.head()
-        await answer.send(numbered)
+        await answer.send(NUMBERED)
         await go.wait()
         await answer.send(completed)
         await answer.end()
@@ -239,16 +322,11 @@ async def test_legs_that_end_while_others_are_handed_over_keep_nobody(
     assert ends == ({"completed"} if drain_s else {"upstream_lost"})
 
 
-async def are(found: list[Msg], number: int) -> bool:
-    return len(found) == number
-
-
 @pytest.mark.chaos
 async def test_stopped_with_nobody_there_a_run_ends_within_the_grace(
     nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path
 ) -> None:
-    numbered = agno("RunStarted", event_index=0) + agno("RunContent", content="x", event_index=1)
-    upstream.script(plays(numbered, stalls))
+    upstream.script(plays(NUMBERED, stalls))
     config = agents(upstream)
     async with one_connector(nats_server, config, tmp_path, drain_s=1) as (penstock, connector):
         run_id = await penstock.start_run("agno", "hello")

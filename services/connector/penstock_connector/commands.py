@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 MAX_SHOWN_CHARACTERS = 50_000  # of the message, in lifecycle.started: an `open` is one message
 CONTROL_TIMEOUT_S = 2.0
+ENDING_S = 1.0  # how often it is looked whether a cancelled leg has ended
 
 
 class Commands:
@@ -166,12 +167,15 @@ class Commands:
     # cancel
 
     async def cancel(self, stored: Stored) -> None:
-        """`command.connector.cancel.<run>`: any connector takes it and asks who holds the run."""
+        """`command.connector.cancel.<run>`: any connector takes it and asks who holds the run.
+
+        It is done once the leg has ended: who holds it may die of having said that it would.
+        """
         command = CancelCommand.model_validate_json(stored.payload)
         run_id = command.run_id
         try:
             await self._bus.request(control(run_id), command.dump(), CONTROL_TIMEOUT_S)
-            return  # the holder ends it
+            raise Retry(ENDING_S)  # the holder ends it
         except OutcomeUnknown:
             raise Retry(0.5) from None
         except BusUnavailable:
@@ -189,10 +193,8 @@ class Commands:
             raise Retry(0.5)  # its holder is about to listen
         else:
             with self.legs.alone_with(run_id):
-                if not await self.succession.adopt(
-                    run_id, last, DIED.format(holder_of(last)), command
-                ):
-                    raise Retry(0.1)  # it has ended, or somebody else goes on with it
+                await self.succession.adopt(run_id, last, DIED.format(holder_of(last)), command)
+            raise Retry(0.1)  # it has ended, or somebody is about to end it
 
     async def _never_to_be_called(self, run_id: str) -> bool:
         claim = await self._claims.claimed(run_id)

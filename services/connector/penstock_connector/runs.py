@@ -14,9 +14,9 @@ from penstock.bus import Bus, FenceConflict, Stored, messages
 from penstock.bus.direct import replay
 from penstock.bus.fence import RawWriter, tail
 from penstock.bus.messages import RawFrame, raw_frame
-from penstock.bus.records import ENDED, RunRecord
-from penstock.bus.streams import RAW
-from penstock.bus.subjects import raw_stored
+from penstock.bus.records import ENDED, CancelCommand, RunRecord
+from penstock.bus.streams import COMMANDS, RAW
+from penstock.bus.subjects import command, raw_stored
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,19 @@ class Runs:
         """Whether its last event was terminal; the record follows the event at once."""
         record = await self.record(run_id)
         return record is not None and record.status in ENDED
+
+    async def cancel_of(self, run_id: str) -> CancelCommand | None:
+        """Why nobody is to go on with its open leg; None when somebody is.
+
+        A cancel stands among the commands until the leg has ended. A run may have ended without
+        its leg, too: the edge cancels it by a frame of its own when nobody does so in time.
+        """
+        stored = await self._bus.tail(COMMANDS, command("connector", "cancel", run_id))
+        if stored is not None:
+            return CancelCommand.model_validate_json(stored.payload)
+        if await self.has_ended(run_id):
+            return CancelCommand(run_id=run_id, by="penstock", reason="the run had ended")
+        return None
 
     async def cancel_between_legs(self, run_id: str, told: dict[str, str]) -> None:
         """End a run that nobody holds a connection of."""

@@ -22,6 +22,7 @@ from penstock_connector.settings import ConnectorSettings
 log = logging.getLogger(__name__)
 
 KEEPALIVE_S = 1.0
+AT_ONCE = 64  # commands of a kind
 _PODS = "$KV.leases.pod."
 
 
@@ -68,6 +69,8 @@ class ConnectorService(Service):
             "continue": self._commands.resume,
             "start": self._commands.start,
         }
+        # a cancel is at work until its leg has ended: one that takes its time keeps no other
+        at_once = {"cancel": max(AT_ONCE, self._settings.max_legs)}
         for kind, handle in handlers.items():
             queue = WorkQueue(
                 self.bus,
@@ -78,6 +81,7 @@ class ConnectorService(Service):
                 on_poison=self._give_up,
                 ack_wait_s=self._settings.ack_wait_s,
                 room=(lambda: self._commands.room) if kind == "start" else None,
+                concurrency=at_once.get(kind, AT_ONCE),
             )
             self.spawn(kind, queue.run)
 

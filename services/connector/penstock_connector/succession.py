@@ -126,10 +126,12 @@ class Succession:
     ) -> bool:
         """Go on with an open leg that nobody holds, or say how it ended.
 
-        True when it is ours now; else it has ended, or somebody else was first. The caller is
+        True when it is ours now; else it has ended, or somebody else was first. Of a run that was
+        cancelled, or has ended without the leg, the upstream is only asked to stop. The caller is
         alone with the run.
         """
         holder = holder_of(last)
+        cancelled = cancelled or await self._runs.cancel_of(run_id)
         found = await self._order(run_id, last)
         if found is None:
             await self._end(run_id, last, why, cancelled)
