@@ -63,6 +63,6 @@ def test_the_rounds_are_summed_up_with_the_slowest_and_what_else_was_hurt() -> N
         "  the slowest, and what else was hurt meanwhile:",
         "    2.0 s r2 after connector at 10 s, with pause broker 1",
         "    1.0 s r1 after connector at 10 s, with pause broker 1",
-        "  violations: 1",
+        "  violations: 1 (1 numbers)",
         "    numbers: r2: the sequence is [1, 3]",
     ]

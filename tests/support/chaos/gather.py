@@ -82,14 +82,18 @@ async def remains(brokers: Brokers, fleet: Fleet, stories: Sequence[Story]) -> R
 
 async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
     async def keys(bucket: str) -> dict[str, bytes]:
+        return {key: msg.data for key, msg in (await entries(bucket)).items()}
+
+    async def entries(bucket: str) -> dict[str, Msg]:
         found = await read(client, f"KV_{bucket}")
         prefix = f"$KV.{bucket}."
-        return {msg.subject.removeprefix(prefix): msg.data for msg in found if not _is_gone(msg)}
+        return {msg.subject.removeprefix(prefix): msg for msg in found if not _is_gone(msg)}
 
     alive = {str(slot.pid) for slot in fleet.slots}
+    leases = await entries("leases")
     owners = {
-        key: value.decode() if ".part." in key else key.rpartition(".")[2]
-        for key, value in (await keys("leases")).items()
+        key: msg.data.decode() if ".part." in key else key.rpartition(".")[2]
+        for key, msg in leases.items()
         if _OWNED.search(key)
     }
     return Remains(
@@ -98,7 +102,11 @@ async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
             f"{msg.subject} {(msg.headers or {}).get('Penstock-Reason')}"
             for msg in await read(client, "DEADLETTERS")
         ],
-        leases=[key for key, owner in owners.items() if not alive & set(owner.split("-"))],
+        leases=[
+            f"{key}, {_age_s(leases[key]):.0f} s old"
+            for key, owner in owners.items()
+            if not alive & set(owner.split("-"))
+        ],
         claims=[key for key in await keys("claims") if key.startswith("active.")],
         queues=[
             key for key, value in (await keys("sessions")).items() if json.loads(value).get("queue")
@@ -114,7 +122,7 @@ async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
 
 
 async def read(client: Client, stream: str) -> list[Msg]:
-    """Every message of a stream, in its order, by a consumer, which the stream's leader serves."""
+    """Every message of a stream, in its order, by a consumer: any of the replicas may serve it."""
     js = client.jetstream(timeout=10)
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.ALL, ack_policy=AckPolicy.NONE, inactive_threshold=30
@@ -146,6 +154,10 @@ def _by_run(messages: Iterable[Msg], token: int) -> dict[str, list[Msg]]:
 
 def _is_gone(msg: Msg) -> bool:
     return any(name in (msg.headers or {}) for name in _GONE)
+
+
+def _age_s(msg: Msg) -> float:
+    return time.time() - msg.metadata.timestamp.timestamp()
 
 
 def _frame(msg: Msg) -> RawFrame:

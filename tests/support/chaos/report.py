@@ -92,11 +92,12 @@ def _counted(report: Report) -> str:
 
 
 def _body(report: Report) -> list[str]:
+    by_check = Counter(violation.check for violation in report.violations)
     return [
         f"  kills: {sum(report.kills.values())} ({_told(report.kills)})",
         f"  runs: {_told(report.outcomes)}",
         *_waits(report.waits),
-        f"  violations: {len(report.violations)}",
+        f"  violations: {len(report.violations)}{f' ({_told(by_check)})' if by_check else ''}",
         *(f"    {violation}"[:2000] for violation in report.violations[:20]),
     ]
 
