@@ -168,7 +168,7 @@ async def test_frames_that_were_not_kept_are_read_again_in_order(nats_server: Na
         assert budget.used_bytes == 0
 
 
-async def test_a_backlog_passes_over_what_has_aged_out(nats_server: NatsServer) -> None:
+async def test_a_backlog_tells_of_what_has_aged_out_and_goes_on(nats_server: NatsServer) -> None:
     async with connected(nats_server.url) as bus:
         writer = await opened(bus)
         for number in range(20):
@@ -184,16 +184,48 @@ async def test_a_backlog_passes_over_what_has_aged_out(nats_server: NatsServer) 
         while budget.used_bytes:
             kept += 1
             backlog.done(1)
-        waiting = asyncio.create_task(backlog.first())
-
-        async def empty() -> bool:
-            return not backlog
-
-        await eventually(empty)
         assert 0 < kept < len(frames)
+        assert backlog.floor < frames[-1].sequence
+        remnant = await backlog.first()
+        assert remnant is backlog.remnant
+        assert (remnant.sequence, remnant.payload) == (frames[-1].sequence, b"")
         last = await writer.write("bytes", b"new", leg=1)
         backlog.push((await read(bus, writer.run_id, last, 1))[0])
-        assert (await waiting).payload == b"new"
+        backlog.done(1)
+        assert backlog.remnant is None
+        assert (await backlog.first()).payload == b"new"
+        backlog.done(1)
+        assert not backlog
+
+
+@pytest.mark.parametrize("waiting", [1, 3])
+async def test_a_run_of_which_the_rest_aged_out_while_it_had_to_wait_ends_and_says_so(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
+    async with pipeline(fresh_nats.url, Config(), (NormalizerService,)) as penstock:
+        bus = penstock.bus
+        flood = await opened(bus)
+        stuck = Stuck(monkeypatch, flood.run_id)
+        beside = await neighbour(bus, flood.run_id)
+        for body in (agno("RunStarted"), agno("RunContent", content="one")):
+            await flood.write("bytes", body, leg=1)
+        await write(beside, agno_text("one"))
+        check(await penstock.ended(beside.run_id), ["one"])
+        monkeypatch.setattr(Budget, "admits", lambda budget, held_bytes: held_bytes == 0)
+        contents = (agno("RunContent", content=f"{n}") for n in range(1, waiting))
+        await write(flood, *contents)
+        last = await neighbour(bus, flood.run_id)
+        await write(last, agno_text("two"))
+        check(await penstock.ended(last.run_id), ["two"])
+        await bus.api(f"STREAM.PURGE.{streams.RAW}")
+        stuck.let_go.set()
+        events = await penstock.ended(flood.run_id)
+        assert [event.sequence for event in events] == [*range(1, len(events) + 1)]
+        assert [e.data["content"] for e in events if e.type == "llm.stream"] == ["one"]
+        assert events[-1].data["code"] == "history_lost"
+        entry = await bus.bucket("runs").get(flood.run_id)
+        assert entry is not None
+        assert orjson.loads(entry.value)["status"] == "failed"
 
 
 def test_a_frame_of_tiny_events_is_folded_piece_by_piece() -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from penstock.bus import Bus, BusError, Stored, direct, fence, streams, subjects
 from penstock.bus.budget import Budget, weight
@@ -31,6 +32,8 @@ class Backlog:
         self._floor = 0  # the last frame that is done
         self._seen = 0  # the last one that there is
         self._kept = 0  # the last one that was kept or read again
+        self._newest: Stored | None = None  # of those that were not kept, without its payload
+        self.remnant: Stored | None = None  # all that is left of some that were deleted meanwhile
         self._arrived = asyncio.Event()
 
     def __bool__(self) -> bool:
@@ -52,6 +55,8 @@ class Backlog:
             self._floor = stored.sequence - 1
         if not self._is_behind and self._budget.admits(self._held_bytes):
             self._keep(stored)
+        else:
+            self._newest = replace(stored, payload=b"")
         self._seen = stored.sequence
         self._arrived.set()
 
@@ -75,11 +80,17 @@ class Backlog:
     async def _read_on(self) -> None:
         # one at a time when others have used up the budget
         limit = direct.BATCH if self._budget.free_bytes > READ_BYTES else 1
+        newest = self._newest
+        assert newest is not None
         found = await read(self._bus, self._run_id, self._floor + 1, limit)
+        if not found or found[0].sequence > newest.sequence:
+            self.remnant = newest
+            self._keep(newest)
+            return
         for stored in found:
             if stored.sequence <= self._seen:  # what is newer will be handed over
                 self._keep(stored)
-        if not found or found[-1].sequence >= self._seen:
+        if found[-1].sequence >= self._seen:
             self._kept = self._seen  # all that is left of them
 
     def after(self, count: int) -> Stored | None:
@@ -90,6 +101,8 @@ class Backlog:
         """The first `count` frames are done."""
         for _ in range(count):
             stored = self._frames.popleft()
+            if stored is self.remnant:
+                self.remnant = None
             self._floor = stored.sequence
             self._give_back(weight(stored.payload))
         if not self:

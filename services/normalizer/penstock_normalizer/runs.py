@@ -187,6 +187,8 @@ class Run:
                 await self._give_up(stored, error)
                 self._hear(stored)
                 continue
+            if stored is self.backlog.remnant:
+                self._fold = await self._lost(frame)
             if self._fold is None:
                 self._fold = await self._load(frame)
             await self._feed(self._fold, frame, stored, ready)
@@ -275,6 +277,16 @@ class Run:
             return True
         record = await self._index.record(self._run_id)
         return frame.writer != WRITER and (record is None or not record.sequence)
+
+    async def _lost(self, frame: RawFrame) -> RunFold:
+        """The fold of a run whose frames up to this one were deleted while they had to wait."""
+        fold = RunFold(self._run_id, self._decoders, self._max_frame_bytes)
+        await self._reload_tail()
+        self._number_on(fold, frame)
+        if self._last_type in TERMINAL:
+            fold.ended = self._last_type
+        await self._break_off(fold, frame)
+        return fold
 
     async def _break_off(self, fold: RunFold, frame: RawFrame) -> None:
         """End a run that nobody can go on with; not one that has ended."""
