@@ -39,7 +39,7 @@ from penstock.settings import Config
 from penstock_normalizer.partitions import Partition
 from penstock_normalizer.service import NormalizerService
 from penstock_normalizer.settings import NormalizerSettings
-from support.letters import all_letters, the_letter
+from support.letters import all_letters, publish, the_letter
 from support.nats import NatsServer
 from support.raw import agno, agno_approved, agno_pause, agno_text
 from support.waiting import eventually
@@ -609,6 +609,61 @@ def registered(run_id: str) -> RunRecord:
         created_at=messages.now(),
         updated_at=messages.now(),
     )
+
+
+async def gave_up(bus: Bus, kind: str, sequence: int) -> None:
+    """What the server says of a command that it has delivered for the last time."""
+    advisory = {"stream": "COMMANDS", "consumer": f"connector-{kind}", "stream_seq": sequence}
+    subject = f"{subjects.MAX_DELIVERIES}.COMMANDS.connector-{kind}"
+    await publish(bus, subject, orjson.dumps({**advisory, "deliveries": 20}))
+
+
+async def no_command(bus: Bus) -> bool:
+    return bool((await bus.api("STREAM.INFO.COMMANDS"))["state"]["messages"] == 0)
+
+
+@pytest.mark.parametrize("kind", ["start", "continue"])
+async def test_a_run_whose_command_the_server_gave_up_ends_once(
+    fresh_nats: NatsServer, kind: str
+) -> None:
+    async with bus_to(fresh_nats.url) as bus:
+        if kind == "continue":
+            run, _ = await paused(bus)
+        else:
+            run = Run(bus)
+            await bus.bucket("runs").put(run.run_id, registered(run.run_id).dump())
+        sequence = await publish(bus, subjects.command("connector", kind, run.run_id), b"poison")
+        for _ in range(2):
+            await gave_up(bus, kind, sequence)
+        async with normalizer(fresh_nats.url):
+            events = await run.until("lifecycle.failed")
+            await eventually(lambda: no_command(bus), what="no command is left")
+            assert await run.events() == events
+            entry = await bus.bucket("runs").get(run.run_id)
+        assert (await the_letter(bus, "connector", run.run_id)).letter.payload == b"poison"
+    data = orjson.loads(events[-1].payload)["data"]
+    assert data["code"] == "internal"
+    assert "delivered 20 times and never finished" in data["error"]
+    assert [int(each.headers[messages.SEQUENCE]) for each in events] == [*range(1, len(events) + 1)]
+    assert entry is not None
+    record = RunRecord.model_validate_json(entry.value)
+    assert (record.status, record.code) == ("failed", "internal")
+
+
+async def test_a_run_goes_on_whose_command_was_carried_out_and_given_up_all_the_same(
+    fresh_nats: NatsServer,
+) -> None:
+    async with bus_to(fresh_nats.url) as bus:
+        run = Run(bus)
+        await bus.bucket("runs").put(run.run_id, registered(run.run_id).dump())
+        sequence = await publish(bus, subjects.command("connector", "start", run.run_id), b"x")
+        await run.open()
+        await gave_up(bus, "start", sequence)
+        async with normalizer(fresh_nats.url):
+            await eventually(lambda: no_command(bus), what="no command is left")
+            await run.bytes(agno_text("one"))
+            await run.end()
+            check_order(await run.until("lifecycle.completed"), ["one"])
 
 
 async def checkpointed(bus: Bus, event: Stored) -> None:

@@ -41,7 +41,7 @@ async def end_the_lost(bus: Bus, partition: int, checkpoint: int) -> None:
             continue  # deleted
         record = RunRecord.model_validate_json(stored.payload)
         if subjects.partition_of(record.run_id, count) == partition and await _is_lost(bus, record):
-            await _end(bus, record)
+            await write_end(bus, record, {"code": "history_lost"})
 
 
 async def _is_lost(bus: Bus, record: RunRecord) -> bool:
@@ -54,9 +54,10 @@ async def _is_lost(bus: Bus, record: RunRecord) -> bool:
     return record.status == "running" or await bus.tail(streams.COMMANDS, start) is None
 
 
-async def _end(bus: Bus, record: RunRecord) -> None:
+async def write_end(bus: Bus, record: RunRecord, data: dict[str, str]) -> None:
+    """Say in RAW that a run has failed, once, whoever says so. Raises BusError."""
     writer = RawWriter(bus, record.run_id, WRITER, f"{WRITER}/{uuid4()}")
-    word = {"type": "lifecycle.failed", "data": {"code": "history_lost"}}
+    word = {"type": "lifecycle.failed", "data": data}
     try:
         await writer.write("event", orjson.dumps(word), leg=max(record.legs, 1))
     except FenceConflict:

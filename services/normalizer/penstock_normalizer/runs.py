@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import orjson
+
 from penstock import telemetry
 from penstock.bus import (
     Bus,
@@ -295,10 +297,13 @@ class Run:
             fold.ended = f"lifecycle.{record.status}"
         fold.raw_first = self._raw_first
         facts = record.model_dump(include=FACTS) if record is not None else {"agent": ""}
+        why = {"code": "history_lost", "error": HISTORY_LOST}
+        if frame.writer == WRITER and frame.payload:
+            why |= orjson.loads(frame.payload)["data"]
         ready = Ready()
-        for event in fold.break_off(frame, facts, "history_lost", HISTORY_LOST):
+        for event in fold.break_off(frame, facts, **why):
             ready.add(event, frame.sequence)
-        if ready.events:
+        if ready.events and why["code"] == "history_lost":
             log.error(
                 "run %s: frames before RAW %d have aged out, it is ended",
                 *(self._run_id, frame.sequence),

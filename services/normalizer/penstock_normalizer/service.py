@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import ClassVar
 
 from penstock import telemetry
@@ -14,6 +15,7 @@ from penstock.bus.leases import FairShare
 from penstock.bus.subjects import PARTITIONS
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock_normalizer.given_up import end_the_run
 from penstock_normalizer.partitions import Partition
 from penstock_normalizer.settings import NormalizerSettings
 
@@ -52,7 +54,13 @@ class NormalizerService(Service):
     async def start(self) -> None:
         """Take part; partitions come within a renewal."""
         self.spawn("share", self._take_part)
-        advisories = exhausted(self.bus, "normalizer-advisories", self.bury, self.give_up)
+        advisories = exhausted(
+            self.bus,
+            "normalizer-advisories",
+            self.bury,
+            partial(end_the_run, self.bus),
+            self.give_up,
+        )
         self.spawn("advisories", advisories.run)
         self.spawn("dead letters", self._count_dead_letters)
         await asyncio.sleep(0)

@@ -30,11 +30,13 @@ def exhausted(
     bus: Bus,
     durable: str,
     bury: Callable[[str, Stored, Exception], Awaitable[None]],
+    end: Callable[[Stored, Exception], Awaitable[None]],
     on_poison: Callable[[Stored, Exception], Awaitable[None]],
 ) -> WorkQueue:
     """A queue of what was delivered too often. `bury` gets the service, the message, and why.
 
-    The same advisory may come twice: `bury` must bear that. The service is the durable's name up to
+    `end` gets a command, to end the run that nobody will carry it out for, and why. The same
+    advisory may come twice: both must bear that. The service is the durable's name up to
     its first dash, which is how ours are named.
     """
 
@@ -54,8 +56,11 @@ def exhausted(
             return
         message.delivered = advisory["deliveries"]
         service = consumer.partition("-")[0]
-        await bury(service, message, NeverFinished(message.delivered))
-        if stream == streams.COMMANDS:  # a work queue would keep for ever what nobody acknowledges
+        why = NeverFinished(message.delivered)
+        await bury(service, message, why)
+        if stream == streams.COMMANDS:
+            await end(message, why)
+            # a work queue would keep for ever what nobody acknowledges
             await bus.delete(stream, message.sequence)
 
     return WorkQueue(

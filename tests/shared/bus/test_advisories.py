@@ -25,8 +25,9 @@ NANO = 1_000_000_000
 
 
 @asynccontextmanager
-async def recorder(bus: Bus) -> AsyncIterator[list[Stored]]:
+async def recorder(bus: Bus, ended: list[str] | None = None) -> AsyncIterator[list[Stored]]:
     """What a normalizer runs, without the normalizer; yields what could not be recorded."""
+    ended = [] if ended is None else ended
     unread: list[Stored] = []
 
     async def bury(service: str, stored: Stored, error: Exception) -> None:
@@ -35,7 +36,11 @@ async def recorder(bus: Bus) -> AsyncIterator[list[Stored]]:
     async def give_up(stored: Stored, error: Exception) -> None:
         unread.append(stored)
 
-    task = asyncio.create_task(exhausted(bus, "normalizer-advisories", bury, give_up).run())
+    async def end(stored: Stored, error: Exception) -> None:
+        ended.append(stored.subject)
+
+    queue = exhausted(bus, "normalizer-advisories", bury, end, give_up)
+    task = asyncio.create_task(queue.run())
     try:
         yield unread
     finally:
@@ -87,9 +92,11 @@ async def test_a_command_that_the_server_gave_up_is_a_letter_and_leaves_the_queu
     subject = f"command.connector.start.{run_id}"
     sequence = await publish(own_bus, subject, b"poison")
     await exhaust(own_bus, "COMMANDS", "connector-start", "command.connector.start.*")
-    async with recorder(own_bus):
+    ended: list[str] = []
+    async with recorder(own_bus, ended):
         found = await the_letter(own_bus, "connector", run_id)
         await done_with_advisories(own_bus)
+    assert ended == [subject]
     assert (found.letter.subject, found.letter.sequence) == (subject, sequence)
     assert (found.letter.payload, found.letter.delivered) == (b"poison", 1)
     assert "NeverFinished" in found.letter.reason
@@ -102,8 +109,11 @@ async def test_an_event_that_a_subscriber_of_ours_cannot_take_is_a_letter_and_st
     run_id = new_run_id()
     sequence = await own_bus.publisher.publish(event(run_id, 1, b"an event"))
     await exhaust(own_bus, "EVENTS", "billing", "llm.>")
-    async with recorder(own_bus):
+    ended: list[str] = []
+    async with recorder(own_bus, ended):
         found = await the_letter(own_bus, "billing", run_id)
+        await done_with_advisories(own_bus)
+    assert ended == []
     assert found.letter.payload == b"an event"
     assert found.letter.headers["Penstock-Sequence"] == "1"
     assert await own_bus.at(streams.EVENTS, sequence) is not None
