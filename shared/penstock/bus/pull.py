@@ -35,6 +35,7 @@ RETRY_S, MAX_RETRY_S = 0.25, 1.0
 AGAIN_S = 1.0
 GIVE_UP_TRIES = 5  # deliveries beyond the limits: to give a message up may fail, too
 LOOK_S = 0.2  # how soon it is seen that there is room again
+MAX_PENDING = 10_000  # deliveries that nobody has answered yet
 MAX_REQUEST_BYTES = 4 * 1024 * 1024  # a batch of the largest messages would be 256 MiB
 
 # 409s that end one request; every other 409 says that the consumer is gone or has moved
@@ -283,10 +284,12 @@ class WorkQueue:
 
     A handler that returns acknowledges. `Retry`, or a bus that is away, calls it again: the message
     stays here meanwhile, so that to wait is no delivery. Any other exception is logged and delivers
-    again, up to `max_deliver` times, then `on_poison` gets the message. It also gets one that came
-    `max_unfinished` times and never back: it killed whoever took it. That limit is higher, since
-    who dies of something else, or stops, leaves its messages unfinished too. Where giving up fails
-    `GIVE_UP_TRIES` times more, the server stops and says so in an advisory. `room` says how many
+    again, up to `max_deliver` times, then `on_poison` gets the message. The server counts
+    deliveries, those of who died or stopped too; so where that many came and none has failed here,
+    it is tried once more, here. `on_poison` also gets a message that came `max_unfinished` times
+    and never back: it killed whoever took it. That limit is higher, since who dies of something
+    else, or stops, leaves its messages unfinished too. Where giving up fails `GIVE_UP_TRIES` times
+    more, the server stops and says so in an advisory. `room` says how many
     more may be taken, where that is not only a matter of handlers at work.
     """
 
@@ -316,6 +319,7 @@ class WorkQueue:
         self._ack_wait_s = ack_wait_s
         self._max_deliver = max_deliver
         self._max_unfinished = max_unfinished
+        self._failed: set[int] = set()  # by stream sequence; some were finished elsewhere since
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -353,7 +357,7 @@ class WorkQueue:
                     "ack_policy": "explicit",
                     "ack_wait": int(self._ack_wait_s * NANO),
                     "max_deliver": max(self._max_deliver, self._max_unfinished) + GIVE_UP_TRIES,
-                    "max_ack_pending": 10_000,
+                    "max_ack_pending": MAX_PENDING,
                 },
             },
         )
@@ -416,19 +420,31 @@ class WorkQueue:
                 log.warning("%s: again, as the bus was away: %s", stored.subject, error)
                 await self._pause(AGAIN_S)
             except Exception as error:
-                if stored.delivered >= self._max_deliver:
+                is_last = stored.delivered >= self._max_deliver
+                if is_last and self._has_failed(stored):
                     await self._on_poison(stored, error)
+                    self._failed.discard(stored.sequence)
                     return b"+TERM"
+                self._failed.add(stored.sequence)
                 log.exception(
                     "%s: attempt %d failed, traceback %s",
                     stored.subject,
                     stored.delivered,
                     traceback_id(stored.subject, stored.sequence),
                 )
-                return _again(AGAIN_S)
+                if not is_last:
+                    return _again(AGAIN_S)
+                await self._pause(AGAIN_S)
             else:
+                self._failed.discard(stored.sequence)
                 return b"+ACK"
         return _again(0)
+
+    def _has_failed(self, stored: Stored) -> bool:
+        """Whether a failure was seen before this one, or there can be none."""
+        if len(self._failed) > MAX_PENDING:
+            self._failed.clear()
+        return stored.delivered == 1 or stored.sequence in self._failed
 
     async def _pause(self, delay_s: float) -> None:
         """Wait, but not longer than the queue runs: another may go on at once."""

@@ -175,6 +175,14 @@ async def test_what_kills_whoever_takes_it_is_given_up_unread(commands: Commands
 async def test_who_died_of_something_else_does_not_count_as_a_failed_attempt(
     commands: Commands,
 ) -> None:
+    await taken_and_left(commands, 3)
+    async with commands.taken(ack_wait_s=1, max_deliver=1, max_unfinished=4):
+        await commands.empty()
+    assert commands.handled == [b"x"]
+    assert commands.given_up == []
+
+
+async def taken_and_left(commands: Commands, times: int) -> None:
     """As under many kills: taken again and again by who does not live to finish it."""
     await commands.bus.api(
         f"CONSUMER.DURABLE.CREATE.COMMANDS.{commands.target}",
@@ -190,14 +198,24 @@ async def test_who_died_of_something_else_does_not_count_as_a_failed_attempt(
     )
     await commands.send(b"x")
     taker = await commands.bus.js.pull_subscribe_bind(commands.target, stream="COMMANDS")
-    for _ in range(3):
+    for _ in range(times):
         [taken] = await taker.fetch(1)
         await taken.nak()  # for not to wait for ack_wait
     await taker.unsubscribe()
-    async with commands.taken(ack_wait_s=1, max_deliver=1, max_unfinished=4):
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_one_failure_after_many_kills_is_no_poison(commands: Commands, failures: int) -> None:
+    async def handle(stored: Stored) -> None:
+        await commands.note(stored)
+        if len(commands.handled) <= failures:
+            raise ValueError("as the test wants")
+
+    await taken_and_left(commands, 3)
+    async with commands.taken(handle, max_deliver=2):
         await commands.empty()
-    assert commands.handled == [b"x"]
-    assert commands.given_up == []
+    assert commands.handled == [b"x", b"x"]
+    assert len(commands.given_up) == failures - 1
 
 
 async def test_what_cannot_even_be_given_up_is_left_to_the_server(
