@@ -330,3 +330,23 @@ async def test_a_request_that_is_larger_than_a_message_can_be_decided(nats: Nats
     assert shown.json()["items"][0]["args"] == {"text": text}
     assert reply.status == 200
     assert stands.status == "decided"
+
+
+async def test_a_request_that_has_lost_its_object_is_refused_and_holds_up_no_other(
+    nats: NatsServer,
+) -> None:
+    async with pipeline(nats.url, Config(), ONE, outbox_s=0.1) as penstock:
+        approval, other = await pause(penstock), await pause(penstock)
+        bucket = penstock.bus.bucket("approvals")
+        await bucket.put(approval.approval_id, b'{"penstock_object":"that-is-gone"}')
+        await bucket.put(f"outbox.{approval.approval_id}", b"0")
+        reply = await penstock.ask(approval.approval_id, YES)
+        shown = await penstock.http.get(f"/v1/approvals/{approval.approval_id}")
+        listed = await penstock.http.get("/v1/approvals")
+        await eventually(lambda: outbox_is_empty(penstock))
+        await penstock.ask(other.approval_id, YES)
+        await eventually(lambda: sent(penstock, other.run_id))
+    assert (reply.status, shown.status_code, listed.status_code) == (404, 410, 200)
+    ids = {each["approval_id"] for each in listed.json()["approvals"]}
+    assert other.approval_id in ids
+    assert approval.approval_id not in ids

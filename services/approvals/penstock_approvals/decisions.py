@@ -14,7 +14,7 @@ from hashlib import sha256
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus, FenceConflict, Message, Stored, messages, objects
+from penstock.bus import Bus, FenceConflict, Message, ObjectGone, Stored, messages, objects
 from penstock.bus.fence import RawWriter, tail
 from penstock.bus.kv import Entry
 from penstock.bus.records import (
@@ -133,7 +133,12 @@ class Approvals:
 
     async def all(self) -> list[ApprovalRecord]:
         """Every request that is kept, the last one first."""
-        records = [await self._record(entry) for entry in await self._bucket.entries("*")]
+        records = []
+        for entry in await self._bucket.entries("*"):
+            try:
+                records.append(await self._record(entry))
+            except ObjectGone as error:
+                log.warning("approval %s cannot be shown: %s", entry.key, error)
         return sorted(records, key=lambda record: record.requested_at, reverse=True)
 
     async def decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
@@ -230,11 +235,15 @@ class Approvals:
         """Send on what a process that died had decided."""
         for entry in await self._bucket.entries("outbox.*"):
             approval_id = entry.key.removeprefix("outbox.")
-            record = await self.get(approval_id)
-            if record is not None and record.status == "decided":
-                await self.send_on(approval_id)
-            elif float(entry.value or 0) < time.time() - ABANDONED_S:
-                await self._abandon(approval_id, entry)
+            try:
+                record = await self.get(approval_id)
+                if record is not None and record.status == "decided":
+                    await self.send_on(approval_id)
+                elif float(entry.value or 0) < time.time() - ABANDONED_S:
+                    await self._abandon(approval_id, entry)
+            except ObjectGone as error:
+                log.error("approval %s is not sent on any more: %s", approval_id, error)
+                await self._bucket.delete(entry.key, entry.revision)
 
     async def _abandon(self, approval_id: str, outbox: Entry) -> None:
         """Take away the entry of a decision that was never taken.

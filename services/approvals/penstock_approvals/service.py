@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pydantic import ValidationError
 
-from penstock.bus import BusError, Msg, Stored, Subscription, streams
+from penstock.bus import BusError, Msg, ObjectGone, Stored, Subscription, streams
 from penstock.bus.fence import MAX_MESSAGE_BYTES
 from penstock.bus.pull import Retry, WorkQueue
 from penstock.bus.records import DecideReply, DecideRequest
@@ -97,6 +97,8 @@ class ApprovalsService(Service):
             reply = await self._decide(approval_id, request)
         except ValidationError as error:
             reply = DecideReply(status=422, detail=str(error))
+        except ObjectGone as error:
+            reply = DecideReply(status=404, detail=str(error))
         except BusError as error:
             # no answer: the caller's request times out, and it may look what stands
             log.warning("approval %s: %s", approval_id, error)

@@ -12,7 +12,7 @@ from typing import Final
 import orjson
 from pydantic import ValidationError
 
-from penstock.bus import Bus, BusError, Stored
+from penstock.bus import Bus, BusError, ObjectGone, Stored
 from penstock.bus.direct import read, replay
 from penstock.bus.messages import SEQUENCE
 from penstock.bus.objects import unwrap
@@ -134,11 +134,14 @@ async def _goes_on(bus: Bus, lifecycle: Stored) -> bool:
     """Whether the run was answered, and its next leg is on its way."""
     if type_of(lifecycle) != "lifecycle.paused":
         return False
-    paused = orjson.loads(await unwrap(bus, lifecycle.payload))
-    entry = await bus.bucket("approvals").get(str(paused["data"].get("approval_id")))
-    if entry is None:
-        return False
-    return bool(orjson.loads(await unwrap(bus, entry.value))["status"] == "decided")
+    try:
+        paused = orjson.loads(await unwrap(bus, lifecycle.payload))
+        entry = await bus.bucket("approvals").get(str(paused["data"].get("approval_id")))
+        if entry is None:
+            return False
+        return bool(orjson.loads(await unwrap(bus, entry.value))["status"] == "decided")
+    except ObjectGone:
+        return False  # nobody can answer it any more
 
 
 async def _is_queued(bus: Bus, session: Session, known: set[str]) -> bool:
