@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import orjson
+from pydantic import ValidationError
 
 from penstock.bus import Bus, FenceConflict, direct, streams, subjects
 from penstock.bus.fence import RawWriter
@@ -39,8 +40,15 @@ async def end_the_lost(bus: Bus, partition: int, checkpoint: int) -> None:
     async for stored in direct.replay(bus, "KV_runs", "$KV.runs.>"):
         if not stored.payload:
             continue  # deleted
-        record = RunRecord.model_validate_json(stored.payload)
-        if subjects.partition_of(record.run_id, count) == partition and await _is_lost(bus, record):
+        run_id = stored.subject.removeprefix("$KV.runs.")
+        if subjects.partition_of(run_id, count) != partition:
+            continue
+        try:
+            record = RunRecord.model_validate_json(stored.payload)
+        except ValidationError as error:
+            log.error("run %s: whether it is lost is not known: %s", run_id, error)
+            continue
+        if await _is_lost(bus, record):
             await write_end(bus, record, {"code": "history_lost"})
 
 
