@@ -27,6 +27,9 @@ MAX_BATCH_BYTES = 4 * 1024 * 1024
 SILENCE_S = 2.0  # without an answer, whoever should have given it is gone
 
 
+STORED_AT = "Nats-Time-Stamp"
+
+
 @dataclass(slots=True)
 class Stored:
     """A message as a stream holds it."""
@@ -161,7 +164,7 @@ async def replay(bus: Bus, stream: str, pattern: str, start: int = 1) -> AsyncIt
 
 def stored_of(message: dict[str, Any]) -> Stored:
     """The JSON of STREAM.MSG.GET as a message."""
-    headers: dict[str, str] = {}
+    headers = {STORED_AT: message["time"]}  # as in the answer to a direct get
     for line in base64.b64decode(message.get("hdrs", "")).split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name:

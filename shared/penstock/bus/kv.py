@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from penstock.bus.direct import Stored, replay
+from penstock.bus.direct import STORED_AT, Stored, replay
 from penstock.bus.errors import FenceConflict, OutcomeUnknown
 from penstock.bus.publisher import EXPECTED_SEQUENCE, Message
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.bus.client import Bus
 
 MARKER_S = 60
+CLOCKS_S = 10  # by which the clocks of a server and of a service may differ
 
 _OPERATION = "KV-Operation"
 _MARKER = "Nats-Marker-Reason"
@@ -126,4 +128,17 @@ class Bucket:
 
 
 def _gone(stored: Stored) -> bool:
-    return _OPERATION in stored.headers or _MARKER in stored.headers
+    return _OPERATION in stored.headers or _MARKER in stored.headers or _overdue(stored)
+
+
+def _overdue(stored: Stored) -> bool:
+    """Whether its TTL has passed for so long that the server must have forgotten to expire it.
+
+    nats-server 2.15.1 does, after a kill -9 (nats-server #8505), and a dead process would seem to
+    live for ever. The margin is for clocks that differ.
+    """
+    ttl, stored_at = stored.headers.get(_TTL, ""), stored.headers.get(STORED_AT)
+    if not ttl.endswith("s") or stored_at is None:
+        return False
+    age_s = (datetime.now(UTC) - datetime.fromisoformat(stored_at)).total_seconds()
+    return age_s > 2 * int(ttl[:-1]) + CLOCKS_S

@@ -7,7 +7,7 @@ import secrets
 
 import pytest
 
-from penstock.bus import Bus, BusError, Message, OutcomeUnknown
+from penstock.bus import Bus, BusError, Message, OutcomeUnknown, kv
 from penstock.bus.kv import Bucket, Entry
 from support.bus import connected
 from support.nats import NatsServer
@@ -257,3 +257,19 @@ async def test_values_live_on_over_kill_9(own_bus: Bus, fresh_nats: NatsServer) 
             return None
 
     assert await eventually(read) == Entry("k", b"v", revision)
+
+
+async def test_what_the_server_has_forgotten_to_expire_is_gone_all_the_same(
+    bus: Bus, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill -9 of nats-server 2.15.1: here the time beyond which it counts is moved."""
+    leases = bus.bucket("leases")
+    assert await leases.create(key, b"dead", 60)
+    assert [entry.value for entry in await leases.entries(key)] == [b"dead"]
+    monkeypatch.setattr(kv, "CLOCKS_S", -1000)
+    assert await leases.get(key) is None
+    assert await leases.entries(key) == []
+    assert await leases.create(key, b"alive", 600)
+    entry = await leases.get(key)
+    assert entry is not None
+    assert entry.value == b"alive"
