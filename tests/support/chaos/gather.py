@@ -8,13 +8,14 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from penstock.bus.direct import Stored
+from penstock.bus.direct import Stored, stored_of
 from penstock.bus.messages import raw_frame
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.fold import RunFold
@@ -30,6 +31,7 @@ _GONE = ("KV-Operation", "Nats-Marker-Reason")
 # the leases of a dead connector last 15 s; its legs are looked for every 4 s
 _REMAINS_TIMEOUT_S = 40.0
 _LOOK_AGAIN_S = 1.0
+_CLOCKS_S = 10.0
 
 
 async def runs(
@@ -105,9 +107,13 @@ async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
         leases=[
             f"{key}, {_age_s(leases[key]):.0f} s old"
             for key, owner in owners.items()
-            if not alive & set(owner.split("-"))
+            if not alive & set(owner.split("-")) and await _stands(client, "leases", key)
         ],
-        claims=[key for key in await keys("claims") if key.startswith("active.")],
+        claims=[
+            key
+            for key in await keys("claims")
+            if key.startswith("active.") and await _stands(client, "claims", key)
+        ],
         queues=[
             key for key, value in (await keys("sessions")).items() if json.loads(value).get("queue")
         ],
@@ -136,6 +142,24 @@ async def read(client: Client, stream: str) -> list[Msg]:
     finally:
         await subscription.unsubscribe()
     return found
+
+
+async def _stands(client: Client, bucket: str, key: str) -> bool:
+    """Whether the leader has the key, too: a broker that was killed may bring back what is gone.
+
+    A lease whose TTL has long passed is none, whoever still has it.
+    """
+    asked = json.dumps({"last_by_subj": f"$KV.{bucket}.{key}"}).encode()
+    answer = await client.request(f"$JS.API.STREAM.MSG.GET.KV_{bucket}", asked, timeout=10)
+    message = json.loads(answer.data).get("message")
+    if message is None:
+        return False
+    stored = stored_of(message)
+    if any(name in stored.headers for name in _GONE):
+        return False
+    ttl_s = float(stored.headers.get("Nats-TTL", "inf").removesuffix("s"))
+    age_s = time.time() - datetime.fromisoformat(message["time"]).timestamp()
+    return age_s < 2 * ttl_s + _CLOCKS_S
 
 
 async def _subjects(client: Client, stream: str) -> list[str]:
