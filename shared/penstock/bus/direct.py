@@ -39,6 +39,7 @@ class Stored:
     headers: dict[str, str]
     payload: bytes
     delivered: int = 1  # how often a consumer has handed it out
+    stored_at: str = ""  # RFC 3339; a direct get has it in the header STORED_AT instead
 
 
 async def read(
@@ -164,7 +165,7 @@ async def replay(bus: Bus, stream: str, pattern: str, start: int = 1) -> AsyncIt
 
 def stored_of(message: dict[str, Any]) -> Stored:
     """The JSON of STREAM.MSG.GET as a message."""
-    headers = {STORED_AT: message["time"]}  # as in the answer to a direct get
+    headers: dict[str, str] = {}
     for line in base64.b64decode(message.get("hdrs", "")).split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name:
@@ -174,4 +175,5 @@ def stored_of(message: dict[str, Any]) -> Stored:
         message["seq"],
         headers,
         base64.b64decode(message.get("data", "")),
+        stored_at=message["time"],
     )

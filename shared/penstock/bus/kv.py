@@ -137,8 +137,9 @@ def _overdue(stored: Stored) -> bool:
     nats-server 2.15.1 does, after a kill -9 (nats-server #8505), and a dead process would seem to
     live for ever. The margin is for clocks that differ.
     """
-    ttl, stored_at = stored.headers.get(_TTL, ""), stored.headers.get(STORED_AT)
-    if not ttl.endswith("s") or stored_at is None:
+    ttl = stored.headers.get(_TTL, "")
+    stored_at = stored.stored_at or stored.headers.get(STORED_AT)
+    if not ttl.endswith("s") or not stored_at:
         return False
     age_s = (datetime.now(UTC) - datetime.fromisoformat(stored_at)).total_seconds()
     return age_s > 2 * int(ttl[:-1]) + CLOCKS_S

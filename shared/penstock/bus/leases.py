@@ -289,7 +289,7 @@ class FairShare:
         await asyncio.gather(*map(give_up, parts))
 
     async def _leave(self) -> None:
-        if self._step is not None:
+        if self._step is not None and not self._step.done():
             await asyncio.wait([self._step])
         await self._give_up(*self._held)
         await self._membership.release()
