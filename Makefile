@@ -33,7 +33,7 @@ run: setup ## Start everything with demo agents on http://127.0.0.1:8000
 	@exec $(BIN)/penstock up --demo
 
 test: setup upstreams node agui-client lint types imports ## Run all that CI runs
-	@$(BIN)/python -m pytest -n 2 -rs
+	@$(BIN)/python -m pytest -n 3 -rs
 
 lint: setup ## Check style and format
 	@$(BIN)/ruff check --quiet
