@@ -195,6 +195,7 @@ def bus_settings(settings: Settings, name: str) -> BusSettings:
         password=settings.nats_password,
         credentials_file=settings.nats_credentials,
         max_unacked_bytes=settings.max_unacked_bytes,
+        clock_limit_s=settings.clock_limit_s,
         retention=Retention(
             replicas=settings.replicas,
             raw_max_age_s=settings.raw_max_age_s,
@@ -243,6 +244,7 @@ async def connect(
 def _measure(service: str, bus: Bus) -> None:
     telemetry.NATS_CONNECTED.labels(service).set_function(lambda: bus.ready)
     telemetry.NATS_TROUBLES.labels(service).set_function(lambda: len(bus.not_ready))
+    telemetry.CLOCK_OFFSET.labels(service).set_function(lambda: bus.clock.offset_s)
     bus.on_reconnect(telemetry.NATS_RECONNECTS.inc)
     bus.health.count = lambda why, where: telemetry.NATS_REFUSED.labels(why, where).inc()
 

@@ -276,6 +276,9 @@ class Settings(BaseSettings):
     max_unacked_bytes: int = Field(
         64 * 1024 * 1024, ge=1, description="Published to NATS and not yet acknowledged, a process"
     )
+    clock_limit_s: float = Field(
+        30.0, gt=0, description="How far the clock may differ from NATS's; beyond, it is not ready"
+    )
     host: str = Field("127.0.0.1", description="Where HTTP is served")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port")
     probe_port: int = Field(9000, ge=0, le=65535, description="Port of probes and metrics")

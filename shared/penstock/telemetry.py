@@ -39,6 +39,11 @@ DEADLETTERS_KEPT = Gauge("penstock_deadletters_kept", "Dead letters that nobody 
 NATS_CONNECTED = Gauge("penstock_nats_connected", "1 while NATS can be used", ["service"])
 NATS_TROUBLES = Gauge("penstock_nats_troubles", "What is in the way, as /readyz says", ["service"])
 NATS_RECONNECTS = Counter("penstock_nats_reconnects_total", "Connections lost and made anew")
+CLOCK_OFFSET = Gauge(
+    "penstock_clock_offset_seconds",
+    "By how much the clock of this machine is ahead of NATS's",
+    ["service"],
+)
 NATS_REFUSED = Counter(
     "penstock_nats_refused_total",
     "What NATS did not do: full, denied, unheard, away (no leader), lost; where",

@@ -20,6 +20,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 
 from penstock.bus import migrate
+from penstock.bus.clock import LIMIT_S, Clock
 from penstock.bus.connection import Connection
 from penstock.bus.direct import Stored, stored_of
 from penstock.bus.errors import (
@@ -51,6 +52,7 @@ READS_AT_ONCE = 64
 MESSAGE_NOT_FOUND = 10037
 SUBSCRIBE_AGAIN_S = 10.0
 READ_TIMEOUT_S = 2.0  # one attempt
+LEASES = "KV_leases"
 LOOK_TIMEOUT_S = 2.0  # for a stream's leader, after a reconnect
 _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
@@ -61,6 +63,7 @@ class BusSettings:
 
     `url`: one, or several separated by commas; a cluster's other servers are learned.
     `max_unacked_bytes`: what may be published and not yet acknowledged; more waits its turn.
+    `clock_limit_s`: by how much this machine's clock may differ from NATS's; see `clock`.
     """
 
     url: str = "nats://127.0.0.1:4222"
@@ -71,6 +74,7 @@ class BusSettings:
     connect_timeout_s: float = 10.0
     publish_timeout_s: float = 5.0
     max_unacked_bytes: int = 64 * 1024 * 1024
+    clock_limit_s: float = LIMIT_S
     retention: Retention = field(default_factory=Retention)
 
 
@@ -99,6 +103,8 @@ class Bus:
         self._dialing = False
         self._away_since: float | None = None
         self._presence = Presence(self._created, self._found, self._lost)
+        self.clock = Clock(self._server_time, settings.clock_limit_s)
+        self._ticking: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
         self._subscribing: asyncio.TimerHandle | None = None
@@ -118,16 +124,23 @@ class Bus:
             if ensure:
                 await migrate.ensure(bus, settings.retention)
                 await bus._learn_streams()
+            await bus.clock.begin()
         except BaseException:
             await bus.client.close()
             raise
         pulse = Pulse(bus._ask_leader, bus.client.leave, bus.health)
         bus._pulse = asyncio.create_task(pulse.run())
+        bus._ticking = asyncio.create_task(bus.clock.run())
         return bus
 
     async def _ask_leader(self) -> None:
         if self.client.is_connected:
             await self.api("INFO", timeout_s=READ_TIMEOUT_S)
+
+    async def _server_time(self) -> str:
+        # the leader answers, who stamps the leases, and puts its time into the answer
+        answer = await self.api(f"STREAM.INFO.{LEASES}", timeout_s=READ_TIMEOUT_S)
+        return str(answer["ts"])
 
     async def _dial(self) -> None:
         settings = self.settings
@@ -176,7 +189,7 @@ class Bus:
     def not_ready(self) -> list[str]:
         """Why nothing new should be begun on it now, in words for people; else empty."""
         if self.client.is_connected:
-            return self.health.reasons
+            return self.health.reasons + self.clock.not_ready
         since = self._away_since
         away = f" for {time.monotonic() - since:.0f} s" if since is not None else ""
         reason = f" ({self._troubles[-1]})" if self._troubles else ""
@@ -186,7 +199,8 @@ class Bus:
         """Flush what was published, then close."""
         if self.client.is_closed:
             return
-        for task in (self._checking, self._pulse, self._subscribing, self._reconnecting):
+        tasks = (self._checking, self._pulse, self._ticking, self._subscribing, self._reconnecting)
+        for task in tasks:
             if task is not None:
                 task.cancel()
         try:

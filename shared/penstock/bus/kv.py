@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from penstock.bus.direct import STORED_AT, Stored, replay
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from penstock.bus.client import Bus
 
 MARKER_S = 60
-CLOCKS_S = 10  # by which the clocks of a server and of a service may differ
+CLOCKS_S = 10  # by which the clocks of a cluster's servers may differ
 
 _OPERATION = "KV-Operation"
 _MARKER = "Nats-Marker-Reason"
+_MARKERS = frozenset({_OPERATION, _MARKER})
 _TTL = "Nats-TTL"
 _WRITE = "Penstock-Write"  # tells a write whose answer was lost from another of the same value
 
@@ -49,7 +50,8 @@ class Bucket:
     async def get(self, key: str) -> Entry | None:
         """The value as the leader has it; None when there is none."""
         stored = await self._last(key)
-        return None if stored is None or _gone(stored) else self._entry(stored)
+        standing = await self._standing([stored]) if stored is not None else []
+        return self._entry(standing[0]) if standing else None
 
     async def put(self, key: str, value: bytes) -> int:
         """Write whatever was there; returns the revision."""
@@ -79,7 +81,7 @@ class Bucket:
                     return None
                 # a key that was deleted or has expired leaves a marker: create over it
                 stored = await self._last(key)
-                if stored is not None and not _gone(stored):
+                if stored is not None and await self._standing([stored]):
                     return None
                 headers[EXPECTED_SEQUENCE] = str(stored.sequence if stored else 0)
             except OutcomeUnknown:
@@ -111,7 +113,7 @@ class Bucket:
         async for stored in replay(self._bus, self._stream, self._prefix + pattern):
             found.pop(stored.subject, None)  # written again while we read
             found[stored.subject] = stored
-        return [self._entry(stored) for stored in found.values() if not _gone(stored)]
+        return [self._entry(stored) for stored in await self._standing(found.values())]
 
     async def keys(self, pattern: str = ">") -> list[str]:
         """The keys that have a value, in the order of their last write."""
@@ -126,20 +128,22 @@ class Bucket:
     def _entry(self, stored: Stored) -> Entry:
         return Entry(stored.subject.removeprefix(self._prefix), stored.payload, stored.sequence)
 
+    async def _standing(self, found: Iterable[Stored]) -> list[Stored]:
+        """Those that are values: neither markers nor overdue."""
+        values = [each for each in found if not _MARKERS & each.headers.keys()]
+        if any(map(self._overdue, values)):
+            # the server's clock may have been set back since it last told us its time
+            await self._bus.clock.look()
+        return [each for each in values if not self._overdue(each)]
 
-def _gone(stored: Stored) -> bool:
-    return _OPERATION in stored.headers or _MARKER in stored.headers or _overdue(stored)
+    def _overdue(self, stored: Stored) -> bool:
+        """Whether its TTL has passed for so long that the server must have forgotten to expire it.
 
-
-def _overdue(stored: Stored) -> bool:
-    """Whether its TTL has passed for so long that the server must have forgotten to expire it.
-
-    nats-server 2.15.1 does, after a kill -9 (nats-server #8505), and a dead process would seem to
-    live for ever. The margin is for clocks that differ.
-    """
-    ttl = stored.headers.get(_TTL, "")
-    stored_at = stored.stored_at or stored.headers.get(STORED_AT)
-    if not ttl.endswith("s") or not stored_at:
-        return False
-    age_s = (datetime.now(UTC) - datetime.fromisoformat(stored_at)).total_seconds()
-    return age_s > 2 * int(ttl[:-1]) + CLOCKS_S
+        nats-server 2.15.1 does, after a kill -9 (nats-server #8505), and a dead process would seem
+        to live for ever. The margin is for a cluster whose servers' clocks differ.
+        """
+        ttl = stored.headers.get(_TTL, "")
+        stored_at = stored.stored_at or stored.headers.get(STORED_AT)
+        if not ttl.endswith("s") or not stored_at:
+            return False
+        return self._bus.clock.age_s(stored_at) > 2 * int(ttl[:-1]) + CLOCKS_S

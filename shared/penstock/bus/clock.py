@@ -1,0 +1,222 @@
+"""What time it is on NATS's side, and by how much the clock of this machine differs from it.
+
+NATS stamps what it stores and lets keys expire by its own clock. A service whose clock differs
+would take living leases for expired ones. So each `Bus` learns the server's time, as NTP does: it
+asks, now and then, for something that the server stamps with its time, and knows that the stamp
+was made between the question and the answer. The time is kept as a distance from the monotonic
+clock, so that a step of this machine's clock changes nothing.
+
+How to use it:
+
+- `bus.clock.now()`, `bus.clock.time()` and `bus.clock.stamp()` are the server's time as a
+  datetime, as Unix seconds and as RFC 3339. Use them for whatever is compared with a stamp of the
+  server (`Stored.stored_at`, `Nats-Time-Stamp`), or with a stamp that another service wrote.
+- `bus.clock.age_s(stamp)` is how long ago the server, or a service by `stamp()`, wrote it.
+- `await bus.clock.look()`, then `bus.clock.steady_for(seconds)`: whether the server's clock has
+  not jumped in that time. After a jump forward all leases have expired at once, and nobody is dead.
+- For a duration within one process use `time.monotonic()`, as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from time import monotonic, time
+
+from penstock.bus.errors import BusError
+
+log = logging.getLogger(__name__)
+
+LIMIT_S = 30.0  # what JWTs are given, too: PENSTOCK_AUTH_LEEWAY_S
+ASK_S = 5.0  # between two questions
+FIRST_ASKED = 3  # how often at the start, since the first answer is often late
+KEPT = 12  # exchanges that an estimate is made of: a minute
+DRIFT = 1e-3  # two clocks drift apart by less than this, also while NTP slews one of them
+JUMP_S = 1.0  # what is less may be a slow answer, or a clock that is being slewed
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One question and its answer: two readings of the monotonic clock, and the server's time."""
+
+    asked_at_s: float
+    answered_at_s: float
+    server_s: float  # Unix time
+
+    @property
+    def base_s(self) -> float:
+        """The server's time minus the monotonic clock, as if it had been read half-way."""
+        return self.server_s - (self.asked_at_s + self.answered_at_s) / 2
+
+    @property
+    def error_s(self) -> float:
+        """By how much `base_s` may be wrong at the most."""
+        return (self.answered_at_s - self.asked_at_s) / 2
+
+    def error_at_s(self, moment_s: float) -> float:
+        """The same, later on: the clocks have drifted apart meanwhile."""
+        return self.error_s + max(0.0, moment_s - self.answered_at_s) * DRIFT
+
+
+@dataclass(slots=True)
+class Estimate:
+    """The server's time as a distance from the monotonic clock. Pure.
+
+    Of the last exchanges the one that leaves the least room for error counts. One that contradicts
+    it shows that the server's clock was set, or that another server answers: then it counts alone.
+    """
+
+    base_s: float = 0.0
+    error_s: float = float("inf")
+    _kept: deque[Exchange] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def add(self, exchange: Exchange) -> float:
+        """Learn from one more; returns by how many seconds the server's clock has jumped, or 0."""
+        jumped_s = 0.0
+        now_s = exchange.answered_at_s
+        if self._kept:
+            best = self._best(now_s)
+            moved_s = exchange.base_s - best.base_s
+            if abs(moved_s) > exchange.error_s + best.error_at_s(now_s):
+                self._kept.clear()
+                jumped_s = moved_s
+        self._kept.append(exchange)
+        best = self._best(now_s)
+        self.base_s, self.error_s = best.base_s, best.error_at_s(now_s)
+        return jumped_s
+
+    def _best(self, now_s: float) -> Exchange:
+        return min(self._kept, key=lambda exchange: exchange.error_at_s(now_s))
+
+
+class Clock:
+    """The server's time, from what `ask` returns: a stamp (RFC 3339) that the server made for it.
+
+    `ask` raises BusError where nobody answers. Until the first answer the clock of this machine
+    counts. A difference beyond `limit_s` seconds is a reason for not being ready.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[str]],
+        limit_s: float = LIMIT_S,
+        *,
+        monotonic: Callable[[], float] = monotonic,
+        wall: Callable[[], float] = time,
+    ) -> None:
+        self._ask = ask
+        self._limit_s = limit_s
+        self._monotonic = monotonic
+        self._wall = wall
+        self._estimate: Estimate | None = None
+        self._asked_at_s = float("-inf")  # the last question that was answered
+        self._jumped_at_s = float("-inf")
+        self._asking = asyncio.Lock()
+        self._said_s: float | None = None  # the difference that the log tells of now
+
+    def time(self) -> float:
+        """The server's time in Unix seconds."""
+        if self._estimate is None:
+            return self._wall()
+        return self._monotonic() + self._estimate.base_s
+
+    def now(self) -> datetime:
+        """The server's time, in UTC."""
+        return datetime.fromtimestamp(self.time(), UTC)
+
+    def stamp(self) -> str:
+        """The server's time as RFC 3339, in UTC, with milliseconds."""
+        return self.now().isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+    def age_s(self, stamp: str) -> float:
+        """How many seconds ago that was; less than 0 for the future. Raises ValueError."""
+        return self.time() - datetime.fromisoformat(stamp).timestamp()
+
+    @property
+    def offset_s(self) -> float:
+        """By how many seconds the clock of this machine is ahead of the server's."""
+        return self._wall() - self.time()
+
+    @property
+    def error_s(self) -> float:
+        """By how much `offset_s` may be wrong at the most; infinite before the first answer."""
+        return self._estimate.error_s if self._estimate is not None else float("inf")
+
+    @property
+    def not_ready(self) -> list[str]:
+        """Why nothing should be begun with this clock, and what to do; else empty."""
+        if abs(self.offset_s) <= self._limit_s + min(self.error_s, self._limit_s):
+            return []
+        return [self._words()]
+
+    def steady_for(self, seconds: float) -> bool:
+        """Whether no jump of the server's clock was seen in that time. See `look`."""
+        return self._monotonic() >= self._jumped_at_s + seconds
+
+    async def look(self) -> None:
+        """Ask the server now, or share the answer to a question that was asked after this call.
+
+        Raises BusError.
+        """
+        called_at_s = self._monotonic()
+        async with self._asking:
+            if self._asked_at_s <= called_at_s:
+                await self._exchange()
+
+    async def begin(self) -> None:
+        """Ask for the first time. Where nobody answers, the clock of this machine counts."""
+        try:
+            for _ in range(FIRST_ASKED):
+                await self.look()
+        except BusError as error:
+            log.debug("the server's time is not known yet: %s", error)
+        self._say()
+
+    async def run(self) -> None:
+        """Ask now and then, and log a difference that is too large, until cancelled."""
+        while True:
+            await asyncio.sleep(ASK_S)
+            try:
+                await self.look()
+            except BusError as error:
+                log.debug("the server does not tell its time: %s", error)
+            self._say()
+
+    async def _exchange(self) -> None:
+        asked_at_s = self._monotonic()
+        server_s = datetime.fromisoformat(await self._ask()).timestamp()
+        exchange = Exchange(asked_at_s, self._monotonic(), server_s)
+        estimate = self._estimate or Estimate()
+        jumped_s = estimate.add(exchange)
+        self._estimate, self._asked_at_s = estimate, asked_at_s
+        if abs(jumped_s) >= JUMP_S:
+            self._jumped_at_s = exchange.answered_at_s
+            log.warning(
+                "the time of NATS has jumped by %+.1f s: its clock was set, another server "
+                "answers now, or this machine was suspended",
+                jumped_s,
+            )
+
+    def _say(self) -> None:
+        """Log a difference once when it begins, changes or ends."""
+        offset_s = self.offset_s
+        if self.not_ready:
+            if self._said_s is None or abs(offset_s - self._said_s) >= JUMP_S:
+                self._said_s = offset_s
+                log.error("%s", self._words())
+        elif self._said_s is not None:
+            self._said_s = None
+            log.info("the clock of this machine and NATS's agree again, to %.1f s", abs(offset_s))
+
+    def _words(self) -> str:
+        offset_s = self.offset_s
+        which = "ahead of" if offset_s > 0 else "behind"
+        return (
+            f"the clock of this machine is {abs(offset_s):.1f} s {which} NATS's, more than the "
+            f"{self._limit_s:g} s of PENSTOCK_CLOCK_LIMIT_S: tokens expire at the wrong time. Find "
+            "out which of the two is wrong (`date -u` on both), and let NTP set it"
+        )
