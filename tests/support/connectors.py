@@ -8,14 +8,16 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from penstock.bus import Bus
 from penstock.bus.records import Claim
 from penstock.settings import Config
+from support.steps import Step
 from support.waiting import eventually
 
 DEAD = "connector-dead-1-abcdef"
@@ -24,12 +26,31 @@ DEAD = "connector-dead-1-abcdef"
 FAST: dict[str, Any] = {"pod_ttl_s": 2, "pod_renew_s": 0.5, "reap_s": 0.3}
 
 
+@dataclass(frozen=True, slots=True)
+class Hurt:
+    """Where a connector gets a signal: before or after its n-th write of that kind."""
+
+    step: Step
+    when: Literal["before", "after"] = "before"
+    times: int = 1
+    signal: Literal["SIGKILL", "SIGSTOP"] = "SIGKILL"
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of the command line."""
+        return ["support.dies_at", self.step.name, self.when, str(self.times), self.signal]
+
+
 class ConnectorProcess:
     """`python -m penstock_connector`, and the name under which it lives on the bus."""
 
     def __init__(self, process: asyncio.subprocess.Process, pod: str) -> None:
         self._process = process
         self.pod = pod
+
+    async def died(self) -> int:
+        """Wait until it has ended by itself; its exit code."""
+        return await self._process.wait()
 
     async def kill(self) -> None:
         """As a crash would end it."""
@@ -53,7 +74,7 @@ class ConnectorProcess:
 
 @asynccontextmanager
 async def connector_process(
-    bus: Bus, config: Config, folder: Path, **settings: Any
+    bus: Bus, config: Config, folder: Path, hurt: Hurt | None = None, **settings: Any
 ) -> AsyncIterator[ConnectorProcess]:
     """One that has said that it lives."""
     file = folder / "penstock.yaml"
@@ -63,8 +84,10 @@ async def connector_process(
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "penstock_connector",
-        env=os.environ | {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()},
+        *(hurt.arguments if hurt is not None else ["penstock_connector"]),
+        env=os.environ
+        | {"PYTHONPATH": str(Path(__file__).parents[1])}
+        | {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()},
     )
     try:
 

@@ -9,10 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from penstock.bus import Bus, BusError, FenceConflict, Msg
+from penstock.bus.fence import tail
 from penstock.bus.kv import Entry
 from penstock.bus.records import Claim, Sent, SessionRecord, Turn
-from penstock.bus.subjects import turn
+from penstock.bus.streams import RAW
+from penstock.bus.subjects import raw_stored, turn
 from penstock_connector.held import Held
+from penstock_connector.runs import WRITER, is_over
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +177,7 @@ class Sessions:
         return await self._is_first(key, mine)
 
     async def wait(self, key: str, mine: Turn) -> None:
-        """Until the leg is at the head of the queue; passes over the legs of dead connectors."""
+        """Until the leg is at the head of the queue; passes over what nobody ends any more."""
         moved = asyncio.Event()
 
         async def on_move(msg: Msg) -> None:
@@ -189,7 +192,7 @@ class Sessions:
                     async with asyncio.timeout(LOOK_AGAIN_S):
                         await moved.wait()
                 except TimeoutError:
-                    await self._pass_over_dead(key)
+                    await self._pass_over(key, mine)
                 moved.clear()
         finally:
             await subscription.unsubscribe()
@@ -210,23 +213,34 @@ class Sessions:
         queue = _session(entry).queue if entry is not None else []
         return mine not in queue or queue[0] == mine
 
-    async def _pass_over_dead(self, key: str) -> None:
-        """Those whose connector died before it noted them: all others are somebody's to end."""
-        if not self._claims.sees_others():
-            return
-        living = await self._claims.living()
-        entry = await self._bucket.get(key)
-        queue = _session(entry).queue if entry is not None else []
-        dead = [
-            turn
-            for turn in queue
-            if turn.pod not in living and not await self._claims.is_noted(turn.run_id, turn.pod)
-        ]
+    async def _pass_over(self, key: str, mine: Turn) -> None:
+        """Take the turns before ours away that nobody will take away any more."""
+        while True:
+            entry = await self._bucket.get(key)
+            queue = _session(entry).queue if entry is not None else []
+            if mine not in queue or queue[0] == mine or not await self._is_abandoned(queue[0]):
+                return
+            first = queue[0]
+            log.warning("run %s leg %d: its turn is passed over", first.run_id, first.leg)
 
-        def change(record: SessionRecord) -> None:
-            record.queue = [turn for turn in record.queue if turn not in dead]
+            def change(record: SessionRecord, first: Turn = first) -> None:
+                record.queue = [turn for turn in record.queue if turn != first]
 
-        await self._change(key, change)
+            await self._change(key, change)
+            await self._bus.client.publish(turn(key))
+
+    async def _is_abandoned(self, turn: Turn) -> bool:
+        """Whether that leg is over, or its connector died before it noted it.
+
+        RAW tells that a leg is over: its connector may have died, or hang, before it left the
+        queue. A dead connector's leg that is noted and not over is the reaper's to deal with.
+        """
+        last = await tail(self._bus, RAW, raw_stored(turn.run_id, WRITER))
+        if last is not None and is_over(last, turn.leg):
+            return True
+        if await self._claims.lives(turn.pod):
+            return False
+        return not await self._claims.is_noted(turn.run_id, turn.pod)
 
     async def _change(
         self,

@@ -115,6 +115,11 @@ def kind_of(stored: Stored) -> str:
     return stored.headers[messages.KIND]
 
 
+def is_over(last: Stored, leg: int) -> bool:
+    """Whether that leg has ended, by the last source frame of its run."""
+    return leg_of(last) > leg or (leg_of(last) == leg and kind_of(last) in CLOSED)
+
+
 def holder_of(stored: Stored) -> str:
     """The connector that wrote a source frame."""
     return stored.headers[messages.CONNECTION].partition("/")[0]

@@ -102,6 +102,11 @@ class Succession:
     async def _settle(self, pod: str, run_id: str) -> None:
         last = await self._runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED:
+            noted = await self._claims.held(run_id, pod)
+            if noted is not None and noted.leg < leg_of(last):
+                # it died between the end of that leg and its turn; the next leg has begun since
+                await self._clear(pod, run_id)
+                return
             if holder_of(last) != pod and await self._legs.is_held(run_id, last):
                 return  # somebody was first, and puts things in order
             log.warning("run %s: its connector %s is dead", run_id, pod)

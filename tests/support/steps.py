@@ -1,0 +1,70 @@
+"""The writes by which connectors divide runs among themselves, by the code that does each of them.
+
+The model in `connector/model` and the kills in the tests name them by this list, and
+`connector/model/test_names.py` keeps it equal to the code: a method that is renamed, or a new one
+that writes, fails there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Any
+
+CLAIMS, FENCE = "penstock_connector.claims", "penstock.bus.fence"
+
+
+class Step(StrEnum):
+    """`<module>:<Class>.<method>`, and for a source frame ` <kind>`."""
+
+    CLAIM = f"{CLAIMS}:Claims.claim"  # create claim.<run>
+    TAKE_OVER_CLAIM = f"{CLAIMS}:Claims.take_over"
+    NOTE = f"{CLAIMS}:Claims.begin"  # put active.<pod>.<run>
+    FORGET = f"{CLAIMS}:Claims.end"  # delete active.<pod>.<run>
+    CLAIM_SENDING = f"{CLAIMS}:Claims.claim_sending"  # create sent.<approval>
+    TAKE_OVER_SENDING = f"{CLAIMS}:Claims.take_over_sending"
+    RECORD_SENDING = f"{CLAIMS}:Claims.record_sending"
+    JOIN = f"{CLAIMS}:Sessions.join"  # a turn at the end of the session's queue
+    TAKE_OVER_TURN = f"{CLAIMS}:Sessions.take_over"
+    LEAVE = f"{CLAIMS}:Sessions.leave"
+    PASS_OVER = f"{CLAIMS}:Sessions._pass_over"
+    OPEN = f"{FENCE}:RawWriter.write open"
+    CLAIM_LEG = f"{FENCE}:RawWriter.write claim"
+    BYTES = f"{FENCE}:RawWriter.write bytes"
+    END = f"{FENCE}:RawWriter.write end"
+    LOST = f"{FENCE}:RawWriter.write lost"
+    EVENT = f"{FENCE}:RawWriter.write event"
+
+    @property
+    def module(self) -> str:
+        """Where the code stands."""
+        return self.partition(":")[0]
+
+    @property
+    def owner(self) -> str:
+        """The class."""
+        return self.partition(":")[2].partition(".")[0]
+
+    @property
+    def method(self) -> str:
+        """The method of it."""
+        return self.partition(":")[2].partition(".")[2].partition(" ")[0]
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of a source frame; None for a record."""
+        return self.partition(" ")[2] or None
+
+    def patch(self, around: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]) -> None:
+        """From now on each such write of this process is done by `around`, which gets the write."""
+        owner = getattr(importlib.import_module(self.module), self.owner)
+        write = getattr(owner, self.method)
+        kind = self.kind
+
+        async def patched(instance: Any, *arguments: Any, **named: Any) -> Any:
+            if kind is not None and arguments[0] != kind:
+                return await write(instance, *arguments, **named)
+            return await around(lambda: write(instance, *arguments, **named))
+
+        setattr(owner, self.method, patched)
