@@ -101,6 +101,11 @@ def decide(approval_id: str) -> str:
     return f"decide.{approval_id}"
 
 
+def alive(pod: str) -> str:
+    """Core request to one instance of a service: whether its process is there."""
+    return f"alive.{pod}"
+
+
 def deadletter(service: str, run_id: str) -> str:
     """Where a message goes that a service cannot process."""
     return f"deadletter.{service}.{run_id}"
