@@ -13,10 +13,12 @@ from pathlib import Path
 
 import nats
 import pytest
+from typer.testing import CliRunner
 
 from penstock_cli import embedded_nats
 from penstock_cli.child import StartFailed
 from penstock_cli.embedded_nats import EmbeddedNats
+from penstock_cli.main import app
 from support.waiting import eventually
 
 OWNER = """
@@ -146,3 +148,24 @@ async def test_it_does_not_outlive_whoever_started_it(tmp_path: Path) -> None:
     await second.start()  # the folder is free again, with what was in it
     assert await stored(second.url) == b"kept"
     await second.stop()
+
+
+async def test_what_it_acknowledges_is_on_the_disk_unless_told_otherwise(tmp_path: Path) -> None:
+    for folder, given, always in (("a", (), True), ("b", ("10s",), False)):
+        server = EmbeddedNats(tmp_path / folder, *given)
+        await server.start()
+        config = (tmp_path / folder / "nats" / "nats.conf").read_text()
+        await server.stop()
+        assert ("sync_interval: always" in config) is always
+        assert ("sync_interval: 10s" in config) is not always
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0s", "10", "1s }"])
+def test_a_sync_interval_that_nats_does_not_take_is_refused_before_anything_starts(
+    tmp_path: Path, text: str
+) -> None:
+    with pytest.raises(ValueError, match="write `always`, or a time"):
+        EmbeddedNats(tmp_path / "data", text)
+    told = CliRunner().invoke(app, ["up", "--nats-sync", text])
+    assert told.exit_code == 2
+    assert not (tmp_path / "data").exists()

@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import time
@@ -23,6 +24,10 @@ from penstock_cli.child import Child, StartFailed
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 10.0
+# How soon what was acknowledged is on the disk: before the acknowledgement. One server has no
+# replicas, so with NATS's own default (two minutes) a power cut loses what clients have seen.
+SYNC_ALWAYS = "always"
+_SYNC = re.compile(r"always|[1-9][0-9]*(ms|s|m|h)")
 RESTART_PAUSE_S = 1.0
 LOCK_TIMEOUT_S = 3.0
 _POLL_S = 0.02
@@ -48,11 +53,25 @@ def running(data: Path) -> str | None:
     return None
 
 
-class EmbeddedNats:
-    """One nats-server over `data`. A second one over the same folder is refused."""
+def check_sync_interval(text: str) -> str:
+    """The text, if nats-server takes it as a `sync_interval`. Raises ValueError."""
+    if not _SYNC.fullmatch(text):
+        raise ValueError(
+            f"{text[:40]!r} is no sync interval: write `always`, or a time such as 500ms, 10s or 2m"
+        )
+    return text
 
-    def __init__(self, data: Path) -> None:
+
+class EmbeddedNats:
+    """One nats-server over `data`. A second one over the same folder is refused.
+
+    `sync_interval`: how often NATS writes through to the disk; a power cut loses what was
+    acknowledged since. `always`: before each acknowledgement, so nothing. Raises ValueError.
+    """
+
+    def __init__(self, data: Path, sync_interval: str = SYNC_ALWAYS) -> None:
         self.data = data.absolute()
+        self._sync_interval = check_sync_interval(sync_interval)
         self.url = ""
         self._port = -1  # the server picks one at first, and keeps it
         self._lock: IO[str] | None = None
@@ -97,7 +116,8 @@ class EmbeddedNats:
             stale.unlink()
         config = self._folder / "nats.conf"
         config.write_text(
-            f"jetstream {{ store_dir: {json.dumps(str(self._folder / 'jetstream'))} }}\n"
+            f"jetstream {{ store_dir: {json.dumps(str(self._folder / 'jetstream'))}\n"
+            f"  sync_interval: {self._sync_interval} }}\n"
             f"ports_file_dir: {json.dumps(str(self._folder))}\n"
         )
         self._child = await Child.start(

@@ -20,6 +20,7 @@ import typer
 
 from penstock_cli import approvals, deadletters, runs, streams
 from penstock_cli.client import DEFAULT_URL, Api, CallFailed
+from penstock_cli.embedded_nats import check_sync_interval
 from penstock_cli.output import Output
 
 app = typer.Typer(
@@ -71,6 +72,13 @@ def _connected(url: str, as_json: bool) -> Iterator[tuple[Api, Output]]:
         raise typer.Exit(error.exit_code) from None
 
 
+def _sync_interval(text: str) -> str:
+    try:
+        return check_sync_interval(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 @app.command()
 def up(
     config: Annotated[Path | None, typer.Option(help="The agents' file (penstock.yaml).")] = None,
@@ -84,13 +92,30 @@ def up(
         str | None,
         typer.Option(envvar="PENSTOCK_NATS_URL", help="A NATS server, in place of our own."),
     ] = None,
+    nats_sync: Annotated[
+        str,
+        typer.Option(
+            envvar="PENSTOCK_NATS_SYNC",
+            callback=_sync_interval,
+            metavar="INTERVAL",
+            help="How often our own NATS server writes through to the disk: `always` (before it "
+            "acknowledges), or a time such as 500ms or 10s, whose events a power cut may lose.",
+        ),
+    ] = "always",
     demo: Annotated[bool, typer.Option("--demo", help="With agents that need no key.")] = False,
 ) -> None:
     """Run every service in this process, until Ctrl-C."""
     from penstock_cli import up as composed  # noqa: PLC0415 - the client needs no service
 
     options = composed.Options(
-        data=data, config=config, host=host, port=port, probe_port=probe_port, nats=nats, demo=demo
+        data=data,
+        config=config,
+        host=host,
+        port=port,
+        probe_port=probe_port,
+        nats=nats,
+        nats_sync=nats_sync,
+        demo=demo,
     )
     raise typer.Exit(composed.up(options))
 

@@ -24,7 +24,7 @@ from penstock.web.server import BindRefused
 from penstock_approvals.service import ApprovalsService
 from penstock_cli.child import StartFailed
 from penstock_cli.demo import RECIPES, DemoServer
-from penstock_cli.embedded_nats import EmbeddedNats
+from penstock_cli.embedded_nats import SYNC_ALWAYS, EmbeddedNats
 from penstock_cli.output import command
 from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
@@ -51,6 +51,7 @@ class Options:
     port: int | None = None
     probe_port: int | None = None
     nats: str | None = None
+    nats_sync: str = SYNC_ALWAYS
     demo: bool = False
 
 
@@ -89,7 +90,7 @@ async def _run(
             stack.push_async_callback(demo.stop)
             await demo.start(options.data)
         config = Config(agents=agents + [agent for demo in demos for agent in demo.agents])
-        nats = EmbeddedNats(options.data) if options.nats is None else None
+        nats = EmbeddedNats(options.data, options.nats_sync) if options.nats is None else None
         if nats is not None:
             stack.push_async_callback(nats.stop)
             await nats.start()
