@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,8 +19,13 @@ from support.raw import Frames, agno
 def past(*frames: RawFrame, leg: int = 1) -> Past:
     made = Past(leg, AgnoUpstream().watch, 1024 * 1024)
     for frame in frames:
-        made.feed(frame)
+        made.feed(frame, frame.received)
     return made
+
+
+def spent_s(made: Past, begun: datetime, later_s: float) -> float:
+    made.taken((begun + timedelta(seconds=later_s)).isoformat())
+    return made.spent_s
 
 
 def claim(frames: Frames, **facts: Any) -> RawFrame:
@@ -73,21 +79,44 @@ def test_other_legs_tell_nothing() -> None:
     assert second.seen.last_event_index is None
 
 
+def test_a_leg_whose_open_is_not_found_may_have_called() -> None:
+    frames = Frames(calls=False)
+    frames.open()
+    assert past().called
+    assert past(claim(frames, calls=False)).called
+
+
+def test_an_open_in_parts_is_read_as_a_whole() -> None:
+    frames = Frames(calls=False)
+    whole = frames.open().payload
+    parts = [
+        replace(frames.frame("part", piece), part=(number, 2), whole="open")
+        for number, piece in enumerate((whole[:9], whole[9:]), 1)
+    ]
+    assert not past(*parts).called
+    assert past(parts[0]).called, "half of it tells nothing"
+
+
 def test_the_time_of_a_leg_goes_on_from_its_first_byte_else_from_its_open() -> None:
     frames = Frames()
     opened = frames.open()
     begun = datetime.fromisoformat(opened.received)
-    assert past(opened).spent_s(begun + timedelta(seconds=7)) == 7
+    assert spent_s(past(opened), begun, 7) == 7
     came = frames.bytes(agno("RunStarted"))
     begun = datetime.fromisoformat(came.received)
-    assert past(opened, came).spent_s(begun + timedelta(seconds=7)) == 7
-    assert past(Frames(calls=False).open()).spent_s(datetime.now(UTC)) == 0
+    assert spent_s(past(opened, came), begun, 7) == 7
+    assert spent_s(past(Frames(calls=False).open()), begun, 7) == 0
 
 
 @pytest.mark.parametrize("command", [b'{"run_id":"x"}', b"\n\x00{}\n"])
 def test_what_is_noted_of_a_leg_comes_back_as_it_was(command: bytes) -> None:
-    noted = Held(2, 17, "continue", command, "2026-11-20T10:00:00.000Z", "a-1", "theirs")
+    noted = Held(2, 17, "continue", command, 41, "a-1", "theirs")
     assert Held.parse(noted.dump()) == noted
+
+
+def test_what_another_version_notes_besides_is_left_out() -> None:
+    noted = b'{"leg":2,"sequence":17,"kind":"start","noted_at":"2026-11-20T10:00:00Z"}\n{}'
+    assert Held.parse(noted) == Held(2, 17, "start", b"{}")
 
 
 def test_a_version_that_noted_nothing_is_understood() -> None:

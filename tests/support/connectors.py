@@ -28,17 +28,22 @@ FAST: dict[str, Any] = {"pod_ttl_s": 2, "pod_renew_s": 0.5, "reap_s": 0.3}
 
 @dataclass(frozen=True, slots=True)
 class Hurt:
-    """Where a connector gets a signal: before or after its n-th write of that kind."""
+    """Where a connector gets a signal: before or after its n-th write of that kind.
+
+    Its clock is so many seconds ahead.
+    """
 
     step: Step
     when: Literal["before", "after"] = "before"
     times: int = 1
     signal: Literal["SIGKILL", "SIGSTOP"] = "SIGKILL"
+    ahead_s: float = 0.0
 
     @property
     def arguments(self) -> list[str]:
         """Of the command line."""
-        return ["support.dies_at", self.step.name, self.when, str(self.times), self.signal]
+        what = (self.step.name, self.when, str(self.times), self.signal, str(self.ahead_s))
+        return ["support.dies_at", *what]
 
 
 class ConnectorProcess:

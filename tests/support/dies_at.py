@@ -1,7 +1,7 @@
-"""`python -m support.dies_at <Step> <before|after> <n> <signal>`: a connector that is hurt there.
+"""`python -m support.dies_at <Step> <before|after> <n> <signal> <seconds>`: a connector to be hurt.
 
 At the n-th write of that kind the process gets the signal: SIGKILL ends it, SIGSTOP lets it sleep
-until somebody wakes it up.
+until somebody wakes it up. What it writes down as the time is so many seconds ahead.
 """
 
 from __future__ import annotations
@@ -10,11 +10,20 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.service import main
-from penstock_connector.service import ConnectorService
+from penstock.bus import messages
 from support.steps import Step
+
+
+def clock_ahead(seconds: float) -> None:
+    """Shift the clock by which this process notes when something was. Before it is imported."""
+
+    def now() -> str:
+        return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+
+    messages.now = now
 
 
 def hurt_at(step: Step, when: str, times: int, number: int) -> None:
@@ -39,5 +48,9 @@ def hurt_at(step: Step, when: str, times: int, number: int) -> None:
 
 
 if __name__ == "__main__":
+    clock_ahead(float(sys.argv[5]))
+    from penstock.service import main
+    from penstock_connector.service import ConnectorService
+
     hurt_at(Step[sys.argv[1]], sys.argv[2], int(sys.argv[3]), signal.Signals[sys.argv[4]])
     main(ConnectorService)

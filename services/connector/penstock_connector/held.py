@@ -6,7 +6,7 @@ reference to the object store.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal
 
 import orjson
@@ -20,7 +20,7 @@ class Held:
     sequence: int  # of the command in its stream: the leg's place in the session's queue
     kind: Literal["start", "continue"]
     command: bytes
-    noted_at: str  # before the `open` was written
+    after: int = 0  # RAW's sequence of the run's last source frame before the `open`; 0 without one
     approval_id: str | None = None  # the decision that the leg sends
     upstream_run_id: str | None = None
 
@@ -32,6 +32,12 @@ class Held:
 
     @classmethod
     def parse(cls, value: bytes) -> Held | None:
-        """None for a record of a version that kept nothing."""
+        """None for a record of a version that kept nothing; facts of a later one are left out."""
         facts, _, command = value.partition(b"\n")
-        return cls(**orjson.loads(facts), command=command) if command else None
+        if not command:
+            return None
+        known = {key: fact for key, fact in orjson.loads(facts).items() if key in _FACTS}
+        return cls(**known, command=command)
+
+
+_FACTS = frozenset(each.name for each in fields(Held)) - {"command"}

@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -181,8 +180,7 @@ class Leg:
             await _stop(stream)
 
     def _time_left_s(self) -> float:
-        spent_s = 0.0 if self.past is None else self.past.spent_s(datetime.now(UTC))
-        return self.agent.timeout_s - spent_s
+        return self.agent.timeout_s - (self.past.spent_s if self.past is not None else 0.0)
 
     async def _unless_told(self, task: asyncio.Future[Any]) -> bool:
         """True when the task was done before anybody told the leg to end."""

@@ -115,6 +115,7 @@ class Legs:
         run_id, command = order.run_id, order.command
         if run_id in self._legs:
             await asyncio.wait({self._legs[run_id][1]})  # it is putting its things in order
+        order = order.after(writer.last)
         await self._claims.begin(run_id, order.held)
         noted_at = time.monotonic()
         is_first = True

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import httpx
 
 from penstock.bus import Bus, Stored, objects
-from penstock.bus.messages import now
 from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand, Turn
 from penstock.bus.subjects import session_key
 from penstock.settings import AgentConfig
@@ -46,6 +45,10 @@ class Order:
         command = self.command
         return session_key(command.user_id, command.agent, command.session_id)
 
+    def after(self, sequence: int) -> Order:
+        """The same, to be opened after that sequence of RAW: what is noted says where to look."""
+        return replace(self, held=replace(self.held, after=sequence))
+
     def turn(self, pod: str) -> Turn:
         """Its place in the session's queue, when that connector holds it."""
         return Turn(run_id=self.run_id, leg=self.leg, pod=pod, sequence=self.held.sequence)
@@ -60,11 +63,11 @@ class Orders:
 
     async def start(self, stored: Stored) -> Order:
         """Of a start command as it stands in its stream. Raises ValidationError, BusError."""
-        return await self.again(Held(1, stored.sequence, "start", stored.payload, now()))
+        return await self.again(Held(1, stored.sequence, "start", stored.payload))
 
     async def resume(self, stored: Stored) -> Order:
         """Of a continue command. Raises as `start`."""
-        return await self.again(Held(0, stored.sequence, "continue", stored.payload, now()))
+        return await self.again(Held(0, stored.sequence, "continue", stored.payload))
 
     async def again(self, held: Held) -> Order:
         """Of a leg that another connector has held. Raises as `start`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
@@ -13,7 +12,6 @@ import orjson
 from penstock.bus import Bus, FenceConflict, Stored, messages
 from penstock.bus.direct import replay
 from penstock.bus.fence import RawWriter, tail
-from penstock.bus.messages import RawFrame, raw_frame
 from penstock.bus.records import ENDED, CancelCommand, RunRecord
 from penstock.bus.streams import COMMANDS, RAW
 from penstock.bus.subjects import command, raw_stored
@@ -21,7 +19,6 @@ from penstock.bus.subjects import command, raw_stored
 log = logging.getLogger(__name__)
 
 WRITER = "upstream"
-CLOCKS_DIFFER_S = 60.0  # no more than this
 LAG_S = 0.05
 CLOSED = frozenset({"end", "lost", "event"})
 
@@ -51,19 +48,25 @@ class Runs:
         """The last source frame of the upstream's writer."""
         return await tail(self._bus, RAW, raw_stored(run_id, WRITER))
 
-    async def frames(self, run_id: str, since: str, last: Stored) -> AsyncIterator[RawFrame]:
-        """The source frames of the upstream's writer from about that time on, up to `last`."""
-        begun = datetime.fromisoformat(since) - timedelta(seconds=CLOCKS_DIFFER_S)
-        found = await self._bus.since(RAW, begun)
-        read_to = found.sequence - 1 if found is not None else 0
+    async def frames(self, run_id: str, after: int, last: Stored) -> AsyncIterator[Stored]:
+        """The source frames of the upstream's writer after that sequence of RAW, up to `last`.
+
+        No clock says where to begin: the server finds a run's first frame by its subject.
+        """
+        read_to = after
         while read_to < last.sequence:
             before = read_to
             async for stored in replay(self._bus, RAW, raw_stored(run_id, WRITER), read_to + 1):
                 if stored.sequence <= last.sequence:
                     read_to = stored.sequence
-                    yield raw_frame(stored)
+                    yield stored
             if read_to == before:
                 await asyncio.sleep(LAG_S)  # a replica answered that is behind
+
+    async def stored_at(self, sequence: int) -> str:
+        """When the server stored that frame of RAW, RFC 3339; empty when it has aged."""
+        stored = await self._bus.at(RAW, sequence)
+        return stored.stored_at if stored is not None else ""
 
     async def record(self, run_id: str) -> RunRecord | None:
         """The run in the list of runs."""
@@ -111,8 +114,8 @@ def leg_of(stored: Stored) -> int:
 
 
 def kind_of(stored: Stored) -> str:
-    """The kind of a source frame."""
-    return stored.headers[messages.KIND]
+    """The kind of a source frame; of a part, that of the whole."""
+    return stored.headers.get(messages.WHOLE) or stored.headers[messages.KIND]
 
 
 def is_over(last: Stored, leg: int) -> bool:

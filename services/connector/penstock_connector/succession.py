@@ -15,6 +15,8 @@ import orjson
 from pydantic import ValidationError
 
 from penstock.bus import Bus, BusError, FenceConflict, Msg, Stored, Subscription
+from penstock.bus.direct import STORED_AT
+from penstock.bus.messages import raw_frame
 from penstock.bus.pull import Retry
 from penstock.bus.records import CancelCommand
 from penstock.bus.subjects import handover, session_key
@@ -146,7 +148,7 @@ class Succession:
         await self._claims.begin(run_id, order.held)
         writer = self._runs.writer(run_id, last)
         try:
-            await writer.write("claim", orjson.dumps({"calls": False}), leg=order.leg)
+            claim = await writer.write("claim", orjson.dumps({"calls": False}), leg=order.leg)
         except FenceConflict:
             await self._claims.end(run_id)
             return False
@@ -156,6 +158,7 @@ class Succession:
             approval_id = order.approval_id
             await patiently(lambda: self._claims.record_sending(approval_id, "claimed", holder))
         await patiently(lambda: self._forget_others(run_id))
+        past.taken(await patiently(lambda: self._runs.stored_at(claim)))
         await self._legs.see_through(
             order,
             agent,
@@ -185,8 +188,8 @@ class Succession:
         upstream = self._legs.upstream(agent)
         past = Past(order.leg, upstream.watch, self._settings.max_frame_bytes)
         past.seen.run_id = order.held.upstream_run_id
-        async for frame in self._runs.frames(order.run_id, order.held.noted_at, last):
-            past.feed(frame)
+        async for stored in self._runs.frames(order.run_id, order.held.after, last):
+            past.feed(raw_frame(stored), stored.headers[STORED_AT])
         past.seen.refusal = None  # of a connection that is no more
         return past
 
