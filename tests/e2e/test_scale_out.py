@@ -28,7 +28,7 @@ from support.waiting import eventually
 
 RUNS = 24
 PAUSE_S = 0.25
-TAKEOVER_S = 10.0
+TAKEOVER_S = 5.0
 KILLS = 12
 
 
@@ -96,11 +96,10 @@ async def test_a_normalizer_gets_its_share_when_it_comes_and_gives_it_back_when_
 
 
 @pytest.mark.timeout(180)
-async def test_the_partitions_of_a_killed_normalizer_are_taken_over_within_ten_seconds(
+async def test_the_partitions_of_a_killed_normalizer_are_taken_over_long_before_its_leases_end(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
-    # half the real leases, since this machine may be busy; with them: see the many kills below
-    settings = {"partition_ttl_s": 3.0, "partition_renew_s": 1.0}
+    settings = {"partition_ttl_s": 60.0, "partition_renew_s": 20.0}
     async with normalizers(fresh_nats, tmp_path, 2, **settings) as (penstock, bus):
         one, two = penstock.of("normalizer")
         async with steady(bus, RUNS, PAUSE_S) as runs:
@@ -110,7 +109,6 @@ async def test_the_partitions_of_a_killed_normalizer_are_taken_over_within_ten_s
             await penstock.kill(two)
             took_s = await moved_on(bus, theirs, since, 30)
             assert theirs
-            assert took_s < TAKEOVER_S
     report("takeover", took_s=took_s)
 
 
@@ -134,7 +132,7 @@ async def test_a_zombie_normalizer_does_no_run_harm(fresh_nats: NatsServer, tmp_
 
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-async def test_of_many_kills_each_is_taken_over_within_ten_seconds(
+async def test_of_many_kills_each_is_taken_over_within_five_seconds(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
     took_s = []

@@ -10,7 +10,9 @@ from penstock.settings import Settings
 class NormalizerSettings(Settings):
     """From the environment, as `PENSTOCK_<NAME>`."""
 
-    partition_ttl_s: float = Field(6.0, ge=1, description="After it a dead one's partitions move")
+    partition_ttl_s: float = Field(
+        6.0, ge=1, description="After it the partitions of one that hangs move"
+    )
     partition_renew_s: float = Field(2.0, gt=0, description="How often a partition is renewed")
     checkpoint_s: float = Field(1.0, gt=0, description="How often the progress is written down")
     max_held_bytes: int = Field(

@@ -186,6 +186,16 @@ class Bus:
         return self.client.usable
 
     @property
+    def calm_s(self) -> float:
+        """For how long the connection has stood; 0 while it does not."""
+        return time.monotonic() - self.client.connected_at if self.ready else 0.0
+
+    @property
+    def cluster_whole_s(self) -> float:
+        """For how long the cluster has lost no server, as far as this connection knows."""
+        return time.monotonic() - self.client.node_lost_at
+
+    @property
     def not_ready(self) -> list[str]:
         """Why nothing new should be begun on it now, in words for people; else empty."""
         if self.client.is_connected:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,10 @@ class Connection(Client):
         self.unanswered: set[asyncio.Future[Any]] = set()
         self.held_back = ""  # why nothing may be sent, though the connection stands
         self._left: Srv | None = None  # not to be taken again at once
+        self.connected_at = time.monotonic()  # the connection as it stands
+        self.node_lost_at = float("-inf")  # the cluster has lost a server, as far as we know
+        self._nodes: frozenset[str] = frozenset()  # the cluster's servers, as ours said last
+        self._address = ""  # of our server
         self.on_refused: Callable[[str, str], None] = lambda action, subject: None
 
     @property
@@ -133,6 +138,17 @@ class Connection(Client):
         # in good order it would wait until a server that hangs has taken what was sent
         self._abort()
         await super()._process_op_err(e)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        await super()._process_info(info, initial_connection)
+        nodes = frozenset(info.get("connect_urls") or ())
+        address = self._current_server.uri.netloc if self._current_server else ""
+        # whoever lands at another server had a reason to leave the last one
+        if self._nodes - nodes or (self._address and address != self._address):
+            self.node_lost_at = time.monotonic()
+        self._nodes, self._address = nodes, address
+        if initial_connection:
+            self.connected_at = time.monotonic()
 
     async def leave(self) -> None:
         """Move to another server, if there is one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,15 +62,20 @@ class Bucket:
         return await self.update(key, value, 0, ttl_s)
 
     async def update(
-        self, key: str, value: bytes, revision: int, ttl_s: float | None = None
+        self,
+        key: str,
+        value: bytes,
+        revision: int,
+        ttl_s: float | None = None,
+        further: Mapping[str, str] | None = None,
     ) -> int | None:
         """Write only over that revision (0: nothing there); None when it is another by now.
 
-        A TTL is a whole number of seconds, rounded up. Where no answer came, the write that stands
-        is looked at; OutcomeUnknown only when that cannot tell either.
+        A TTL is a whole number of seconds, rounded up. `further`: more headers. Where no answer
+        came, the write that stands is looked at; OutcomeUnknown only when that cannot tell either.
         """
         write = secrets.token_hex(8)
-        headers = {_WRITE: write, EXPECTED_SEQUENCE: str(revision)}
+        headers = {**(further or {}), _WRITE: write, EXPECTED_SEQUENCE: str(revision)}
         if ttl_s is not None:
             headers[_TTL] = f"{math.ceil(ttl_s)}s"
         while True:

@@ -10,9 +10,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.bus.errors import BusError
+from penstock.bus.peers import ANSWERS, Peers
 from penstock.bus.pull import Reader
 
 if TYPE_CHECKING:
@@ -23,17 +25,30 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SETTLE_S = 0.03  # members come and go in groups: look once
+ANSWER_AGAIN_S = 0.25
 
 
 class Lease:
     """One key of the bucket `leases`, whose value is its holder's name.
 
     `owner` must be a name that nobody else has, nor had: what bears it counts as ours. What
-    `note` says is written behind the name, from the next renewal on.
+    `note` says is written behind the name, from the next renewal on. `answers`: its holder
+    answers requests to `alive.<owner>`, so that who asks in vain may end the lease (see `peers`).
     """
 
-    def __init__(self, bus: Bus, key: str, owner: str, ttl_s: float, note: str = "") -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        key: str,
+        owner: str,
+        ttl_s: float,
+        note: str = "",
+        *,
+        answers: bool = False,
+    ) -> None:
+        self._bus = bus
         self._bucket = bus.bucket("leases")
+        self._headers = {ANSWERS: "1"} if answers else {}
         self.key = key
         self.note = note
         self._owner = owner
@@ -72,19 +87,29 @@ class Lease:
     async def _take(self, revision: int) -> bool:
         asked_at = time.monotonic()
         value = f"{self._owner} {self.note}".strip().encode()
-        taken = await self._bucket.update(self.key, value, revision, self._ttl_s)
+        taken = await self._write(value, revision)
         if taken is None:
             # an earlier write of ours, whose answer was lost, may have moved the revision on; its
             # TTL has begun earlier, so that it has to be written once more
             entry = await self._bucket.get(self.key)
             if entry is not None and owner_of(entry) == self._owner:
-                taken = await self._bucket.update(self.key, value, entry.revision, self._ttl_s)
+                taken = await self._write(value, entry.revision)
         if taken is None:
             return False
         if asked_at > self._renewed_at + self._ttl_s / 2:
             self._steady_since = time.monotonic()
         self._revision, self._renewed_at = taken, asked_at
         return True
+
+    async def _write(self, value: bytes, revision: int) -> int | None:
+        return await self._bucket.update(self.key, value, revision, self._ttl_s, self._headers)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back when it should be renewed at once: others may have taken its holder for dead.
+
+        Returns what stops that.
+        """
+        return self._bus.on_reconnect(callback)
 
     async def release(self) -> None:
         """Give it back at once."""
@@ -107,7 +132,12 @@ def note_of(entry: Entry) -> str:
 
 
 async def keep(lease: Lease, renew_s: float) -> None:
-    """Hold a lease for as long as this runs, taking it again when it was lost; then release it."""
+    """Hold a lease for as long as this runs, taking it again when it was lost; then release it.
+
+    After a reconnect it is renewed at once.
+    """
+    is_back = asyncio.Event()
+    stop_listening = lease.on_reconnect(is_back.set)
     try:
         while True:
             try:
@@ -117,8 +147,12 @@ async def keep(lease: Lease, renew_s: float) -> None:
                     log.warning("lease %s is held by somebody else", lease.key)
             except BusError as error:
                 log.warning("lease %s: %s", lease.key, error)
-            await asyncio.sleep(renew_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(renew_s):
+                    await is_back.wait()
+            is_back.clear()
     finally:
+        stop_listening()
         await asyncio.shield(lease.release())
 
 
@@ -133,7 +167,9 @@ class FairShare:
     number that it knows in its lease, and shares with those that know the same: while a change
     spreads, and beside a version that cannot learn of it, every part still has a taker.
 
-    What changes in the group is acted on at once; `renew_s` is how often a lease is renewed.
+    What changes in the group is acted on at once; `renew_s` is how often a lease is renewed. A
+    member whose process is found dead loses its leases within a second or two, one that hangs
+    when they run out.
     """
 
     def __init__(
@@ -158,7 +194,10 @@ class FairShare:
         self._stop = stop
         self._ttl_s = ttl_s
         self._renew_s = renew_s
-        self._membership = Lease(bus, f"{group}.member.{member}", member, ttl_s, f"{len(parts)}")
+        key = f"{group}.member.{member}"
+        self._membership = Lease(bus, key, member, ttl_s, f"{len(parts)}", answers=True)
+        self._others = Peers(bus, f"{group}.member.", member, on_dead=self._on_dead)
+        self._renew_at = 0.0
         self._held: dict[int, Lease] = {}
         self._seen: dict[str, bytes] = {}  # the group's keys as they were last heard of
         self._changed = asyncio.Event()
@@ -172,18 +211,44 @@ class FairShare:
     async def run(self) -> None:
         """Take part until cancelled; then give everything back."""
         watch = Reader(self._bus, "KV_leases", f"$KV.leases.{self._group}.>", 1, self._on_change)
-        watching = asyncio.create_task(watch.run())
+        await self._answer()
+        beside = {asyncio.create_task(watch.run()), asyncio.create_task(self._others.run())}
+        stop_listening = self._bus.on_reconnect(self._on_reconnect)
         try:
             while True:
-                renew_at = time.monotonic() + self._renew_s
+                self._renew_at = time.monotonic() + self._renew_s
                 await self._attempt(self._renew)
                 await self._attempt(self._balance)
-                while await self._something_changes(renew_at):
+                while await self._something_changes():
                     await self._attempt(self._balance)
         finally:
-            watching.cancel()
+            stop_listening()
+            for task in beside:
+                task.cancel()
             await asyncio.shield(self._leave())
-            await asyncio.wait([watching])
+            await asyncio.wait(beside)
+
+    async def _answer(self) -> None:
+        while True:
+            try:
+                return await self._others.answer()
+            except BusError as error:
+                log.warning("%s: %s", self._group, error)
+                await asyncio.sleep(ANSWER_AGAIN_S)
+
+    def _on_reconnect(self) -> None:
+        # others may have taken us for dead
+        self._renew_at = 0.0
+        self._changed.set()
+
+    async def _on_dead(self, member: str) -> None:
+        """Free the parts of a member that is dead: their leases would stand for some seconds."""
+        parts = await self._bucket.entries(f"{self._group}.part.*")
+        theirs = [entry for entry in parts if owner_of(entry) == member]
+        await asyncio.gather(
+            *(self._bucket.delete(entry.key, entry.revision) for entry in theirs),
+            return_exceptions=True,  # what could not be deleted runs out
+        )
 
     async def _attempt(self, step: Callable[[], Awaitable[None]]) -> None:
         async def attempted() -> None:
@@ -196,10 +261,10 @@ class FairShare:
         self._step = asyncio.create_task(attempted())
         await asyncio.shield(self._step)
 
-    async def _something_changes(self, until: float) -> bool:
+    async def _something_changes(self) -> bool:
         """Wait for that; False when it is time to renew."""
         try:
-            async with asyncio.timeout(until - time.monotonic()):
+            async with asyncio.timeout(self._renew_at - time.monotonic()):
                 await self._changed.wait()
                 await asyncio.sleep(SETTLE_S)
         except TimeoutError:
@@ -207,6 +272,7 @@ class FairShare:
         return True
 
     async def _on_change(self, stored: Stored) -> None:
+        self._others.saw(stored)
         # most of what comes are renewals; an expired or deleted key leaves an empty value
         if self._seen.get(stored.subject) != stored.payload:
             self._seen[stored.subject] = stored.payload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -144,8 +145,13 @@ async def test_nothing_is_lost_or_repeated_when_the_leader_is_killed(
     async def all_there() -> bool:
         return len(followed) >= 300 and len(read) >= 300
 
+    async def the_loss_is_known() -> bool:
+        return writing_bus.cluster_whole_s < 60 and reading_bus.cluster_whole_s < 60
+
     await eventually(under_way)
+    assert writing_bus.cluster_whole_s == reading_bus.cluster_whole_s == math.inf
     await asyncio.to_thread(servers[leader].kill)
+    await eventually(the_loss_is_known, what="the services know that a server is lost")
     await writing
     await eventually(all_there, 20, "all frames")
     assert followed == read == [*range(1, 301)]

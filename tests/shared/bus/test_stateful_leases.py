@@ -53,7 +53,12 @@ class InMemory:
         self.faults: list[str] = []
 
     async def update(
-        self, key: str, value: bytes, revision: int, ttl_s: float | None = None
+        self,
+        key: str,
+        value: bytes,
+        revision: int,
+        ttl_s: float | None = None,
+        further: object = None,
     ) -> int | None:
         fault = self._fault()
         if fault == "unavailable":
