@@ -265,7 +265,7 @@ export interface LifecycleFailed extends Envelope {
     action: "failed";
   };
   data: {
-    /** What went wrong, in the upstream's own words if it had any. */
+    /** What went wrong, in the upstream's own words if it had any, without credentials and addresses of internal machines. */
     error: string;
     /** `upstream_lost`, `upstream_http`, `upstream_error`, `timeout`, `outcome_unknown`, `history_lost`, `limit` or `internal`. */
     code: string;

@@ -71,6 +71,12 @@ class AgentConfig(BaseModel):
         # an AG-UI server is called at this very URL, and some redirect one without its slash
         return value if info.data.get("protocol") == "agui" else value.rstrip("/")
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The name of its server, which error texts for clients do not repeat."""
+        host = urlsplit(self.url).hostname
+        return (host,) if host else ()
+
     @model_validator(mode="after")
     def _upstream_id(self) -> AgentConfig:
         self.agent = self.agent or self.id

@@ -250,6 +250,8 @@ def _opened(command: StartCommand, agent: AgentConfig | None) -> dict[str, Any]:
     }
     if agent is not None and agent.name:
         facts["agent_name"] = agent.name
+    if agent is not None:
+        facts["hosts"] = agent.hosts
     if agent is not None and agent.drop:
         facts["drop"] = agent.drop
     if command.body is not None and agent is not None and agent.protocol == "adk":

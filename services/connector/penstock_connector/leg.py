@@ -27,6 +27,7 @@ from penstock.settings import AgentConfig
 from penstock.sse import Frame, FrameTooLarge
 from penstock_connector.body import Body, Frames
 from penstock_connector.past import Past
+from penstock_connector.private import without_secrets
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams.base import Attachment, Call, Refused, Upstream
 
@@ -144,11 +145,13 @@ class Leg:
             outcome = await self._outcome()
             if outcome.kind != "gone":
                 await self._close()
-                await self._write(outcome.kind, orjson.dumps(outcome.facts))
+                facts = without_secrets(self.agent, outcome.facts)
+                await self._write(outcome.kind, orjson.dumps(facts))
         except FenceConflict:
             outcome = TAKEN_OVER
         telemetry.LEGS.labels(outcome.label).inc()
-        log.info("run %s leg %d: %s", self.run_id, self.number, outcome.label)
+        words = f": {outcome.facts.get('error')}" if outcome.kind == "lost" else ""
+        log.info("run %s leg %d: %s%s", self.run_id, self.number, outcome.label, words)
         return outcome
 
     def _let_go(self, how: Outcome) -> None:

@@ -52,7 +52,7 @@ class OpenedLeg:
         """The leg in ADK's events: an ADK upstream's bytes as they are, any other's encoded."""
         timeout_s = self.agent.timeout_s
         if self.agent.protocol == ADK:
-            return leg_view(self.run_id, self.number, timeout_s)
+            return leg_view(self.run_id, self.number, timeout_s, self.agent.hosts)
         return encoded_leg_view(self.run_id, self.number, timeout_s, streaming=streaming)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -9,8 +10,11 @@ import httpx
 import orjson
 from starlette.responses import Response
 
+from penstock.redaction import redacted, redacted_value
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 30.0
 SHOWN_CHARACTERS: Final = 2000
@@ -48,7 +52,9 @@ class AdkServers:
         except httpx.TimeoutException as error:
             raise Problem(504, f"the ADK server has not answered within {TIMEOUT_S:g} s") from error
         except httpx.HTTPError as error:
-            raise Problem(502, f"the ADK server cannot be asked: {error!r}") from error
+            words = redacted(repr(error), agent.hosts)
+            log.warning("the server of agent %s cannot be asked: %r", agent.id, error)
+            raise Problem(502, f"the ADK server cannot be asked: {words}") from error
 
     async def create(
         self, agent: AgentConfig, user_id: str, session_id: str, given: dict[str, Any]
@@ -78,16 +84,23 @@ class AdkServers:
 
 
 def relayed(answer: httpx.Response) -> Response:
-    """The server's answer; one that is no JSON in the shape that ADK's errors have."""
+    """The server's answer; one that is no JSON in the shape that ADK's errors have.
+
+    An error is relayed without credentials and internal addresses.
+    """
+    hosts = (answer.request.url.host,)
     try:
         told = orjson.loads(answer.content)
     except orjson.JSONDecodeError:
         told = None
     fits = answer.is_success or (answer.is_error and isinstance(told, dict) and "detail" in told)
     if fits and (told is not None or answer.content == b"null"):
-        return Response(answer.content, answer.status_code, media_type="application/json")
+        clean = redacted_value(told, hosts) if answer.is_error else told
+        content = answer.content if clean == told else orjson.dumps(clean)
+        return Response(content, answer.status_code, media_type="application/json")
     status = answer.status_code if answer.is_error else 502
-    raise Problem(status, answer.text[:SHOWN_CHARACTERS] or f"the ADK server answered {status}")
+    text = redacted(answer.text[:SHOWN_CHARACTERS], hosts)
+    raise Problem(status, text or f"the ADK server answered {status}")
 
 
 def _segment(text: str) -> str:

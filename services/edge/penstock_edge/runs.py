@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
-from penstock.web.auth import act_as, identity_of, require
+from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.bodies import read_json
 from penstock.web.problems import Problem, invalid
 from penstock_edge.access import require_dialect, run_of
@@ -105,7 +105,7 @@ class Runs:
         )
         run_id = started.record.run_id
         if place is None:
-            return _json(started.record.dump(), 202 if started.new else 200, started.record)
+            return _shown(who, started.record, 202 if started.new else 200)
         seen = edge.view(run_id, dialect, Sse(named))
         return await edge.stream(seen, place if started.new else await locate(edge.bus, seen, None))
 
@@ -130,6 +130,8 @@ class Runs:
             record = orjson.loads(entry.value)
             fits = all(record.get(name) == value for name, value in wanted.items())
             if fits and who.sees(record["user_id"]):
+                if not who.may("administer"):
+                    record.pop("unredacted", None)
                 found.append(record)
             if len(found) > limit:
                 break
@@ -142,7 +144,7 @@ class Runs:
         who = identity_of(request)
         require(who, "read")
         record = await run_of(self._edge.bus, who, request.path_params["run_id"])
-        return _json(record.dump(), 200, record)
+        return _shown(who, record)
 
     async def events(self, request: Request) -> ASGIApp:
         """The run's stream from the cursor on, or a page of it where JSON is accepted."""
@@ -179,11 +181,16 @@ class Runs:
         return _json(orjson.dumps(body))
 
 
-def _json(body: bytes, status: int = 200, record: RunRecord | None = None) -> Response:
-    headers = {}
-    if record is not None:
-        headers = {"location": f"/v1/runs/{record.run_id}", "penstock-run-id": record.run_id}
-    return Response(body, status, headers, "application/json")
+def _json(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type="application/json")
+
+
+def _shown(who: Identity, record: RunRecord, status: int = 200) -> Response:
+    """The record as the caller may read it."""
+    if not who.may("administer"):
+        record = record.model_copy(update={"unredacted": None})
+    headers = {"location": f"/v1/runs/{record.run_id}", "penstock-run-id": record.run_id}
+    return Response(record.dump(), status, headers, "application/json")
 
 
 def _key(request: Request, asked: StartRequest) -> str | None:

@@ -12,6 +12,7 @@ import orjson
 from penstock import sse
 from penstock.bus import Stored
 from penstock.bus.messages import RawFrame, now, raw_frame
+from penstock.redaction import redacted_value
 from penstock_edge.items import Encoding, Item, type_of
 
 # ADK up to 1.22 does not escape the text, so that the frame is no JSON: its beginning tells.
@@ -81,6 +82,7 @@ class LegEncoding(Encoding):
 
     leg: int
     timeout_s: float
+    hosts: tuple[str, ...] = ()  # of the agent's server, which no error of ours names
     _parser: sse.Parser | None = field(default_factory=sse.Parser)
     _connection: str = ""
     _last_frame: bytes = b""
@@ -164,6 +166,7 @@ class LegEncoding(Encoding):
         at_boundary = self._parser is not None and self._parser.at_boundary
         if at_boundary and _UPSTREAM_ERROR.match(self._last_frame):
             return []
+        told = redacted_value(told, self.hosts)
         frame = sse.encode(orjson.dumps(told | {"timestamp": _epoch_s(at)}))
         return [frame if at_boundary else b"\n\n" + frame]
 

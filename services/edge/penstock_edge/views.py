@@ -116,14 +116,14 @@ def rendering(form: Form, types: frozenset[str] | None) -> Render:
     return form.event if types is None else partial(selected, render=form.event, types=types)
 
 
-def leg_view(run_id: str, leg: int, timeout_s: float) -> View:
-    """One leg's body, byte for byte; `timeout_s` is the agent's, for the text of its error."""
+def leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str, ...] = ()) -> View:
+    """One leg's body, byte for byte; the rest is the agent's, for the text of its error."""
     return View(
         (run_id, "leg", str(leg)),
         run_id,
         "adk",
         raw(run_id, UPSTREAM),
-        partial(LegEncoding, leg, timeout_s),
+        partial(LegEncoding, leg, timeout_s, hosts),
         lambda code, message: b"",
         over_raw=True,
         stateful=True,

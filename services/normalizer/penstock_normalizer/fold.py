@@ -28,6 +28,7 @@ from penstock.dialects.base import (
 )
 from penstock.events import TERMINAL, is_epilogue
 from penstock.sse import MAX_FRAME_BYTES, FrameTooLarge, Parser
+from penstock_normalizer.errors import cleaned
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Placed:
     timestamp: str
     data: JsonObject
     body: bytes
+    whole: JsonObject | None = None  # `data` before credentials and addresses were taken out
 
 
 @dataclass(slots=True)
@@ -307,6 +309,7 @@ class RunFold:
 
     def _place(self, draft: Draft) -> Placed:
         self.sequence += 1
+        data = cleaned(draft.type, draft.data, self.facts.get("hosts", ()))
         category, _, action = draft.type.partition(".")
         body: JsonObject = {
             "run_id": self.run_id,
@@ -314,7 +317,7 @@ class RunFold:
             "sequence": self.sequence,
             "source": draft.source,
             "event": {"category": category, "action": action},
-            "data": draft.data,
+            "data": data,
             "session_id": self.facts.get("session_id", ""),
             "leg": self.leg,
         }
@@ -331,7 +334,8 @@ class RunFold:
         except orjson.JSONEncodeError as error:  # nested too deep, or a number out of range
             unwritable = {"message": f"{draft.type} cannot be written: {error}", "code": "internal"}
             return self._place_instead(draft, unwritable)
-        return Placed(draft.type, self.sequence, self.timestamp, draft.data, encoded)
+        whole = None if data is draft.data else draft.data
+        return Placed(draft.type, self.sequence, self.timestamp, data, encoded, whole)
 
     def _place_instead(self, draft: Draft, data: JsonObject) -> Placed:
         self.sequence -= 1

@@ -7,10 +7,13 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from penstock.bus import Bus, BusError
 from penstock.bus.errors import MessageTooLarge
 from penstock.bus.fence import RETRY_S
 from penstock.bus.records import RunRecord, RunStatus
+from penstock.dialects.base import JsonObject
 from penstock_normalizer.fold import Placed, RunFold
 
 log = logging.getLogger(__name__)
@@ -60,6 +63,7 @@ class RunIndex:
                 record = record.model_copy(update=changes)
                 revision = entry.revision if entry is not None else 0
                 if await self._bucket.update(run_id, record.dump(), revision) is not None:
+                    _log_failure(record)
                     return
             except MessageTooLarge:
                 raise  # nor will it be smaller the next time
@@ -97,4 +101,22 @@ def _changes(fold: RunFold, event: Placed, first_event: int) -> dict[str, Any]:
         "code": data.get("code"),
         "error": _shown(data.get("error")),
         "summary": _shown(data.get("summary")),
+        "unredacted": _unredacted(event.whole) if event.whole is not None else None,
     }
+
+
+def _unredacted(data: JsonObject) -> dict[str, str]:
+    """What the failure's words were, for who administers; the beginning of each."""
+    words = {name: data[name] for name in ("error", "detail") if data.get(name) is not None}
+    return {
+        name: str(_shown(text if isinstance(text, str) else orjson.dumps(text).decode()))
+        for name, text in words.items()
+    }
+
+
+def _log_failure(record: RunRecord) -> None:
+    if record.status == "failed":
+        whole = record.unredacted or {}
+        error, detail = whole.get("error", record.error), whole.get("detail")
+        words = error if detail is None or detail in str(error) else f"{error} {detail}"
+        log.warning("run %s failed (%s): %s", record.run_id, record.code, words)

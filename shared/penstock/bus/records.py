@@ -86,8 +86,13 @@ class RunRecord(Record):
     first_event: int | None = Field(None, description="Stream sequence of lifecycle.started")
     approval_id: str | None = Field(None, description="Of the request that it waits for")
     code: str | None = None
-    error: str | None = None
+    error: str | None = Field(None, description="Without credentials and internal addresses")
     summary: str | None = None
+    unredacted: dict[str, str] | None = Field(
+        None,
+        description="`error` and `detail` of a failed run as they were said, where something was "
+        "taken out of them: for callers with the scope administer only",
+    )
 
 
 class Turn(Record):

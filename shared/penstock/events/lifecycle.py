@@ -74,7 +74,10 @@ class Failed(Data, title="Run failed"):
     """The run ended in an error. Terminal."""
 
     TYPE: ClassVar[str] = "lifecycle.failed"
-    error: str = Field(description="What went wrong, in the upstream's own words if it had any.")
+    error: str = Field(
+        description="What went wrong, in the upstream's own words if it had any, without "
+        "credentials and addresses of internal machines."
+    )
     code: str = Field(
         description="`upstream_lost`, `upstream_http`, `upstream_error`, `timeout`, "
         "`outcome_unknown`, `history_lost`, `limit` or `internal`."

@@ -12,13 +12,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.redaction import redacted
+
 log = logging.getLogger(__name__)
 
 
 class Problem(Exception):
-    """An answer that is an error: the HTTP status, and what is wrong and what to do."""
+    """An answer that is an error: the HTTP status, and what is wrong and what to do.
+
+    The words of a 5xx are often another server's or a library's, so credentials and internal
+    addresses are taken out of them.
+    """
 
     def __init__(self, status: int, detail: str, **more: Any) -> None:
+        detail = redacted(detail) if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR else detail
         super().__init__(detail)
         self.status = status
         self.detail = detail

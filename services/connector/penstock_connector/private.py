@@ -1,0 +1,31 @@
+"""What an agent's configuration holds that no error text may repeat. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from penstock.redaction import is_secret, without
+from penstock.settings import AgentConfig
+
+MIN_CHARACTERS: Final = 6  # of a secret: a shorter one would be found in ordinary words
+
+
+def without_secrets(agent: AgentConfig, facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a lost leg without the credentials that the agent is called with.
+
+    They stand in no frame either: whoever may read source frames may not know them.
+    """
+    secrets = _secrets(agent)
+    return {
+        name: without(value, secrets) if isinstance(value, str) else value
+        for name, value in facts.items()
+    }
+
+
+def _secrets(agent: AgentConfig) -> list[str]:
+    values = [value for name, value in agent.headers.items() if is_secret(name)]
+    values += [value.rpartition(" ")[2] for value in values]  # "Bearer …": without its scheme
+    at = urlsplit(agent.url)
+    values += [unquote(at.password or ""), at.password or ""]
+    return [value for value in dict.fromkeys(values) if len(value) >= MIN_CHARACTERS]
