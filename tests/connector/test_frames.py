@@ -116,6 +116,7 @@ async def test_source_frames_say_where_they_belong(
         "agent": "agno",
         "protocol": "agno",
         "kind": "agent",
+        "hosts": ["127.0.0.1"],
         "session_id": "s-1",
         "user_id": "ada",
         "message": "hello",
