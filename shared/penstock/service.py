@@ -285,7 +285,8 @@ async def serve(
             await service.run()
         routes = [route for service in services for route in service.routes]
         if routes:
-            tokens = StreamTokens(services[0].bus.bucket("tokens"), BusError)
+            bus = services[0].bus
+            tokens = StreamTokens(bus.bucket("tokens"), BusError, bus.clock.time)
             auth = Auth(auth_config, tokens)
             everything = [*routes, *auth_routes(auth)]
             ping_s = min(service.ws_ping_s for service in services)

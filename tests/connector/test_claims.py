@@ -20,6 +20,8 @@ from penstock.settings import Config
 from penstock_connector.claims import Claims
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
+from support.bus import connected
+from support.clocks import server_steps
 from support.connectors import DEAD, FAST, claimed_by_the_dead, connector_process
 from support.misbehaving import Answer, Misbehaving, agents, plays, stalls
 from support.nats import NatsServer
@@ -34,6 +36,25 @@ STARTED = agno("RunStarted")
 
 def ends(frames: list[RawFrame]) -> list[str]:
     return [frame.kind for frame in frames if frame.kind in ("end", "lost", "event")]
+
+
+async def test_nobody_counts_as_dead_whose_lease_ran_out_when_nats_clock_was_set(
+    nats_server: NatsServer,
+) -> None:
+    async with connected(nats_server.url) as bus:
+        lease = Lease(bus, "pod.connector-a", "connector-a", 60)
+        await lease.acquire()
+        lease._steady_since -= 60
+        claims = Claims(bus, "connector-a", lambda: lease.sees_others)
+        assert not await claims.lives("connector-b")
+        assert claims.sees_others()
+        for judge in (claims.living(), claims.lives("connector-b")):
+            bus.clock._jumped_at_s = float("-inf")
+            server_steps(bus.clock, 75)
+            assert await judge
+            assert not claims.sees_others()
+        assert await claims.lives("connector-b")
+        await lease.release()
 
 
 @pytest.mark.parametrize("bucket", ["claims", "sent"])

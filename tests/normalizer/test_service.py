@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -553,7 +552,7 @@ async def test_a_run_whose_frames_aged_out_unread_ends_and_says_so(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock_normalizer.aged.MIN_AGE", timedelta(0))
+    monkeypatch.setattr("penstock_normalizer.aged.MIN_AGE_S", -1.0)
     monkeypatch.setattr("penstock_normalizer.partitions.LOOK_S", 0.0)
     async with bus_to(fresh_nats.url) as bus:
         run, other = Run(bus), Run(bus)
@@ -584,7 +583,7 @@ async def test_a_run_whose_frames_aged_out_unread_ends_and_says_so(
 async def test_a_run_that_aged_out_before_the_first_normalizer_came_ends_and_says_so(
     fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock_normalizer.aged.MIN_AGE", timedelta(0))
+    monkeypatch.setattr("penstock_normalizer.aged.MIN_AGE_S", -1.0)
     async with bus_to(fresh_nats.url) as bus:
         run, young = Run(bus), Run(bus)
         for each in (run, young):

@@ -10,10 +10,11 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, BusError, BusSettings
-from penstock.web.auth import StreamTokens
+from penstock.web.auth import Auth, AuthConfig, StreamTokens
 from penstock.web.auth.identity import Identity
 from penstock.web.auth.stream_tokens import MAX_PER_USER
-from support.guarded import Guarded, bearer
+from penstock.web.problems import Problem
+from support.guarded import Guarded, MemoryStore, StoreAway, bearer
 from support.issuer import token
 from support.nats import NatsServer
 from support.waiting import eventually
@@ -273,3 +274,21 @@ async def test_a_bucket_of_the_bus_is_a_store(nats_server: NatsServer) -> None:
     assert await tokens.listed(ALICE) == []
     assert not await tokens.stands(known.id)
     await bus.close()
+
+
+async def test_a_token_expires_by_the_clock_that_all_share() -> None:
+    shared = 1_000_000.0  # far from what the clock of this machine says
+    tokens = StreamTokens(MemoryStore(), StoreAway, lambda: shared)
+    stream_token, known = await tokens.issue(ALICE, "n8n", 60)
+    assert (known.created_at, known.expires_at) == (1_000_000, 1_000_060)
+    auth = Auth(AuthConfig(), tokens, look_again_s=0.01)
+    shared += 59
+    identity = await tokens.identify(stream_token)
+    over = asyncio.create_task(auth.over(identity))
+    await asyncio.wait([over], timeout=0.05)
+    assert not over.done()
+    shared += 2
+    with pytest.raises(Problem):
+        await tokens.identify(stream_token)
+    assert await tokens.listed(ALICE) == []
+    await asyncio.wait_for(over, 5)

@@ -7,14 +7,13 @@ outbox entry, written before, makes sure that a decision whose process died is s
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from hashlib import sha256
 
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus, FenceConflict, Message, ObjectGone, Stored, messages, objects
+from penstock.bus import Bus, FenceConflict, Message, ObjectGone, Stored, objects
 from penstock.bus.fence import RawWriter, tail
 from penstock.bus.kv import Entry
 from penstock.bus.records import (
@@ -117,7 +116,7 @@ class Approvals:
                 update={
                     "status": "withdrawn",
                     "reason": "the run has ended",
-                    "updated_at": messages.now(),
+                    "updated_at": self._bus.clock.stamp(),
                 }
             )
             value = await self._value(withdrawn)
@@ -169,7 +168,7 @@ class Approvals:
             check(record, request)
         except Unfit as error:
             return DecideReply(status=422, detail=str(error), approval=record)
-        now = messages.now()
+        now = self._bus.clock.stamp()
         decided = record.model_copy(
             update={
                 "status": "decided",
@@ -184,7 +183,7 @@ class Approvals:
                 ),
             }
         )
-        await self._bucket.put(f"outbox.{approval_id}", str(time.time()).encode())
+        await self._bucket.put(f"outbox.{approval_id}", str(self._bus.clock.time()).encode())
         value = await self._value(decided)
         if await self._bucket.update(approval_id, value, revision) is None:
             return None
@@ -239,7 +238,7 @@ class Approvals:
                 record = await self.get(approval_id)
                 if record is not None and record.status == "decided":
                     await self.send_on(approval_id)
-                elif float(entry.value or 0) < time.time() - ABANDONED_S:
+                elif float(entry.value or 0) < self._bus.clock.time() - ABANDONED_S:
                     await self._abandon(approval_id, entry)
             except ObjectGone as error:
                 log.error("approval %s is not sent on any more: %s", approval_id, error)

@@ -6,6 +6,7 @@ Both are counted for the whole process: many legs together must not take what on
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from penstock.bus import messages
 from penstock.bus.budget import Budget
@@ -23,7 +24,10 @@ class Body:
     take many times what is counted.
     """
 
-    def __init__(self, limit_bytes: int, budget: Budget) -> None:
+    def __init__(
+        self, limit_bytes: int, budget: Budget, stamp: Callable[[], str] = messages.now
+    ) -> None:
+        self._stamp = stamp  # the time of receipt, RFC 3339
         self._limit_bytes = limit_bytes
         self._budget = budget
         self._unwritten = bytearray()
@@ -37,7 +41,7 @@ class Body:
     async def put(self, chunk: bytes) -> None:
         """Add what has arrived; returns when there is room for more."""
         if not self._unwritten:
-            self._received = messages.now()
+            self._received = self._stamp()
         self._unwritten += chunk
         self._held_bytes += len(chunk)
         self._budget.take(len(chunk))

@@ -59,11 +59,15 @@ class Claims:
         """True while that connector's lease stands, or nobody can tell by it."""
         if pod == self._pod or not self.sees_others():
             return True
-        return await self._leases.get(f"pod.{pod}") is not None
+        if await self._leases.get(f"pod.{pod}") is not None:
+            return True
+        await self._bus.clock.look()  # when NATS's clock was set, all leases have run out at once
+        return not self.sees_others()
 
     async def living(self) -> set[str]:
-        """All connectors whose lease stands, and this one."""
+        """All connectors whose lease stands, and this one; ask `sees_others` afterwards."""
         keys = await self._leases.keys("pod.>")
+        await self._bus.clock.look()
         return {key.removeprefix("pod.") for key in keys} | {self._pod}
 
     async def claim(self, run_id: str, state: str = "held") -> Claim | None:

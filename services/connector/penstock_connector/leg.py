@@ -344,7 +344,8 @@ class Leg:
 
     async def _pump(self, response: httpx.Response, attached_before: bool) -> Outcome:
         """Read and write side by side; what arrives during a write goes into the next one."""
-        body = Body(self.settings.max_buffered_bytes, self.budget)
+        stamp = self.writer.bus.clock.stamp
+        body = Body(self.settings.max_buffered_bytes, self.budget, stamp)
         try:
             return await self._pumped(response, body, attached_before)
         finally:

@@ -76,9 +76,9 @@ class Succession:
 
     async def reap(self) -> None:
         """Deal with the legs of connectors that live no more."""
+        living = await self._claims.living()
         if not self._claims.sees_others():
             return
-        living = await self._claims.living()
         self._dead |= self._living - living
         self._living = living
         if time.monotonic() - self._swept_at > FULL_SWEEP_S:

@@ -17,7 +17,6 @@ import orjson
 
 from penstock.bus import Bus
 from penstock.bus.direct import replay
-from penstock.bus.messages import now
 from penstock.bus.objects import unwrap
 from penstock.bus.records import RunRecord, SessionRecord
 from penstock.bus.streams import EVENTS
@@ -66,7 +65,7 @@ class AdkSessions:
     async def create(self, named: Named) -> dict[str, Any]:
         """A new session without runs. Raises Problem 409 when there is one."""
         record = SessionRecord.model_validate(
-            {"agent": named.agent.id, "session_id": named.id, CREATED_AT: now()}
+            {"agent": named.agent.id, "session_id": named.id, CREATED_AT: self._bus.clock.stamp()}
         )
         if await self._bucket.create(named.key, record.dump()) is None:
             raise Problem(409, f"Session already exists: {named.id}")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import orjson
@@ -146,7 +146,7 @@ async def _goes_on(bus: Bus, lifecycle: Stored) -> bool:
 
 async def _is_queued(bus: Bus, session: Session, known: set[str]) -> bool:
     """Whether a run was started that no connector has taken yet."""
-    first = await bus.since("KV_runs", datetime.now(UTC) - timedelta(seconds=QUEUED_S))
+    first = await bus.since("KV_runs", bus.clock.now() - timedelta(seconds=QUEUED_S))
     if first is None:
         return False
     async for stored in replay(bus, "KV_runs", "$KV.runs.>", first.sequence):

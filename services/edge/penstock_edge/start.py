@@ -15,7 +15,6 @@ import uuid_utils
 
 from penstock.bus import Bus, BusError, BusUnavailable, Message, OutcomeUnknown, subjects
 from penstock.bus.errors import StreamFull
-from penstock.bus.messages import now
 from penstock.bus.objects import wrap
 from penstock.bus.records import RunRecord, StartCommand
 from penstock.settings import AgentConfig
@@ -61,12 +60,13 @@ class Starter:
 
         Raises Problem 409 when the key came with another body before; BusError.
         """
-        run_id = str(uuid_utils.uuid7())
+        # ids tell the order of runs, so all edges take the time from one clock
+        run_id = str(uuid_utils.uuid7(nanoseconds=round(self._bus.clock.time() * 1e9)))
         if start.key is not None:
             run_id, new = await self._first_of(start, run_id)
         else:
             new = True
-        command = _command(start, run_id)
+        command = _command(start, run_id, self._bus.clock.stamp())
         record = await self._record(command)
         # a repeat may find that the first attempt has not come this far; a claim is taken once
         if record.status == "queued":
@@ -138,7 +138,7 @@ class Starter:
             await self._bus.bucket("runs").delete(run_id)
 
 
-def _command(start: Start, run_id: str) -> StartCommand:
+def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
     return StartCommand(
         run_id=run_id,
         agent=start.agent.id,
@@ -150,5 +150,5 @@ def _command(start: Start, run_id: str) -> StartCommand:
         body=start.body,
         idempotency_key=start.key,
         traceparent=traceparent(),
-        created_at=now(),
+        created_at=created_at,
     )

@@ -8,7 +8,6 @@ they are read (`runs.py`); one of which nothing is left is ended here, by a fram
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import orjson
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 
 WRITER = "normalizer"
 # a run this young is being started now
-MIN_AGE = timedelta(seconds=10)
+MIN_AGE_S = 10.0
 
 
 async def end_the_lost(bus: Bus, partition: int, checkpoint: int) -> None:
@@ -53,8 +52,8 @@ async def end_the_lost(bus: Bus, partition: int, checkpoint: int) -> None:
 
 
 async def _is_lost(bus: Bus, record: RunRecord) -> bool:
-    age = datetime.now(UTC) - datetime.fromisoformat(record.updated_at)
-    if record.status not in ("queued", "running") or age < MIN_AGE:
+    young = bus.clock.age_s(record.updated_at) < MIN_AGE_S
+    if record.status not in ("queued", "running") or young:
         return False
     if await bus.tail(streams.RAW, subjects.raw_of_run(record.run_id)) is not None:
         return False

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import orjson
 
@@ -363,10 +362,8 @@ class Run:
         await self._append(fold, ready.events)
         if not begun:
             await self._index.follow(self._run_id, fold, placed, self._first)
-        now = datetime.now(UTC).timestamp()
         for received in ready.received:
-            age_s = now - datetime.fromisoformat(received).timestamp()
-            telemetry.FOLD_SECONDS.observe(max(0.0, age_s))
+            telemetry.FOLD_SECONDS.observe(max(0.0, self._bus.clock.age_s(received)))
         ready.clear()
 
     async def _append(self, fold: RunFold, events: list[tuple[Placed, int]]) -> None:

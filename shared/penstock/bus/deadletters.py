@@ -134,7 +134,7 @@ async def find(bus: Bus, number: int) -> Letter | None:
 
 async def mark(bus: Bus, letter: DeadLetter, state: Literal["replaying", "replayed"]) -> None:
     """Write down what becomes of it. Raises BusError."""
-    await bus.bucket("letters").put(letter.key, Mark(state=state, at=messages.now()).dump())
+    await bus.bucket("letters").put(letter.key, Mark(state=state, at=bus.clock.stamp()).dump())
 
 
 async def drop(bus: Bus, found: Letter) -> bool:

@@ -95,7 +95,7 @@ class RawWriter:
             messages.LEG: str(leg),
             messages.CONNECTION: self.connection,
             messages.INDEX: str(self.index),
-            messages.RECEIVED: received or messages.now(),
+            messages.RECEIVED: received or self.bus.clock.stamp(),
             **(headers or {}),
         }
         subject = subjects.raw(self.run_id, self.writer)

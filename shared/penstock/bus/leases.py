@@ -62,9 +62,11 @@ class Lease:
         """Whether a lease that is missing tells of a holder who is gone.
 
         Not for half a TTL after this one was taken, or could not be renewed for so long: the bus
-        was away, perhaps from everybody, and the others are about to renew theirs.
+        was away, perhaps from everybody, and the others are about to renew theirs. Nor for a TTL
+        after NATS's clock has jumped (`Clock.look` first): all leases may have run out at once.
         """
-        return self.held and time.monotonic() >= self._steady_since + self._ttl_s / 2
+        steady = time.monotonic() >= self._steady_since + self._ttl_s / 2
+        return self.held and steady and self._bus.clock.steady_for(self._ttl_s)
 
     @property
     def held(self) -> bool:

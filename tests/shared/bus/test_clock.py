@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.bus import Bus, BusUnavailable
 from penstock.bus.clock import DRIFT, FIRST_ASKED, KEPT, Clock, Estimate, Exchange
 from support.bus import connected
+from support.clocks import server_steps
 from support.nats import NatsServer
 
 BEGIN_S = 1_800_000_000.0  # the server's time when the monotonic clock of these tests is 0
@@ -249,12 +250,7 @@ async def test_a_bus_whose_clock_is_far_off_is_not_ready(
 async def test_a_server_whose_clock_was_set_back_expires_no_key(bus: Bus, run_id: str) -> None:
     leases = bus.bucket("leases")
     assert await leases.create(run_id, b"alive", 60)
-    # as if the time that was learned were of before the step
-    estimate = bus.clock._estimate
-    assert estimate is not None
-    estimate.base_s += 600
-    estimate._kept.clear()
+    server_steps(bus.clock, -600)
     assert await leases.get(run_id) is not None
-    estimate.base_s += 600
-    estimate._kept.clear()
+    server_steps(bus.clock, -600)
     assert [entry.value for entry in await leases.entries(run_id)] == [b"alive"]

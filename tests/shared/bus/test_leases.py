@@ -13,6 +13,7 @@ from penstock.bus import Bus, BusUnavailable, Message, OutcomeUnknown
 from penstock.bus.kv import Bucket, Entry
 from penstock.bus.leases import FairShare, Lease, keep
 from support.bus import connected
+from support.clocks import server_steps
 from support.nats import NatsServer
 from support.waiting import eventually
 
@@ -213,6 +214,23 @@ async def test_who_could_not_renew_does_not_judge_others_by_their_leases(
     assert not lease.sees_others
     await lease.acquire()
     assert not lease.sees_others
+
+
+@pytest.mark.parametrize("seconds", [-75.0, 75.0])
+async def test_who_sees_nats_clock_jump_does_not_judge_others_by_their_leases(
+    bus: Bus, key: str, clock: Clock, seconds: float
+) -> None:
+    """After a jump forward all leases have run out at once, though nobody has died."""
+    lease = Lease(bus, key, "one", 60)
+    await lease.acquire()
+    clock.forward(31)
+    assert lease.sees_others
+    server_steps(bus.clock, seconds)
+    await bus.clock.look()
+    assert lease.held
+    assert not lease.sees_others
+    bus.clock._jumped_at_s -= 60  # a TTL later: whoever lives has renewed theirs
+    assert lease.sees_others
 
 
 async def test_keep_holds_a_lease_takes_it_again_and_gives_it_back(bus: Bus, key: str) -> None:

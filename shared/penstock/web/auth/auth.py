@@ -137,7 +137,11 @@ class Auth:
             raise Problem(403, "send the token of GET /v1/csrf as X-CSRF-Token, with its cookie")
 
     def _left_s(self, identity: Identity) -> float:
-        return float("inf") if identity.expires_at is None else identity.expires_at - time.time()
+        if identity.expires_at is None:
+            return float("inf")
+        # a stream token is ours, a JWT another's: this machine's clock stands for the issuer's
+        ours = self.tokens if identity.grant is not None else None
+        return identity.expires_at - (ours.now() if ours is not None else time.time())
 
     async def _revoked(self, identity: Identity) -> bool:
         if identity.grant is None or self.tokens is None:

@@ -7,7 +7,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
@@ -76,8 +76,17 @@ class StreamTokens:
     The first half of the hash is the key, and the id by which a token is listed and revoked.
     """
 
-    def __init__(self, store: TokenStore, unavailable_on: type[Exception]) -> None:
-        """`unavailable_on`: what the store raises while it cannot be reached."""
+    def __init__(
+        self,
+        store: TokenStore,
+        unavailable_on: type[Exception],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`unavailable_on`: what the store raises while it cannot be reached.
+
+        `now`: Unix seconds, of a clock that all who check the tokens share.
+        """
+        self.now = now
         self._store = store
         self._unavailable_on = unavailable_on
 
@@ -99,7 +108,7 @@ class StreamTokens:
             raise Problem(409, f"there are {MAX_PER_USER} tokens of this user; revoke some")
         token = PREFIX + secrets.token_urlsafe(32)
         digest = _digest(token)
-        now = time.time()
+        now = self.now()
         record = StreamToken(
             digest[:_ID_CHARS],
             owner.user_id,
@@ -162,14 +171,14 @@ class StreamTokens:
             return None
         record, digest = _read(stored.value)
         # the store's own expiry is to the second, and not everywhere
-        return None if record.expires_at <= time.time() else (record, digest)
+        return None if record.expires_at <= self.now() else (record, digest)
 
     async def _all(self) -> list[StreamToken]:
         try:
             stored = await self._store.entries()
         except self._unavailable_on as error:
             raise _out_of_reach() from error
-        now = time.time()
+        now = self.now()
         records = [_read(entry.value)[0] for entry in stored]
         return [record for record in records if record.expires_at > now]
 
