@@ -11,6 +11,7 @@ import pytest
 from penstock.bus import Bus, BusSettings
 from penstock.service import Context
 from penstock.settings import AgentConfig, Config
+from penstock.web.auth import Auth
 from penstock.web.server import Server
 from penstock_edge.service import EdgeService
 from penstock_edge.settings import EdgeSettings
@@ -41,14 +42,17 @@ async def make_edge(nats_server: NatsServer) -> AsyncIterator[MakeEdge]:
     async with AsyncExitStack() as stack:
 
         async def make(
-            nats: NatsServer = nats_server, config: Config = CONFIG, **settings: Any
+            nats: NatsServer = nats_server,
+            config: Config = CONFIG,
+            auth: Auth | None = None,
+            **settings: Any,
         ) -> Client:
             bus = await Bus.connect(BusSettings(url=nats.url))
             stack.push_async_callback(bus.close)
             given = {"enable_adk_canonical_stream": True, **settings}
             edge = EdgeService(Context(config, EdgeSettings(**given), bus, "edge-test"))
             await edge.run()
-            server = Server(edge.routes, "127.0.0.1", 0, ws_ping_s=edge.ws_ping_s)
+            server = Server(edge.routes, "127.0.0.1", 0, auth=auth, ws_ping_s=edge.ws_ping_s)
             await server.start()
             stack.push_async_callback(server.stop)
             stack.push_async_callback(edge.stop)

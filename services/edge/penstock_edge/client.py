@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.bus import BusError, Stored
 from penstock.telemetry import DELIVERED, SLOW_CLIENTS
+from penstock.web.auth import Identity
 from penstock_edge.cursor import LAST_FRAME, Cursor
 from penstock_edge.direct import Direct, http_chunk
 from penstock_edge.items import Encoding, Item
 from penstock_edge.locate import Place
 from penstock_edge.open_streams import Departure, retry_ms
-from penstock_edge.past import Past
+from penstock_edge.past import Past, Turn
+from penstock_edge.read_turns import ReadTurns
 from penstock_edge.settings import EdgeSettings
 
 if TYPE_CHECKING:
@@ -51,8 +54,12 @@ class Chunk:
 class Client:
     """Gives the bytes of one client's stream, in order; never waits for another client."""
 
-    def __init__(self, hub: Hub, place: Place, on_leave: Callable[[Client], None]) -> None:
+    def __init__(
+        self, hub: Hub, place: Place, on_leave: Callable[[Client], None], turns: ReadTurns
+    ) -> None:
         self.hub = hub
+        self._turns = turns
+        self._turn: Turn = nullcontext
         self.dropped = False
         self.expired = False
         self.departure: Departure | None = None
@@ -87,6 +94,10 @@ class Client:
         self._beat_due = False
         self._offset = 0
         self._count = DELIVERED.labels(hub.view.dialect).inc
+
+    def read_for(self, who: Identity) -> None:
+        """The past is read in this caller's turns."""
+        self._turn = self._turns.named(who)
 
     async def take(self) -> bytes | None:
         """What is to be written next; None when the stream is over."""
@@ -299,17 +310,19 @@ class Client:
         return b""
 
     async def _read_on(self) -> bool:
-        """Read the next of the past, if there is more; False when it cannot be read now."""
+        """Read the next of the past, if there is more; False where that has to be asked again."""
         hub = self.hub
         if self._past is None:
-            self._past = hub.past(self._next)
+            self._past = hub.past(self._next, self._turn)
         try:
-            self._read = (await self._past.below(hub.floor))[::-1]
+            step = await self._past.step(hub.floor)
         except BusError as error:
             log.warning("reading %s: %s", " ".join(hub.view.key), error)
             await asyncio.sleep(UNAVAILABLE_RETRY_S)
             return False
-        return True
+        self._read = step.given[::-1]
+        # where nothing of a step is for this client, it is seen whether the client is still there
+        return step.is_last or bool(step.given)
 
     async def _encoded(self) -> bytes:
         """Some of what was read: a client that does not read must not hold much more."""

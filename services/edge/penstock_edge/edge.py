@@ -9,6 +9,7 @@ from penstock.dialects.agui import PROFILES
 from penstock.settings import Config
 from penstock_edge.agui_runs import AguiRuns
 from penstock_edge.agui_views import AguiViews
+from penstock_edge.allowance import Allowance
 from penstock_edge.cancel import Canceller
 from penstock_edge.feed import Feed
 from penstock_edge.forms import Form
@@ -16,6 +17,7 @@ from penstock_edge.hub import Hubs
 from penstock_edge.locate import Place
 from penstock_edge.many import Many
 from penstock_edge.open_streams import OpenStreams
+from penstock_edge.read_turns import ReadTurns
 from penstock_edge.sessions import Records
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.start import Starter
@@ -35,6 +37,7 @@ class Edge:
     canceller: Canceller
     many: Many
     agui: AguiViews
+    turns: ReadTurns
 
     @classmethod
     def of(cls, bus: Bus, config: Config, settings: EdgeSettings) -> Edge:
@@ -42,12 +45,19 @@ class Edge:
         canceller = Canceller(bus, settings.cancel_wait_s)
         many = Many(bus, Feed(bus), Records(bus))
         agui = AguiViews(AguiRuns(bus, config, many.records))
-        return cls(bus, config, settings, Hubs(bus, settings), Starter(bus), canceller, many, agui)
+        turns = ReadTurns()
+        hubs = Hubs(bus, settings, turns)
+        return cls(bus, config, settings, hubs, Starter(bus), canceller, many, agui, turns)
 
     @property
     def streams(self) -> OpenStreams:
         """Those of every surface; to be asked before another is opened."""
         return self.hubs.streams
+
+    def allowance(self) -> Allowance:
+        """What a page may read."""
+        settings = self.settings
+        return Allowance(settings.page_events, settings.page_bytes, settings.page_s)
 
     def view(
         self, run_id: str, dialect: str, form: Form = NAMED, types: frozenset[str] | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,8 +40,15 @@ class Endpoint:
         """The ASGI application."""
         request = Request(scope, receive)
         trace.enter(request.headers.get("traceparent"))
+        response: ASGIApp
         try:
-            response = await self._answer(request)
+            if request.method == "GET":  # what others ask for is done, whoever waits for it
+                answer = await _while_there(receive, self._answer(request))
+                if answer is None:
+                    return
+                response = answer
+            else:
+                response = await self._answer(request)
         except Problem as problem:
             if problem.status == 413:
                 await _drain(receive)
@@ -77,6 +85,24 @@ def route(
 ) -> Route:
     """The route of an endpoint; without a shape of its own, errors are problem details."""
     return Route(path, Endpoint(bus, handlers, shape))
+
+
+async def _while_there(receive: Receive, answer: Coroutine[Any, Any, ASGIApp]) -> ASGIApp | None:
+    """The answer; None where the client leaves before it, which ends all work on it."""
+    answering, leaving = asyncio.create_task(answer), asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return answering.result() if answering.done() else None
+    finally:
+        leaving.cancel()
+        if not answering.done():
+            answering.cancel()
+            await asyncio.wait({answering})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _drain(receive: Receive) -> None:

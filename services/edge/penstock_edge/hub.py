@@ -20,7 +20,8 @@ from penstock_edge.encode import encode
 from penstock_edge.items import Encoding, Item
 from penstock_edge.locate import Place
 from penstock_edge.open_streams import OpenStreams
-from penstock_edge.past import Past
+from penstock_edge.past import Past, Turn
+from penstock_edge.read_turns import ReadTurns
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.views import View
 
@@ -91,10 +92,10 @@ class Hub:
         floor = await self._source.start()
         self.floor = max(self.floor, floor)
 
-    def past(self, start: int) -> Past:
+    def past(self, start: int, turn: Turn) -> Past:
         """What stands in the stream from there on, for one client."""
         source = self._source
-        return Past(self.bus, self.view.followed.stream, source.patterns, start, source.keep)
+        return Past(self.bus, self.view.followed.stream, source.patterns, start, source.keep, turn)
 
     async def stop(self) -> None:
         """End every client's stream where it stands; it may come back with its cursor."""
@@ -220,7 +221,8 @@ def _chunk(items: list[Item], at: int) -> Chunk:
 class Hubs:
     """Every hub of this process, and the beat that keeps idle streams alive."""
 
-    def __init__(self, bus: Bus, settings: EdgeSettings) -> None:
+    def __init__(self, bus: Bus, settings: EdgeSettings, turns: ReadTurns | None = None) -> None:
+        self.turns = turns or ReadTurns()
         self.streams = OpenStreams(settings.max_streams, settings.max_connection_age_s)
         self._bus = bus
         self._settings = settings
@@ -234,7 +236,7 @@ class Hubs:
         if hub is None or hub.failed:
             ring_bytes = self._settings.ring_bytes
             hub = self._hubs[view.key] = Hub(self._bus, view, place, ring_bytes, self._budget)
-        client = Client(hub, place, self._left)
+        client = Client(hub, place, self._left, self.turns)
         hub.clients.add(client)
         self.streams.add(client)
         CLIENTS.labels(view.dialect).inc()
@@ -242,6 +244,9 @@ class Hubs:
             await hub.start()
         except BusError:
             self._forget(hub)
+            client.leave()
+            raise
+        except asyncio.CancelledError:  # its client has left; others may wait for the same start
             client.leave()
             raise
         return client

@@ -59,7 +59,16 @@ class ManyEvents:
             limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
             source = many.types(chosen, owner, lambda batch: None)
             seen = many.of_types(chosen, owner, Page())
-            page = await page_of_many(bus, seen, source, place, now.start, limit)
+            page = await page_of_many(
+                bus,
+                seen,
+                source,
+                place,
+                now.start,
+                limit,
+                self._edge.allowance(),
+                self._edge.turns.named(caller),
+            )
             return Response(orjson.dumps(page), media_type="application/json")
         self._edge.streams.require_room()
         if switch(request, "markers", default=False):

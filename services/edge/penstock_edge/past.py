@@ -6,6 +6,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from penstock.bus import Bus, Stored
@@ -17,6 +18,7 @@ LEAST = 4  # of many patterns, each is read in small pieces
 AT_ONCE = 16
 
 Keep = Callable[[Stored], Awaitable[bool]]
+Turn = Callable[[], AbstractAsyncContextManager[None]]
 
 
 @dataclass(slots=True)
@@ -33,11 +35,25 @@ class _Lane:
         return self.known >= floor and not (self.held and self.held[0].sequence < floor)
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one reading gave. `read`: messages, also those that `keep` has left out.
+
+    `upto` is the stream sequence of the last of them, 0 without any. `is_last`: below the floor
+    nothing follows.
+    """
+
+    given: list[Stored]
+    read: int
+    upto: int
+    is_last: bool
+
+
 class Past:
     """The messages of some patterns from a stream sequence on, merged; each once.
 
     `patterns` is asked before each batch: what joins later is read from where the reading stands.
-    `keep` leaves out what the reader is not to be given.
+    `keep` leaves out what the reader is not to be given. Each step is done within a `turn`.
     """
 
     def __init__(
@@ -47,29 +63,45 @@ class Past:
         patterns: Callable[[], Collection[str]],
         start: int,
         keep: Keep | None = None,
+        turn: Turn = nullcontext,
     ) -> None:
         self._bus = bus
         self._stream = stream
         self._patterns = patterns
         self._next = start
         self._keep = keep
+        self._turn = turn
         self._lanes: dict[str, _Lane] = {}
 
     async def below(self, floor: int, limit: int = BATCH) -> list[Stored]:
         """The next messages below this stream sequence; none when there are no more.
 
         Everything below the floor must stand in the stream by now. Raises BusError; asked again,
-        it goes on where it stood.
+        it goes on where it stood. Where `keep` leaves out everything, it reads to the floor: who
+        must not do that takes steps.
         """
         while True:
-            await self._fill(floor, limit)
-            given = self._merge(floor, limit)
-            if not given and all(lane.is_read(floor) for lane in self._lanes.values()):
-                return []
-            if self._keep is not None:
-                given = [stored for stored in given if await self._keep(stored)]
-            if given:
-                return given
+            step = await self.step(floor, limit)
+            if step.given or step.is_last:
+                return step.given
+
+    async def step(self, floor: int, limit: int = BATCH) -> Step:
+        """Up to `limit` messages below this stream sequence, and what is kept of them.
+
+        Otherwise like `below`. Unless it is the last, a step reads at least one message.
+        """
+        async with self._turn():
+            found: list[Stored] = []
+            while not found:  # what was merged may all have been given before
+                await self._fill(floor, limit)
+                found = self._merge(floor, limit)
+                if not found and all(lane.is_read(floor) for lane in self._lanes.values()):
+                    return Step([], 0, 0, is_last=True)
+            if self._keep is None:
+                kept = found
+            else:
+                kept = [stored for stored in found if await self._keep(stored)]
+            return Step(kept, len(found), found[-1].sequence, is_last=False)
 
     async def _fill(self, floor: int, limit: int) -> None:
         patterns = self._patterns()

@@ -121,7 +121,8 @@ class Runs:
         if status is not None and status not in get_args(RunStatus):
             raise Problem(422, f"status: must be one of {', '.join(get_args(RunStatus))}")
         wanted = {name: query[name] for name in ("agent", "session_id", "status") if name in query}
-        entries = await self._edge.bus.bucket("runs").entries()
+        async with self._edge.turns.of(who.user_id):
+            entries = await self._edge.bus.bucket("runs").entries()
         found: list[dict[str, Any]] = []
         # run ids are UUIDv7: their order is that of the runs' creation
         for entry in sorted(entries, key=lambda entry: entry.key, reverse=True):
@@ -167,7 +168,11 @@ class Runs:
         if dialect == RAW_DIALECT:
             raise Problem(406, "the upstream's bytes have no JSON pages; accept text/event-stream")
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
-        return _json(orjson.dumps(await page(edge.bus, seen, place, limit)))
+        return _json(
+            orjson.dumps(
+                await page(edge.bus, seen, place, limit, edge.allowance(), edge.turns.named(who))
+            )
+        )
 
     async def cancel(self, request: Request) -> ASGIApp:
         """200 once the run is cancelled, 202 while that is not known yet."""

@@ -164,7 +164,16 @@ class SessionEvents:
         source = edge.many.session(asked.session, _nowhere)
         end, _ = await asyncio.gather(place_of_new(edge.bus, over_raw=False), source.prepare())
         seen = self._view(asked, Page())
-        page = await page_of_many(edge.bus, seen, source, place, end.start, limit)
+        page = await page_of_many(
+            edge.bus,
+            seen,
+            source,
+            place,
+            end.start,
+            limit,
+            edge.allowance(),
+            edge.turns.named(identity_of(request.scope)),
+        )
         return Response(orjson.dumps(page), media_type="application/json")
 
     def _view(self, asked: Asked, form: Form) -> View:

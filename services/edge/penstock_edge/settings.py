@@ -52,6 +52,11 @@ class EdgeSettings(Settings):
         ge=0,
         description="A stream that can be resumed is ended at this age, at the latest; 0 never",
     )
+    page_events: int = Field(
+        5000, gt=0, description="Events that a page is looked for in; then it is given as it is"
+    )
+    page_bytes: int = Field(8 * 1024 * 1024, gt=0, description="The same in bytes, read and given")
+    page_s: float = Field(2.0, gt=0, description="The same in seconds")
     hub_grace_s: float = Field(
         5.0, ge=0, description="How long a run is followed after its last client left"
     )

@@ -14,6 +14,7 @@ from typing import Final
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from penstock.web.auth import identity_of
 from penstock_edge.access import while_it_holds
 from penstock_edge.client import Client
 from penstock_edge.forms import split
@@ -43,6 +44,7 @@ class EventSocket:
         """The ASGI application of this one connection; it ends when the credential does."""
         client = self._client
         client.resumable = client.hub.view.form.resumable
+        client.read_for(identity_of(scope))
         with while_it_holds(scope, client.expire):
             await self._converse(scope, receive, send)
 

@@ -8,6 +8,7 @@ import contextlib
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import sse
+from penstock.web.auth import identity_of
 from penstock_edge.access import while_it_holds
 from penstock_edge.client import Client
 from penstock_edge.direct import direct_of
@@ -35,6 +36,7 @@ class EventStream:
         client = self._client
         # a client of a POST does not ask again by itself, and has no place to ask for
         client.resumable = scope["method"] == "GET" and client.hub.view.form.resumable
+        client.read_for(identity_of(scope))
         with while_it_holds(scope, client.expire):
             await self._respond(receive, send)
 

@@ -24,7 +24,7 @@ from penstock.dialects.agui.memory import Memory
 from penstock.dialects.agui.prelude import remember
 from penstock.dialects.base import JsonObject
 from penstock.sse import Frame
-from penstock.web.auth import act_as, identity_of, require
+from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.problems import Problem
 from penstock_edge.adk_surface import detail_shape
 from penstock_edge.agui_request import MAX_ID
@@ -88,7 +88,16 @@ class Threads:
         source = self._source(session)
         await source.prepare()
         seen = self._view(session, Audience(RUNS), Page())
-        page = await page_of_many(edge.bus, seen, source, place, end, limit)
+        page = await page_of_many(
+            edge.bus,
+            seen,
+            source,
+            place,
+            end,
+            limit,
+            edge.allowance(),
+            edge.turns.named(identity_of(request)),
+        )
         body = orjson.dumps({"threadId": session.session_id, **page})
         return Response(body, media_type="application/json")
 
@@ -109,7 +118,7 @@ class Threads:
         # before the standing: what ends in between is told by the tail
         end = (await place_of_new(self._edge.bus, over_raw=False)).start
         standing = await self._standing(request, session)
-        frames = await self._prelude(session, audience, seen, end)
+        frames = await self._prelude(identity_of(request), session, audience, seen, end)
         after = Cursor(end - 1, LAST_FRAME) if end > 1 else None
         standing = Standing(Place(1, 1, after), standing.idle)
         return await self._stream(session, seen, standing, b"".join(map(form.notice, frames)))
@@ -160,7 +169,7 @@ class Threads:
         return UntilIdle(stream, client, edge.bus, session)
 
     async def _prelude(
-        self, session: Session, audience: Audience, seen: View, end: int
+        self, who: Identity, session: Session, audience: Audience, seen: View, end: int
     ) -> Sequence[Frame]:
         """What brings an empty client to where the thread stands before this stream sequence."""
         bus, source = self._edge.bus, self._source(session)
@@ -173,7 +182,8 @@ class Threads:
 
         turns = Turns(self._edge.agui.voices(audience), tell)
         encoding = ThreadEncoding(turns, seen.form.event)
-        past = Past(bus, EVENTS, source.patterns, 1, source.keep)
+        turn = self._edge.turns.named(who)
+        past = Past(bus, EVENTS, source.patterns, 1, source.keep, turn)
         while batch := await past.below(end):
             for stored in batch:
                 await encode(bus, seen, encoding, stored)

@@ -7,6 +7,7 @@ import asyncio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.web.auth import identity_of
 from penstock_edge.client import Client
 
 
@@ -19,6 +20,7 @@ class WholeBody:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application of this one response."""
         client = self._client
+        client.read_for(identity_of(scope))
         leaving = asyncio.create_task(self._watch(receive))
         try:
             pieces = []

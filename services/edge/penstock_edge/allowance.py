@@ -1,0 +1,27 @@
+"""What one request may read of the past before it is answered with what there is by then."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Allowance:
+    """The events, bytes and seconds that are left; it is spent once any of them is used up."""
+
+    events: int
+    size_bytes: int
+    time_s: float
+    _begun: float = field(default_factory=time.monotonic)
+
+    def take(self, events: int, size_bytes: int) -> None:
+        """So much was read."""
+        self.events -= events
+        self.size_bytes -= size_bytes
+
+    @property
+    def spent(self) -> bool:
+        """Whether the request has to be answered now."""
+        late = time.monotonic() - self._begun >= self.time_s
+        return late or self.events <= 0 or self.size_bytes <= 0

@@ -1,0 +1,135 @@
+"""What others feel of one user who reads deep pages of /v1/events, 60 at a time.
+
+The edge, the broker and that user are processes of their own. The others are the test's: one asks
+for a run's record again and again, the other follows a run live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from penstock.bus import Bus, BusSettings
+from support.clients import Stream
+from support.issuer import SECRET, token
+from support.nats import NatsServer
+from support.pretend import PretendRun
+from support.report import report
+
+from .test_edge import edge
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
+
+RUNS = 20
+EVENTS = 1_000  # of each run, all of them another user's
+SECONDS = 10.0
+PAUSE_S = 0.02
+MOST_S = 10.0  # that an event is waited for
+PAGES_S = 20.0  # a page that is not answered by then held its connection for too long
+
+
+async def fill(bus: Bus) -> str:
+    """Other users' runs; returns the cursor of the first event."""
+
+    async def play(run: PretendRun) -> None:
+        await run.record(user_id="carol")
+        await run.started()
+        for number in range(EVENTS):
+            await run.text(f"{number} some words of an answer of the usual length")
+
+    runs = [PretendRun(bus) for _ in range(RUNS)]
+    await asyncio.gather(*(play(run) for run in runs))
+    return f"{min(run.first for run in runs)}-0"
+
+
+@asynccontextmanager
+async def deep_pages(port: int, cursor: str) -> AsyncIterator[dict[str, Any]]:
+    """The user who reads them; what it was answered is in the dictionary at the end."""
+    told: dict[str, Any] = {}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(Path(__file__).with_name("deep_pages.py")),
+        *(str(port), token(sub="mallory"), cursor),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    await asyncio.sleep(2)
+    yield told
+    out, _ = await process.communicate(b"")
+    told.update(json.loads(out))
+
+
+async def reads(http: httpx.AsyncClient, run: PretendRun) -> list[float]:
+    """Milliseconds of `GET /v1/runs/{id}`, one after another."""
+    took_ms = []
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        begun = time.perf_counter()
+        answer = await http.get(f"/v1/runs/{run.run_id}")
+        assert answer.status_code == 200, answer.text
+        took_ms.append((time.perf_counter() - begun) * 1000)
+        await asyncio.sleep(PAUSE_S)
+    return took_ms
+
+
+async def follows(http: httpx.AsyncClient, run: PretendRun) -> list[float]:
+    """Milliseconds from publishing an event to its frame, one after another."""
+    took_ms = []
+    async with Stream(http, "GET", f"/v1/runs/{run.run_id}/events") as stream:
+        await stream.until(b"lifecycle.started")
+        end = time.perf_counter() + SECONDS
+        while time.perf_counter() < end:
+            mark = f"at {time.perf_counter_ns()}"
+            begun = time.perf_counter()
+            await run.text(mark)
+            with suppress(TimeoutError):  # it counts as that long
+                async with asyncio.timeout(MOST_S):
+                    await stream.until(orjson.dumps(mark))
+            took_ms.append((time.perf_counter() - begun) * 1000)
+            await asyncio.sleep(PAUSE_S)
+    return took_ms
+
+
+def figures(name: str, took_ms: list[float]) -> dict[str, float]:
+    cuts = quantiles(took_ms, n=100)
+    return {f"{name} p50 ms": cuts[49], f"{name} p99 ms": cuts[98], f"{name} n": len(took_ms)}
+
+
+async def test_sixty_deep_pages_of_one_user_do_not_slow_others(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    bus = await Bus.connect(BusSettings(url=fresh_nats.url))
+    try:
+        async with edge(fresh_nats.url, tmp_path, auth_jwt_secret=SECRET) as served:
+            headers = {"authorization": f"Bearer {token(sub='alice')}"}
+            url = f"http://127.0.0.1:{served.port}"
+            async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as http:
+                run = PretendRun(bus)
+                await run.record(user_id="alice")
+                await run.started()
+                cursor = await fill(bus)
+                quiet_reads, quiet_stream = await asyncio.gather(
+                    reads(http, run), follows(http, run)
+                )
+                async with deep_pages(served.port, cursor) as told:
+                    held_reads, held_stream = await asyncio.gather(
+                        reads(http, run), follows(http, run)
+                    )
+    finally:
+        await bus.close()
+    report("alone", **figures("read", quiet_reads), **figures("stream", quiet_stream))
+    report("beside 60 deep pages", **figures("read", held_reads), **figures("stream", held_stream))
+    print(told)
+    assert quantiles(held_reads, n=100)[49] < 3 * quantiles(quiet_reads, n=100)[49]
+    assert told["longest_s"] < PAGES_S

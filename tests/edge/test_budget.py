@@ -1,0 +1,171 @@
+"""No request reads without end: pages within an allowance, users in turns, nothing for who left."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from penstock.bus import Bus
+from penstock.settings import AuthSettings
+from penstock.web.auth import Auth, AuthConfig
+from penstock.web.server import Server
+from penstock_edge.endpoint import route
+from penstock_edge.read_turns import ReadTurns
+from support.clients import Client, MakeEdge, Stream
+from support.issuer import SECRET
+from support.pretend import PretendRun
+from support.secured import bearer
+
+EVENTS = "/v1/events"
+JSON = {"accept": "application/json"}
+
+
+def auth(**settings: Any) -> Auth:
+    return Auth(AuthConfig(**AuthSettings(**{"jwt_secret": SECRET, **settings}).model_dump()))
+
+
+@pytest.fixture
+async def carols(bus: Bus) -> PretendRun:
+    """A run of Carol's with 450 events."""
+    run = PretendRun(bus)
+    await run.record(user_id="carol")
+    await run.started()
+    await run.text(*(f"{number}" for number in range(449)))
+    return run
+
+
+async def page(edge: Client, user: str, path: str = EVENTS, **query: str) -> Any:
+    answer = await edge.get(path, params=query, headers={**JSON, **bearer(user)})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def place(cursor: str) -> int:
+    return int(cursor.partition("-")[0])
+
+
+async def test_a_page_ends_with_its_allowance_and_its_cursor_advances_though_nothing_is_found(
+    make_edge: MakeEdge, carols: PretendRun, bus: Bus
+) -> None:
+    edge = await make_edge(auth=auth(), page_events=150)
+    mine = PretendRun(bus)
+    await mine.record(user_id="mallory")
+    await mine.started()
+    cursor, pages = f"{carols.first}-0", 0
+    while not (answer := await page(edge, "mallory", after=cursor))["events"]:
+        assert 0 < place(answer["next"]) - place(cursor) <= 200
+        cursor, pages = answer["next"], pages + 1
+    assert pages >= 2
+    assert [each["run_id"] for each in answer["events"]] == [mine.run_id]
+
+
+async def test_whoever_follows_partial_pages_gets_every_event_once(
+    make_edge: MakeEdge, carols: PretendRun
+) -> None:
+    edge = await make_edge(auth=auth(), page_events=7)
+    paths = (EVENTS, f"/v1/runs/{carols.run_id}/events")
+    for path in paths:
+        got, cursor = [], f"{carols.first}-0"
+        while True:
+            answer = await page(edge, "carol", path, after=cursor)
+            if answer["next"] == cursor:
+                break
+            got += [each["sequence"] for each in answer["events"]]
+            cursor = answer["next"]
+        assert got == list(range(2, 451)), path
+
+
+@pytest.mark.parametrize("limit", ["page_bytes", "page_s"])
+async def test_a_page_ends_with_the_bytes_and_the_time_too(
+    make_edge: MakeEdge, carols: PretendRun, limit: str
+) -> None:
+    edge = await make_edge(auth=auth(), **{limit: 1 if limit == "page_bytes" else 1e-9})
+    answer = await page(edge, "carol", after=f"{carols.first}-0")
+    assert len(answer["events"]) == 1
+    assert answer["next"] == f"{carols.places[1]}-0"
+
+
+async def test_a_dialect_that_must_be_read_from_its_start_reaches_the_clients_place_all_the_same(
+    make_edge: MakeEdge, carols: PretendRun
+) -> None:
+    edge = await make_edge(auth=auth(), page_events=5)
+    path = f"/v1/runs/{carols.run_id}/events"
+    cursor = f"{carols.places[400]}-0"
+    answer = await page(edge, "carol", path, dialect="agui", after=cursor)
+    assert place(answer["next"]) > place(cursor)
+    assert answer["events"]
+
+
+async def test_who_leaves_ends_the_work_on_its_request(bus: Bus) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def work(request: Request) -> ASGIApp:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return Response()
+
+    server = Server([route(bus, "/v1/slow", {"GET": work})], "127.0.0.1", 0)
+    await server.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+            asking = asyncio.create_task(http.get("/v1/slow", timeout=60))
+            await asyncio.wait_for(begun.wait(), 10)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await asyncio.wait_for(ended.wait(), 10)
+    finally:
+        await server.stop()
+
+
+async def test_a_stream_of_a_user_who_has_nothing_in_a_long_past_still_hears_that_its_client_left(
+    make_edge: MakeEdge, carols: PretendRun, bus: Bus
+) -> None:
+    edge = await make_edge(auth=auth())
+    mine = PretendRun(bus)
+    await mine.record(user_id="mallory")
+    await mine.started()
+    query = {"after": f"{carols.first}-0"}
+    async with Stream(edge, "GET", EVENTS, params=query, headers=bearer("mallory")) as stream:
+        assert (await stream.event())["run_id"] == mine.run_id
+
+
+async def test_reads_of_one_user_take_turns_and_others_do_not_wait_for_them() -> None:
+    turns, under_way, most = ReadTurns(), 0, 0
+
+    async def step(user: str) -> None:
+        nonlocal under_way, most
+        async with turns.of(user):
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0.01)
+            under_way -= 1
+
+    await asyncio.gather(*(step("mallory") for _ in range(5)))
+    assert most == 1
+    async with turns.of("mallory"):
+        await asyncio.wait_for(step("alice"), 5)
+    assert len(turns) == 0
+
+
+async def test_who_stops_waiting_for_a_turn_leaves_nothing_behind() -> None:
+    turns = ReadTurns()
+
+    async def wait() -> None:
+        async with turns.of("mallory"):
+            pass
+
+    async with turns.of("mallory"):
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert len(turns) == 0
