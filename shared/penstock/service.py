@@ -21,6 +21,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import uvloop
@@ -34,6 +35,7 @@ from penstock.bus import (
     NotThereYet,
     StartUpError,
     Stored,
+    continuity,
     deadletters,
     objects,
     streams,
@@ -81,6 +83,7 @@ class Service(ABC):
 
     name: ClassVar[str]
     settings_type: ClassVar[type[Settings]] = Settings
+    repairs_streams: ClassVar[bool] = False  # puts those in order that have lost their end
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -118,6 +121,11 @@ class Service(ABC):
         """Why it should be given no work now, in words for people; empty while it can work."""
         reasons = [] if self._started else ["it has not started yet"]
         return reasons + [DRAINING] * self.draining + self.bus.not_ready
+
+    @property
+    def notices(self) -> list[str]:
+        """What an operator should know though it works: what NATS has lost of late."""
+        return self.bus.continuity.notices
 
     def spawn(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """Run a loop for as long as the service; one that fails is logged and begun again."""
@@ -186,7 +194,7 @@ def pod_name(service: str) -> str:
     return f"{service}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-def bus_settings(settings: Settings, name: str) -> BusSettings:
+def bus_settings(settings: Settings, name: str, *, repairs: bool = False) -> BusSettings:
     """How to reach the bus, of what is set; `name` is what the server calls the connection."""
     return BusSettings(
         url=settings.nats_url,
@@ -201,6 +209,7 @@ def bus_settings(settings: Settings, name: str) -> BusSettings:
             raw_max_age_s=settings.raw_max_age_s,
             events_max_age_s=settings.events_max_age_s,
         ),
+        repairs=repairs,
     )
 
 
@@ -210,6 +219,7 @@ class _Waiting:
 
     name: str
     not_ready: list[str] = field(default_factory=lambda: ["it connects to NATS"])
+    notices: Sequence[str] = ()
 
 
 async def connect(
@@ -226,7 +236,8 @@ async def connect(
     until = time.monotonic() + settings.nats_wait_s
     while True:
         try:
-            bus = await Bus.connect(bus_settings(settings, pod))
+            repairs = service_type.repairs_streams
+            bus = await Bus.connect(bus_settings(settings, pod, repairs=repairs))
             break
         except NotThereYet as error:
             if time.monotonic() >= until:
@@ -243,6 +254,10 @@ async def connect(
 
 def _measure(service: str, bus: Bus) -> None:
     telemetry.NATS_CONNECTED.labels(service).set_function(lambda: bus.ready)
+    for stream in continuity.WATCHED:
+        telemetry.NATS_LOST.labels(service, stream).set_function(
+            partial(bus.continuity.count, stream)
+        )
     telemetry.NATS_TROUBLES.labels(service).set_function(lambda: len(bus.not_ready))
     telemetry.CLOCK_OFFSET.labels(service).set_function(lambda: bus.clock.offset_s)
     bus.on_reconnect(telemetry.NATS_RECONNECTS.inc)

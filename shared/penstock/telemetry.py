@@ -49,6 +49,11 @@ NATS_REFUSED = Counter(
     "What NATS did not do: full, denied, unheard, away (no leader), lost; where",
     ["why", "where"],
 )
+NATS_LOST = Gauge(
+    "penstock_nats_lost_messages",
+    "Messages at the end of a stream that were acknowledged and lost, as far as is known",
+    ["service", "stream"],
+)
 FOLD_SECONDS = Histogram(
     "penstock_fold_seconds",
     "From a source frame's receipt to its events' publication",

@@ -29,6 +29,7 @@ class NormalizerService(Service):
 
     name: ClassVar[str] = "normalizer"
     settings_type: ClassVar[type[Settings]] = NormalizerSettings
+    repairs_streams: ClassVar[bool] = True
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)

@@ -21,7 +21,8 @@ from nats.errors import TimeoutError as NatsTimeout
 
 from penstock.bus import migrate
 from penstock.bus.clock import LIMIT_S, Clock
-from penstock.bus.connection import Connection
+from penstock.bus.connection import PASSES, Connection
+from penstock.bus.continuity import Continuity
 from penstock.bus.direct import Stored, stored_of
 from penstock.bus.errors import (
     NOT_ENABLED,
@@ -54,6 +55,10 @@ SUBSCRIBE_AGAIN_S = 10.0
 READ_TIMEOUT_S = 2.0  # one attempt
 LEASES = "KV_leases"
 LOOK_TIMEOUT_S = 2.0  # for a stream's leader, after a reconnect
+NOTE_S = 2.0  # how often it is noted how far the streams reach
+LEARN_S = 5.0  # how often the others look for what was lost
+ORDER_S = 0.25  # how often it is asked whether a stream has been put in order
+ORDER_WAIT_S = 5.0  # how long a start waits for that
 _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
@@ -63,6 +68,7 @@ class BusSettings:
 
     `url`: one, or several separated by commas; a cluster's other servers are learned.
     `max_unacked_bytes`: what may be published and not yet acknowledged; more waits its turn.
+    `repairs`: puts streams in order that have lost their end (`continuity`), as normalizers do.
     `clock_limit_s`: by how much this machine's clock may differ from NATS's; see `clock`.
     """
 
@@ -76,6 +82,7 @@ class BusSettings:
     max_unacked_bytes: int = 64 * 1024 * 1024
     clock_limit_s: float = LIMIT_S
     retention: Retention = field(default_factory=Retention)
+    repairs: bool = False
 
 
 class Bus:
@@ -95,6 +102,7 @@ class Bus:
         self.publisher = Publisher(
             self.client, settings.publish_timeout_s, settings.max_unacked_bytes, self.health
         )
+        self.continuity = Continuity(self, repairs=settings.repairs)
         # so many parts of the past are read at once: after a reconnect everybody would
         self.reading = asyncio.Semaphore(READS_AT_ONCE)
         self._on_reconnect: set[Callable[[], None]] = set()
@@ -107,6 +115,8 @@ class Bus:
         self._ticking: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._subscribing: asyncio.TimerHandle | None = None
         self._reconnecting: asyncio.Task[None] | None = None
 
@@ -124,12 +134,15 @@ class Bus:
             if ensure:
                 await migrate.ensure(bus, settings.retention)
                 await bus._learn_streams()
+                await bus._begin_in_order()
             await bus.clock.begin()
         except BaseException:
             await bus.client.close()
             raise
         pulse = Pulse(bus._ask_leader, bus.client.leave, bus.health)
         bus._pulse = asyncio.create_task(pulse.run())
+        if ensure:
+            bus._watching = asyncio.create_task(bus._watch())
         bus._ticking = asyncio.create_task(bus.clock.run())
         return bus
 
@@ -236,8 +249,10 @@ class Bus:
         self._checking = asyncio.create_task(self._presence.check())
 
     async def _disconnected(self) -> None:
-        if self._checking is not None:
-            self._checking.cancel()
+        for task in (self._checking, self._settling):
+            if task is not None:
+                task.cancel()
+        self._settling = None
         if not self.client.is_closed:
             self._away_since = self._away_since or time.monotonic()
             self.client.held_back = "it is not known yet whether the streams are still there"
@@ -267,16 +282,74 @@ class Bus:
         return str(answer["created"])
 
     def _found(self) -> None:
-        if not self.client.held_back:
-            return
+        if self.client.held_back and self._settling is None:
+            self._settling = asyncio.create_task(self._settle())
+
+    def _lost(self, reason: str) -> None:
+        if self._settling is not None:
+            self._settling.cancel()
+            self._settling = None
+        self._hold_back(reason)
+
+    def _hold_back(self, reason: str) -> None:
+        self.client.held_back = reason
+        self.health.refused("lost", "", reason)
+
+    async def _begin_in_order(self) -> None:
+        until = time.monotonic() + ORDER_WAIT_S
+        try:
+            while reason := await self.continuity.check():
+                if time.monotonic() > until:
+                    raise NotThereYet(reason)
+                await asyncio.sleep(ORDER_S)
+        except BusError as error:
+            if isinstance(error, StartUpError):
+                raise
+            raise refusal(error)(
+                f"cannot find out whether NATS has lost data: {error}. May this user read and "
+                "write the bucket checkpoints?"
+            ) from error
+
+    async def _settle(self) -> None:
+        """The streams are there: are they whole? Then everything goes on."""
+        until = time.monotonic() + ORDER_WAIT_S
+        passing = PASSES.set(True)
+        while True:
+            try:
+                reason = await self.continuity.check()
+            except BusError as error:
+                log.warning("whether NATS has lost data is not known yet: %s", error)
+                reason = ""
+                if time.monotonic() < until:
+                    await asyncio.sleep(ORDER_S)
+                    continue  # an election, say; whoever watches looks again
+            if not reason:
+                break
+            self._hold_back(reason)
+            await asyncio.sleep(ORDER_S)
+        PASSES.reset(passing)
         self.client.held_back = ""
+        self._settling = None
         self.health.worked("", "lost")
         for callback in tuple(self._on_reconnect):
             callback()
 
-    def _lost(self, reason: str) -> None:
-        self.client.held_back = reason
-        self.health.refused("lost", "", reason)
+    async def _watch(self) -> None:
+        """Note how far the streams reach; see that none of them ends before that."""
+        while True:
+            await asyncio.sleep(NOTE_S if self.settings.repairs else LEARN_S)
+            if not self.ready:
+                continue
+            try:
+                reason = await self.continuity.check()
+                if self.settings.repairs:
+                    await self.continuity.note()
+            except BusError as error:
+                log.debug("how far the streams reach is not noted: %s", error)
+                continue
+            if reason and self._settling is None:
+                self._hold_back(reason)
+                self._settling = asyncio.create_task(self._settle())
 
     def _refused(self, action: str, subject: str) -> None:
         if action == "publish":

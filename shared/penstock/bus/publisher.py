@@ -94,6 +94,7 @@ class Publisher:
         self._inbox = client.new_inbox()
         self._waiting: dict[str, tuple[str, asyncio.Future[int]]] = {}  # by reply, with subject
         self._next = 0
+        self.stored: dict[str, int] = {}  # the last sequence that was acknowledged, by stream
 
     async def start(self) -> None:
         """Subscribe to the inbox that all acknowledgements come to."""
@@ -244,6 +245,8 @@ class Publisher:
         answer = orjson.loads(msg.data)
         error = answer.get("error")
         if error is None:
+            if answer["seq"] > self.stored.get(answer["stream"], 0):
+                self.stored[answer["stream"]] = answer["seq"]
             ack.set_result(answer["seq"])
         else:
             ack.set_exception(error_of(error))

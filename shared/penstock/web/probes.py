@@ -24,11 +24,17 @@ class Probed(Protocol):
         """Why it cannot take work now; empty while it can."""
         ...
 
+    @property
+    def notices(self) -> Sequence[str]:
+        """What an operator should know though it works; most often nothing."""
+        ...
+
 
 def probe_routes(services: Sequence[Probed]) -> list[BaseRoute]:
     """`/livez` (the loop turns), `/readyz` (can it take work?), `/metrics` (Prometheus).
 
     `/readyz` is `{"ready": true, "services": {"<name>": []}}`; with a reason in any list it is 503.
+    `notices` stands beside them while there is something else that an operator should know.
     """
 
     async def live(request: Request) -> Response:
@@ -37,7 +43,10 @@ def probe_routes(services: Sequence[Probed]) -> list[BaseRoute]:
     async def ready(request: Request) -> Response:
         reasons = {service.name: service.not_ready for service in services}
         able = not any(reasons.values())
-        return JSONResponse({"ready": able, "services": reasons}, 200 if able else 503)
+        body: dict[str, object] = {"ready": able, "services": reasons}
+        if notices := sorted({text for service in services for text in service.notices}):
+            body["notices"] = notices
+        return JSONResponse(body, 200 if able else 503)
 
     async def metrics(request: Request) -> Response:
         return Response(generate_latest(), headers={"content-type": CONTENT_TYPE_LATEST})
