@@ -7,7 +7,7 @@ BIN := .venv/bin
 MEMBERS := shared services/approvals services/cli services/connector services/edge \
 	services/normalizer
 DEMO_UPSTREAMS := agno adk
-UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui
+UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui langgraph
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

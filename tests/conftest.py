@@ -68,6 +68,12 @@ def pydantic_ai_server(run_folder: Path) -> Upstream:
 
 
 @pytest.fixture(scope="session")
+def langgraph_server(run_folder: Path) -> Upstream:
+    """The real ag-ui-langgraph 0.0.47 with a graph that asks before it deletes."""
+    return _upstream(upstreams.LANGGRAPH, run_folder)
+
+
+@pytest.fixture(scope="session")
 def agno_agui_server(run_folder: Path) -> Upstream:
     """The real AG-UI interface of Agno 3.1.10 with a scripted model."""
     return _upstream(upstreams.AGNO_AGUI, run_folder)

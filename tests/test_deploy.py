@@ -20,6 +20,7 @@ LOCKS = [
     "deploy/requirements-dev.txt",
     "deploy/upstreams/agno.txt",
     "deploy/upstreams/adk.txt",
+    "deploy/upstreams/langgraph.txt",
     "deploy/upstreams/pydantic_ai.txt",
     "deploy/upstreams/agno_agui.txt",
 ]

@@ -23,6 +23,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from penstock import starts
+
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -64,6 +66,17 @@ class AgentConfig(BaseModel):
         "1.0", description="agui: what we declare; empty for a server that refuses the field"
     )
 
+    accepts: list[str] = Field(
+        [],
+        description="What clients may pass to the server besides the message, by name: "
+        "`dependencies`, `stateDelta`, `stateDelta.app:theme`, `forwardedProps.locale`, …",
+    )
+    thread_ids: Literal["derived", "verbatim"] = Field(
+        "derived",
+        description="agui, agno: which id of a session goes upstream where callers are known: one "
+        "derived from owner, agent and session, or the client's own (the server then checks users)",
+    )
+
     @field_validator("url")
     @classmethod
     def _is_url(cls, value: str, info: ValidationInfo) -> str:
@@ -76,6 +89,11 @@ class AgentConfig(BaseModel):
         """The name of its server, which error texts for clients do not repeat."""
         host = urlsplit(self.url).hostname
         return (host,) if host else ()
+
+    @model_validator(mode="after")
+    def _no_answers(self) -> AgentConfig:
+        starts.check_setting(self.protocol, self.accepts)
+        return self
 
     @model_validator(mode="after")
     def _upstream_id(self) -> AgentConfig:

@@ -100,15 +100,34 @@ DOCUMENT = Document(
             "edge/run_sse::only_the_required_fields_are_needed",
             "edge/adk_encoded::without_streaming_there_are_no_partial_events",
         ),
-        holds("AD21", "stateDelta is optional and forwarded", _REQUEST, _FIELDS),
-        holds("AD22", "invocationId is optional and forwarded", _REQUEST, _FIELDS),
+        holds(
+            "AD21",
+            "stateDelta is optional and forwarded",
+            _REQUEST,
+            _FIELDS,
+            note="Where the agent's `accepts` names it, as that of the demo does; else 422.",
+        ),
+        otherwise(
+            "AD22",
+            "invocationId is optional and forwarded",
+            "It goes on with a run that waits. So it is taken beside an answer, where the pause's "
+            "own is sent; a new run that has one is 422, since it would go round the approval.",
+            "edge/starts::what_could_answer_a_pause_is_422_and_named_on_every_surface",
+            _FIELDS,
+        ),
         holds(
             "AD23",
             "camelCase and snake_case are accepted",
             "edge/run_sse::snake_case_is_accepted",
             note="One field by both its names is 422.",
         ),
-        holds("AD24", "Unknown top-level keys", _REQUEST, note="They go on."),
+        otherwise(
+            "AD24",
+            "Unknown top-level keys",
+            "Those that the agent's `accepts` names go on, others are 422: what a server makes of "
+            "them is not known here.",
+            "edge/starts::a_start_passes_nothing_that_is_not_named",
+        ),
         holds(
             "AD25",
             "The request's bytes go on unchanged",

@@ -29,7 +29,7 @@ _REAL_DECISION = "e2e/agno_surface::a_tool_runs_once_when_it_is_confirmed_and_ne
 _REAL_UNFIT = "e2e/agno_surface::what_does_not_fit_the_pause_reaches_no_upstream"
 _CLIENT_READS = "e2e/agno_surface::agnos_client_reads_a_stream"
 _CLIENT_DECIDES = "e2e/agno_surface::agnos_client_decides"
-_OUR_FIELDS = "edge/agno_runs::fields_of_agnos_own_go_on_and_those_that_are_ours_do_not"
+_OUR_FIELDS = "edge/agno_runs::fields_that_the_configuration_names_go_on_and_no_others"
 
 DOCUMENT = Document(
     name="agno-events.md",
@@ -203,6 +203,7 @@ DOCUMENT = Document(
             "Form field dependencies is forwarded",
             _OUR_FIELDS,
             "e2e/agno_surface::dependencies_reach_the_upstream",
+            note="Where the agent's `accepts` names it, as that of the demo does; else 422.",
         ),
         holds(
             "AG29",
@@ -214,7 +215,7 @@ DOCUMENT = Document(
             "Other form fields, and files",
             _OUR_FIELDS,
             "edge/agno_runs::a_file_is_422_and_named",
-            note="Agno's own fields go on, but for those that we set; a file is 422.",
+            note="Those that the agent's `accepts` names go on; a file is 422.",
         ),
         holds("AG31", "A missing message is 422 `Field required`", _NO_MESSAGE),
         holds("AG32", "An empty message is 422", _NO_MESSAGE),

@@ -109,9 +109,19 @@ async def test_a_message_becomes_a_streaming_request() -> None:
 
 
 async def test_a_body_goes_on_byte_for_byte() -> None:
-    body = '{ "appName":"demo",\n "new_message": {"ü": "\u2028"},"x":1.50 , "x":2}'
+    body = (
+        '{ "appName":"demo",\n "userId": "u1", "session_id": "s-1", "new_message": {"ü": "\u2028"},'
+        '"x":1.50 }'
+    )
     call = await AdkUpstream().start(exists().client, agent(), start_command(body=body))
     assert call.content == body.encode()
+
+
+async def test_a_body_that_names_another_session_goes_on_in_the_commands() -> None:
+    body = '{ "app_name":"other",\n "new_message": {"ü": "\u2028"},"x":1.50 , "userId": "mallory"}'
+    call = await AdkUpstream().start(exists().client, agent(), start_command(body=body))
+    ours = {"appName": "demo", "userId": "u1", "sessionId": "s-1"}
+    assert orjson.loads(call.content) == {"new_message": {"ü": "\u2028"}, "x": 1.5, **ours}
 
 
 async def test_neither_origin_nor_a_clients_host_goes_along() -> None:

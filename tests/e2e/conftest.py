@@ -25,7 +25,10 @@ async def penstock(
     """A deployment over a NATS server of its own, with the agents that are listed here."""
     agno = {"protocol": "agno", "url": agno_server.url}
     agents: list[dict[str, Any]] = [
-        {"id": "assistant", "agent": "demo-agent", "topology_id": 123, **agno},
+        {
+            **{"id": "assistant", "agent": "demo-agent", "topology_id": 123, **agno},
+            "accepts": ["dependencies"],
+        },
         {"id": "hasty", "agent": "demo-agent", "timeout_s": 2, **agno},
         {"id": "team", "agent": "demo-team", "kind": "team", **agno},
         {"id": "flow", "agent": "simple-wf", "kind": "workflow", **agno},

@@ -22,9 +22,20 @@ from support.pretend import PretendRun
 CONFIG = Config(
     agents=[
         AgentConfig(
-            id="assistant", protocol="agno", url="http://127.0.0.1:9", agent="demo", topology_id=123
+            id="assistant",
+            protocol="agno",
+            url="http://127.0.0.1:9",
+            agent="demo",
+            topology_id=123,
+            accepts=["dependencies", "session_state", "version"],
         ),
-        AgentConfig(id="helper", protocol="adk", url="http://127.0.0.1:9", agent="vana"),
+        AgentConfig(
+            id="helper",
+            protocol="adk",
+            url="http://127.0.0.1:9",
+            agent="vana",
+            accepts=["stateDelta", "events", "options"],
+        ),
     ]
 )
 

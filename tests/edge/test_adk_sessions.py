@@ -159,7 +159,9 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[AdkSessionsSer
 @pytest.fixture
 async def adk(make_edge: MakeEdge, server: AdkSessionsServer) -> Client:
     """An edge with an agent `helper` of that server, where it is the app `vana`."""
-    helper = AgentConfig(id="helper", protocol="adk", url=server.url, agent="vana")
+    helper = AgentConfig(
+        id="helper", protocol="adk", url=server.url, agent="vana", accepts=["events", "options"]
+    )
     return await make_edge(config=Config(agents=[helper]))
 
 

@@ -137,7 +137,7 @@ async def test_a_message_is_data_whatever_it_holds_and_however_it_comes(
         assert (await command_of(bus, stream.run_id))["message"] == message
 
 
-async def test_fields_of_agnos_own_go_on_and_those_that_are_ours_do_not(
+async def test_fields_that_the_configuration_names_go_on_and_no_others(
     edge: Client, bus: Bus
 ) -> None:
     fields = {
@@ -151,8 +151,8 @@ async def test_fields_of_agnos_own_go_on_and_those_that_are_ours_do_not(
     }
     async with start(edge, **fields) as stream:
         command = await command_of(bus, stream.run_id)
-    for ours in ("background", "run_id", "stream_events"):
-        del fields[ours]
+    for gone in ("background", "run_id", "stream_events", "images"):
+        del fields[gone]
     assert command["input"] == fields
     assert command["run_id"] == stream.run_id
 

@@ -81,7 +81,7 @@ async def test_the_request_goes_on_byte_for_byte(edge: Client, bus: Bus) -> None
     body = (
         '{ "appName":"vana","userId":"ü","sessionId":"s 1/2", "newMessage":{"role":"user",'
         '"parts":[{"text":"\\u00e9\u2028 \\n"}]},\n"stateDelta":{"x":1.0},"unknown":null,'
-        '"invocationId":"e-1" }'
+        '"streaming":true }'
     ).encode()
     async with post(edge, body) as stream:
         command = await command_of(bus, stream.run_id)
@@ -319,7 +319,7 @@ async def test_snake_case_is_accepted(edge: Client, bus: Bus) -> None:
         "session_id": "s",
         "new_message": EXAMPLE["newMessage"],
         "state_delta": {"a": 1},
-        "invocation_id": "e",
+        "streaming": True,
     }
     async with post(edge, body) as stream:
         assert (await command_of(bus, stream.run_id))["session_id"] == "s"
@@ -515,13 +515,14 @@ async def test_an_answer_comes_with_nothing_else(
     assert approvals.decisions == []
 
 
-async def test_the_late_result_of_a_long_running_tool_is_a_new_run(
-    edge: Client, bus: Bus, paused: PretendRun
+async def test_the_result_of_a_tool_that_nobody_waits_for_is_404_and_goes_nowhere(
+    edge: Client, paused: PretendRun
 ) -> None:
+    """The server may wait for it, and we not know it yet: then it would answer a pause."""
     body = answer(paused, {"ticket": 1}, name="create_ticket", id="L")
-    async with post(edge, body) as stream:
-        assert stream.run_id != paused.run_id
-        assert orjson.loads((await command_of(bus, stream.run_id))["body"]) == body
+    refused = await edge.post("/run_sse", json=body)
+    assert refused.status_code == 404
+    assert "'L'" in refused.json()["detail"]
 
 
 async def test_a_run_that_ends_instead_of_going_on_ends_the_stream(

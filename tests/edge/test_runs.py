@@ -37,9 +37,9 @@ async def test_a_start_is_202_with_the_record_and_where_to_find_it(edge: Client)
 
 
 async def test_a_start_puts_one_command_on_the_bus(edge: Client, bus: Bus) -> None:
-    run_id = (await start(edge, session_id="s7", input={"k": [1]})).json()["run_id"]
+    run_id = (await start(edge, session_id="s7", input={"version": [1]})).json()["run_id"]
     command = await command_of(bus, run_id)
-    expected = {"run_id": run_id, "session_id": "s7", "message": "hello", "input": {"k": [1]}}
+    expected = {"run_id": run_id, "session_id": "s7", "message": "hello", "input": {"version": [1]}}
     assert expected.items() <= command.items()
 
 

@@ -19,7 +19,10 @@ from support.pretend import PretendRun
 URL = "http://127.0.0.1:9"
 CONFIG = Config(
     agents=[
-        AgentConfig(id="assistant", protocol="agno", url=URL, agent="demo", name="Demo"),
+        AgentConfig(
+            **{"id": "assistant", "protocol": "agno", "url": URL, "agent": "demo", "name": "Demo"},
+            accepts=["dependencies", "session_state", "version"],
+        ),
         AgentConfig(id="crew", protocol="agno", url=URL, agent="demo-team", kind="team"),
         AgentConfig(id="flow", protocol="agno", url=URL, agent="demo-wf", kind="workflow"),
         AgentConfig(id="helper", protocol="adk", url=URL, agent="vana"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ import uuid_utils
 
 from penstock.bus import Bus, BusSettings, messages, subjects
 from penstock.bus.records import ApprovalRecord, StartCommand
-from penstock.service import Stop, serve
+from penstock.service import Service, Stop, serve
 from penstock.settings import AgentConfig, AuthSettings, Config, Settings
 from penstock_approvals.service import ApprovalsService
 from penstock_edge.service import EdgeService
@@ -178,20 +178,21 @@ async def secured(nats_url: str, host: str = "127.0.0.1", **auth: Any) -> AsyncI
         connector = PretendConnector(bus, play)
         await connector.start()
         stack.push_async_callback(connector.stop)
-        await stack.enter_async_context(_served(settings))
+        await stack.enter_async_context(served(settings, CONFIG, [ApprovalsService, EdgeService]))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
         yield Secured(url, http, bus)
 
 
 @asynccontextmanager
-async def _served(settings: Settings) -> AsyncIterator[None]:
-    """Raises what `serve` raises."""
+async def served(
+    settings: Settings, config: Config, services: Sequence[type[Service]]
+) -> AsyncIterator[None]:
+    """These services, as one process serves them. Raises what `serve` raises."""
     stop, ready = Stop(), asyncio.Event()
-    services = [ApprovalsService, EdgeService]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ENABLE_ADK_CANONICAL_STREAM", "true")
         serving = asyncio.create_task(
-            serve(services, settings, CONFIG, until=stop, on_ready=ready.set)
+            serve(services, settings, config, until=stop, on_ready=ready.set)
         )
         waiting = asyncio.create_task(ready.wait())
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)

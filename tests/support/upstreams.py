@@ -92,6 +92,9 @@ PYDANTIC_AI = Recipe(
 AGNO_AGUI = Recipe(
     "agno_agui", lambda python: [python, "agno_server.py"], lambda folder: {}, "agui"
 )
+LANGGRAPH = Recipe(
+    "langgraph", lambda python: [python, "langgraph_server.py"], lambda folder: {}, "agui"
+)
 
 
 def shared(recipe: Recipe, folder: Path, owner_pid: int) -> Upstream:

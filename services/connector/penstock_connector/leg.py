@@ -25,6 +25,7 @@ from penstock.bus.budget import Budget
 from penstock.bus.fence import RawWriter
 from penstock.settings import AgentConfig
 from penstock.sse import Frame, FrameTooLarge
+from penstock.starts import NotAccepted
 from penstock_connector.body import Body, Frames
 from penstock_connector.past import Past
 from penstock_connector.private import without_secrets
@@ -236,6 +237,9 @@ class Leg:
             failed = self._refused(error.status_code, error.detail)
         except httpx.HTTPError as error:
             failed = self._unreachable(error)
+        except NotAccepted as error:
+            log.warning("run %s: its start is not sent: %s", self.run_id, error)
+            failed = lost("not_accepted", f"nothing was sent to the agent server: {error}")
         except Exception as error:
             # the decision or the stored objects do not fit this upstream: nothing was sent
             log.exception("run %s: the request cannot be made", self.run_id)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import httpx
 
+from penstock import starts
 from penstock.bus import Bus, Stored, objects
 from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand, Turn
 from penstock.bus.subjects import session_key
@@ -87,9 +88,10 @@ class Orders:
         raise LookupError(f"nothing is kept of the pause for approval {command.approval_id}")
 
     def _start(self, held: Held, command: StartCommand) -> Order:
-        return Order(
-            held, command, lambda upstream, agent: upstream.start(self._client, agent, command)
-        )
+        async def prepare(upstream: Upstream, agent: AgentConfig) -> Call:
+            return await upstream.start(self._client, agent, accepted(agent, command))
+
+        return Order(held, command, prepare)
 
     def _resume(self, held: Held, command: ContinueCommand) -> Order:
         async def prepare(upstream: Upstream, agent: AgentConfig) -> Call:
@@ -98,3 +100,11 @@ class Orders:
 
         noted = replace(held, leg=command.leg, approval_id=command.approval_id)
         return Order(noted, command, prepare)
+
+
+def accepted(agent: AgentConfig, command: StartCommand) -> StartCommand:
+    """The start with nothing but what the agent's server may be passed. Raises NotAccepted."""
+    if command.body is not None:
+        starts.check_body(agent.protocol, agent.accepts, command.body)
+    given = starts.accepted_input(agent.protocol, agent.accepts, command.input)
+    return command.model_copy(update={"input": given or None})

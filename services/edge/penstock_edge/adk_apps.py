@@ -12,10 +12,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from penstock import starts
 from penstock.web.auth import act_as, identity_of, require
 from penstock.web.auth.scopes import Permission
 from penstock.web.bodies import read_body, require_json
 from penstock.web.problems import Problem
+from penstock_edge.accepted import named_in_422
 from penstock_edge.adk_server import AdkServers, relayed
 from penstock_edge.adk_sessions import AdkSessions, Named
 from penstock_edge.adk_surface import ADK, app_of, detail_shape, json_response, unfit
@@ -109,6 +111,8 @@ class Apps:
 
     async def _create(self, named: Named, session_id: str, given: dict[str, Any]) -> ASGIApp:
         if named.agent.protocol == ADK:
+            with named_in_422():
+                starts.accepted_session(named.agent.accepts, given)
             created = await self._servers.create(named.agent, named.user_id, session_id, given)
             return relayed(created)
         if lost := [name for name in ("state", "events") if given.get(name)]:

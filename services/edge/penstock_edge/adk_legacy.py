@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from penstock import starts
 from penstock.bus.direct import read
 from penstock.bus.streams import EVENTS
 from penstock.bus.subjects import run_id_of, turn
@@ -22,6 +23,7 @@ from penstock.events.catalogue import TERMINAL
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_json
 from penstock.web.problems import Problem
+from penstock_edge.accepted import named_in_422
 from penstock_edge.adk_apps import PATH as SESSIONS
 from penstock_edge.adk_apps import named_by
 from penstock_edge.adk_sessions import AdkSessions, Named
@@ -44,7 +46,7 @@ PATH: Final = f"{SESSIONS}/{{session}}/run"
 class QueryRequest(BaseModel):
     """The body of the POST."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")
 
     query: Message
 
@@ -70,6 +72,8 @@ class Legacy:
             asked = QueryRequest.model_validate(body)
         except ValidationError as error:
             raise unfit(error) from error
+        with named_in_422():
+            starts.refuse_answers(asked.model_extra)
         started = await edge.starter.start(Start(named.agent, asked.query, named.id, named.user_id))
         run_id = started.record.run_id
         # before the answer: a GET that follows it must not be given an earlier run

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
+from penstock import starts
 from penstock.bus.objects import unwrap
 from penstock.bus.records import ApprovalRecord, DecideRequest
 from penstock.bus.subjects import key_of
@@ -19,6 +20,7 @@ from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.bodies import read_body, require_json
 from penstock.web.problems import Problem
 from penstock_edge import adk_request
+from penstock_edge.accepted import named_in_422
 from penstock_edge.adk_request import Answer, InvalidRequest, RunAgentRequest
 from penstock_edge.adk_surface import ADK, app_of
 from penstock_edge.adk_views import encoded_leg_view
@@ -88,6 +90,11 @@ class AdkLegs:
         except InvalidRequest as error:
             raise Problem(422, str(error), errors=error.errors) from error
         require(who, "start")
+        with named_in_422():
+            if agent.protocol == ADK:
+                starts.check_body(ADK, agent.accepts, body)
+            else:
+                starts.refuse_answers(orjson.loads(body))
         return asked, await self._start(agent, asked, body)
 
     async def _start(self, agent: AgentConfig, asked: RunAgentRequest, body: bytes) -> OpenedLeg:
@@ -113,21 +120,18 @@ class AdkLegs:
     ) -> list[Alias]:
         """The pending requests that are answered: one for each answer, or none at all.
 
-        The id decides, whatever the name. Raises Problem 404 for an answer to a request of ADK's
-        own that nobody knows: forwarded, it would be a way around the approval. Agents that are
-        no ADK agents are forwarded no answer at all.
+        The id decides, whatever the name. Raises Problem 404 for an answer to nothing that anybody
+        knows: forwarded to an ADK server, it would be a way around the approval.
         """
-        known = [agent.protocol != ADK or answer.to_request for answer in answers]
         aliases = await self._lookup(who, agent, asked, answers)
-        if any(known):
-            # the answer may be faster than the record of what it answers
-            deadline = asyncio.get_running_loop().time() + LOOKUP_S
-            while None in aliases and asyncio.get_running_loop().time() < deadline:
-                await asyncio.sleep(LOOKUP_RETRY_S)
-                aliases = await self._lookup(who, agent, asked, answers)
+        # the answer may be faster than the record of what it answers
+        deadline = asyncio.get_running_loop().time() + LOOKUP_S
+        while None in aliases and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(LOOKUP_RETRY_S)
+            aliases = await self._lookup(who, agent, asked, answers)
         found = [alias for alias in aliases if alias is not None]
-        for answer, alias, must_be_known in zip(answers, aliases, known, strict=True):
-            if alias is None and must_be_known:
+        for answer, alias in zip(answers, aliases, strict=True):
+            if alias is None:
                 raise Problem(404, f"no request with the id {answer.id[:128]!r} is pending")
         if found and len(found) < len(asked.new_message.parts):
             raise Problem(422, "newMessage.parts: answers to a pause come with nothing else")

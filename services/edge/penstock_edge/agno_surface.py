@@ -11,11 +11,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from penstock import starts
 from penstock.bus.records import DecideRequest, RunRecord
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.problems import Problem
 from penstock_edge import agno_answers, agno_request
+from penstock_edge.accepted import named_in_422
 from penstock_edge.access import run_of
 from penstock_edge.agno_body import fields_of
 from penstock_edge.agno_request import BrokenAnswers, ContinueRequest, InvalidRequest, RunRequest
@@ -86,6 +88,12 @@ class AgnoSurface:
         edge.streams.require_room()
         user_id = act_as(who, asked.user_id)
         native = is_native(agent)
+        given: dict[str, Any] = {}
+        with named_in_422():
+            if native:
+                given = starts.accepted_input("agno", agent.accepts, asked.forwarded())
+            else:
+                starts.refuse_answers(asked.model_extra)
         if not native:
             agno_request.require_portable(asked)
         _require_raw(who, agent, asked)
@@ -97,7 +105,7 @@ class AgnoSurface:
                 asked.session_id,
                 user_id,
                 # another protocol has other names for what its runs take
-                input=(asked.forwarded() or None) if native else None,
+                input=given or None,
             )
         )
         return await self._leg(agent, started.record.run_id, 1, place, stream=asked.stream)

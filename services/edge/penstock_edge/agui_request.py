@@ -1,7 +1,7 @@
 """The body of POST /agui/{agent}: RunAgentInput, of AG-UI 1.0 and before. Pure.
 
-Fields that are described are checked, and null counts as absent; what a later version adds is let
-through, since the body of an AG-UI upstream goes on as it came.
+Fields that are described are checked, and null counts as absent. What may go on to an AG-UI
+upstream is in `penstock.starts`.
 """
 
 from __future__ import annotations
@@ -165,17 +165,11 @@ def parse(body: bytes) -> RunAgentInput:
     if is_deep(document):
         raise _invalid("too_deep", (), "the body is nested too deeply")
     try:
-        asked = RunAgentInput.model_validate(document)
+        return RunAgentInput.model_validate(document)
     except ValidationError as cause:
         raise InvalidRequest(
             [_error(e["type"], e["loc"], e["msg"]) for e in cause.errors(include_url=False)]
         ) from cause
-    command = asked.forwarded_props.get("command") if isinstance(asked.forwarded_props, dict) else 0
-    if isinstance(command, dict) and "resume" in command:
-        # forwarded, it would be a way around the approval
-        where, text = ("forwardedProps", "command"), "a pause is answered by `resume`"
-        raise _invalid("not_supported", where, text)
-    return asked
 
 
 def text_of(asked: RunAgentInput) -> str:

@@ -10,12 +10,14 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from penstock import starts
 from penstock.bus.records import DecideRequest
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, identity_of, require
 from penstock.web.bodies import read_body, require_json
 from penstock.web.problems import Problem
 from penstock_edge import agui_request
+from penstock_edge.accepted import named_in_422
 from penstock_edge.adk_surface import detail_shape
 from penstock_edge.agui_answers import Answer, Answers
 from penstock_edge.agui_request import InvalidRequest, RunAgentInput
@@ -58,6 +60,11 @@ class AguiSurface:
                 agui_request.require_portable(asked)
         except InvalidRequest as error:
             raise Problem(422, str(error), errors=error.errors) from error
+        with named_in_422():
+            if agent.protocol == AGUI:
+                starts.check_body(AGUI, agent.accepts, body)
+            else:
+                starts.refuse_answers(orjson.loads(body))
         return await self._start(who, agent, asked, body)
 
     async def _start(

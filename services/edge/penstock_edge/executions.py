@@ -11,9 +11,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from penstock import starts
 from penstock.web.auth import identity_of, require
 from penstock.web.bodies import read_model
 from penstock.web.problems import Problem
+from penstock_edge.accepted import named_in_422
 from penstock_edge.edge import Edge
 from penstock_edge.endpoint import Shape, route
 from penstock_edge.locate import place_of_new
@@ -37,7 +39,7 @@ CANCEL_CODES: Final = CODES | {404: "CANCEL_FAILED", 409: "CANCEL_FAILED"}
 class TriggerRequest(BaseModel):
     """The body of trigger: `topologyId` is a number, and nothing that could be read as one."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")
 
     topology_id: int = Field(alias="topologyId")
     user_message: Message = Field(alias="userMessage")
@@ -74,6 +76,8 @@ class Executions:
         agent = edge.config.by_topology(asked.topology_id)
         if agent is None:
             raise Problem(404, f"topologyId: there is no topology {asked.topology_id}")
+        with named_in_422():
+            starts.refuse_answers(asked.model_extra)
         edge.streams.require_room()
         place = await place_of_new(edge.bus, over_raw=False)
         started = await edge.starter.start(Start(agent, asked.user_message, None, who.user_id))

@@ -11,11 +11,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from penstock import starts
 from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
 from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.bodies import read_json
 from penstock.web.problems import Problem, invalid
+from penstock_edge.accepted import named_in_422
 from penstock_edge.access import require_dialect, run_of
 from penstock_edge.edge import Edge
 from penstock_edge.endpoint import route
@@ -86,6 +88,8 @@ class Runs:
         agent = edge.config.agent(asked.agent)
         if agent is None:
             raise Problem(404, f"there is no agent {asked.agent[:128]}")
+        with named_in_422("input"):
+            starts.accepted_input(agent.protocol, agent.accepts, asked.input)
         streams = "text/event-stream" in request.headers.get("accept", "")
         dialect, named = _dialect(request)
         if streams:

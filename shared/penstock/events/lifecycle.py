@@ -80,7 +80,7 @@ class Failed(Data, title="Run failed"):
     )
     code: str = Field(
         description="`upstream_lost`, `upstream_http`, `upstream_error`, `timeout`, "
-        "`outcome_unknown`, `history_lost`, `limit` or `internal`."
+        "`outcome_unknown`, `history_lost`, `limit`, `not_accepted` or `internal`."
     )
     error_type: str | None = Field(default=None, description="The upstream's class of error.")
     step: str | None = Field(default=None, description="The step that failed.")

@@ -45,11 +45,16 @@ RECIPES = (
         "agno_app",
         "/health",
         (
-            {"id": "assistant", "name": "Demo Assistant", "topology_id": 123},
-            {"id": "mindrian-agent", "name": "Mindrian"},
+            {
+                **{"id": "assistant", "name": "Demo Assistant", "topology_id": 123},
+                "accepts": ["dependencies"],
+            },
+            {"id": "mindrian-agent", "name": "Mindrian", "accepts": ["dependencies"]},
         ),
     ),
-    Recipe("adk", "adk_app", "/list-apps", ({"id": "vana", "name": "Vana"},)),
+    Recipe(
+        "adk", "adk_app", "/list-apps", ({"id": "vana", "name": "Vana", "accepts": ["stateDelta"]},)
+    ),
 )
 
 

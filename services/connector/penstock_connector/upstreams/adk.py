@@ -46,20 +46,19 @@ class AdkUpstream:
     async def start(
         self, client: httpx.AsyncClient, agent: AgentConfig, command: StartCommand
     ) -> Call:
-        """The client's body verbatim, or one of ours around the message."""
+        """The client's body in the session of the command, or one of ours around the message."""
         await self._ensure_session(client, agent, command.user_id, command.session_id)
         if command.body is not None:
-            content = command.body.encode()
+            body, content = _in_session(command.body, _session(agent, command))
         else:
-            content = orjson.dumps(
-                {
-                    **(command.input or {}),
-                    **_session(agent, command),
-                    "newMessage": {"role": "user", "parts": [{"text": command.message}]},
-                    "streaming": True,
-                }
-            )
-        streaming = bool(orjson.loads(content).get("streaming", False))
+            body = {
+                **(command.input or {}),
+                **_session(agent, command),
+                "newMessage": {"role": "user", "parts": [{"text": command.message}]},
+                "streaming": True,
+            }
+            content = orjson.dumps(body)
+        streaming = bool(body.get("streaming", False))
         own = _First(command.user_id, command.session_id, streaming)
         return Call(f"{agent.url}/run_sse", _HEADERS, content, own=own)
 
@@ -214,6 +213,23 @@ def _session(agent: AgentConfig, command: StartCommand | ContinueCommand) -> dic
         "userId": command.user_id,
         "sessionId": command.session_id,
     }
+
+
+_SNAKE: Mapping[str, str] = {
+    "app_name": "appName",
+    "user_id": "userId",
+    "session_id": "sessionId",
+}
+
+
+def _in_session(text: str, session: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """A client's body and its bytes: as they are, or with these ids where it has others."""
+    body: dict[str, Any] = orjson.loads(text)
+    named = {_SNAKE.get(name, name): value for name, value in body.items()}
+    if {name: named.get(name) for name in session} == session:
+        return body, text.encode()
+    named |= session
+    return named, orjson.dumps(named)
 
 
 def _response(name: str, item: Decided) -> dict[str, Any]:

@@ -1,0 +1,32 @@
+"""What a start may pass, asked before anything begins: 422 that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.starts import NotAccepted
+from penstock.web.problems import Problem
+
+
+@contextmanager
+def named_in_422(*prefix: str) -> Iterator[None]:
+    """Turn NotAccepted into Problem 422; `prefix` is where in the body the fields stand.
+
+    Its `errors` are as FastAPI writes them: type, loc, msg.
+    """
+    try:
+        yield
+    except NotAccepted as error:
+        errors: list[dict[str, Any]] = [
+            {
+                "type": "not_accepted",
+                "loc": ["body", *prefix, *refusal.where],
+                "msg": refusal.text,
+                "input": None,
+            }
+            for refusal in error.refusals
+        ]
+        text = "; ".join(f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in errors)
+        raise Problem(422, text, errors=errors) from error

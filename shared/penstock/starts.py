@@ -1,0 +1,391 @@
+"""What a start may pass to an agent server besides its message: one table for every surface. Pure.
+
+The edge asks it before anything begins, so that the client gets a 422 that names the field. The
+connector asks it again when it makes the request, where all surfaces meet: whatever way a command
+came, nothing else goes upstream. What could answer a pause is never passed by a start: a run goes
+on by a decision, and by nothing else.
+
+`accepts` is the agent's setting of that name: further fields that its server may be given, such as
+`dependencies`, `stateDelta`, `stateDelta.app:theme` or `forwardedProps.locale`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+JsonObject = dict[str, Any]
+Where = tuple[str | int, ...]
+
+SHOWN_CHARACTERS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A field that a start may not pass: where it stands, and why it is refused."""
+
+    where: Where
+    text: str
+
+
+class NotAccepted(ValueError):
+    """A start passes what it may not. The text names every field."""
+
+    def __init__(self, refusals: Sequence[Refusal]) -> None:
+        super().__init__("; ".join(f"{_dotted(each.where)}: {each.text}" for each in refusals))
+        self.refusals = list(refusals)
+
+
+def folded(name: str) -> str:
+    """A name without case and separators: `Forwarded-Props` is `forwardedprops`."""
+    plain = unicodedata.normalize("NFKC", name).casefold()
+    return "".join(letter for letter in plain if letter.isalnum())
+
+
+# What answers a pause at some server, in any spelling; no setting can allow it.
+ANSWERS: Final = frozenset({"resume", "command"})
+_ANSWERS_OF: Final[Mapping[str, frozenset[str]]] = {
+    "agui": ANSWERS,
+    # the first goes on with an invocation, the second with a call of one
+    "adk": ANSWERS | {"invocationid", "functioncalleventid"},
+    "agno": ANSWERS | {"requirements", "steprequirements", "updatedtools", "runresponse"},
+}
+# What people and their apps have written: no server looks for an answer in there.
+_DATA: Final = frozenset(
+    {"messages", "newmessage", "message", "state", "statedelta", "tools", "context", "dependencies"}
+)
+
+
+def refuse_answers(document: Any) -> None:
+    """For a surface that passes nothing on: raises NotAccepted for what could answer a pause."""
+    if found := [Refusal(where, _ANSWER) for where in _answers(document, ANSWERS)]:
+        raise NotAccepted(found)
+
+
+def accepted_input(
+    protocol: str, accepts: Sequence[str], given: Mapping[str, Any] | None
+) -> JsonObject:
+    """The `input` of a start as it may go upstream: without empty fields that are not known.
+
+    Raises NotAccepted.
+    """
+    return _accepted(_INPUT[protocol], _Setting(protocol, frozenset(accepts)), given or {})
+
+
+def check_body(protocol: str, accepts: Sequence[str], body: bytes | str) -> None:
+    """Raises NotAccepted unless the server's own request body, given by a client, may go upstream.
+
+    It goes on as it came. A name that stands twice in one object is refused: which of the two a
+    server reads is its own affair.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> JsonObject:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise NotAccepted([Refusal((twice,), "stands twice in one object")])
+        return found
+
+    try:
+        document = json.loads(body, object_pairs_hook=once)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotAccepted([Refusal((), f"cannot be read as JSON: {error}")]) from error
+    _accepted(_BODY[protocol], _Setting(protocol, frozenset(accepts)), document)
+
+
+def accepted_session(accepts: Sequence[str], given: Mapping[str, Any]) -> JsonObject:
+    """What an ADK session may be created with, beside its id. Raises NotAccepted."""
+    return _accepted(_SESSION, _Setting("adk", frozenset(accepts)), given)
+
+
+def check_setting(protocol: str, accepts: Sequence[str]) -> None:
+    """Raises ValueError for an `accepts` that would let an answer pass, or a field of ours."""
+    for name in accepts:
+        first, _, rest = name.partition(".")
+        parts = [first] if folded(first) in _DATA else [first, *rest.split(".")]
+        if any(folded(part) in _ANSWERS_OF[protocol] for part in parts):
+            raise ValueError(f"accepts: {name} could answer a pause; only a decision may")
+        if folded(first) in _OURS[protocol]:
+            raise ValueError(f"accepts: {name} is set by Penstock for every run")
+        if first == "forwardedProps" and not rest:
+            raise ValueError("accepts: name the keys, as in forwardedProps.locale")
+
+
+# --- the table
+
+
+_ANSWER: Final = "could answer a pause; a run that waits goes on by a decision alone"
+_OURS: Final[Mapping[str, frozenset[str]]] = {
+    "agui": frozenset({"threadid", "runid"}),
+    "adk": frozenset({"appname", "userid", "sessionid", "newmessage", "streaming"}),
+    "agno": frozenset(
+        {
+            *("message", "stream", "streamevents", "background"),
+            *("sessionid", "userid", "runid"),
+        }
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What the agent's configuration says."""
+
+    protocol: str
+    accepts: frozenset[str]
+
+    def has(self, *path: str) -> bool:
+        """Whether a field of that name, in either of ADK's spellings, is accepted."""
+        names = {".".join(path)}
+        if self.protocol == "adk":
+            names |= {".".join((spelled, *path[1:])) for spelled in _spellings(path[0])}
+        return not names.isdisjoint(self.accepts)
+
+
+Check = Callable[[_Setting, Where, Any], Iterator[Refusal]]
+
+
+def _anything(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
+    return iter(())
+
+
+def _empty_answers(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
+    """`resume: []` answers nothing: some clients always send the field."""
+    if value:
+        yield Refusal(where, _ANSWER)
+
+
+def _forwarded(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
+    """AG-UI's forwardedProps: nothing but what the setting names, and no answer anywhere."""
+    if not isinstance(value, dict):
+        if value not in (None, "", []):
+            yield Refusal(where, "must be an object")
+        return
+    yield from _doubled(where, value)
+    for name, each in value.items():
+        answers = list(_answers({name: each}, _ANSWERS_OF["agui"], data=frozenset()))
+        yield from (Refusal((*where, *found), _ANSWER) for found in answers)
+        if not answers and each is not None and not setting.has("forwardedProps", name):
+            yield Refusal((*where, name), _unnamed(f"forwardedProps.{name}"))
+
+
+_ROLES: Final = frozenset(
+    {"user", "assistant", "system", "developer", "tool", "activity", "reasoning"}
+)
+_ONLY_SHOWN: Final = frozenset({"activity", "reasoning"})
+
+
+def _conversation(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
+    """AG-UI's messages: a tool's result at their end answers a pause (Agno's interface)."""
+    if value is None:
+        return
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        yield Refusal(where, "must be a list of objects")
+        return
+    last: tuple[int, JsonObject] | None = None
+    for index, message in enumerate(value):
+        yield from _doubled((*where, index), message)
+        role = message.get("role")
+        if role not in _ROLES:
+            yield Refusal((*where, index, "role"), f"must be one of {', '.join(sorted(_ROLES))}")
+        elif role not in _ONLY_SHOWN:
+            last = (index, message)
+    if last is None:
+        return
+    index, message = last
+    if message.get("role") == "tool":
+        text = "a new run cannot begin with a tool's result: nothing of this thread waits for it"
+        yield Refusal((*where, index), text)
+    elif message.get("toolCalls") or message.get("tool_calls"):
+        text = "a new run cannot begin with tool calls that nobody has answered"
+        yield Refusal((*where, index, "toolCalls"), text)
+
+
+_PARTS: Final = frozenset({"text", "inlineData", "videoMetadata", "mediaResolution"})
+
+
+def _content(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
+    """ADK's newMessage: what a user says. Calls and their results are the agent's to write."""
+    if not isinstance(value, dict):
+        yield Refusal(where, "must be an object")
+        return
+    for name in value.keys() - {"role", "parts"}:
+        if value[name] is not None:
+            yield Refusal((*where, name), "is no field of a message")
+    parts = value.get("parts")
+    for index, part in enumerate(parts if isinstance(parts, list) else []):
+        at = (*where, "parts", index)
+        if not isinstance(part, dict):
+            yield Refusal(at, "must be an object")
+            continue
+        yield from _doubled(at, part)
+        for name, each in part.items():
+            kind = _camel(name)
+            if each is None or kind in _PARTS:
+                continue
+            if kind in ("functionResponse", "functionCall"):
+                text = "calls and their results come from the agent; a pause is answered by its ids"
+                yield Refusal((*at, name), text)
+            elif not setting.has(f"newMessage.parts.{kind}"):
+                yield Refusal((*at, name), _unnamed(f"newMessage.parts.{kind}"))
+
+
+_SHARED: Final = ("app:", "user:")  # ADK: of all users of an app, and of all sessions of a user
+
+
+def _state(name: str, *, own: bool) -> Check:
+    """ADK's state: keys of the session where `own` or by `name`, shared ones by their own names."""
+
+    def check(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
+        if not value:
+            return
+        if not isinstance(value, dict):
+            yield Refusal(where, "must be an object")
+            return
+        for key in value:
+            prefix = next((each for each in _SHARED if _reads_as(key, each)), None)
+            if prefix is None:
+                if not (own or setting.has(name)):
+                    yield Refusal(where, _unnamed(name))
+                    return
+            elif not (setting.has(name, key) or setting.has(name, f"{prefix}*")):
+                yield Refusal((*where, key), _unnamed(f"{name}.{key[:SHOWN_CHARACTERS]}"))
+
+    return check
+
+
+def _reads_as(key: str, prefix: str) -> bool:
+    return unicodedata.normalize("NFKC", key).strip().casefold().startswith(prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The fields that are known, and how each is checked."""
+
+    fields: Mapping[str, Check]
+    both_spellings: bool = False  # camelCase and snake_case
+
+    def check(self, name: str) -> Check | None:
+        """How a field is checked; None for one that is not known."""
+        return self.fields.get(_camel(name) if self.both_spellings else name)
+
+
+_CONVERSATION: Final[Mapping[str, Check]] = {
+    "messages": _conversation,
+    "state": _anything,
+    "tools": _anything,
+    "context": _anything,
+    "forwardedProps": _forwarded,
+    "protocolVersion": _anything,
+    "resume": _empty_answers,
+}
+_STATE: Final[Mapping[str, Check]] = {"stateDelta": _state("stateDelta", own=False)}
+
+# What a client may write that sends the server's own body.
+_BODY: Final[Mapping[str, _Table]] = {
+    "agui": _Table(
+        {
+            **_CONVERSATION,
+            **dict.fromkeys(("threadId", "runId", "parentRunId"), _anything),
+        }
+    ),
+    "adk": _Table(
+        {
+            **_STATE,
+            **dict.fromkeys(("appName", "userId", "sessionId", "streaming"), _anything),
+            "newMessage": _content,
+        },
+        both_spellings=True,
+    ),
+    "agno": _Table({}),  # its runs are started by a form of ours
+}
+# What a start may have as `input`, beside its message.
+_INPUT: Final[Mapping[str, _Table]] = {
+    "agui": _Table(_CONVERSATION),
+    "adk": _Table(_STATE, both_spellings=True),
+    "agno": _Table({}),
+}
+# What a client may create an ADK session with: it is new, so its own state harms nobody.
+_SESSION: Final = _Table({"state": _state("state", own=True)}, both_spellings=True)
+
+
+# How forms and some clients say that there is nothing.
+_NOTHING: Final[Sequence[Any]] = (None, "", "[]", "{}", [], {})
+
+
+def _accepted(table: _Table, setting: _Setting, given: Any) -> JsonObject:
+    if not isinstance(given, Mapping):
+        raise NotAccepted([Refusal((), "must be an object")])
+    refusals = list(_doubled((), given))
+    passed: JsonObject = {}
+    for name, value in given.items():
+        check = table.check(name)
+        found: list[Refusal] = []
+        if check is not None:
+            found = list(check(setting, (name,), value))
+        elif value in _NOTHING:
+            continue
+        elif folded(name) in _ANSWERS_OF[setting.protocol]:
+            found = [Refusal((name,), _ANSWER)]
+        elif folded(name) in _OURS[setting.protocol]:
+            found = [Refusal((name,), "is set by Penstock for every run")]
+        elif not setting.has(name):
+            found = [Refusal((name,), _unnamed(name))]
+        elif setting.protocol == "agui":
+            inside = _answers({name: value}, ANSWERS, data=frozenset())
+            found = [Refusal(where, _ANSWER) for where in inside]
+        refusals += found
+        passed[name] = value
+    if refusals:
+        raise NotAccepted(refusals)
+    return passed
+
+
+def _unnamed(name: str) -> str:
+    return (
+        "is not passed on: the agent's configuration does not name it; "
+        f"whoever runs Penstock can add {name[:SHOWN_CHARACTERS]} to the agent's `accepts`"
+    )
+
+
+def _doubled(where: Where, given: Mapping[str, Any]) -> Iterator[Refusal]:
+    """One name in two spellings: we and the server might read different ones."""
+    first: dict[str, str] = {}
+    for name in given:
+        other = first.setdefault(folded(name), name)
+        if other != name:
+            yield Refusal((*where, name), f"is given twice: {other[:SHOWN_CHARACTERS]} is it, too")
+
+
+def _answers(document: Any, names: frozenset[str], data: frozenset[str] = _DATA) -> Iterator[Where]:
+    """Where something stands that could answer a pause; not within what holds only data."""
+    open_: list[tuple[Where, Any]] = [((), document)]
+    while open_:
+        where, value = open_.pop()
+        if isinstance(value, dict):
+            for name, each in value.items():
+                if folded(name) in names and each not in (None, [], {}):
+                    yield (*where, name)
+                if folded(name) not in data:
+                    open_.append(((*where, name), each))
+        elif isinstance(value, list):
+            open_.extend(((*where, index), each) for index, each in enumerate(value))
+
+
+def _spellings(name: str) -> set[str]:
+    """camelCase and snake_case."""
+    return {_camel(name), re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()}
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(each[:1].upper() + each[1:] for each in rest)
+
+
+def _dotted(where: Where) -> str:
+    return ".".join(str(each)[:SHOWN_CHARACTERS] for each in where) or "input"
