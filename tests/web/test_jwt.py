@@ -128,6 +128,14 @@ async def test_a_subject_that_is_no_users_name_is_refused(guarded: Guarded, sub:
     refused(await guarded.as_bearer(signed(orjson.dumps(document))))
 
 
+async def test_half_a_character_is_no_users_name(guarded: Guarded) -> None:
+    expires_at = int(time.time()) + 600
+    for sub in (rb"\ud800", rb"alice\udfff", rb"\udc00\ud800"):
+        document = b'{"sub": "%b", "exp": %d}' % (sub, expires_at)
+        refused(await guarded.as_bearer(signed(document)), "no user of ours")
+        refused(await guarded.as_bearer(signed(document), "/v1/csrf"), "no user of ours")
+
+
 async def test_a_token_without_expiry_is_refused(guarded: Guarded) -> None:
     refused(await guarded.as_bearer(token(exp=None)), "lacks a claim")
 

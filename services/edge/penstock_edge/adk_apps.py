@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from penstock import starts
 from penstock.web.auth import act_as, identity_of, require
 from penstock.web.auth.scopes import Permission
-from penstock.web.bodies import read_body, require_json
+from penstock.web.bodies import ignore_body, read_body, require_json
 from penstock.web.problems import Problem
 from penstock_edge.accepted import named_in_422
 from penstock_edge.adk_server import AdkServers, relayed
@@ -100,6 +100,7 @@ class Apps:
     async def delete(self, request: Request) -> ASGIApp:
         """`null`, also where there was none; 409 while a run of it is not over."""
         named = named_by(self._edge, request, "start")
+        await ignore_body(request)
         await self._sessions.check_at_rest(named)
         answer: Response = json_response(None)
         if named.agent.protocol == ADK:

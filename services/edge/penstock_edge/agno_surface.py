@@ -15,6 +15,7 @@ from penstock import starts
 from penstock.bus.records import DecideRequest, RunRecord
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, act_as, identity_of, require
+from penstock.web.bodies import ignore_body
 from penstock.web.problems import Problem
 from penstock_edge import agno_answers, agno_request
 from penstock_edge.accepted import named_in_422
@@ -145,6 +146,7 @@ class AgnoSurface:
         record = await self._run(who, agent, request)
         if request.query_params.get("session_id") not in (None, "", record.session_id):
             raise _unknown_run(record.run_id)
+        await ignore_body(request)
         await self._edge.canceller.cancel(record.run_id, who)
         return _json({})
 

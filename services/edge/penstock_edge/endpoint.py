@@ -19,8 +19,6 @@ from penstock_edge import trace
 
 log = logging.getLogger(__name__)
 
-DRAIN_BYTES = 64 * 1024 * 1024
-DRAIN_S = 10.0
 RETRY_AFTER_S = (1, 5)
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
@@ -50,8 +48,6 @@ class Endpoint:
             else:
                 response = await self._answer(request)
         except Problem as problem:
-            if problem.status == 413:
-                await _drain(receive)
             response = refusal(problem, self._shape)
         except ObjectGone as error:
             response = refusal(Problem(410, str(error)), self._shape)
@@ -103,17 +99,3 @@ async def _while_there(receive: Receive, answer: Coroutine[Any, Any, ASGIApp]) -
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _drain(receive: Receive) -> None:
-    """Take what the client is still sending: a connection closed on it would lose the answer."""
-    size = 0
-    try:
-        async with asyncio.timeout(DRAIN_S):
-            while size < DRAIN_BYTES:
-                message = await receive()
-                size += len(message.get("body", b""))
-                if message["type"] == "http.disconnect" or not message.get("more_body"):
-                    return
-    except TimeoutError:
-        log.debug("a client is still sending a body that is too large")

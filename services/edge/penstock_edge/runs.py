@@ -15,7 +15,7 @@ from penstock import starts
 from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
 from penstock.web.auth import Identity, act_as, identity_of, require
-from penstock.web.bodies import read_json
+from penstock.web.bodies import ignore_body, read_json
 from penstock.web.problems import Problem, invalid
 from penstock_edge.accepted import named_in_422
 from penstock_edge.access import require_dialect, run_of
@@ -182,6 +182,7 @@ class Runs:
         """200 once the run is cancelled, 202 while that is not known yet."""
         who = identity_of(request)
         require(who, "start")
+        await ignore_body(request)
         run_id = request.path_params["run_id"]
         cancelled = await self._edge.canceller.cancel(run_id, who)
         body = {"run_id": run_id, "status": "cancelled", "timestamp": cancelled.at}

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import asyncio
+import logging
+from typing import Any, Final, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.web.problems import Problem, invalid
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 MAX_LEVELS = 100
+# of a route that takes none, but some clients send `{}`
+MAX_IGNORED_BYTES: Final = 64 * 1024
+# what is read of a refused body, so that its client comes to read the answer
+DRAIN_BYTES: Final = 64 * 1024 * 1024
+DRAIN_S: Final = 10.0
+
+log = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -39,6 +49,14 @@ async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> byte
             raise _too_large(limit_bytes)
         pieces.append(piece)
     return b"".join(pieces)
+
+
+async def ignore_body(request: Request) -> None:
+    """Read the body of a request that needs none. Raises Problem 413 for a large one.
+
+    Called before anything is done, so that what is refused has no effect.
+    """
+    await read_body(request, MAX_IGNORED_BYTES)
 
 
 def require_json(request: Request) -> None:
@@ -73,6 +91,44 @@ async def read_model(
         return model.model_validate(document, strict=True)
     except ValidationError as error:
         raise invalid(error) from error
+
+
+def heard_out(app: ASGIApp) -> ASGIApp:
+    """The app, which answers an error only once the client has sent its body, or most of it.
+
+    A connection that is closed while its client still sends is reset, and the answer lost with it.
+    """
+
+    async def hearing_out(scope: Scope, receive: Receive, send: Send) -> None:
+        # uvicorn's cycle behind the one callable that no middleware wraps; others need no help
+        cycle: Any = getattr(receive, "__self__", None)
+        if scope["type"] != "http" or not getattr(cycle, "more_body", False):
+            await app(scope, receive, send)
+            return
+
+        async def send_after(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                await _drain(cycle, receive)
+            await send(message)
+
+        await app(scope, receive, send_after)
+
+    return hearing_out
+
+
+async def _drain(cycle: Any, receive: Receive) -> None:
+    if cycle.waiting_for_100_continue:
+        return  # nothing has been sent, and nothing will be
+    size = 0
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            while cycle.more_body and size < DRAIN_BYTES:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return
+                size += len(message.get("body", b""))
+    except TimeoutError:
+        log.debug("a client is still sending a body that was refused")
 
 
 def _too_large(limit_bytes: int) -> Problem:

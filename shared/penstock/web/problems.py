@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from penstock.redaction import redacted
@@ -66,9 +66,19 @@ async def _on_http(request: Request, error: Exception) -> Response:
     return response
 
 
+async def _on_left(request: Request, error: Exception) -> Response:
+    log.info("%s %s: the client has left in its body", request.method, request.url.path)
+    return Response(status_code=400)  # for nobody: it cannot be sent
+
+
 async def _on_any(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return problem_response(Problem(500, "an internal error; the log has the details"))
 
 
-exception_handlers = {Problem: _on_problem, HTTPException: _on_http, Exception: _on_any}
+exception_handlers = {
+    Problem: _on_problem,
+    HTTPException: _on_http,
+    ClientDisconnect: _on_left,
+    Exception: _on_any,
+}

@@ -1,47 +1,168 @@
-"""uvicorn's HTTP protocol with a limit for the head, which httptools reads without one."""
+"""uvicorn's HTTP protocol with limits for what a client sends: sizes, and deadlines.
+
+httptools reads a head of any length, and uvicorn waits for the rest of a head or a body for ever.
+So anybody could hold connections without number by sending half a request on each.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+import logging
+from typing import Any, Final
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+log = logging.getLogger(__name__)
+
 MAX_HEAD_BYTES: Final = 64 * 1024
+HEAD_S: Final = 15.0
+BODY_S: Final = 60.0
+BODY_BYTES_PER_S: Final = 1024
+LINGER_S: Final = 5.0
+
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
 )
+_TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Closes a connection whose request line and headers are more than `MAX_HEAD_BYTES`.
+    """Closes a connection whose client sends too much of a head, or sends too slowly.
 
-    What is read at once (at most 256 KiB) is parsed before it is counted: it may hold a body too.
+    - Request line and headers: at most `MAX_HEAD_BYTES`, else 431. What is read at once (at most
+      256 KiB) is parsed before it is counted: it may hold a body too.
+    - The head must be whole within `head_s` of the connection's first moment, or of the next
+      request's first byte, else 408. How often bytes come does not matter.
+    - The body must be whole within `body_s`, and a second more for every `BODY_BYTES_PER_S` that
+      have come, else 408. While the application does not take what has come, the clock stands.
+    - Between requests a connection may be idle for uvicorn's `timeout_keep_alive`.
+
+    A stream that is being sent is never cut by these.
     """
+
+    head_s = HEAD_S
+    body_s = BODY_S
 
     _head_bytes = 0
     _in_head = True
     _completed = False  # by what was read last, most of which is then no head
+    _left_s = 0.0  # of the time for the body, when it was last looked at
+    _looked_at = 0.0
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected: it may take so long for its first head."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self._stop_waiting()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
         self._completed = False
+        if not self._in_head:
+            self._left_s += len(data) / BODY_BYTES_PER_S
         super().data_received(data)
         if self._completed or not self._in_head:
             return
+        if self._deadline is None:
+            self._wait_for_head()  # the next request has begun
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.write(_TOO_LARGE)
-            self.transport.close()
+            self._close_with(_TOO_LARGE)
+
+    def handle_websocket_upgrade(self) -> None:
+        """The connection is another protocol's from here on."""
+        self._stop_waiting()
+        super().handle_websocket_upgrade()
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
         self._in_head = False
+        self._stop_waiting()
         super().on_headers_complete()
+        self._left_s, self._looked_at = self.body_s, self.loop.time()
+        self._deadline = self.loop.call_later(self._left_s, self._on_slow_body)
 
     def on_message_complete(self) -> None:
         """The body is whole; what follows is the next head."""
         self._in_head = self._completed = True
         self._head_bytes = 0
+        self._stop_waiting()
         super().on_message_complete()
+
+    def _wait_for_head(self) -> None:
+        self._deadline = self.loop.call_later(self.head_s, self._on_slow_head)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_slow_head(self) -> None:
+        self._deadline = None
+        if self._is_answering():
+            return  # it is not in anybody's way: once the answer is sent, keep-alive runs
+        self._close_with(_TOO_SLOW)
+
+    def _on_slow_body(self) -> None:
+        now = self.loop.time()
+        # what the application has not taken yet is not the client's fault
+        if not self.flow.read_paused:
+            self._left_s -= now - self._looked_at
+        self._looked_at = now
+        if self._left_s > 0 or self._is_answering():
+            again_s = max(self._left_s, 1.0)
+            self._deadline = self.loop.call_later(again_s, self._on_slow_body)
+            return
+        self._deadline = None
+        self._close_with(_TOO_SLOW)
+
+    def _is_answering(self) -> bool:
+        """Whether a response has begun, and goes on; perhaps that of an earlier request."""
+        cycle: Any = self.cycle
+        return bool(self.pipeline) or (
+            cycle is not None and cycle.response_started and not cycle.response_complete
+        )
+
+    def _close_with(self, answer: bytes) -> None:
+        """Say why, where no response has been sent for this request, and close."""
+        if self.transport.is_closing():
+            return
+        cycle: Any = self.cycle
+        is_answered = not self._in_head and cycle is not None and cycle.response_started
+        if not is_answered and not self._is_answering():
+            self.transport.write(answer)
+        self.transport.close()
+        # what a client does not take must not keep the connection
+        self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+def refusing_quietly(app: ASGIApp) -> ASGIApp:
+    """The app, whose refused WebSockets and clients that leave are no errors in the log.
+
+    uvicorn 0.54 takes a handshake that was answered with an HTTP response for one that nobody has
+    answered, and a client that leaves before its answer for a failure of the application.
+    """
+
+    async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            await app(scope, receive, send)
+            return
+        try:
+            await app(scope, receive, send)
+        except WebSocketDisconnect:
+            log.debug("the client of WebSocket %s has left", scope["path"])
+        finally:
+            connection: Any = getattr(send, "__self__", None)
+            is_over = getattr(connection, "close_sent", False)
+            if is_over or getattr(connection, "disconnected", False):
+                connection.handshake_complete = True
+
+    return refusing

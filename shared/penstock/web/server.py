@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.web.auth import Auth, AuthConfig, protection
 from penstock.web.auth.headers import SecurityHeaders
 from penstock.web.auth.origins import is_loopback
+from penstock.web.bodies import heard_out
 from penstock.web.problems import exception_handlers
-from penstock.web.protocol import HttpProtocol
+from penstock.web.protocol import BODY_S, HEAD_S, HttpProtocol, refusing_quietly
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ class Server:
     """One port. `port` 0 takes a free one, which `port` then tells.
 
     Without an `auth`, every caller is `anonymous`. A WebSocket whose peer does not answer a ping
-    until the next one is due is closed (1011).
+    until the next one is due is closed (1011). `head_s` and `body_s`: what `HttpProtocol` gives a
+    client for its request.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class Server:
         insecure: bool = False,
         auth: Auth | None = None,
         ws_ping_s: float = WS_PING_S,
+        head_s: float = HEAD_S,
+        body_s: float = BODY_S,
     ) -> None:
         auth = auth or Auth(AuthConfig())
         check_bind(host, asks=auth.asks, insecure=insecure)
@@ -92,9 +96,8 @@ class Server:
         )
         self._server = _Server(
             uvicorn.Config(
-                self._leading_away(
-                    SecurityHeaders(app)  # around all, so that an internal error has them too
-                ),
+                # around all, so that an internal error has them too
+                self._leading_away(heard_out(refusing_quietly(SecurityHeaders(app)))),
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -108,7 +111,7 @@ class Server:
                 ws_per_message_deflate=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=2,
-                http=HttpProtocol,
+                http=type("Protocol", (HttpProtocol,), {"head_s": head_s, "body_s": body_s}),
             )
         )
         self._task: asyncio.Task[None] | None = None

@@ -17,7 +17,8 @@ MAX_TOKEN_CHARS: Final = 16 * 1024
 MAX_KID_CHARS: Final = 256
 
 _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*", re.ASCII)
-_SUBJECT = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
+# a lone surrogate (`\ud800` in JSON) is no character: nothing that holds it can be written
+_SUBJECT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,256}")
 
 _WHY: Final[dict[type[jwt.PyJWTError], str]] = {
     jwt.ExpiredSignatureError: "the token has expired",

@@ -17,7 +17,7 @@ from penstock.web.auth.auth import LOGOUT, Auth
 from penstock.web.auth.credentials import find
 from penstock.web.auth.identity import Identity, identity_of, require
 from penstock.web.auth.stream_tokens import StreamToken, StreamTokens
-from penstock.web.bodies import read_model
+from penstock.web.bodies import ignore_body, read_model
 from penstock.web.problems import Problem
 
 DAY_S: Final = 24 * 3600.0
@@ -55,6 +55,7 @@ def _session_routes(auth: Auth) -> list[BaseRoute]:
     config = auth.config
 
     async def login(request: Request) -> Response:
+        await ignore_body(request)
         identity = identity_of(request)
         credential = find(request.scope, "", ())
         if identity.kind != "bearer" or credential is None or identity.expires_at is None:
@@ -66,6 +67,7 @@ def _session_routes(auth: Auth) -> list[BaseRoute]:
         return response
 
     async def logout(request: Request) -> Response:
+        await ignore_body(request)
         response = Response(status_code=204)
         cookies.clear(response, config)
         return response
@@ -103,6 +105,7 @@ def _token_routes(tokens: StreamTokens) -> list[BaseRoute]:
         return _json({"tokens": [_shown(token) for token in found]})
 
     async def revoke(request: Request) -> Response:
+        await ignore_body(request)
         await tokens.revoke(_manager(request), request.path_params["token_id"])
         return Response(status_code=204)
 
