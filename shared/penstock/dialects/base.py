@@ -125,6 +125,15 @@ class AgentFacts:
     client_tools: frozenset[str] = field(default_factory=frozenset)  # that the client runs (AG-UI)
 
 
+def cut_off(error: str, status: str = "failed") -> JsonObject:
+    """How `llm.message_completed` says that its message is not whole.
+
+    `status` is "failed", or "partial_success" where what was said can be used as it is
+    (contract: agent runs, TEXT_MESSAGE_END). A whole message has neither field.
+    """
+    return {"status": status, "error": error}
+
+
 class Decoder(Protocol):
     """One protocol's frames to drafts. One instance lives as long as the run, over all its legs.
 

@@ -342,6 +342,19 @@ def test_a_subagent_whose_start_was_not_seen_has_one_and_one_left_open_ends() ->
     assert only(drafts, "dispatch.finished")["status"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("end", "step_end"),
+    [
+        (event("SUBAGENT_FINISHED", subagentRunId="s1"), "workflow.step_completed"),
+        (event("SUBAGENT_ERROR", subagentRunId="s1", message="x"), "workflow.step_failed"),
+    ],
+)
+def test_a_step_that_a_subagent_leaves_open_ends_with_it(end: Frame, step_end: str) -> None:
+    step = event("STEP_STARTED", stepName="search", subagentRunId="s1")
+    drafts = run(event("SUBAGENT_STARTED", subagentRunId="s1", name="Ann"), step, end, finished())
+    assert types(drafts)[1:4] == ["workflow.step_started", step_end, "dispatch.finished"]
+
+
 def test_a_step_that_comes_again_has_an_id_of_its_own() -> None:
     step = [event("STEP_STARTED", stepName="a"), event("STEP_FINISHED", stepName="a")]
     drafts = run(*step, *step, finished())

@@ -255,7 +255,7 @@ def test_whatever_comes_the_stream_keeps_the_clients_rules(
     if audience.profile is STRICT:
         assert remarks(told) == []
     else:
-        assert not counters(told)
+        assert not [each for each in told if COUNTERS.intersection(each)]
 
 
 @each_audience

@@ -12,6 +12,7 @@ from support.agui_out import (
     RUNS_1,
     STRICT_1,
     THREAD,
+    Audience,
     Event,
     Run,
     encoded,
@@ -215,6 +216,27 @@ def test_a_message_that_was_under_way_when_the_run_failed_ends_as_failed() -> No
     assert (end["answer"], end["status"], end["error"]) == ("Hel", "failed", "no answer")
 
 
+# recorded streams that broke off in the middle of an answer, through their decoders
+CUT_OFF = {
+    "agno/2.3.18/model_error_midstream": ("failed", "model backend exploded mid-stream"),
+    "agno/3.1.10/model_error_midstream": ("failed", "model backend exploded mid-stream"),
+    "agno/3.1.10/cancel_midrun": ("failed", "the run was cancelled"),
+    "agno/3.1.10/team_member_fails": ("failed", "model backend exploded mid-stream"),
+    "adk/2.13.0/midstream_stream": ("failed", 'model backend died: {"code": 503}\nsecond line'),
+    "adk/2.13.0/errorcode_stream": ("failed", "the model stopped early: SAFETY"),
+    "adk/2.13.0/maxtokens_stream": ("partial_success", "the model stopped early: MAX_TOKENS"),
+    "agui/pydantic_ai/abort": ("failed", "the upstream's stream ended without a final event"),
+}
+
+
+@pytest.mark.parametrize("name", CUT_OFF)
+def test_an_answer_that_was_cut_off_is_no_success(name: str) -> None:
+    status, error = CUT_OFF[name]
+    end = of_type(encoded(RUNS_1, recorded()[name]), "TEXT_MESSAGE_END")[0]
+    assert (end["status"], end["error"]) == (status, error)
+    assert end["result_type"] == ("error_report" if status == "failed" else "unknown")
+
+
 @pytest.mark.parametrize("field", ["status", "result_type"])
 def test_a_word_that_the_document_does_not_have_is_not_said(field: str) -> None:
     end = one(a_run().text("Hello", **{field: "fine"}), "TEXT_MESSAGE_END")
@@ -274,35 +296,65 @@ def test_every_answer_of_a_recorded_run_is_told_whole(name: str) -> None:
 # counters
 
 
-def test_no_counter_leaves_wherever_it_stands() -> None:
-    counters: Event = {
-        "inputTokens": 1,
-        "outputTokens": 2,
-        "cost": 0.1,
-        "latencyMs": 3,
-        "model": "m",
-        "input_tokens": 1,
-    }
-    kept: Event = {"kept": True}
-    deep = {**counters, "deep": [counters | kept]}
+COUNTED: Event = {
+    "inputTokens": 1,
+    "outputTokens": 2,
+    "cost": 0.1,
+    "latencyMs": 3,
+    "model": "m",
+    "input_tokens": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("type", "data"),
+    [
+        ("custom.event", {"protocol": "agno", "name": "agno.Followups", "value": COUNTED}),
+        ("custom.event", {"protocol": "adk", "name": "adk.groundings", "value": [{"x": COUNTED}]}),
+        ("custom.event", {"protocol": "agui", "name": "RAW", "value": {"event": COUNTED}}),
+        ("system.metrics", {**COUNTED, "cpu": 1.0}),
+        ("lifecycle.completed", {"summary": "", "usage": COUNTED, "metrics": COUNTED}),
+    ],
+)
+def test_no_counter_leaves_where_a_protocol_puts_it(type: str, data: Event) -> None:
+    run = a_run().say(type, **data)
+    assert len(told(run)) > 2
+    for frame in frames(RUNS_1, run.events):
+        assert not [name for name in COUNTED if f'"{name}":'.encode() in frame.data], frame.data
+
+
+def test_data_of_the_agent_keeps_its_keys_whatever_they_are_called() -> None:
+    patch = [{"op": "add", "path": "/cart/cost", "value": 1}]
     run = (
         a_run()
-        .say("custom.event", protocol="agno", name="x", value=deep)
-        .say("custom.event", protocol="agui", name="RAW", value={"event": counters | kept})
-        .say("custom.event", protocol="agui", name="mine", value=counters | kept)
-        .say("state.snapshot", snapshot={"agent": counters | kept})
-        .say("state.delta", delta=[{"op": "add", "path": "/agent/cost", "value": 1}])
-        .say("system.metrics", **counters, **kept)
-        .text("Hello", ui_schema=counters | kept, metadata=counters)
-        .call(**counters, **kept)
-        .result(None, outcome="error", error="e")
-        .complete(usage=counters, value=counters, metrics=counters)
+        .say("custom.event", protocol="agno", name="agno.CustomEvent", value=COUNTED)
+        .say("custom.event", protocol="agui", name="mine", value=COUNTED)
+        .say("state.snapshot", snapshot={"cars": [COUNTED]})
+        .say("state.delta", delta=patch)
+        .text("Hello", ui_schema=COUNTED, key_points=[COUNTED])
+        .call(**COUNTED)
+        .result(COUNTED)
+        .complete()
     )
-    for frame in frames(RUNS_1, run.events):
-        text = frame.data.decode().replace('\\"', "")  # arguments as text are the tool's own
-        assert not [name for name in counters if f'"{name}":' in text], text
-    assert len([each for each in told(run) if '"kept": true' in json.dumps(each)]) == 8
-    assert of_type(told(run), "STATE_DELTA")[0]["delta"] == []
+    events = told(run)
+    framework, mine = of_type(events, "CUSTOM")
+    assert (framework["value"]["value"], mine["value"]) == (COUNTED, COUNTED)
+    assert of_type(events, "STATE_SNAPSHOT")[0]["snapshot"] == {"cars": [COUNTED]}
+    assert of_type(events, "STATE_DELTA")[0]["delta"] == patch
+    (answer,) = of_type(events, "TEXT_MESSAGE_END")
+    assert (answer["ui_schema"], answer["key_points"]) == (COUNTED, [COUNTED])
+    assert of_type(events, "TOOL_CALL_ARGS")[0]["args"] == COUNTED
+    (result,) = of_type(events, "TOOL_CALL_RESULT")
+    assert (result["tool_call_args"], json.loads(result["result"])) == (COUNTED, COUNTED)
+
+
+@pytest.mark.parametrize("audience", [RUNS_1, STRICT_1], ids=str)
+def test_no_client_is_told_of_the_machinery_of_a_recorded_upstream(audience: Audience) -> None:
+    inside = ("ModelRequest", "RunStarted", "PreHook", "adk.invocation", "adk.modelVersion")
+    for name, events in recorded().items():
+        for event in of_type(encoded(audience, events), "CUSTOM"):
+            if isinstance(event["value"], dict):
+                assert not any(each in str(event["value"].get("name")) for each in inside), name
 
 
 def test_the_strict_profile_tells_usage_where_the_protocol_has_it() -> None:

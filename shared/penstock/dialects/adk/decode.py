@@ -39,9 +39,15 @@ from penstock.dialects.base import (
     JsonObject,
     LimitReached,
     Pause,
+    cut_off,
     short,
 )
 from penstock.sse import Frame
+
+# Why a message is not whole, or a run has failed, where the upstream gives no words of its own.
+_CUT = "the upstream's stream was cut off"
+_CANCELLED = "the run was cancelled"
+_UNREADABLE = "the upstream sent a frame that is no ADK event"
 
 
 class AdkDecoder:
@@ -108,7 +114,7 @@ class AdkDecoder:
         if self._over:
             return []
         out: list[Draft] = []
-        self._close_speakers(out)
+        self._close_speakers(out, self._why_cut())
         if self._leg > 1 and not self._n_frames:
             error = "the upstream answered with an empty stream: it had this answer already"
             self._fail({"error": error, "code": "outcome_unknown"}, out)
@@ -126,7 +132,7 @@ class AdkDecoder:
         if self._over:
             return []
         out: list[Draft] = []
-        self._close_speakers(out)
+        self._close_speakers(out, cut_off(_CUT))
         self._warn_of_trouble(out)
         return out
 
@@ -223,6 +229,8 @@ class AdkDecoder:
         reported = (speaker.warned, text(raw.get("finishReason")))
         self._warn_of_stop(event)
         trouble = failure.trouble(raw, speaker.step_id, reported)
+        if trouble:
+            speaker.cut = speaker.cut or trouble.cut()
         message = None
         if trouble or has_content(raw.get("content")):
             message = self._content(event)
@@ -309,6 +317,7 @@ class AdkDecoder:
         found = failure.stop_warning(event.raw)
         if found and event.speaker.warned != found[0]:
             event.speaker.warned = found[0]
+            event.speaker.cut = failure.cut_short(found[0], found[1]["message"])
             event.emit("system.warning", found[1])
 
     def _warn_of_trouble(self, out: list[Draft]) -> None:
@@ -329,7 +338,7 @@ class AdkDecoder:
         out.append(Draft("custom.event", custom("frame", scrubbed(raw)), self._cast.outer()))
 
     def _fail(self, data: JsonObject, out: list[Draft]) -> None:
-        self._close_speakers(out)
+        self._close_speakers(out, cut_off(data["error"]))
         if self._trouble:
             self._steps.fail(self._trouble.step_id, self._trouble.error(), out)
         source = self._cast.outer()
@@ -340,7 +349,7 @@ class AdkDecoder:
     def _finish(self, out: list[Draft]) -> None:
         trouble = self._trouble
         if self._unreadable:
-            self._fail(failure.failure("the upstream sent a frame that is no ADK event"), out)
+            self._fail(failure.failure(_UNREADABLE), out)
         elif trouble and trouble.code == failure.ABORTED:
             data = {"reason": "user_stop", "confirmed": True}
             out.append(Draft("lifecycle.cancelled", data, self._cast.outer()))
@@ -367,8 +376,23 @@ class AdkDecoder:
     def _close(self, speaker: Speaker, out: list[Draft]) -> None:
         self._note_message(speaker, speaker.close(out))
 
-    def _close_speakers(self, out: list[Draft]) -> None:
+    def _why_cut(self) -> JsonObject | None:
+        """Why the messages that are open at the end of the stream are not whole, if that is known.
+
+        `None` where the run is completed or waits: a text that was streamed and never repeated by
+        a final event counts as whole then.
+        """
+        if self._unreadable:
+            return cut_off(_UNREADABLE)
+        if self._trouble and self._trouble.code == failure.ABORTED:
+            return cut_off(_CANCELLED)
+        if self._trouble and self._trouble.is_exception:
+            return self._trouble.cut()
+        return None
+
+    def _close_speakers(self, out: list[Draft], cut: JsonObject | None) -> None:
         for speaker in self._speakers.values():
+            speaker.cut = speaker.cut or cut
             self._close(speaker, out)
         self._speakers = {}
         self._here = None

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 from penstock.dialects.adk.redact import redacted, scrubbed
 from penstock.dialects.adk.values import has_content, obj, text, words
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import Json, JsonObject, cut_off
 
 ABORTED = "INVOCATION_ABORTED"
+
+# finishReasons of an answer that ends too early, and can be used as far as it goes
+_PARTIAL = frozenset({"MAX_TOKENS"})
 
 # finishReasons of an answer that is whole
 _REGULAR = frozenset({"STOP", "FINISH_REASON_UNSPECIFIED", "CONTINUATION"})
@@ -36,6 +39,10 @@ class Trouble:
     def is_exception(self) -> bool:
         """Exceptions are named in CamelCase, the model's own codes in capitals."""
         return not self.code.isupper()
+
+    def cut(self) -> JsonObject:
+        """It as the reason for which a message is not whole (see `cut_off`)."""
+        return cut_short(self.code, self.message)
 
     def error(self) -> JsonObject:
         """It as the `error` object of a step."""
@@ -68,6 +75,11 @@ def stop_warning(event: JsonObject) -> tuple[str, JsonObject] | None:
         return None
     message = text(event.get("errorMessage")) or f"the model stopped early: {reason}"
     return reason, {"message": scrubbed(message), "code": reason.lower()}
+
+
+def cut_short(reason: str, message: str) -> JsonObject:
+    """Why a message is not whole, by the model's `finishReason` or `errorCode`."""
+    return cut_off(message, "partial_success" if reason in _PARTIAL else "failed")
 
 
 def trouble(

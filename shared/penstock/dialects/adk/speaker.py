@@ -26,6 +26,7 @@ class Speaker:
         "_said",
         "_thought",
         "at_end",
+        "cut",
         "source",
         "step_id",
         "streamed_calls",
@@ -37,6 +38,7 @@ class Speaker:
         self.step_id = step_id
         self.at_end = False  # a partial had a finishReason: only its final may follow
         self.warned: str | None = None  # the finishReason that was reported
+        self.cut: JsonObject | None = None  # why the open message is not whole (see `cut_off`)
         self.streamed_calls: list[JsonObject] = []  # {id, upstream_id, name}: arguments under way
         self._ids = ids
         self._role = role
@@ -112,6 +114,7 @@ class Speaker:
             data["citations"] = extra["citations"]
         if media:
             data["parts"] = media
+        data |= self.cut or {}
         out.append(self.draft("llm.message_completed", data))
         self._forget()
         return data
@@ -141,4 +144,5 @@ class Speaker:
         self._thought = False
         self.at_end = False
         self.warned = None
+        self.cut = None
         self.streamed_calls = []

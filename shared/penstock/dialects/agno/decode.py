@@ -40,6 +40,11 @@ Handler = Callable[[Run, JsonObject], Drafts]
 
 _SECTIONS = ("tools", "requirements", "step_requirements")
 
+# Why a message is not whole, where the upstream gives no words of its own.
+_CUT = "the upstream's stream was cut off"
+_CANCELLED = "the run was cancelled"
+_OUTLIVED = "the run around it ended first"
+
 
 class AgnoDecoder:
     """One run's decoder (see `penstock.dialects.base.Decoder`).
@@ -113,7 +118,7 @@ class AgnoDecoder:
 
     def abort(self) -> Drafts:
         """The response was cut: close what is open, and leave the reason to the caller."""
-        return [] if self._over or self._waits else self._close_all("failed")
+        return [] if self._over or self._waits else self._close_all("failed", _CUT)
 
     def snapshot(self) -> JsonObject:
         """The state between legs."""
@@ -303,7 +308,7 @@ class AgnoDecoder:
             workflow = self._workflow_completed(run, body, answer)
             return [*drafts, *workflow, *self._finish(run, "completed", result=body.get("content"))]
         drafts += self._tools.settle(body)
-        drafts += self._close_all("cancelled")
+        drafts += self._close_all("cancelled", _OUTLIVED)
         if state := body.get("session_state"):
             drafts.append(self._runs.draft(run, "state.snapshot", {"snapshot": state}))
         drafts += self._workflow_completed(run, body, answer)
@@ -332,7 +337,7 @@ class AgnoDecoder:
         detail: JsonObject | None = None,
         code: str = "upstream_error",
     ) -> list[Draft]:
-        drafts = self._close_all("failed")
+        drafts = self._close_all("failed", words)
         outer = self._runs.outer
         if outer.kind == "workflow":
             data = {"run_id": outer.id, "error": {"code": code, "message": words}}
@@ -343,9 +348,10 @@ class AgnoDecoder:
     def _cancelled(self, run: Run, _body: JsonObject) -> Drafts:
         """Agno 3.1 says RunCompleted after it: the first end counts."""
         if run.inner:
-            return self._finish(run, "cancelled")
+            return self._finish(run, "cancelled", cut=_CANCELLED)
         data = {"reason": "user_stop", "confirmed": True}
-        return [*self._close_all("cancelled"), self._end(run, "lifecycle.cancelled", data)]
+        closed = self._close_all("cancelled", _CANCELLED)
+        return [*closed, self._end(run, "lifecycle.cancelled", data)]
 
     def _resume_failed(self, _run: Run, body: JsonObject) -> Drafts:
         """/resume answers so, with status 200, when it does not know the run."""
@@ -353,16 +359,24 @@ class AgnoDecoder:
 
     def _lost(self, words: str) -> Drafts:
         data = {"error": words, "code": "upstream_lost"}
-        return [*self._close_all("failed"), self._end(self._runs.outer, "lifecycle.failed", data)]
+        closed = self._close_all("failed", words)
+        return [*closed, self._end(self._runs.outer, "lifecycle.failed", data)]
 
     def _end(self, run: Run, event_type: str, data: JsonObject) -> Draft:
         self._over = True
         return self._runs.draft(run, event_type, data)
 
     def _finish(
-        self, run: Run, status: str, *, result: Json = None, error: str | None = None
+        self,
+        run: Run,
+        status: str,
+        *,
+        result: Json = None,
+        error: str | None = None,
+        cut: str | None = None,
     ) -> list[Draft]:
-        drafts = self._speech.close(run)
+        """Ends an inner run; `error`, or else `cut`, is why its open message is not whole."""
+        drafts = self._speech.close(run, error or cut)
         if run.dispatched and not run.finished:
             end = {"subrun_id": run.key, "status": status, "result": result, "error": error}
             drafts.append(self._runs.draft(run, "dispatch.finished", present(end)))
@@ -370,10 +384,14 @@ class AgnoDecoder:
         run.thoughts.clear()  # nothing can repeat them any more
         return drafts
 
-    def _close_all(self, status: str) -> list[Draft]:
-        """Everything that is open, the inner runs before the outer."""
-        drafts = [draft for run in self._runs.inner() for draft in self._finish(run, status)]
-        return drafts + self._speech.close(self._runs.outer)
+    def _close_all(self, status: str, why: str) -> list[Draft]:
+        """Ends everything that is open, the inner runs before the outer.
+
+        `why` is the reason for which the messages among it are not whole.
+        """
+        inner = self._runs.inner()
+        drafts = [draft for run in inner for draft in self._finish(run, status, cut=why)]
+        return drafts + self._speech.close(self._runs.outer, why)
 
     # --- steps and the rest
 

@@ -12,7 +12,7 @@ from collections import Counter
 
 from penstock.dialects.agno.runs import Message, Run, Runs
 from penstock.dialects.agno.values import citations, obj, present, string, text
-from penstock.dialects.base import Draft, JsonObject
+from penstock.dialects.base import Draft, JsonObject, cut_off
 from penstock.dialects.pieces import add_piece
 
 _ROLE = "assistant"
@@ -67,9 +67,9 @@ class Speech:
         """RunContentCompleted; it also comes when there was no content."""
         return self.close(run)
 
-    def close(self, run: Run) -> list[Draft]:
-        """Ends what the run is saying and thinking."""
-        return self._end_thoughts(run) + self._end_message(run)
+    def close(self, run: Run, error: str | None = None) -> list[Draft]:
+        """Ends what the run is saying and thinking; `error` is why its message is not whole."""
+        return self._end_thoughts(run) + self._end_message(run, error)
 
     def interrupt(self, run: Run) -> list[Draft]:
         """A tool call starts. Announced thoughts go on over the calls that they are made of."""
@@ -113,7 +113,7 @@ class Speech:
         drafts.append(self._runs.draft(run, "llm.message_started", data))
         return run.message
 
-    def _end_message(self, run: Run) -> list[Draft]:
+    def _end_message(self, run: Run, error: str | None = None) -> list[Draft]:
         message = run.message
         if message is None:
             return []
@@ -127,6 +127,8 @@ class Speech:
             "content_type": message.content_type,
             "citations": message.citations,
         }
+        if error is not None:
+            data |= cut_off(error)
         return [self._runs.draft(run, "llm.message_completed", present(data))]
 
     def _thought(self, run: Run, thought: str, title: str | None = None) -> Draft:

@@ -115,7 +115,7 @@ class AguiDecoder:
         """The response was cut: close what is open, and leave the reason to the caller."""
         if self._over or self._waits:
             return []
-        return [*self._speech.close(), *self._cast.close("failed", _CUT)]
+        return [*self._speech.close(_CUT["message"]), *self._cast.close("failed", _CUT)]
 
     def snapshot(self) -> JsonObject:
         """The state between legs."""
@@ -257,10 +257,10 @@ class AguiDecoder:
     def _end(self, event_type: str, data: JsonObject, body: JsonObject) -> Sequence[Draft]:
         """The one end: what is open closes as it ended."""
         self._over = True
-        drafts = self._speech.close()
         status, error = _ENDS[event_type]
         if "error" in data:
             error = {"code": data["code"], "message": data["error"]}
+        drafts = self._speech.close(error["message"] if error else None)
         drafts += self._cast.close(status, error)
         return [*drafts, self._outer(event_type, with_metadata(data, body))]
 

@@ -126,11 +126,18 @@ class Cast:
         return Draft("dispatch.worker", data, around.source, around.subrun, step_id)
 
     def _finish(self, owner: str, status: str, **told: object) -> list[Draft]:
+        """Ends a subagent, and the steps of it that are still open."""
         actor = self._subagents.pop(owner, None)
         if actor is None:
             return []
+        error: JsonObject | None = None
+        if status != "completed":
+            error = {"code": status, "message": told.get("error") or f"the subagent is {status}"}
+        drafts = []
+        while actor.steps:
+            drafts.append(self._end_step(actor, actor.steps.pop()[1], error))
         data = {"subrun_id": actor.key, "status": status, **told}
-        return [Draft("dispatch.finished", present(data), actor.source, actor.subrun)]
+        return [*drafts, Draft("dispatch.finished", present(data), actor.source, actor.subrun)]
 
     # steps
 

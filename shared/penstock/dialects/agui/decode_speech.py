@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from penstock.dialects.agui.decode_cast import Cast, Owner, owner_of
 from penstock.dialects.agui.decode_values import present, string, with_metadata
-from penstock.dialects.base import Draft, Ids, JsonObject
+from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
 from penstock.dialects.pieces import add_piece
 
 _THINKING = "THINKING"  # the retired events have no ids, so there is one train of thought at a time
@@ -149,14 +149,16 @@ class Speech:
             data = with_metadata(data, body)
         return [*drafts, self._cast.draft(body, "llm.stream", data)]
 
-    def _end(self, message: _Message, body: JsonObject) -> list[Draft]:
+    def _end(self, message: _Message, body: JsonObject, error: str | None = None) -> list[Draft]:
         if not message.begun:
             return []
         content = "".join(message.parts)
         if owner_of(message.start) is None and message.role == "assistant":
             self.summary = content
             self._last = message.id, content
-        data = {"message_id": message.id, "role": message.role, "content": content}
+        data: JsonObject = {"message_id": message.id, "role": message.role, "content": content}
+        if error is not None:
+            data |= cut_off(error)
         draft = self._cast.draft(message.start, "llm.message_completed", with_metadata(data, body))
         return [draft]
 
@@ -235,15 +237,15 @@ class Speech:
         body = {"subagentRunId": thoughts.owner}
         return [self._cast.draft(body, "llm.reasoning", data)]
 
-    def close(self) -> list[Draft]:
-        """Ends what is being said and thought."""
+    def close(self, error: str | None = None) -> list[Draft]:
+        """Ends what is being said and thought; `error` is why open messages are not whole."""
         drafts = self.release({})
         for thoughts in self._thoughts.values():
             drafts += self._end_thoughts(thoughts)
         for message in self._messages.values():
             if message.parts and not message.begun:
                 drafts += self._say(message, "", message.start)
-            drafts += self._end(message, {})
+            drafts += self._end(message, {}, error)
         self._thoughts, self._messages = {}, {}
         return drafts
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from penstock.dialects.agui.context import NO_FACTS, Context, Said
 from penstock.dialects.agui.native import are_messages, native_event
 from penstock.dialects.agui.patch import is_patch
-from penstock.dialects.agui.vocabulary import EventType
+from penstock.dialects.agui.vocabulary import INTERNAL_EVENTS, EventType
 from penstock.dialects.base import JsonObject
 
 
@@ -58,7 +58,9 @@ class Passed:
                 self._open.owners[f"{entity} {id}"] = owner
 
     def custom_event(self, data: JsonObject) -> Iterator[Said]:
-        """custom.event: an AG-UI upstream's own is said again as it was."""
+        """custom.event: an AG-UI upstream's own passes as it was; machinery is left out."""
+        if data["name"] in INTERNAL_EVENTS:
+            return
         native = None
         if data.get("protocol") == "agui":
             native = native_event(data["name"], data["value"])

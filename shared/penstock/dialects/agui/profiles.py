@@ -3,7 +3,9 @@
 `agui` has the fields that the protocol describes and nothing else; what is ours stands under
 `metadata.penstock`. `agui+runs` has the fields of the agent runs contract (agent-runs-sse.md) at
 the top, beside those that an AG-UI client needs, and tells a message and a call's arguments once
-they are whole. The counters that the contract keeps inside are in none of its objects.
+they are whole. The counters that the contract keeps inside are left out wherever an upstream's
+protocol puts them; arguments, results, state and `ui_schema` are the agent's own data and pass as
+they are, whatever their keys are called.
 """
 
 from __future__ import annotations
@@ -12,8 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.dialects.agui.patch import tokens
-from penstock.dialects.agui.vocabulary import EventType
+from penstock.dialects.agui.vocabulary import OWN_EVENTS, EventType
 from penstock.dialects.base import Json, JsonObject
 
 
@@ -98,6 +99,7 @@ COUNTERS: Final = frozenset(
         "latency_ms",
     }
 )
+_FRAMED: Final = frozenset({"agno", "adk"})  # their custom events hold whole frames of a framework
 _MESSAGE_STATUS: Final = frozenset({"success", "partial_success", "failed"})
 _RESULT_TYPES: Final = frozenset({"execution_report", "clarification", "error_report", "unknown"})
 _CALL_STATUS: Final = {"ok": "success", "partial": "partial"}
@@ -147,8 +149,7 @@ def _runs(type: EventType, fields: JsonObject, facts: JsonObject, place: Place) 
     tell = _TELL.get(type)
     told = {**fields, **tell(fields, facts)} if tell else fields
     keys = _KEYS.get(type, told)
-    body: JsonObject = without_counters(head | {name: told[name] for name in keys if name in told})
-    return body
+    return head | {name: told[name] for name in keys if name in told}
 
 
 def _call(fields: JsonObject, facts: JsonObject) -> JsonObject:
@@ -201,29 +202,32 @@ _TELL: Final[Mapping[EventType, Callable[[JsonObject, JsonObject], JsonObject]]]
     EventType.TOOL_CALL_END: _call,
     EventType.TOOL_CALL_RESULT: _result,
     EventType.TEXT_MESSAGE_END: _answer,
-    # a patch must not bring in what the snapshots leave out
-    EventType.STATE_DELTA: lambda fields, facts: {"delta": _without_paths(fields["delta"])},
-    EventType.ACTIVITY_DELTA: lambda fields, facts: {"patch": _without_paths(fields["patch"])},
+    EventType.RAW: lambda fields, facts: {"event": _without_counters(fields["event"])},
+    EventType.CUSTOM: lambda fields, facts: {"value": _custom_value(fields)},
 }
 
 
-def without_counters(value: Json) -> Json:
+def _custom_value(fields: JsonObject) -> Json:
+    """The value of a CUSTOM event, without the counters of our metrics and of upstream frames."""
+    name, value = fields["name"], fields["value"]
+    if name == "penstock.system.metrics":
+        return _without_counters(value)
+    if name != "penstock.custom.event" or value["protocol"] not in _FRAMED:
+        return value
+    if value["name"] in OWN_EVENTS:
+        return value
+    return {**value, "value": _without_counters(value["value"])}
+
+
+def _without_counters(value: Json) -> Json:
     """The value with no counter as a key of any object in it."""
     if isinstance(value, dict):
         return {
-            name: without_counters(item) for name, item in value.items() if name not in COUNTERS
+            name: _without_counters(item) for name, item in value.items() if name not in COUNTERS
         }
     if isinstance(value, list):
-        return [without_counters(item) for item in value]
+        return [_without_counters(item) for item in value]
     return value
-
-
-def _without_paths(patch: list[JsonObject]) -> list[JsonObject]:
-    def touches(operation: JsonObject) -> bool:
-        pointers = operation["path"], operation.get("from") or ""
-        return any(COUNTERS.intersection(tokens(pointer)) for pointer in pointers)
-
-    return [operation for operation in patch if not touches(operation)]
 
 
 STRICT: Final = Profile("agui", _strict)

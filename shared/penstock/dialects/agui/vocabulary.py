@@ -16,6 +16,48 @@ CLIENT_KINDS: Final = frozenset(
     {"external", "long_running"}
 )  # approval items that are a frontend's
 
+# Custom events of an upstream that come from an agent's author and not from its framework.
+OWN_EVENTS: Final = frozenset({"agno.CustomEvent"})
+
+# Custom events by which a framework tells of its own work. No AG-UI client is told of them; they
+# stay in the canonical stream. Source: recordings of Agno 2.3 and 3.1, and of ADK 1.16 and 2.13.
+_AGNO_WORK: Final = (
+    "CompactionCompleted",
+    "CompactionStarted",
+    "CompressionCompleted",
+    "CompressionStarted",
+    "MemoryUpdateCompleted",
+    "MemoryUpdateStarted",
+    "ModelRequestCompleted",
+    "ModelRequestStarted",
+    "OutputModelResponseCompleted",
+    "OutputModelResponseStarted",
+    "ParserModelResponseCompleted",
+    "ParserModelResponseStarted",
+    "PostHookCompleted",
+    "PostHookStarted",
+    "PreHookCompleted",
+    "PreHookStarted",
+    "RunContinued",
+    "RunStarted",
+    "SessionSummaryCompleted",
+    "SessionSummaryStarted",
+)
+_ADK_WORK: Final = (
+    "agentState",
+    "compaction",
+    "endOfAgent",
+    "invocation",
+    "modelVersion",
+    "skipSummarization",
+)
+INTERNAL_EVENTS: Final = frozenset(
+    {
+        *(f"agno.{team}{name}" for name in _AGNO_WORK for team in ("", "Team")),
+        *(f"adk.{name}" for name in _ADK_WORK),
+    }
+)
+
 
 class EventType(StrEnum):
     """The 31 types of 1.0."""
