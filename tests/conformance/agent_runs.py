@@ -20,7 +20,9 @@ _STARTED = "dialects/agui_encode_runs::run_started_has_three_fields"
 _FINISHED = "dialects/agui_encode_runs::run_finished_has_three_fields"
 _ERROR = "dialects/agui_encode_runs::run_error_has_a_code_that_is_a_string"
 _STEP = "dialects/agui_encode_runs::a_plain_run_has_one_worker_step_around_it"
-_COUNTERS = "dialects/agui_encode_runs::no_counter_leaves_wherever_it_stands"
+_COUNTERS = "dialects/agui_encode_runs::no_counter_leaves_where_a_protocol_puts_it"
+_OWN_DATA = "dialects/agui_encode_runs::data_of_the_agent_keeps_its_keys_whatever_they_are_called"
+_CUT_OFF = "dialects/agui_encode_runs::an_answer_that_was_cut_off_is_no_success"
 _SNAPSHOTS = "dialects/agui_encode_runs::snapshots_of_state_and_messages_are_told"
 _PAUSED = (
     "dialects/agui_encode_runs::a_pause_ends_the_step_and_the_run_and_a_decision_begins_both_again"
@@ -104,6 +106,7 @@ DOCUMENT = Document(
             "AR14",
             "TOOL_CALL_ARGS with args as an object",
             _TOOL,
+            _OWN_DATA,
             "dialects/agui_encode_runs::the_arguments_are_told_once_however_they_came",
             note="`delta` stands besides, for clients of AG-UI.",
         ),
@@ -138,23 +141,27 @@ DOCUMENT = Document(
             "AR23",
             "tool_call_args is what went in",
             _TOOL,
-            _COUNTERS,
-            note="Arguments that bear a counter's name (AR32) are left out of objects; the text in "
-            "TOOL_CALL_ARGS' `delta` has them.",
+            _OWN_DATA,
         ),
         elsewhere(
             "AR24",
             "result does not repeat what went in",
             "It is the tool's own text, and no bridge's to change.",
         ),
-        holds("AR25", "TEXT_MESSAGE_END has the whole answer", _END, _WHOLE),
         holds(
+            "AR25",
+            "TEXT_MESSAGE_END has the whole answer",
+            _END,
+            _WHOLE,
+            "dialects/agui_encode_runs::a_workflows_answer_is_the_last_message_of_its_run",
+        ),
+        otherwise(
             "AR26",
             "No deltas of tokens",
+            "There is one TEXT_MESSAGE_CONTENT, with the whole answer: AG-UI clients need it.",
             _ONE_PIECE,
             _SHAPE,
             _WIRE,
-            note="One TEXT_MESSAGE_CONTENT with the whole answer: AG-UI needs it.",
         ),
         holds("AR27", "TEXT_MESSAGE_END's role is assistant, its stage worker", _END),
         holds(
@@ -165,6 +172,7 @@ DOCUMENT = Document(
             _FAILED,
             "dialects/agui_encode_runs::"
             "a_message_that_was_under_way_when_the_run_failed_ends_as_failed",
+            _CUT_OFF,
             _WORDS,
         ),
         holds(
@@ -172,17 +180,21 @@ DOCUMENT = Document(
             "key_points, suggested_actions, ui_schema",
             _END,
             _TOLD,
+            _OWN_DATA,
             note="What the upstream tells, else empty.",
         ),
-        holds("AR30", "result_type is one of four", _END, _TOLD, _FAILED, _WORDS),
-        holds("AR31", "Its error is null, or text where it failed", _END, _FAILED),
+        holds("AR30", "result_type is one of four", _END, _TOLD, _FAILED, _CUT_OFF, _WORDS),
+        holds("AR31", "Its error is null, or text where it failed", _END, _FAILED, _CUT_OFF),
         holds(
             "AR32",
             "inputTokens, outputTokens, cost, latencyMs, model never leave",
             _COUNTERS,
             _NO_COUNTER,
+            _OWN_DATA,
+            note="They are the counters that a protocol or a framework tells. Arguments, results, "
+            "state and custom values of the agent keep their keys, whatever these are called.",
         ),
-        holds("AR33", "STATE_SNAPSHOT and MESSAGES_SNAPSHOT are known", _SNAPSHOTS),
+        holds("AR33", "STATE_SNAPSHOT and MESSAGES_SNAPSHOT are known", _SNAPSHOTS, _OWN_DATA),
         holds("AR34", "The history at /history", _HISTORY, note="`{threadId, events, next}`."),
         holds("AR35", "It has no counters either", _NO_COUNTER),
         holds("AR36", "Top-level names are type, threadId, runId", _SHAPE, _WIRE),

@@ -22,7 +22,8 @@ def from_custom(name: str, value: Json) -> Draft | None:
     """The canonical draft (without source) of a custom event, or None if it is none of ours.
 
     `name` is `category.action` or one of the 22 unified names; `value` must be an object with
-    that event's required fields, of the right types; further fields are kept.
+    that event's required fields, of the right types; further fields are kept. What the unified
+    contract or executions-sse.md leaves out of its own payloads is added.
 
     Security: `lifecycle.*` and `approval.*` are always None, and so are the unified names that
     mean them (session_started, session_ended, run_retry, run_interrupted). `run_error` becomes
@@ -30,10 +31,8 @@ def from_custom(name: str, value: Json) -> Draft | None:
     """
     if not isinstance(value, dict):
         return None
-    event_type, data = name, value
-    if name in _UNIFIED:
-        event_type, translate = _UNIFIED[name]
-        data = translate(value)
+    event_type, translate = _UNIFIED.get(name) or (name, _EXECUTIONS.get(name))
+    data = translate(value) if translate else value
     if event_type not in CATALOGUE or event_type.startswith(FORBIDDEN):
         return None
     try:
@@ -74,6 +73,12 @@ def _system_error(value: JsonObject) -> JsonObject:
 def _automation(value: JsonObject) -> JsonObject:
     return {"automation": value.get("workflow"), **value}
 
+
+# Events as executions-sse.md writes them, which leaves out fields that ours need.
+_EXECUTIONS: dict[str, Translate] = {
+    "dispatch.worker": _identified("subrun_id", "worker_name", _fields({})),
+    "system.warning": _fields({}, code="warning"),
+}
 
 _UNIFIED: dict[str, tuple[str, Translate]] = {
     "session_started": ("lifecycle.started", _fields({})),

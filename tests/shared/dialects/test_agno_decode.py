@@ -559,14 +559,46 @@ def test_a_router_tells_where_it_goes() -> None:
     drafts = feed(
         decoder("workflow"),
         workflow("RouterExecutionStarted", step_id="R", step_name="route", selected_steps=["r1"]),
+        workflow("StepStarted", step_id="x", step_name="r1", parent_step_id="R"),
     )
     (went,) = only(drafts, "workflow.transition")
     assert went.data == {
         "run_id": "w1",
-        "from_step": "route",
-        "to_step": "r1",
+        "from_step": "R",
+        "to_step": "x",
         "reason": "selected",
     }
+
+
+def test_a_workflow_does_not_repeat_what_its_last_agent_has_just_said() -> None:
+    inner = {"workflow_run_id": "w1", "step_id": "x", "step_name": "work"}
+    drafts = feed(
+        decoder("workflow"),
+        workflow("WorkflowStarted"),
+        workflow("StepStarted", step_id="x", step_name="work"),
+        frame("RunStarted", "m1", **inner),
+        frame("RunContent", "m1", content="42", **inner),
+        frame("RunCompleted", "m1", content="42", **inner),
+        workflow("WorkflowCompleted", content="42"),
+    )
+    (message,) = only(drafts, "llm.message_completed")
+    assert message.data["content"] == "42"
+
+
+def test_the_steps_of_a_parallel_do_not_follow_one_another() -> None:
+    inside = {"step_name": "p", "parent_step_id": "P"}
+    drafts = feed(
+        decoder("workflow"),
+        workflow("ParallelExecutionStarted", step_id="P", step_name="par"),
+        workflow("StepStarted", step_id="a", **inside),
+        workflow("StepCompleted", step_id="a", **inside),
+        workflow("StepStarted", step_id="b", **inside),
+        workflow("StepCompleted", step_id="b", **inside),
+        workflow("ParallelExecutionCompleted", step_id="P", step_name="par"),
+        workflow("StepStarted", step_id="c", step_name="last"),
+    )
+    (went,) = only(drafts, "workflow.transition")
+    assert (went.data["from_step"], went.data["to_step"]) == ("P", "c")
 
 
 def test_the_run_of_a_steps_agent_belongs_to_the_step() -> None:

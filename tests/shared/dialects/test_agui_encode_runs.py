@@ -293,6 +293,16 @@ def test_every_answer_of_a_recorded_run_is_told_whole(name: str) -> None:
     assert {unscoped(end["messageId"]): end["answer"] for end in ends} == said
 
 
+@pytest.mark.parametrize("name", [name for name in recorded() if "/wf_" in name])
+def test_a_workflows_answer_is_the_last_message_of_its_run(name: str) -> None:
+    events = recorded()[name]
+    *_, end = events
+    if end["event"]["action"] == "completed":
+        answers = [each["answer"] for each in of_type(encoded(RUNS_1, events), "TEXT_MESSAGE_END")]
+        assert answers[-1] == end["data"]["summary"]
+        assert answers.count(answers[-1]) == 1
+
+
 # counters
 
 

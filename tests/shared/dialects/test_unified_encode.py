@@ -388,7 +388,51 @@ def test_each_example_of_the_document_is_made(
     type: str, data: dict[str, Any], unified: str, example: dict[str, Any]
 ) -> None:
     [payload] = payloads([event(type, data, source=AGENT)], unified)
-    assert payload == {"run_id": RUN_ID, **example}
+    assert payload == {**example, "run_id": RUN_ID}
+
+
+@pytest.mark.parametrize(
+    ("type", "data", "unified"),
+    [
+        ("retrieval.started", {"query": "why", "agent": "kb"}, "retrieval_started"),
+        ("llm.reasoning", {"thought": "hm", "reasoning_id": "r", "agent": "kb"}, "agent_thought"),
+        (
+            "system.error",
+            {"message": "x", "code": "E", "detail": {"agent": "kb", "step": "s"}},
+            "run_error",
+        ),
+    ],
+)
+def test_the_agent_that_a_payload_names_goes_before_the_source(
+    type: str, data: dict[str, Any], unified: str
+) -> None:
+    [payload] = payloads([event(type, data, source=AGENT)], unified)
+    assert payload["agent"] == "kb" != AGENT["agent_id"]
+
+
+def test_a_truncated_answer_is_warned_of_after_its_message() -> None:
+    run = next(each for each in recorded_runs() if each.name == "adk/2.13.0/maxtokens_stream")
+    bodies = encoded(run.events)
+    at = next(n for n, body in enumerate(bodies) if body["type"] == "run_error")
+    assert bodies[at]["payload"]["error_type"] == "max_tokens"
+    assert bodies[at - 1]["type"] == "agent_message_end"
+    assert bodies[-1]["type"] == "session_ended"
+
+
+@pytest.mark.parametrize("name", ["adk/2.13.0/wf_stream", "agno/3.1.10/wf_complex"])
+def test_a_recorded_workflow_is_one_run_whose_transitions_lead_from_step_to_step(
+    name: str,
+) -> None:
+    run = next(each for each in recorded_runs() if each.name == name)
+    bodies = encoded(run.events)
+    assert {body["payload"]["run_id"] for body in bodies} == {RUN_ID}
+    (started,) = [n for n, body in enumerate(bodies) if body["type"] == "workflow_started"]
+    first_step = next(n for n, each in enumerate(bodies) if each["type"] == "workflow_step_started")
+    assert started < first_step
+    steps = {body["payload"].get("step_id") for body in bodies}
+    moves = [body["payload"] for body in bodies if body["type"] == "workflow_transition"]
+    assert {move["reason"] for move in moves} >= {"sequence"}
+    assert steps >= {move[end] for move in moves for end in ("from_step", "to_step")}
 
 
 def test_every_type_of_the_document_has_an_example() -> None:
@@ -398,6 +442,7 @@ def test_every_type_of_the_document_has_an_example() -> None:
 def test_every_canonical_type_is_told_or_listed_as_untold() -> None:
     told = {type for type, _, _, _ in EXAMPLES}
     told |= {"lifecycle.paused", "system.error", "workflow.step_failed", "automation.failed"}
+    told |= {"system.warning"}
     assert told | UNTOLD.keys() == CATALOGUE.keys()
     assert not told & UNTOLD.keys()
 

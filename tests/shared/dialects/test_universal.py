@@ -110,6 +110,22 @@ def test_what_does_not_fit_its_name_is_none_of_ours(name: str, value: Any) -> No
     assert from_custom(name, value) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dispatch.worker", {"worker_name": "Database Monitor", "task": "Check the database"}),
+        ("dispatch.team", {"team_name": "Payment Gateway", "task": "Diagnose"}),
+        ("system.warning", {"message": "slow"}),
+        ("system.error", {"message": "broken", "code": "E1"}),
+    ],
+)
+def test_what_the_executions_document_writes_is_ours(name: str, value: dict[str, Any]) -> None:
+    draft = from_custom(name, value)
+    assert draft is not None
+    assert draft.type == name
+    assert draft.data.items() >= value.items()
+
+
 def test_further_fields_are_kept() -> None:
     draft = from_custom("metrics_update", {"cpu": 1.5, "gpu": 3})
     assert draft is not None

@@ -62,6 +62,11 @@ class Step:
     output: str | None = None  # what was said last in it
 
 
+def _around(step: Step) -> str:
+    """The step around this one; "" for a child of a tree, which has no path."""
+    return step.id.rpartition("/")[0] if step.place.path else ""
+
+
 class Steps:
     """The steps of a run, by what its events show."""
 
@@ -76,6 +81,8 @@ class Steps:
         self._seen: set[str] = set()  # node paths
         self._routes: list[tuple[str, str]] = []  # (from step, label), until the next node
         self._open: dict[str, Step] = {}
+        self._last: dict[str, str] = {}  # by the step around it: the step that ended last
+        self._is_told = False  # workflow.started was said
 
     def transferred(self, author: str) -> None:
         """Control goes to this agent by a transfer, not by a workflow."""
@@ -156,6 +163,8 @@ class Steps:
                 "reason": label,
             }
             out.append(Draft("workflow.transition", data, step.source, None, chooser))
+        if self._routes:
+            self._last.pop(_around(step), None)  # the chosen node has its transition
         self._routes = []
         described: JsonObject = {
             "description": step.id.rsplit("/", 1)[-1].split("@", 1)[0],
@@ -168,8 +177,20 @@ class Steps:
         self._begin(step, described, out)
 
     def _begin(self, step: Step, described: JsonObject, out: list[Draft]) -> None:
+        if self.graph:
+            self._tell(step.place.root, step.source, out)
         self._open[step.id] = step
         LimitReached.check(len(self._open), MAX_OPEN, "open steps")
+        before = self._last.pop(_around(step), None)
+        # Steps with a branch run side by side, in whatever order they begin.
+        if before is not None and not step.place.branch:
+            data = {
+                "run_id": self.run_id,
+                "from_step": before,
+                "to_step": step.id,
+                "reason": "sequence",
+            }
+            out.append(Draft("workflow.transition", data, step.source, None, before))
         data = {"run_id": self.run_id, "step_id": step.id, **described}
         out.append(Draft("workflow.step_started", data, step.source, None, step.id))
 
@@ -197,6 +218,7 @@ class Steps:
             if path in self._open:
                 self._complete(self._open[path], value, out)
         if is_result and self.graph:
+            self._tell(place.root, source, out)
             self.complete_all(out)  # a node that only waited for an answer gives no output
             data = {"run_id": self.run_id, "result": value}
             out.append(Draft("workflow.completed", data, source))
@@ -222,8 +244,16 @@ class Steps:
     def fail_workflow(self, error: JsonObject, source: Source, out: list[Draft]) -> None:
         """The run failed, and so did its workflow, if it is one."""
         if self.graph:
+            self._tell(None, source, out)
             data = {"run_id": self.run_id, "error": error}
             out.append(Draft("workflow.failed", data, source))
+
+    def _tell(self, workflow: str | None, source: Source, out: list[Draft]) -> None:
+        """Says once that the workflow began, before anything else is said of it."""
+        if not self._is_told:
+            self._is_told = True
+            data = {"workflow": workflow or source["agent_name"], "run_id": self.run_id}
+            out.append(Draft("workflow.started", data, source))
 
     def complete_all(self, out: list[Draft]) -> None:
         """The run ended well, and so did every step of it."""
@@ -232,6 +262,8 @@ class Steps:
 
     def _complete(self, step: Step, output: Json, out: list[Draft]) -> None:
         del self._open[step.id]
+        if not step.place.branch:
+            self._last[_around(step)] = step.id
         data = {"run_id": self.run_id, "step_id": step.id, "output": output}
         out.append(Draft("workflow.step_completed", data, step.source, None, step.id))
 
@@ -246,6 +278,8 @@ class Steps:
             "turns": dict(self._turns),
             "seen": sorted(self._seen),
             "routes": [list(route) for route in self._routes],
+            "last": dict(self._last),
+            "told": self._is_told,
             "open": [asdict(step) | {"place": list(step.place)} for step in self._open.values()],
         }
 
@@ -259,6 +293,9 @@ class Steps:
         self._turns = dict(state["turns"])
         self._seen = set(state["seen"])
         self._routes = [(chooser, label) for chooser, label in state["routes"]]
+        # A pause that was stored before 0.2 has neither.
+        self._last = dict(state.get("last", {}))
+        self._is_told = state.get("told", self.graph)
         self._open = {
             step["id"]: Step(step["id"], Place(*step["place"]), step["source"], step["output"])
             for step in state["open"]

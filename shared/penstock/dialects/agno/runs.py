@@ -97,6 +97,7 @@ class Runs:
         self._outer_told = False  # this leg named its outer run
         self.outer = Run(kind=agent.kind)
         self.session_id: str | None = None
+        self.last_said = ""  # the text of the last whole message, whichever run said it
 
     def open(self) -> None:
         """A leg begins, and may name its outer run anew."""
@@ -171,6 +172,7 @@ class Runs:
             "inner": [run.dump() for run in self.inner()],
             "keys": {run_id: run.key for run_id, run in self._by_id.items()},
             "attempts": dict(self._attempts),
+            "last_said": self.last_said,
         }
 
     def load(self, state: JsonObject) -> None:
@@ -179,7 +181,9 @@ class Runs:
         self.outer = Run.load(state["outer"])
         runs = self._by_key = {run["key"]: Run.load(run) for run in state["inner"]}
         self._by_id = {run_id: runs.get(key, self.outer) for run_id, key in state["keys"].items()}
-        self._attempts = dict(state.get("attempts", {}))  # older pauses have none
+        # A pause that was stored by an older version has neither.
+        self._attempts = dict(state.get("attempts", {}))
+        self.last_said = state.get("last_said", "")
 
     def _new(self, run_id: str, name: str, body: JsonObject) -> Run:
         outer = self.outer

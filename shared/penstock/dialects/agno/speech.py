@@ -53,15 +53,20 @@ class Speech:
         return drafts
 
     def unsaid(self, run: Run, body: JsonObject) -> list[Draft]:
-        """The answer of a run that never spoke.
+        """The answer of a run that nobody has said yet.
 
         A stream that is read again from Agno's database has no RunContent: the text is only in
-        RunCompleted. A workflow's content is its last step's output, and nobody's words.
+        RunCompleted. A workflow's answer is often what its last step's agent has just said; where
+        it is not (a function made it, or a step after the last agent), the workflow says it.
         """
-        if run.spoke or run.kind == "workflow":
+        if run.kind == "workflow":
+            said = text(body.get("content"))
+            if run.inner or run.message is not None or said in ("", self._runs.last_said):
+                return []
+        elif run.spoke:
             return []
-        said = {key: body.get(key) for key in ("content", "content_type", "citations")}
-        return self.content(run, said)
+        answer = {key: body.get(key) for key in ("content", "content_type", "citations")}
+        return self.content(run, answer)
 
     def completed(self, run: Run, _body: JsonObject) -> list[Draft]:
         """RunContentCompleted; it also comes when there was no content."""
@@ -119,6 +124,7 @@ class Speech:
             return []
         run.message = None
         run.last_text = "".join(message.parts) or text(message.value)
+        self._runs.last_said = run.last_text
         data = {
             "message_id": message.id,
             "role": _ROLE,

@@ -2,6 +2,10 @@
 
 A loop runs the same step again under the same id; the second time it is `<id>#2`. Each turn of
 a loop is a step of its own, `<loop>/<iteration>`, and the steps of that turn are inside it.
+
+A transition names both steps by their ids, when the second one begins: `selected` where a router
+chose it, `sequence` where it begins after its neighbour has ended. The steps of a parallel run
+side by side and have none.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.dialects.agno.values import obj, objects, present, string, text
-from penstock.dialects.base import Json, JsonObject, short
+from penstock.dialects.base import MAX_ITEMS, Json, JsonObject, LimitReached, short
 
 # An event's type, its data and the step that it is about.
 Said = tuple[str, JsonObject, str]
@@ -24,6 +28,9 @@ class Steps:
     names: dict[str, str] = field(default_factory=dict)  # our id to the step's name
     used: dict[str, int] = field(default_factory=dict)  # how often each id was begun
     turns: dict[str, int] = field(default_factory=dict)  # a loop's id to the turn under way
+    last: dict[str, str] = field(default_factory=dict)  # by the step around: which ended last
+    chosen: dict[str, list[str]] = field(default_factory=dict)  # by router: names yet to begin
+    parallel: set[str] = field(default_factory=set)  # our ids of parallels
 
     def id_of(self, upstream_id: str) -> str:
         """Our id of a step, or of the turn that a loop is in."""
@@ -59,12 +66,19 @@ class Steps:
             "names": dict(self.names),
             "used": dict(self.used),
             "turns": dict(self.turns),
+            "last": dict(self.last),
+            "chosen": {router: list(names) for router, names in self.chosen.items()},
+            "parallel": sorted(self.parallel),
         }
 
     def load(self, state: JsonObject) -> None:
         """The opposite of `dump`."""
         self.open, self.names = dict(state["open"]), dict(state["names"])
         self.used, self.turns = dict(state["used"]), dict(state["turns"])
+        # A pause that was stored before 0.2 has none of these.
+        self.last = dict(state.get("last", {}))
+        self.chosen = {key: list(names) for key, names in state.get("chosen", {}).items()}
+        self.parallel = set(state.get("parallel", ()))
 
     def _begin(self, run_id: str, body: JsonObject, kind: str) -> list[Said]:
         upstream_id = _step_id(body)
@@ -82,14 +96,36 @@ class Steps:
             "branch": _branch(body) if kind == "condition" else None,
             "parent_step_id": self.id_of(parent) if parent else None,
         }
-        said: list[Said] = [("workflow.step_started", present(data), step_id)]
         if kind == "router":
-            said += _chosen(run_id, name, step_id, body.get("selected_steps"))
-        return said
+            names = body.get("selected_steps")
+            names = names if isinstance(names, list) else []
+            chosen = [each for each in names if isinstance(each, str)]
+            LimitReached.check(len(chosen), MAX_ITEMS, "chosen steps")
+            self.chosen[step_id] = chosen
+        elif kind == "parallel":
+            self.parallel.add(step_id)
+        around = str(data["parent_step_id"] or "")
+        transition = self._transition(run_id, around, name, step_id)
+        return [*transition, ("workflow.step_started", present(data), step_id)]
+
+    def _transition(self, run_id: str, around: str, name: str, step_id: str) -> list[Said]:
+        """How the workflow came to a step that begins inside the step `around`."""
+        before = self.last.pop(around, None)
+        if name in self.chosen.get(around, ()):
+            self.chosen[around].remove(name)
+            from_step, reason = around, "selected"
+        elif before is not None and around not in self.parallel:
+            from_step, reason = before, "sequence"
+        else:
+            return []
+        ends = {"from_step": from_step, "to_step": step_id}
+        return [("workflow.transition", {"run_id": run_id, **ends, "reason": reason}, from_step)]
 
     def _complete(self, run_id: str, body: JsonObject, kind: str) -> list[Said]:
         upstream_id = _step_id(body)
         step_id = self._close(upstream_id) or upstream_id
+        parent = string(body.get("parent_step_id"))
+        self.last[self.id_of(parent) if parent else ""] = step_id
         response = obj(body.get("step_response"))
         if response.get("success") is False:
             return [_failed(run_id, step_id, string(response.get("error")) or "the step failed")]
@@ -132,6 +168,9 @@ class Steps:
         step_id = self.open.pop(upstream_id, None)
         if step_id is not None:
             self.names.pop(step_id, None)
+            self.last.pop(step_id, None)
+            self.chosen.pop(step_id, None)
+            self.parallel.discard(step_id)
         return step_id
 
 
@@ -165,19 +204,6 @@ def _completed(run_id: str, step_id: str, output: Json) -> Said:
 def _failed(run_id: str, step_id: str, message: str) -> Said:
     error = {"code": "upstream_error", "message": message}
     return "workflow.step_failed", {"run_id": run_id, "step_id": step_id, "error": error}, step_id
-
-
-def _chosen(run_id: str, router: str, step_id: str, selected: Json) -> list[Said]:
-    """A router tells its choice by names, so both ends of the transition are names."""
-    return [
-        (
-            "workflow.transition",
-            {"run_id": run_id, "from_step": router, "to_step": name, "reason": "selected"},
-            step_id,
-        )
-        for name in (selected if isinstance(selected, list) else ())
-        if isinstance(name, str)
-    ]
 
 
 def _branch(body: JsonObject) -> str | None:

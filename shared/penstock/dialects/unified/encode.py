@@ -1,7 +1,7 @@
 """Canonical events to the frames of unified-events.md: `event: <type>`, the root object as data.
 
 A payload has exactly the document's keys, and `run_id`, since a session has many runs; what the
-event does not tell is null. In `workflow_*` `run_id` is the workflow's own, as documented.
+event does not tell is null. `run_id` is the run's in every payload, also in `workflow_*`.
 `tool_call_result` has `is_error` besides. Message ids begin with the run's id: upstreams count
 theirs anew in every run, and here they are unique in the session.
 """
@@ -45,6 +45,7 @@ class UnifiedEncoder:
     _agent: str = ""  # the run's, for what has no source
     _open: dict[str, _Message] = field(default_factory=dict)  # by the canonical message id
     _begun: Counter[str] = field(default_factory=Counter)  # how often a message id was used
+    _warnings: list[Payload] = field(default_factory=list)  # to be said once no message is open
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """The frames of one canonical event, given as its envelope."""
@@ -59,6 +60,9 @@ class UnifiedEncoder:
             payloads = [_payload(type, event, agent)]
         else:
             payloads = []
+        if self._warnings and not self._open:
+            payloads += self._warnings
+            self._warnings = []
         return [_framed(event, index, *payload) for index, payload in enumerate(payloads)]
 
     def _started(self, event: JsonObject, _agent: str) -> Iterator[Payload]:
@@ -98,18 +102,36 @@ class UnifiedEncoder:
         error = data.get("error")
         told = error if isinstance(error, dict) else data
         detail = data.get("detail")  # where a custom event that is named `run_error` has its step
-        inner = detail.get("step") if isinstance(detail, dict) else None
-        inner = inner if isinstance(inner, str) else None
+        inside: JsonObject = detail if isinstance(detail, dict) else {}
+        step, speaker = (
+            value if isinstance(value := inside.get(key), str) and value else None
+            for key in ("step", "agent")
+        )
         message = told.get("message", told.get("error", ""))
         yield (
             "run_error",
             {
                 "error_type": told.get("error_type") or told.get("code") or "error",
                 "message": message,
-                "agent": agent,
-                "step": data.get("step") or data.get("step_id") or event.get("step_id") or inner,
+                "agent": speaker or agent,
+                "step": data.get("step") or data.get("step_id") or event.get("step_id") or step,
             },
         )
+
+    def _warned(self, event: JsonObject, agent: str) -> Iterator[Payload]:
+        """A warning. The document's only type for it is `run_error`, at which messages end.
+
+        So a warning waits for the end of the messages that are open: it must not cut them off.
+        """
+        data = event["data"]
+        payload = {
+            "error_type": data.get("code") or "warning",
+            "message": data.get("message", ""),
+            "agent": agent,
+            "step": event.get("step_id"),
+        }
+        self._warnings.append(("run_error", payload))
+        yield from ()
 
     def _message_started(self, event: JsonObject, agent: str) -> Iterator[Payload]:
         if event["data"]["message_id"] not in self._open:
@@ -156,7 +178,8 @@ class UnifiedEncoder:
         data = event["data"]
         if data["thought"]:
             debug = data.get("debug") is True
-            yield "agent_thought", {"agent": agent, "content": data["thought"], "debug": debug}
+            speaker = _speaker(event, agent)
+            yield "agent_thought", {"agent": speaker, "content": data["thought"], "debug": debug}
 
     def _tool_progressed(self, event: JsonObject, _agent: str) -> Iterator[Payload]:
         """That a tool runs is no output of it."""
@@ -175,6 +198,7 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "lifecycle.failed": UnifiedEncoder._failed,
     "lifecycle.cancelled": UnifiedEncoder._cancelled,
     "system.error": UnifiedEncoder._erred,
+    "system.warning": UnifiedEncoder._warned,
     "workflow.step_failed": UnifiedEncoder._erred,
     "llm.message_started": UnifiedEncoder._message_started,
     "llm.stream": UnifiedEncoder._streamed,
@@ -188,8 +212,10 @@ def _data(key: str, default: Json = None) -> Field:
     return lambda event, _agent: event["data"].get(key, default)
 
 
-def _speaker(_event: JsonObject, agent: str) -> Json:
-    return agent
+def _speaker(event: JsonObject, agent: str) -> Json:
+    """The agent: whom the event's own data name, else its source."""
+    named = event["data"].get("agent")
+    return named if isinstance(named, str) and named else agent
 
 
 def _is_error(event: JsonObject, _agent: str) -> Json:
@@ -247,30 +273,28 @@ _FIELDS: Final[Mapping[str, tuple[str, Mapping[str, Field]]]] = {
     ),
     "workflow.started": (
         "workflow_started",
-        {"workflow": _data("workflow"), "run_id": _data("run_id")},
+        {"workflow": _data("workflow")},
     ),
     "workflow.step_started": (
         "workflow_step_started",
         {
-            "run_id": _data("run_id"),
             "step_id": _data("step_id"),
             "description": _data("description"),
         },
     ),
     "workflow.step_completed": (
         "workflow_step_completed",
-        {"run_id": _data("run_id"), "step_id": _data("step_id"), "output": _data("output")},
+        {"step_id": _data("step_id"), "output": _data("output")},
     ),
     "workflow.transition": (
         "workflow_transition",
         {
-            "run_id": _data("run_id"),
             "from_step": _data("from_step"),
             "to_step": _data("to_step"),
             "reason": _data("reason"),
         },
     ),
-    "workflow.completed": ("workflow_completed", {"run_id": _data("run_id"), "result": _result}),
+    "workflow.completed": ("workflow_completed", {"result": _result}),
     "retrieval.started": ("retrieval_started", {"query": _data("query"), "agent": _speaker}),
     "retrieval.result": ("retrieval_result", {"documents": _documents}),
     "automation.triggered": (

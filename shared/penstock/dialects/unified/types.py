@@ -47,7 +47,6 @@ UNTOLD: Final[Mapping[str, str]] = {
     "state.messages": "no type of the document",
     "artifact.updated": "no type of the document",
     "custom.event": "no type of the document",
-    "system.warning": "no type of the document",
 }
 
 
