@@ -71,7 +71,7 @@ async def test_a_frame_is_id_event_and_data_and_its_event_is_the_type(
     assert named == [
         "RUN_STARTED",
         "STEP_STARTED",
-        *("CUSTOM", "TOOL_CALL_START", "TOOL_CALL_ARGS", "TOOL_CALL_END", "TOOL_CALL_RESULT"),
+        *("TOOL_CALL_START", "TOOL_CALL_ARGS", "TOOL_CALL_END", "TOOL_CALL_RESULT"),
         *("TEXT_MESSAGE_START", "TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_END"),
         "STEP_FINISHED",
         "RUN_FINISHED",
