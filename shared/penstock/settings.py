@@ -228,7 +228,16 @@ class AuthSettings(BaseSettings):
         None, repr=False, description="Signs CSRF tokens; needed with JWKS and several replicas"
     )
     cors_origins: Words = Field((), description="Pages of other origins that may call")
-    max_connections_per_user: int = Field(100, gt=0, description="Open at a time, per process")
+    max_connections_per_user: int = Field(
+        100, ge=0, description="Of a user, open at a time, per process; 0: any number"
+    )
+    max_streams_per_user: int = Field(
+        80, ge=0, description="Streams among them, so that some are left for requests; 0: as many"
+    )
+    max_requests_per_s: float = Field(
+        100.0, ge=0, description="Of a user, in the long run, per process; 0: any number"
+    )
+    max_requests_burst: int = Field(500, ge=1, description="Of a user, at once, per process")
     allow_unauthenticated_sse: Annotated[bool, BeforeValidator(_flag)] = Field(
         False,
         validation_alias="ALLOW_UNAUTHENTICATED_SSE",

@@ -21,6 +21,7 @@ from support.clients import Client, MakeEdge, Stream
 from support.issuer import SECRET
 from support.pretend import PretendRun
 from support.secured import bearer
+from support.waiting import eventually
 
 EVENTS = "/v1/events"
 JSON = {"accept": "application/json"}
@@ -169,3 +170,27 @@ async def test_who_stops_waiting_for_a_turn_leaves_nothing_behind() -> None:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
     assert len(turns) == 0
+
+
+async def test_a_user_has_so_many_streams_and_requests_are_answered_all_the_same(
+    make_edge: MakeEdge, carols: PretendRun
+) -> None:
+    edge = await make_edge(auth=auth(max_streams_per_user=2))
+    path, carol = f"/v1/runs/{carols.run_id}/events", bearer("carol")
+    async with Stream(edge, "GET", path, headers=carol), Stream(edge, "GET", EVENTS, headers=carol):
+        refused = await edge.get(path, headers=carol)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["limit"] == "streams"
+        started = {"accept": "text/event-stream", **carol}
+        body = {"agent": "assistant", "message": "Hello"}
+        assert (await edge.post("/v1/runs", json=body, headers=started)).status_code == 429
+        assert (await edge.get(f"/v1/runs/{carols.run_id}", headers=carol)).status_code == 200
+        async with Stream(edge, "GET", EVENTS, headers=bearer("bob")) as others:
+            assert others.response.status_code == 200
+
+    async def again() -> bool:
+        async with Stream(edge, "GET", path, headers=carol) as stream:
+            return stream.response.status_code == 200
+
+    await eventually(again, what="a stream of Carol's")

@@ -87,7 +87,7 @@ class Legacy:
         named = named_by(self._edge, request, "read")
         if (grant := identity_of(request).grant) is not None:
             grant.check_session(named.id)
-        self._edge.streams.require_room()
+        self._edge.streams.require_room(request.scope)
         after = cursor_of(request)
         found = await self._run_of(named, after)
         if found is not None:

@@ -71,7 +71,7 @@ class AdkLegs:
         `raw` besides.
         """
         who = identity_of(request)
-        self._edge.streams.require_room()
+        self._edge.streams.require_room(request.scope)
         require_json(request)
         body = await read_body(request, self._edge.settings.max_body_bytes)
         try:

@@ -86,7 +86,7 @@ class AgnoSurface:
         agent = self._agent(request, kind)
         fields = await fields_of(request, edge.settings.max_body_bytes)
         asked = agno_request.parse(fields, RunRequest)
-        edge.streams.require_room()
+        edge.streams.require_room(request.scope)
         user_id = act_as(who, asked.user_id)
         native = is_native(agent)
         given: dict[str, Any] = {}
@@ -120,7 +120,7 @@ class AgnoSurface:
         fields = await fields_of(request, edge.settings.max_body_bytes)
         asked = agno_request.parse(fields, ContinueRequest)
         by = act_as(who, asked.user_id)
-        edge.streams.require_room()
+        edge.streams.require_room(request.scope)
         _require_raw(who, agent, asked)
         if asked.session_id not in (None, record.session_id):
             raise _unknown_run(record.run_id)

@@ -46,7 +46,7 @@ class AguiSurface:
         """Start a run, or answer a pause; either way the leg that follows is the response."""
         edge, who = self._edge, identity_of(request)
         agent = agent_of(edge, request.path_params["agent"])
-        edge.streams.require_room()
+        edge.streams.require_room(request.scope)
         require_json(request)
         body = await read_body(request, edge.settings.max_body_bytes)
         try:

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.bus import Bus, BusError, ObjectGone
+from penstock.web.auth.errors import Refused
 from penstock.web.problems import Problem, problem_response
 from penstock_edge import trace
 
@@ -71,7 +72,9 @@ class Endpoint:
 def refusal(problem: Problem, shape: Shape = problem_response) -> Response:
     """The problem in that shape; one that passes says when to try again, not all at once."""
     response = shape(problem)
-    if problem.status == 503:
+    if isinstance(problem, Refused):
+        response.headers.update(problem.headers)
+    elif problem.status == 503:
         response.headers["retry-after"] = str(random.randint(*RETRY_AFTER_S))
     return response
 

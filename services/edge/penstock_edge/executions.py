@@ -31,6 +31,7 @@ CODES: Final = {
     413: "PAYLOAD_TOO_LARGE",
     415: "UNSUPPORTED_MEDIA_TYPE",
     422: "INVALID_REQUEST",
+    429: "TOO_MANY_REQUESTS",
     503: "UNAVAILABLE",
 }
 CANCEL_CODES: Final = CODES | {404: "CANCEL_FAILED", 409: "CANCEL_FAILED"}
@@ -78,7 +79,7 @@ class Executions:
             raise Problem(404, f"topologyId: there is no topology {asked.topology_id}")
         with named_in_422():
             starts.refuse_answers(asked.model_extra)
-        edge.streams.require_room()
+        edge.streams.require_room(request.scope)
         place = await place_of_new(edge.bus, over_raw=False)
         started = await edge.starter.start(Start(agent, asked.user_message, None, who.user_id))
         return await edge.stream(view(started.record.run_id, "executions"), place)

@@ -70,7 +70,7 @@ class ManyEvents:
                 self._edge.turns.named(caller),
             )
             return Response(orjson.dumps(page), media_type="application/json")
-        self._edge.streams.require_room()
+        self._edge.streams.require_room(request.scope)
         if switch(request, "markers", default=False):
             source = many.types(chosen, owner, lambda batch: None)
             place = await marked(bus, EVENTS, source.patterns(), place)

@@ -13,7 +13,10 @@ import random
 from enum import StrEnum
 from typing import Final, Protocol
 
+from starlette.types import Scope
+
 from penstock.telemetry import SENT_AWAY, STREAMS_REFUSED
+from penstock.web.auth import take_stream
 from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
@@ -70,14 +73,18 @@ class OpenStreams:
             )
             self.max_streams = room
 
-    def require_room(self) -> None:
-        """Raises Problem 503 where no stream may be opened: ask before anything is begun."""
+    def require_room(self, scope: Scope) -> None:
+        """Ask before anything is begun; the request of this scope is a stream from here on.
+
+        Raises Problem 503 where no stream may be opened, 429 where its user has too many.
+        """
         if self._grace_s is not None:
             STREAMS_REFUSED.labels("draining").inc()
             raise Problem(503, "this edge is about to stop; try again, and another one answers")
         if len(self) >= self.max_streams:
             STREAMS_REFUSED.labels("full").inc()
             raise Problem(503, f"this edge has {len(self)} streams open and takes no more")
+        take_stream(scope)
 
     def add(self, stream: Stream) -> None:
         """It is open from now on."""

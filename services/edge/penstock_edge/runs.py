@@ -94,7 +94,7 @@ class Runs:
         dialect, named = _dialect(request)
         if streams:
             require_dialect(who, dialect)
-            edge.streams.require_room()
+            edge.streams.require_room(request.scope)
         place = await place_of_new(edge.bus, dialect == RAW_DIALECT) if streams else None
         started = await edge.starter.start(
             Start(
@@ -162,7 +162,7 @@ class Runs:
         record = await run_of(edge.bus, who, request.path_params["run_id"])
         paged = wants_page(request)
         if not paged:
-            edge.streams.require_room()
+            edge.streams.require_room(request.scope)
         seen = edge.view(record.run_id, dialect, Page() if paged else Sse(named), types)
         place = await locate(edge.bus, seen, cursor_of(request))
         if not paged:

@@ -66,7 +66,7 @@ class SessionEvents:
         place, idle = await self._place(request, asked)
         if wants_page(request):
             return await self._page(request, asked, place)
-        edge.streams.require_room()
+        edge.streams.require_room(request.scope)
         form = Sse(switch(request, "names", default=True))
         client = await self._join(request, asked, form, place)
         stream = EventStream(client, ended=place.ended)
@@ -91,7 +91,7 @@ class SessionEvents:
         edge = self._edge
         if not edge.bus.ready:
             raise Problem(503, "not connected to NATS; try again")
-        edge.streams.require_room()
+        edge.streams.require_room(websocket.scope)
         asked = self._asked(websocket)
         place, idle = await self._place(websocket, asked)
         form = Messages(switch(websocket, "cursors", default=False))

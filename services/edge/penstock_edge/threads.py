@@ -76,7 +76,7 @@ class Threads:
         """agent-runs-sse.md's stream: `id`, `event`, `data`."""
         session = self._session(request, request.query_params.get("agent"))
         seen = self._view(session, Audience(RUNS), Sse())
-        return await self._stream(session, seen, await self._standing(request, session))
+        return await self._stream(request, session, seen, await self._standing(request, session))
 
     async def history(self, request: Request) -> ASGIApp:
         """`{threadId, events, next}`: what the stream has told; `next` goes into `?after=`."""
@@ -114,14 +114,18 @@ class Threads:
         audience = Audience(STRICT, query.get("protocolVersion"))
         seen = self._view(session, audience, form)
         if not FLAGS[query.get("prelude")] or cursor_of(request) is not None:
-            return await self._stream(session, seen, await self._standing(request, session))
+            return await self._stream(
+                request, session, seen, await self._standing(request, session)
+            )
         # before the standing: what ends in between is told by the tail
         end = (await place_of_new(self._edge.bus, over_raw=False)).start
         standing = await self._standing(request, session)
         frames = await self._prelude(identity_of(request), session, audience, seen, end)
         after = Cursor(end - 1, LAST_FRAME) if end > 1 else None
         standing = Standing(Place(1, 1, after), standing.idle)
-        return await self._stream(session, seen, standing, b"".join(map(form.notice, frames)))
+        return await self._stream(
+            request, session, seen, standing, b"".join(map(form.notice, frames))
+        )
 
     def _session(self, request: Request, agent: str | None) -> Session:
         """Raises Problem 403, 404 or 422."""
@@ -158,10 +162,15 @@ class Threads:
         return Standing(Place(1, 1, after, truncated, ended=idle is not None), idle)
 
     async def _stream(
-        self, session: Session, seen: View, standing: Standing, preface: bytes = b""
+        self,
+        request: Request,
+        session: Session,
+        seen: View,
+        standing: Standing,
+        preface: bytes = b"",
     ) -> ASGIApp:
         edge, idle = self._edge, standing.idle
-        edge.streams.require_room()
+        edge.streams.require_room(request.scope)
         client = await edge.hubs.join(seen, standing.place)
         stream = Prefaced(EventStream(client, ended=standing.place.ended), preface)
         if idle is not None:

@@ -35,10 +35,17 @@ Readers must accept fields that they do not know: later versions add them. Frame
 are described in catalogue.md and asyncapi.json, and by each surface's own contract."""
 
 # What any request may be answered: contradicting credentials or a bad cursor, no or a bad
-# credential, a right that is missing, an address that is wrong, too many connections, a head that
+# credential, a right that is missing, an address that is wrong, too much of one user, a head that
 # is too large, and a bus or an issuer that does not answer.
 _ALWAYS: Final = (400, 401, 403, 422, 429, 431, 503)
 _WITH_BODY: Final = (413, 415)
+_PASSES: Final = frozenset({429, 503})  # they say when to try again
+_RETRY_HEADER: Final[Json] = {
+    "Retry-After": {
+        "description": "After so many seconds the request may be sent again.",
+        "schema": {"type": "integer"},
+    }
+}
 
 _ERRORS: Final[Mapping[Shape, tuple[str, Json]]] = {
     "problem": (
@@ -164,8 +171,10 @@ def _statuses(each: Operation) -> set[int]:
 
 def _refusal(shape: Shape, status: int) -> Json:
     media_type, _ = _ERRORS[shape]
+    again: Json = {"headers": _RETRY_HEADER} if status in _PASSES else {}
     return {
         "description": http.HTTPStatus(status).phrase,
+        **again,
         "content": {media_type: {"schema": {"$ref": f"#/components/schemas/{shape}"}}},
     }
 

@@ -13,6 +13,7 @@ from penstock.web.auth.identity import (
     over,
     require,
 )
+from penstock.web.auth.limits import beyond, take_stream
 from penstock.web.auth.middleware import protection
 from penstock.web.auth.redact import redact_logs
 from penstock.web.auth.routes import auth_routes
@@ -27,6 +28,7 @@ __all__ = [
     "StreamTokens",
     "act_as",
     "auth_routes",
+    "beyond",
     "check_owner",
     "check_run",
     "identity_of",
@@ -34,4 +36,5 @@ __all__ = [
     "protection",
     "redact_logs",
     "require",
+    "take_stream",
 ]

@@ -26,7 +26,7 @@ from penstock.web.auth.errors import invalid_token, nobody
 from penstock.web.auth.identity import ANONYMOUS, NOBODY, Identity
 from penstock.web.auth.jwks import Jwks
 from penstock.web.auth.jwt import Secret, Verifier
-from penstock.web.auth.limits import Connections
+from penstock.web.auth.limits import Held, Requests
 from penstock.web.auth.origins import check_origin, is_local
 from penstock.web.auth.stream_tokens import StreamTokens
 from penstock.web.problems import Problem
@@ -51,7 +51,11 @@ class Auth:
         self.config = config
         self.tokens = tokens
         self.csrf = csrf.Csrf.of(config)
-        self.connections = Connections(config.max_connections_per_user)
+        self.connections = Held(
+            "connections", config.max_connections_per_user, "connections open at a time"
+        )
+        self.streams = Held("streams", config.max_streams_per_user, "streams open at a time")
+        self.requests = Requests(config.max_requests_per_s, config.max_requests_burst)
         self._look_again_s = look_again_s
         self._verifier = _verifier(config)
         self._cookie = credential_cookie(config)

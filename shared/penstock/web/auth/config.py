@@ -29,6 +29,9 @@ class AuthConfig:
     csrf_secret: str | None = field(default=None, repr=False)
     cors_origins: tuple[str, ...] = ()
     max_connections_per_user: int = 100
+    max_streams_per_user: int = 80
+    max_requests_per_s: float = 100.0
+    max_requests_burst: int = 500
     allow_unauthenticated_sse: bool = False
 
     @property

@@ -17,6 +17,7 @@ ANONYMOUS_USER: Final = "anonymous"
 # places in scope["state"]
 IDENTITY: Final = "identity"
 OVER: Final = "over"
+STREAMS: Final = "streams"
 
 
 @dataclass(frozen=True, slots=True)

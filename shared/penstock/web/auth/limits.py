@@ -1,37 +1,118 @@
-"""How many connections one user may hold open at a time."""
+"""What one user may have of a process at a time: connections, streams, and requests a second.
+
+`anonymous` is nobody in particular, so nothing is counted for it. A limit of 0 is none.
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+from prometheus_client import Counter as Metric
 
 from penstock.web.auth.errors import Refused
-from penstock.web.auth.identity import Identity
+from penstock.web.auth.identity import STREAMS, Identity
+
+Limit = Literal["connections", "streams", "requests", "open_runs", "queued_runs"]
+
+LIMITED: Final = Metric(
+    "penstock_limited_total", "Requests refused (429) by a limit for each user", ["limit"]
+)
+RETRY_S: Final = 1
+MAX_BUCKETS: Final = 10_000
 
 
-class Connections:
-    """Counts requests and WebSockets under way, per user, in this process.
+def beyond(limit: Limit, why: str, retry_s: int = RETRY_S) -> Refused:
+    """429 that names the limit and says when to try again; it is counted."""
+    LIMITED.labels(limit).inc()
+    return Refused(429, why, {"retry-after": str(retry_s)}, limit=limit)
 
-    `anonymous` is nobody in particular, so nothing is counted for it.
-    """
 
-    def __init__(self, most: int) -> None:
+class Held:
+    """Counts what each user holds at a time."""
+
+    def __init__(self, limit: Limit, most: int, what: str) -> None:
+        self._limit: Limit = limit
         self._most = most
-        self._open: Counter[str] = Counter()
+        self._what = what
+        self._held: Counter[str] = Counter()
 
     def take(self, identity: Identity) -> Callable[[], None]:
         """One more; what it returns gives it back. Raises Refused 429 beyond the limit."""
-        if identity.kind == "anonymous":
+        if identity.kind == "anonymous" or not self._most:
             return lambda: None
         user_id = identity.user_id
-        if self._open[user_id] >= self._most:
-            why = f"there are {self._most} connections of this user already; close some"
-            raise Refused(429, why, {"retry-after": "1"})
-        self._open[user_id] += 1
+        if self._held[user_id] >= self._most:
+            raise beyond(self._limit, f"this user has {self._most} {self._what} already; end some")
+        self._held[user_id] += 1
 
         def give_back() -> None:
-            self._open[user_id] -= 1
-            if not self._open[user_id]:
-                del self._open[user_id]
+            self._held[user_id] -= 1
+            if not self._held[user_id]:
+                del self._held[user_id]
 
         return give_back
+
+
+class Requests:
+    """A token bucket for each user: `burst` requests at once, and `rate` a second in the long run.
+
+    `rate` 0 is no limit. The buckets that are full again are forgotten.
+    """
+
+    def __init__(
+        self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate = rate
+        self._burst = max(burst, 1)
+        self._clock = clock
+        self._full_at: dict[str, float] = {}  # when the bucket of a user is full again
+
+    def take(self, identity: Identity) -> None:
+        """One request. Raises Refused 429 where the bucket is empty."""
+        if identity.kind == "anonymous" or not self._rate:
+            return
+        now = self._clock()
+        full_at = max(self._full_at.get(identity.user_id, now), now) + 1 / self._rate
+        lacking_s = full_at - now - self._burst / self._rate
+        if lacking_s > 1e-9:
+            raise beyond(
+                "requests",
+                f"more than {self._rate:g} requests a second of this user; send fewer",
+                math.ceil(lacking_s),
+            )
+        if len(self._full_at) >= MAX_BUCKETS:
+            self._full_at = {user: at for user, at in self._full_at.items() if at > now}
+        self._full_at[identity.user_id] = full_at
+
+    def __len__(self) -> int:
+        return len(self._full_at)
+
+
+class StreamPlace:
+    """The place of one request among its user's streams: taken once, and given back at its end."""
+
+    def __init__(self, streams: Held, identity: Identity) -> None:
+        self._streams = streams
+        self._identity = identity
+        self._give_back: Callable[[], None] | None = None
+
+    def take(self) -> None:
+        """The request becomes a stream. Raises Refused 429 where the user has too many."""
+        if self._give_back is None:
+            self._give_back = self._streams.take(self._identity)
+
+    def give_back(self) -> None:
+        """The request is over."""
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
+
+
+def take_stream(scope: Mapping[str, Any]) -> None:
+    """The request of this scope becomes a stream. Raises Refused 429."""
+    place: StreamPlace = scope["state"][STREAMS]
+    place.take()

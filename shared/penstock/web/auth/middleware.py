@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.web.auth.auth import Auth
 from penstock.web.auth.errors import Refused
-from penstock.web.auth.identity import IDENTITY, OVER
+from penstock.web.auth.identity import IDENTITY, OVER, STREAMS
+from penstock.web.auth.limits import StreamPlace
 from penstock.web.auth.shapes import ERROR_SHAPES, Shape, shape_of
 from penstock.web.problems import Problem
 
@@ -48,18 +49,22 @@ class AuthMiddleware:
             return
         try:
             identity = await self._auth.admit(scope)
+            self._auth.requests.take(identity)
             give_back = self._auth.connections.take(identity)
         except Problem as problem:
             await self._refuse(problem, scope, receive, send)
             return
+        stream = StreamPlace(self._auth.streams, identity)
         scope["state"] = {
             **scope.get("state", {}),
             IDENTITY: identity,
             OVER: partial(self._auth.over, identity),
+            STREAMS: stream,
         }
         try:
             await self._app(scope, receive, send)
         finally:
+            stream.give_back()
             give_back()
 
     async def _refuse(self, problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
