@@ -11,6 +11,7 @@ from typing import TypeVar
 from penstock.bus import Bus, BusError, FenceConflict, Msg
 from penstock.bus.fence import tail
 from penstock.bus.kv import Entry
+from penstock.bus.peers import Peers
 from penstock.bus.records import Claim, Sent, SessionRecord, Turn
 from penstock.bus.streams import RAW
 from penstock.bus.subjects import raw_stored, turn
@@ -44,11 +45,19 @@ class Claims:
     """The records by which connectors divide runs among themselves. Every write is a CAS.
 
     While `sees_others` is False nobody counts as dead: the bus was away, perhaps from everybody,
-    for so long that all leases have run out, and the others are about to renew theirs.
+    for so long that all leases have run out, and the others are about to renew theirs. `peers`
+    knows by asking; whom it found dead is dead in any case.
     """
 
-    def __init__(self, bus: Bus, pod: str, sees_others: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        pod: str,
+        sees_others: Callable[[], bool] = lambda: True,
+        peers: Peers | None = None,
+    ) -> None:
         self.sees_others = sees_others
+        self._peers = peers
         self._bus = bus
         self._pod = pod
         self._claims = bus.bucket("claims")
@@ -57,18 +66,36 @@ class Claims:
 
     async def lives(self, pod: str) -> bool:
         """True while that connector's lease stands, or nobody can tell by it."""
-        if pod == self._pod or not self.sees_others():
+        if pod == self._pod:
+            return True
+        if self._peers is not None and self._peers.is_dead(pod):
+            return False
+        if not self.sees_others():
             return True
         if await self._leases.get(f"pod.{pod}") is not None:
             return True
         await self._bus.clock.look()  # when NATS's clock was set, all leases have run out at once
         return not self.sees_others()
 
+    async def is_there(self, pod: str) -> bool:
+        """The same, but False as soon as nobody answers for it.
+
+        Enough to begin what it has not begun: should it live, the fence refuses it.
+        """
+        if pod != self._pod and self._peers is not None and self._peers.is_gone(pod):
+            return False
+        return await self.lives(pod)
+
     async def living(self) -> set[str]:
         """All connectors whose lease stands, and this one; ask `sees_others` afterwards."""
         keys = await self._leases.keys("pod.>")
         await self._bus.clock.look()
         return {key.removeprefix("pod.") for key in keys} | {self._pod}
+
+    def suspect(self, pods: set[str]) -> None:
+        """Ask whether these live, of which nothing but their notes is left."""
+        if self._peers is not None:
+            self._peers.suspect(pods)
 
     async def claim(self, run_id: str, state: str = "held") -> Claim | None:
         """Take a run's start; None when it is ours now, else the claim that stands."""
@@ -86,7 +113,7 @@ class Claims:
     async def take_over(self, run_id: str, state: str = "held") -> bool:
         """Replace the claim of a dead connector."""
         entry = await self._claims.get(f"claim.{run_id}")
-        if entry is None or await self.lives(_claim(entry).pod):
+        if entry is None or await self.is_there(_claim(entry).pod):
             return False
         claim = Claim.model_validate({"pod": self._pod, "state": state})
         return (

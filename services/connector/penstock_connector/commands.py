@@ -22,6 +22,7 @@ from penstock.bus import (
     OutcomeUnknown,
     Stored,
 )
+from penstock.bus.peers import Peers
 from penstock.bus.pull import Retry
 from penstock.bus.records import (
     CancelCommand,
@@ -58,12 +59,13 @@ class Commands:
         client: httpx.AsyncClient,
         pod: str,
         sees_others: Callable[[], bool] = lambda: True,
+        peers: Peers | None = None,
     ) -> None:
         self._bus = bus
         self._config = config
         self._pod = pod
         self._runs = Runs(bus, pod)
-        self._claims = Claims(bus, pod, sees_others)
+        self._claims = Claims(bus, pod, sees_others, peers)
         self._orders = Orders(bus, client)
         self.legs = Legs(bus, settings, client, pod, self._runs, self._claims)
         self.succession = Succession(
@@ -95,13 +97,12 @@ class Commands:
         if standing.state == "cancelled" or run_id in self.legs:
             return False
         last = await self._runs.tail(run_id)
-        if standing.pod != self._pod and await self._claims.lives(standing.pod):
-            if last is None:
-                raise Retry(1)  # it may still die before it opens: keep the command until then
-            return False
         if last is not None:
-            await self.succession.adopt_unless_held(run_id, last)
+            if standing.pod == self._pod or not await self._claims.lives(standing.pod):
+                await self.succession.adopt_unless_held(run_id, last)
             return False
+        if standing.pod != self._pod and await self._claims.is_there(standing.pod):
+            raise Retry(1)  # it may still die before it opens: keep the command until then
         if standing.pod != self._pod:
             if not await self._claims.take_over(run_id):
                 raise Retry(1)
@@ -152,7 +153,7 @@ class Commands:
             return False
         if sent.pod == self._pod:
             return True
-        if await self._claims.lives(sent.pod):
+        if await self._claims.is_there(sent.pod):
             raise Retry(1)
         if not await self._claims.take_over_sending(command.approval_id, revision):
             raise Retry(1)

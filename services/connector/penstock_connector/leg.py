@@ -39,7 +39,7 @@ MAX_DETAIL_BYTES = 4 * MAX_DETAIL_CHARACTERS
 DETAIL_S = 5.0
 REATTACH_TRIES = 5  # without an event in between
 REATTACH_S = 0.5
-FRESH_S = 1.0  # after a write that nobody can have taken the leg over so soon
+FRESH_S = 0.5  # after a write nobody can have taken the leg over so soon: asking takes longer
 
 # httpx raises these before a byte of the request has left
 _NOT_SENT = (
@@ -138,7 +138,7 @@ class Leg:
         """Whether another connector can go on with it now as if nothing had been."""
         if self._call is None:
             return self.queued
-        return self.upstream.outlives_us(self._call, self._seen)
+        return self.upstream.outlives_us(self._seen)
 
     async def run(self) -> Outcome:
         """Wait for the turn, stream, and write how it ended, unless somebody else has the leg."""

@@ -11,6 +11,7 @@ import httpx
 
 from penstock.bus import BusError, Stored, streams
 from penstock.bus.leases import Lease, keep
+from penstock.bus.peers import Peers
 from penstock.bus.pull import Reader, WorkQueue
 from penstock.bus.subjects import run_id_of
 from penstock.service import Context, Service
@@ -23,6 +24,10 @@ log = logging.getLogger(__name__)
 
 KEEPALIVE_S = 1.0
 AT_ONCE = 64  # commands of a kind
+# In all nobody must answer for a connector for 2 s: a wrong guess loses the runs whose server
+# cannot be come back to. A connection that was cut is back after 0.1 to 0.5 s for each server that
+# is tried, so these are at least four attempts.
+CONFIRM_S = 1.5
 _PODS = "$KV.leases.pod."
 
 
@@ -45,6 +50,16 @@ class ConnectorService(Service):
             limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S),
             follow_redirects=False,
         )
+        self._peers = Peers(
+            self.bus,
+            "pod.",
+            context.pod,
+            on_gone=self._on_gone,
+            on_dead=self._on_dead,
+            confirm_s=CONFIRM_S,
+        )
+        self._queues: list[WorkQueue] = []
+        self._taking_up: set[asyncio.Task[None]] = set()
         self._commands = Commands(
             self.bus,
             context.config,
@@ -52,17 +67,21 @@ class ConnectorService(Service):
             self._client,
             context.pod,
             lambda: self._lease.sees_others,
+            self._peers,
         )
         self._somebody_left = asyncio.Event()
-        self._lease = Lease(self.bus, f"pod.{context.pod}", context.pod, self._settings.pod_ttl_s)
+        ttl_s = self._settings.pod_ttl_s
+        self._lease = Lease(self.bus, f"pod.{context.pod}", context.pod, ttl_s, answers=True)
 
     async def start(self) -> None:
         """Say that it lives before it takes anything."""
+        await self._peers.answer()
         await self._lease.acquire()
         self.spawn("lease", lambda: keep(self._lease, self._settings.pod_renew_s))
         await self._commands.succession.accept()
         watch = Reader(self.bus, "KV_leases", f"{_PODS}>", 1, self._on_lease)
         self.spawn("watch", watch.run)
+        self.spawn("peers", self._peers.run)
         self.spawn("reaper", self._reap)
         handlers = {
             "cancel": self._commands.cancel,
@@ -83,6 +102,7 @@ class ConnectorService(Service):
                 room=(lambda: self._commands.room) if kind == "start" else None,
                 concurrency=at_once.get(kind, AT_ONCE),
             )
+            self._queues.append(queue)
             self.spawn(kind, queue.run)
 
     async def drain(self, grace_s: float) -> None:
@@ -98,7 +118,9 @@ class ConnectorService(Service):
         await self._client.aclose()
 
     async def _take_no_more(self) -> None:
-        await self.cancel("start", "continue", "watch", "reaper")
+        await self.cancel("start", "continue", "peers", "watch", "reaper")
+        if self._taking_up:
+            await asyncio.wait(self._taking_up)
         await self._commands.succession.refuse()
 
     async def _give_up(self, stored: Stored, error: Exception) -> None:
@@ -107,9 +129,33 @@ class ConnectorService(Service):
             await patiently(lambda: self._commands.fail(run_id_of(stored.subject), error))
 
     async def _on_lease(self, stored: Stored) -> None:
+        self._peers.saw(stored)
         if not stored.payload:  # it has run out, or was given back
             self._commands.succession.left(stored.subject.removeprefix(_PODS))
             self._somebody_left.set()
+
+    async def _on_gone(self, pod: str) -> None:
+        self._commands.succession.gone(pod)
+        self._somebody_left.set()
+        self._begin_instead()
+
+    async def _on_dead(self, pod: str) -> None:
+        self._commands.succession.left(pod)
+        self._somebody_left.set()
+        self._begin_instead()
+
+    def _begin_instead(self) -> None:
+        # what a dead one had taken and not begun would wait for `ack_wait_s`
+        task = asyncio.create_task(self._take_up())
+        self._taking_up.add(task)
+        task.add_done_callback(self._taking_up.discard)
+
+    async def _take_up(self) -> None:
+        for queue in self._queues:
+            try:
+                await queue.take_up()
+            except BusError as error:
+                log.warning("commands of a dead connector come again by themselves: %s", error)
 
     async def _reap(self) -> None:
         while True:

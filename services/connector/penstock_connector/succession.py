@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Awaitable, Callable
 
 import orjson
 from pydantic import ValidationError
@@ -64,6 +65,7 @@ class Succession:
         self._side_by_side = asyncio.Semaphore(AT_ONCE)
         self._living: set[str] = set()  # as last seen
         self._dead: set[str] = set()  # whose legs are not all dealt with
+        self._gone: set[str] = set()  # who seems to be dead: what moves freely is taken over
         self._swept_at = float("-inf")
         self._offers: Subscription | None = None
         self._taking: set[asyncio.Task[None]] = set()
@@ -74,32 +76,62 @@ class Succession:
         """A connector's lease has run out, or was given back."""
         self._dead.add(pod)
 
+    def gone(self, pod: str) -> None:
+        """Nobody answers for a connector: it was killed, or is cut off for a moment."""
+        self._gone.add(pod)
+
     async def reap(self) -> None:
         """Deal with the legs of connectors that live no more."""
-        living = await self._claims.living()
-        if not self._claims.sees_others():
-            return
-        self._dead |= self._living - living
-        self._living = living
-        if time.monotonic() - self._swept_at > FULL_SWEEP_S:
-            self._dead |= {pod for pod, _ in await self._claims.active()} - living
-            self._swept_at = time.monotonic()
+        while self._gone:
+            pod = self._gone.pop()
+            await self._of_each_leg(pod, self._take_freely)
+        await self._look_for_dead()
         for pod in tuple(self._dead):
-            held = [] if await self._claims.lives(pod) else await self._claims.active(pod)
-            random.shuffle(held)  # the others are at it, too
-            if not held:
+            if await self._claims.lives(pod):
+                if self._claims.sees_others():
+                    self._dead.discard(pod)
+            elif not await self._of_each_leg(pod, self._settle):
                 self._dead.discard(pod)
-            await asyncio.gather(*(self._inherit(pod, run_id) for _, run_id in held))
 
-    async def _inherit(self, pod: str, run_id: str) -> None:
+    async def _look_for_dead(self) -> None:
+        living = await self._claims.living()
+        if time.monotonic() - self._swept_at > FULL_SWEEP_S:
+            away = {pod for pod, _ in await self._claims.active()} - living
+            if self._claims.sees_others():
+                self._dead |= away
+                self._swept_at = time.monotonic()
+            else:
+                self._claims.suspect(away)
+        if self._claims.sees_others():
+            self._dead |= self._living - living
+            self._living = living
+
+    async def _of_each_leg(
+        self, pod: str, deal_with: Callable[[str, str], Awaitable[None]]
+    ) -> bool:
+        """False when it has none."""
+        held = await self._claims.active(pod)
+        random.shuffle(held)  # the others are at it, too
+        await asyncio.gather(*(self._inherit(pod, run_id, deal_with) for _, run_id in held))
+        return bool(held)
+
+    async def _inherit(
+        self, pod: str, run_id: str, deal_with: Callable[[str, str], Awaitable[None]]
+    ) -> None:
         try:
             async with self._side_by_side:
                 with self._legs.alone_with(run_id):
-                    await self._settle(pod, run_id)
+                    await deal_with(pod, run_id)
         except (BusError, Retry) as error:
             log.warning("run %s of %s, which is dead: not now: %s", run_id, pod, error)
         except Exception:  # one leg must not keep the others
             log.exception("run %s of %s, which is dead", run_id, pod)
+
+    async def _take_freely(self, pod: str, run_id: str) -> None:
+        """Go on with a leg if nothing is lost by it, should its holder live after all."""
+        last = await self._runs.tail(run_id)
+        if last is not None and kind_of(last) not in CLOSED and holder_of(last) == pod:
+            await self.adopt(run_id, last, DIED.format(pod), freely=True)
 
     async def _settle(self, pod: str, run_id: str) -> None:
         last = await self._runs.tail(run_id)
@@ -123,28 +155,38 @@ class Succession:
         """Deal with a leg of which a command tells once more. The caller is alone with the run."""
         if kind_of(last) in CLOSED:
             return
-        if not self._claims.sees_others():
-            raise Retry(1)
+        if not self._claims.sees_others() and await self._claims.lives(holder_of(last)):
+            raise Retry(1)  # nobody can tell yet
         if not await self._legs.is_held(run_id, last):
             await self.adopt(run_id, last, DIED.format(holder_of(last)))
 
     async def adopt(
-        self, run_id: str, last: Stored, why: str, cancelled: CancelCommand | None = None
+        self,
+        run_id: str,
+        last: Stored,
+        why: str,
+        cancelled: CancelCommand | None = None,
+        *,
+        freely: bool = False,
     ) -> bool:
         """Go on with an open leg that nobody holds, or say how it ended.
 
         True when it is ours now; else it has ended, or somebody else was first. Of a run that was
-        cancelled, or has ended without the leg, the upstream is only asked to stop. The caller is
-        alone with the run.
+        cancelled, or has ended without the leg, the upstream is only asked to stop. `freely`: only
+        where nothing is lost should its holder live; else nothing is done. The caller is alone
+        with the run.
         """
         holder = holder_of(last)
         cancelled = cancelled or await self._runs.cancel_of(run_id)
         found = await self._order(run_id, last)
         if found is None:
-            await self._end(run_id, last, why, cancelled)
+            if not freely:
+                await self._end(run_id, last, why, cancelled)
             return False
         order, agent = found
         past = await self._past(order, agent, last)
+        if freely and not self._moves_freely(agent, past):
+            return False
         await self._claims.begin(run_id, order.held)
         writer = self._runs.writer(run_id, last)
         try:
@@ -169,6 +211,14 @@ class Succession:
             cancelled=cancelled,
         )
         return True
+
+    def _moves_freely(self, agent: AgentConfig, past: Past) -> bool:
+        """Whether two may hold the leg for a moment: the server keeps its events for both."""
+        if not past.called:
+            return True  # the fence lets only one call
+        seen = past.seen
+        came_so_far = seen.last_event_index is not None or seen.last_id is not None
+        return came_so_far and self._legs.upstream(agent).outlives_us(seen)
 
     async def _order(self, run_id: str, last: Stored) -> tuple[Order, AgentConfig] | None:
         """What the leg's holder has noted; None where that is not enough to go on."""

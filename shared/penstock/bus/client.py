@@ -200,8 +200,8 @@ class Bus:
 
     @property
     def calm_s(self) -> float:
-        """For how long the connection has stood; 0 while it does not."""
-        return time.monotonic() - self.client.connected_at if self.ready else 0.0
+        """For how long the connection has stood since a reconnect; 0 while it does not stand."""
+        return time.monotonic() - self.client.returned_at if self.ready else 0.0
 
     @property
     def cluster_whole_s(self) -> float:

@@ -40,7 +40,7 @@ class Connection(Client):
         self.unanswered: set[asyncio.Future[Any]] = set()
         self.held_back = ""  # why nothing may be sent, though the connection stands
         self._left: Srv | None = None  # not to be taken again at once
-        self.connected_at = time.monotonic()  # the connection as it stands
+        self.returned_at = float("-inf")  # the last reconnect
         self.node_lost_at = float("-inf")  # the cluster has lost a server, as far as we know
         self._nodes: frozenset[str] = frozenset()  # the cluster's servers, as ours said last
         self._address = ""  # of our server
@@ -147,12 +147,12 @@ class Connection(Client):
         await super()._process_info(info, initial_connection)
         nodes = frozenset(info.get("connect_urls") or ())
         address = self._current_server.uri.netloc if self._current_server else ""
+        if initial_connection and self._address:
+            self.returned_at = time.monotonic()
         # whoever lands at another server had a reason to leave the last one
         if self._nodes - nodes or (self._address and address != self._address):
             self.node_lost_at = time.monotonic()
         self._nodes, self._address = nodes, address
-        if initial_connection:
-            self.connected_at = time.monotonic()
 
     async def leave(self) -> None:
         """Move to another server, if there is one."""

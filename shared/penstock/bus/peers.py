@@ -13,8 +13,8 @@ half a second. Therefore:
 
 - one answer of "no responders" is not enough, and `confirm_s` makes it longer where a wrong guess
   would cost something;
-- nobody is judged for `CALM_S` after our own connection was made or came back, since all others may
-  be coming back, too;
+- nobody is judged for `CALM_S` after our own connection came back, since all others may be coming
+  back, too;
 - nobody is found dead for `NODE_LOST_S` after the cluster has lost a server, where a wrong guess
   costs something: a member may be connected to just that one, and leave it only after ten seconds.
 
@@ -118,10 +118,9 @@ class Peers:
         """Ask also for these, which have no lease."""
         self._suspects |= set(names) - self._revisions.keys() - self._dead - {self._me}
 
-    def forget(self, name: str) -> None:
-        """Nothing is left of this one."""
-        self._dead.discard(name)
-        self._suspects.discard(name)
+    def is_gone(self, name: str) -> bool:
+        """Whether nobody was there when it was asked last, twice or more; it may come back."""
+        return name in self._dead or self._absent.get(name, 0) >= TIMES
 
     def is_dead(self, name: str) -> bool:
         """Whether it was found dead, and has not come back since."""

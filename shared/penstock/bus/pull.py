@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from penstock.bus.direct import Stored
+from penstock.bus.direct import Stored, replay
 from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown
 from penstock.bus.subjects import traceback_id
 
@@ -33,6 +33,7 @@ HEARTBEAT_S = 2  # an open request is told that its consumer lives
 SILENCE_S = 5.0  # the server that led the consumer died, and nobody says so
 RETRY_S, MAX_RETRY_S = 0.25, 1.0
 AGAIN_S = 1.0
+TAKE_UP_AT_ONCE, TAKE_UP_TRIES, TAKE_UP_PAUSE_S = 16, 3, 0.3
 GIVE_UP_TRIES = 5  # deliveries beyond the limits: to give a message up may fail, too
 LOOK_S = 0.2  # how soon it is seen that there is room again
 MAX_PENDING = 10_000  # deliveries that nobody has answered yet
@@ -321,6 +322,7 @@ class WorkQueue:
         self._max_unfinished = max_unfinished
         self._failed: set[int] = set()  # by stream sequence; some were finished elsewhere since
         self._tasks: set[asyncio.Task[None]] = set()
+        self._in_hand: set[int] = set()  # by stream sequence
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
         self._pull = _Pull(bus, stream, self._on_message, self._wake.set, concurrency)
@@ -345,6 +347,42 @@ class WorkQueue:
             await self._pull.close()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+
+    async def take_up(self) -> None:
+        """Handle what others were given and have not acknowledged, before `ack_wait_s` is over.
+
+        To be called when one of them has died. It may be in the hands of a living one, too: that
+        must do no harm, as with every second delivery. Nothing is acknowledged here: the server
+        delivers it once more, and then it is found done. A handler that says `Retry` is called
+        three times, one that fails once. Raises BusError when the server cannot be asked.
+        """
+        info = await self._bus.api(f"CONSUMER.INFO.{self._stream}.{self._durable}")
+        begin, last = info["ack_floor"]["stream_seq"] + 1, info["delivered"]["stream_seq"]
+        if not info["num_ack_pending"]:
+            return
+        side_by_side = asyncio.Semaphore(TAKE_UP_AT_ONCE)
+
+        async def handled(stored: Stored) -> None:
+            for _ in range(TAKE_UP_TRIES):
+                async with side_by_side:
+                    if self._room() <= 0:
+                        return
+                    try:
+                        return await self._handle(stored)
+                    except Retry as retry:
+                        delay_s = retry.delay_s
+                    except Exception:
+                        return log.exception("%s: it comes again", stored.subject)
+                await self._pause(min(delay_s, TAKE_UP_PAUSE_S))
+
+        for pattern in self._patterns:
+            found = []
+            async for stored in replay(self._bus, self._stream, pattern, begin):
+                if stored.sequence > last:
+                    break
+                if stored.sequence not in self._in_hand:
+                    found.append(stored)
+            await asyncio.gather(*map(handled, found))
 
     async def _open(self) -> None:
         await self._bus.api(
@@ -391,6 +429,7 @@ class WorkQueue:
 
     async def _work(self, delivery: Delivery) -> None:
         heartbeat = asyncio.create_task(self._heartbeat(delivery))
+        self._in_hand.add(delivery.stored.sequence)
         try:
             word = await self._word(delivery)
         except Exception:
@@ -402,6 +441,7 @@ class WorkQueue:
             return
         finally:
             heartbeat.cancel()
+            self._in_hand.discard(delivery.stored.sequence)
         with contextlib.suppress(NatsError):  # unanswered, it is delivered again
             await self._bus.client.publish(delivery.reply, word)
 

@@ -475,3 +475,66 @@ async def test_a_queue_whose_consumer_is_deleted_makes_it_again(commands: Comman
         await commands.bus.api(f"CONSUMER.DELETE.COMMANDS.{commands.target}")
         await commands.send(b"two")
         assert await commands.until(2) == [b"one", b"two"]
+
+
+async def test_what_a_dead_one_had_taken_is_handled_before_its_time_is_over(
+    nats_server: NatsServer, commands: Commands
+) -> None:
+    async def hang(stored: Stored) -> None:
+        taken.append(stored.payload)
+        await asyncio.Event().wait()
+
+    taken: list[bytes] = []
+    pattern = [f"command.{commands.target}.start.*"]
+    queue = WorkQueue(
+        commands.bus,
+        streams.COMMANDS,
+        commands.target,
+        pattern,
+        commands.note,
+        on_poison=commands.give_up,
+    )
+    async with connected(nats_server.url) as dying:
+        victim = WorkQueue(
+            dying, streams.COMMANDS, commands.target, pattern, hang, on_poison=commands.give_up
+        )
+        task = asyncio.create_task(victim.run())
+        await commands.send(b"one", b"two")
+
+        async def both_taken() -> bool:
+            return len(taken) == 2
+
+        await eventually(both_taken)
+        await dying.client.close()
+        await commands.send(b"not taken yet")
+        await queue.take_up()
+        assert sorted(commands.handled) == [b"one", b"two"]
+        for each in (task, *victim._tasks):
+            each.cancel()
+        await asyncio.wait([task])
+
+
+async def test_what_we_have_in_hand_ourselves_is_not_taken_up(commands: Commands) -> None:
+    goes_on = asyncio.Event()
+
+    async def handle(stored: Stored) -> None:
+        await commands.note(stored)
+        await goes_on.wait()
+
+    queue = WorkQueue(
+        commands.bus,
+        streams.COMMANDS,
+        commands.target,
+        [f"command.{commands.target}.start.*"],
+        handle,
+        on_poison=commands.give_up,
+    )
+    task = asyncio.create_task(queue.run())
+    await commands.send(b"x")
+    await commands.until(1)
+    await queue.take_up()
+    assert commands.handled == [b"x"]
+    goes_on.set()
+    await commands.empty()
+    task.cancel()
+    await asyncio.wait([task])

@@ -112,7 +112,7 @@ class AdkUpstream:
         if isinstance(invocation_id, str):
             seen.run_id = invocation_id
 
-    def outlives_us(self, call: Call, seen: Attachment) -> bool:
+    def outlives_us(self, seen: Attachment) -> bool:
         """Closing the connection aborts it."""
         return False
 

@@ -100,7 +100,7 @@ class AgnoUpstream:
             seen.refusal = f"the agent server has forgotten the events {missing}"
         seen.last_event_index = index
 
-    def outlives_us(self, call: Call, seen: Attachment) -> bool:
+    def outlives_us(self, seen: Attachment) -> bool:
         """3.x in the background: the events are kept for who comes next."""
         return seen.last_event_index is not None
 

@@ -125,7 +125,7 @@ class AguiUpstream:
             seen.notes.transcript.feed(each)
             seen.notes.state.feed(each)
 
-    def outlives_us(self, call: Call, seen: Attachment) -> bool:
+    def outlives_us(self, seen: Attachment) -> bool:
         """At another Penstock, which cancels nothing when a client leaves."""
         return seen.run_id is not None
 

@@ -79,7 +79,7 @@ class Upstream(Protocol):
         """Note what a frame tells about that."""
         ...
 
-    def outlives_us(self, call: Call, seen: Attachment) -> bool:
+    def outlives_us(self, seen: Attachment) -> bool:
         """Whether the run goes on when we close the connection, and is there for another one."""
         ...
 
