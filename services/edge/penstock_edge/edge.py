@@ -16,6 +16,7 @@ from penstock_edge.forms import Form
 from penstock_edge.hub import Hubs
 from penstock_edge.locate import Place
 from penstock_edge.many import Many
+from penstock_edge.open_runs import OpenRuns
 from penstock_edge.open_streams import OpenStreams
 from penstock_edge.read_turns import ReadTurns
 from penstock_edge.sessions import Records
@@ -38,6 +39,7 @@ class Edge:
     many: Many
     agui: AguiViews
     turns: ReadTurns
+    open_runs: OpenRuns
 
     @classmethod
     def of(cls, bus: Bus, config: Config, settings: EdgeSettings) -> Edge:
@@ -46,8 +48,22 @@ class Edge:
         many = Many(bus, Feed(bus), Records(bus))
         agui = AguiViews(AguiRuns(bus, config, many.records))
         turns = ReadTurns()
+        open_runs = OpenRuns(
+            bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
+        )
         hubs = Hubs(bus, settings, turns)
-        return cls(bus, config, settings, hubs, Starter(bus), canceller, many, agui, turns)
+        return cls(
+            bus,
+            config,
+            settings,
+            hubs,
+            Starter(bus, open_runs),
+            canceller,
+            many,
+            agui,
+            turns,
+            open_runs,
+        )
 
     @property
     def streams(self) -> OpenStreams:

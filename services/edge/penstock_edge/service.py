@@ -56,6 +56,7 @@ class EdgeService(Service):
             log.warning("an untried uvicorn: events go out by ASGI, at twice the cost")
         self._edge.streams.fit(raise_file_limit())
         self.spawn("beat", self._edge.hubs.beat)
+        self.spawn("open-runs", self._edge.open_runs.follow)
 
     async def drain(self, grace_s: float) -> None:
         """Open no stream, and lead those that are open to another edge, one after another."""
@@ -63,7 +64,7 @@ class EdgeService(Service):
 
     async def stop(self) -> None:
         """End every stream where it stands: clients come back with their cursors."""
-        await self.cancel("beat")
+        await self.cancel("beat", "open-runs")
         await self._edge.hubs.close()
         await self._edge.many.feed.close()
         await self._adk.close()

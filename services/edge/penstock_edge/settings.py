@@ -52,6 +52,12 @@ class EdgeSettings(Settings):
         ge=0,
         description="A stream that can be resumed is ended at this age, at the latest; 0 never",
     )
+    max_open_runs_per_user: int = Field(
+        500, ge=0, description="Queued or under way, of a user, in the installation; 0: any number"
+    )
+    max_queued_runs_per_user: int = Field(
+        200, ge=0, description="Of these, not yet taken by a connector; 0: any number"
+    )
     page_events: int = Field(
         5000, gt=0, description="Events that a page is looked for in; then it is given as it is"
     )

@@ -19,6 +19,7 @@ from penstock.bus.objects import wrap
 from penstock.bus.records import RunRecord, StartCommand
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
+from penstock_edge.open_runs import OpenRuns
 from penstock_edge.trace import traceparent
 
 SHOWN_CHARACTERS = 200
@@ -52,16 +53,32 @@ class Started:
 class Starter:
     """Puts runs on the bus."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, open_runs: OpenRuns) -> None:
         self._bus = bus
+        self._open_runs = open_runs
 
     async def start(self, start: Start) -> Started:
         """A new run, or the first one of the same key.
 
-        Raises Problem 409 when the key came with another body before; BusError.
+        Raises Problem 409 when the key came with another body before, 429 when the user has too
+        many runs and this would be one more; BusError.
         """
         # ids tell the order of runs, so all edges take the time from one clock
         run_id = str(uuid_utils.uuid7(nanoseconds=round(self._bus.clock.time() * 1e9)))
+        if not await self._open_runs.has_room(start.user_id) and not await self._is_repeat(start):
+            self._open_runs.refuse(start.user_id)
+        # before anything is waited for, or many starts at once would all have found room
+        self._open_runs.begin(start.user_id, run_id)
+        is_begun = False
+        try:
+            started = await self._start(start, run_id)
+            is_begun = started.record.run_id == run_id
+        finally:
+            if not is_begun:  # refused, failed, or a repeat of another one
+                self._open_runs.forget(run_id)
+        return started
+
+    async def _start(self, start: Start, run_id: str) -> Started:
         if start.key is not None:
             run_id, new = await self._first_of(start, run_id)
         else:
@@ -80,9 +97,18 @@ class Starter:
                 raise
         return Started(record, new)
 
+    async def _is_repeat(self, start: Start) -> bool:
+        """Whether the key has a run on record: then nothing new is asked for."""
+        if start.key is None:
+            return False
+        entry = await self._bus.bucket("idempotency").get(_key_of(start))
+        if entry is None:
+            return False
+        return await self._bus.bucket("runs").get(orjson.loads(entry.value)["run_id"]) is not None
+
     async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
         bucket = self._bus.bucket("idempotency")
-        key = subjects.key_of(start.user_id, start.key)
+        key = _key_of(start)
         digest = hashlib.sha256(start.request).hexdigest()
         value = orjson.dumps({"run_id": run_id, "sha256": digest})
         if await bucket.create(key, value) is not None:
@@ -136,6 +162,10 @@ class Starter:
         """Nothing was begun, and the caller is told so: the list of runs should show no run."""
         with suppress(BusError):
             await self._bus.bucket("runs").delete(run_id)
+
+
+def _key_of(start: Start) -> str:
+    return subjects.key_of(start.user_id, start.key)
 
 
 def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
