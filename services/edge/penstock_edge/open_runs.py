@@ -74,8 +74,12 @@ class OpenRuns:
 
     async def follow(self) -> None:
         """Read what stands in KV `runs` and what is written there, until cancelled."""
-        if self._max_open or self._max_queued:
+        if self._limits:
             await self._reader.run()
+
+    @property
+    def _limits(self) -> bool:
+        return bool(self._max_open or self._max_queued)
 
     def count(self, user_id: str) -> tuple[int, int]:
         """Open and, among them, queued runs of the user."""
@@ -106,7 +110,7 @@ class OpenRuns:
 
     def begin(self, user_id: str, run_id: str) -> None:
         """A run is about to be written down: it counts from here on."""
-        if run_id not in self._owners and user_id != ANONYMOUS_USER:
+        if self._limits and run_id not in self._owners and user_id != ANONYMOUS_USER:
             self._count(run_id, user_id, "starting")
 
     def forget(self, run_id: str) -> None:
