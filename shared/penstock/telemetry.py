@@ -34,6 +34,9 @@ SENT_AWAY = Counter(
     "penstock_sent_away_total", "Client streams ended so that their clients come back", ["reason"]
 )
 DECISIONS = Counter("penstock_decisions_total", "Decisions taken", ["outcome"])
+CONTINUES_REFUSED = Counter(
+    "penstock_continues_refused_total", "Continue commands that no decision stood behind"
+)
 DEADLETTERS = Counter("penstock_deadletters_total", "Messages given up", ["service"])
 DEADLETTERS_KEPT = Gauge("penstock_deadletters_kept", "Dead letters that nobody has dropped yet")
 NATS_CONNECTED = Gauge("penstock_nats_connected", "1 while NATS can be used", ["service"])

@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+import pytest
 
+from penstock import telemetry
 from penstock.bus.fence import RawWriter
-from penstock.bus.records import ContinueCommand, Decided, PauseRecord, Sent
+from penstock.bus.records import ApprovalRecord, ContinueCommand, Decided, PauseRecord, Sent
 from penstock.settings import Config
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.connectors import DEAD, FAST
+from support.letters import all_letters
 from support.misbehaving import Misbehaving, agents, plays, stalls
 from support.nats import NatsServer
 from support.pipeline import PIPELINE, Pipeline, Services, pipeline, types
 from support.raw import agno_approved, agno_pause, agno_text
+from support.released import VERSIONS, left
 from support.waiting import eventually
 
 TWO: Services = (*PIPELINE, ConnectorService)
@@ -30,7 +34,7 @@ async def paused_run(penstock: Pipeline) -> ContinueCommand:
     *_, requested = await penstock.events_until(run_id, "approval.requested")
     (item,) = requested.data["items"]
     record = await penstock.record(run_id)
-    return ContinueCommand(
+    command = ContinueCommand(
         run_id=run_id,
         agent="agno",
         session_id=record.session_id,
@@ -39,6 +43,8 @@ async def paused_run(penstock: Pipeline) -> ContinueCommand:
         approval_id=requested.data["approval_id"],
         items=[Decided(item_id=item["item_id"], decision="approve", note="fine")],
     )
+    await penstock.write_down(command, requested)
+    return command
 
 
 def continues(upstream: Misbehaving) -> list[dict[str, str]]:
@@ -224,3 +230,96 @@ async def test_a_decision_whose_pause_is_not_kept_ends_the_run(
         *_, last = await penstock.ended(command.run_id)
     assert last.data["code"] == "internal"
     assert not continues(upstream)
+
+
+# what no decision stands behind
+
+
+async def refused(penstock: Pipeline, command: ContinueCommand | bytes, run_id: str) -> str:
+    """The reason in the dead letter that a continue command becomes."""
+    before = len(await all_letters(penstock.bus, run_id=run_id))
+    payload = command if isinstance(command, bytes) else command.dump()
+    await penstock.publish("continue", run_id, payload)
+
+    async def more() -> str | None:
+        found = await all_letters(penstock.bus, run_id=run_id)
+        return found[-1].letter.reason if len(found) > before else None
+
+    reason = await eventually(more, 30, what="a dead letter")
+    assert reason is not None
+    return reason
+
+
+async def test_a_continue_that_nobody_decided_is_not_sent_and_the_decision_is(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    counted = telemetry.CONTINUES_REFUSED._value.get()
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "delete")
+        *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
+        approval = await penstock.approval(paused.data["approval_id"])
+        command = ContinueCommand(
+            run_id=run_id,
+            agent="agno",
+            session_id=approval.session_id,
+            user_id="u1",
+            leg=2,
+            approval_id=approval.approval_id,
+            items=[Decided(item_id=approval.items[0]["item_id"], decision="approve")],
+        )
+        assert "is pending" in await refused(penstock, command, run_id)
+        assert (await penstock.approval(approval.approval_id)).status == "pending"
+        assert continues(upstream) == []
+        # neither does one that nobody can read end what waits
+        await refused(penstock, b"{}", run_id)
+        assert (await penstock.record(run_id)).status == "paused"
+        assert (await penstock.approval(approval.approval_id)).status == "pending"
+        await penstock.decide(approval.approval_id)
+        *_, last = await penstock.ended(run_id)
+    assert last.type == "lifecycle.completed"
+    assert len(continues(upstream)) == 1
+    assert telemetry.CONTINUES_REFUSED._value.get() == counted + 1
+
+
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "decision": {"decision": "reject"},
+    "note": {"note": "another"},
+    "value": {"value": {"path": "/etc"}},
+}
+
+
+async def test_a_continue_that_says_something_else_than_was_decided_is_not_sent(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    async with pipeline(nats_server.url, agents(upstream), UNASKED) as penstock:
+        command = await paused_run(penstock)
+        (item,) = command.items
+        others: list[dict[str, Any]] = [
+            {"items": [item.model_copy(update=each)]} for each in OTHERWISE.values()
+        ]
+        others += [{"leg": 3}, {"user_id": "mallory"}, {"session_id": "another"}]
+        for other in others:
+            said = await refused(penstock, command.model_copy(update=other), command.run_id)
+            assert next(iter(other)) in said
+        gone = {"approval_id": "00000000-0000-7000-8000-000000000000"}
+        unknown = command.model_copy(update=gone)
+        assert "there is no approval" in await refused(penstock, unknown, command.run_id)
+        assert continues(upstream) == []
+        await penstock.command("continue", command)
+        *_, last = await penstock.ended(command.run_id)
+    assert last.type == "lifecycle.completed"
+    assert len(continues(upstream)) == 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_records_of_a_release_bring_the_commands_that_it_sent(version: str) -> None:
+    found = left(version)
+    command = ContinueCommand.model_validate_json(found["commands"]["continue"])
+    records = [
+        ApprovalRecord.model_validate_json(message["payload"])
+        for message in found["messages"]["KV_approvals"]
+        if message["payload"] and message["subject"].endswith(f"approvals.{command.approval_id}")
+    ]
+    assert [record.going_on() for record in records] == [command]

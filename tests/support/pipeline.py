@@ -40,6 +40,7 @@ from penstock.bus.records import (
     Decided,
     DecideReply,
     DecideRequest,
+    Decision,
     RunRecord,
     StartCommand,
 )
@@ -164,19 +165,32 @@ class Pipeline:
         answer = await self.bus.request(subjects.decide(approval_id), request.dump(), 5)
         return DecideReply.model_validate_json(answer.data)
 
+    async def write_down(self, command: ContinueCommand, requested: Event) -> None:
+        """The decision that brings this command, as the approvals service would keep it."""
+        now = messages.now()
+        decision = Decision(outcome="approved", by="someone", at=now, items=command.items)
+        record = ApprovalRecord(
+            approval_id=command.approval_id,
+            run_id=command.run_id,
+            agent=command.agent,
+            session_id=command.session_id,
+            user_id=command.user_id,
+            leg=command.leg - 1,
+            status="decided",
+            digest=requested.data["digest"],
+            items=requested.data["items"],
+            requested_at=now,
+            updated_at=now,
+            decision=decision,
+        )
+        await self.bus.bucket("approvals").put(command.approval_id, record.dump())
+
     async def continue_command(self, approval_id: str) -> ContinueCommand:
         """The command that a decision brought, to be delivered once more."""
         approval = await self.approval(approval_id)
-        assert approval.decision is not None
-        return ContinueCommand(
-            run_id=approval.run_id,
-            agent=approval.agent,
-            session_id=approval.session_id,
-            user_id=approval.user_id,
-            leg=approval.leg + 1,
-            approval_id=approval_id,
-            items=approval.decision.items,
-        )
+        command = approval.going_on()
+        assert command is not None
+        return command
 
     async def approval(self, approval_id: str) -> ApprovalRecord:
         """The request as the approvals service keeps it, once it does."""

@@ -18,8 +18,6 @@ from penstock.bus.fence import RawWriter, tail
 from penstock.bus.kv import Entry
 from penstock.bus.records import (
     ApprovalRecord,
-    ContinueCommand,
-    Decided,
     DecideReply,
     DecideRequest,
     Decision,
@@ -211,15 +209,9 @@ class Approvals:
                 "items": [item.model_dump(exclude_none=True) for item in decision.items],
             },
         )
-        going_on = ContinueCommand(
-            run_id=record.run_id,
-            agent=record.agent,
-            session_id=record.session_id,
-            user_id=record.user_id,
-            leg=record.leg + 1,
-            approval_id=approval_id,
-            items=[_with_note(item, decision.note) for item in decision.items],
-        )
+        going_on = record.going_on()
+        if going_on is None:
+            return
         payload = await objects.wrap(self._bus, f"{approval_id}.continue", going_on.dump())
         await self._bus.publisher.publish(
             Message(
@@ -321,7 +313,3 @@ def _too_late(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
 
 def _said(said: Decision | DecideRequest) -> tuple[str | None, list[dict[str, object]]]:
     return said.note, [item.model_dump(exclude_none=True) for item in said.items]
-
-
-def _with_note(item: Decided, note: str | None) -> Decided:
-    return item if item.note or not note else item.model_copy(update={"note": note})

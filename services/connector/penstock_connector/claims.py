@@ -153,6 +153,11 @@ class Claims:
                 return Sent.model_validate_json(entry.value), entry.revision
         return None
 
+    async def sending(self, approval_id: str) -> Sent | None:
+        """What became of the one sending of a decision; None when nobody has claimed it."""
+        entry = await self._sent.get(approval_id)
+        return Sent.model_validate_json(entry.value) if entry is not None else None
+
     async def take_over_sending(self, approval_id: str, revision: int) -> bool:
         """Replace the sending of a dead connector that had not begun it."""
         sent = Sent(pod=self._pod)

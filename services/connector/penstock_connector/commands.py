@@ -13,12 +13,14 @@ from typing import Any
 
 import httpx
 import orjson
+from pydantic import ValidationError
 
 from penstock.bus import (
     Bus,
     BusError,
     BusUnavailable,
     FenceConflict,
+    ObjectGone,
     OutcomeUnknown,
     Stored,
 )
@@ -31,9 +33,10 @@ from penstock.bus.records import (
     Sent,
     StartCommand,
 )
-from penstock.bus.subjects import control
+from penstock.bus.subjects import control, run_id_of
 from penstock.settings import AgentConfig, Config
 from penstock_connector.claims import Claims
+from penstock_connector.decided import NotDecided
 from penstock_connector.legs import Legs
 from penstock_connector.orders import Order, Orders
 from penstock_connector.runs import CLOSED, Runs, ending, holder_of, kind_of, leg_of
@@ -114,11 +117,15 @@ class Commands:
     # continue
 
     async def resume(self, stored: Stored) -> None:
-        """`command.connector.continue.<run>`."""
+        """`command.connector.continue.<run>`. Raises NotDecided: the run goes on waiting."""
         order = await self._orders.resume(stored)
         run_id, command = order.run_id, order.command
         assert isinstance(command, ContinueCommand)
         with self.legs.alone_with(run_id):
+            if await self._is_settled(command.approval_id):
+                return
+            # before the one sending is claimed: who has no decision must not use it up
+            command = await self._orders.decisions.confirmed(command)
             standing = await self._claims.claim_sending(command.approval_id)
             if standing is not None and not await self._still_to_send(order, command, *standing):
                 return
@@ -139,6 +146,10 @@ class Commands:
                 await self.legs.hold(order, agent, self._runs.writer(run_id, last), opened)
             except FenceConflict:
                 await self._refuse(command)
+
+    async def _is_settled(self, approval_id: str) -> bool:
+        sent = await self._claims.sending(approval_id)
+        return sent is not None and sent.state != "claimed"
 
     async def _still_to_send(
         self, order: Order, command: ContinueCommand, sent: Sent, revision: int
@@ -210,6 +221,20 @@ class Commands:
         await self._open_and_end(run_id, ending("lifecycle.cancelled", **told, confirmed=True))
 
     # a command that nobody can carry out
+
+    async def ends_its_run(self, stored: Stored) -> bool:
+        """Whether its run has no other end: a continue without a decision changes nothing."""
+        if ".continue." not in stored.subject:
+            return ".start." in stored.subject
+        try:
+            order = await self._orders.resume(stored)
+            assert isinstance(order.command, ContinueCommand)
+            await self._orders.decisions.confirmed(order.command)
+        except NotDecided:
+            return False
+        except (ValidationError, ObjectGone):
+            return await self._orders.decisions.is_taken(run_id_of(stored.subject))
+        return order.run_id == run_id_of(stored.subject)
 
     async def fail(self, run_id: str, error: Exception) -> None:
         """End the run that a dead letter leaves without an end; one that is held goes on."""

@@ -13,6 +13,7 @@ from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand, Tur
 from penstock.bus.subjects import session_key
 from penstock.settings import AgentConfig
 from penstock_connector.claims import patiently
+from penstock_connector.decided import Decisions
 from penstock_connector.held import Held
 from penstock_connector.upstreams.base import Call, Upstream
 
@@ -61,6 +62,7 @@ class Orders:
     def __init__(self, bus: Bus, client: httpx.AsyncClient) -> None:
         self._bus = bus
         self._client = client
+        self.decisions = Decisions(bus)
 
     async def start(self, stored: Stored) -> Order:
         """Of a start command as it stands in its stream. Raises ValidationError, BusError."""
@@ -95,8 +97,9 @@ class Orders:
 
     def _resume(self, held: Held, command: ContinueCommand) -> Order:
         async def prepare(upstream: Upstream, agent: AgentConfig) -> Call:
-            pause = await patiently(lambda: self.pause(command))
-            return await upstream.resume(self._client, agent, command, pause)
+            decided = await patiently(lambda: self.decisions.confirmed(command))
+            pause = await patiently(lambda: self.pause(decided))
+            return await upstream.resume(self._client, agent, decided, pause)
 
         noted = replace(held, leg=command.leg, approval_id=command.approval_id)
         return Order(noted, command, prepare)

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import httpx
 
+from penstock import telemetry
 from penstock.bus import BusError, Stored, streams
 from penstock.bus.leases import Lease, keep
 from penstock.bus.peers import Peers
@@ -18,6 +19,7 @@ from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock_connector.claims import patiently
 from penstock_connector.commands import Commands, patient
+from penstock_connector.decided import NotDecided
 from penstock_connector.settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
@@ -85,7 +87,7 @@ class ConnectorService(Service):
         self.spawn("reaper", self._reap)
         handlers = {
             "cancel": self._commands.cancel,
-            "continue": self._commands.resume,
+            "continue": self._continue,
             "start": self._commands.start,
         }
         # a cancel is at work until its leg has ended: one that takes its time keeps no other
@@ -123,9 +125,17 @@ class ConnectorService(Service):
             await asyncio.wait(self._taking_up)
         await self._commands.succession.refuse()
 
+    async def _continue(self, stored: Stored) -> None:
+        """A command without a decision is kept as a dead letter, and changes nothing."""
+        try:
+            await self._commands.resume(stored)
+        except NotDecided as error:
+            telemetry.CONTINUES_REFUSED.inc()
+            await self.give_up(stored, error)
+
     async def _give_up(self, stored: Stored, error: Exception) -> None:
         await self.give_up(stored, error)
-        if ".cancel." not in stored.subject:
+        if await patiently(lambda: self._commands.ends_its_run(stored)):
             await patiently(lambda: self._commands.fail(run_id_of(stored.subject), error))
 
     async def _on_lease(self, stored: Stored) -> None:

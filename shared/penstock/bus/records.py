@@ -167,6 +167,24 @@ class ApprovalRecord(Record):
     decision: Decision | None = None
     reason: str | None = None
 
+    def going_on(self) -> ContinueCommand | None:
+        """The command that its decision brings; None while it is not decided."""
+        if self.status != "decided" or self.decision is None:
+            return None
+        note = self.decision.note
+        return ContinueCommand(
+            run_id=self.run_id,
+            agent=self.agent,
+            session_id=self.session_id,
+            user_id=self.user_id,
+            leg=self.leg + 1,
+            approval_id=self.approval_id,
+            items=[
+                item if item.note or not note else item.model_copy(update={"note": note})
+                for item in self.decision.items
+            ],
+        )
+
 
 class DecideRequest(Record):
     """Core request `decide.<approval id>`."""

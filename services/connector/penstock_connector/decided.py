@@ -1,0 +1,60 @@
+"""What was decided, as the approvals service has written it down: KV `approvals`, from the leader.
+
+A continue command is only a reminder. What goes upstream is made of the record, which is written
+before the command is, and only if the command says exactly the same.
+"""
+
+from __future__ import annotations
+
+from penstock.bus import Bus, objects
+from penstock.bus.records import ApprovalRecord, ContinueCommand, PauseRecord
+
+
+class NotDecided(Exception):
+    """A continue command that no decision stands behind. The text names what differs."""
+
+
+class Decisions:
+    """Reads records of approvals, and never writes one."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def confirmed(self, command: ContinueCommand) -> ContinueCommand:
+        """The command as the decision's record makes it.
+
+        Raises NotDecided; BusError, ObjectGone.
+        """
+        record = await self._record(command.approval_id)
+        if record is None:
+            raise NotDecided(f"there is no approval {command.approval_id}")
+        decided = record.going_on()
+        if decided is None:
+            raise NotDecided(
+                f"approval {command.approval_id} is {record.status}, so nothing is sent"
+            )
+        ours, theirs = decided.model_dump(), command.model_dump()
+        # fields that a later version has added are its own affair
+        if differing := sorted(name for name in ours if ours[name] != theirs[name]):
+            raise NotDecided(
+                f"approval {command.approval_id} was decided otherwise: "
+                f"the command has another {', '.join(differing)}"
+            )
+        return decided
+
+    async def is_taken(self, run_id: str) -> bool:
+        """Whether the run's last pause was decided."""
+        entry = await self._bus.bucket("pauses").get(run_id)
+        if entry is None:
+            return False
+        kept = PauseRecord.model_validate_json(await objects.unwrap(self._bus, entry.value))
+        record = await self._record(kept.approval_id)
+        return record is not None and record.going_on() is not None
+
+    async def _record(self, approval_id: str) -> ApprovalRecord | None:
+        entry = await self._bus.bucket("approvals").get(approval_id)
+        if entry is None:
+            return None
+        value = await objects.unwrap(self._bus, entry.value)
+        record = ApprovalRecord.model_validate_json(value)
+        return record if record.approval_id == approval_id else None
