@@ -158,20 +158,27 @@ class Parser:
         self._size = 0
 
 
-def encode(data: bytes, *, event: str | None = None, id: str | None = None) -> bytes:
-    """One frame: `id`, `event`, `data`, blank line; LF only. Lines of `data` become data lines.
+def encode(
+    data: bytes, *, event: str | None = None, id: str | None = None, id_first: bool = False
+) -> bytes:
+    """One frame: `event`, `data`, `id`, blank line; LF only. Lines of `data` become data lines.
+
+    The id comes last, because some clients keep it as soon as they have read its line (n8n's SSE
+    trigger does): an id before the data would lose the frame that the connection is cut in.
+    `id_first` puts it first, as agent-runs-sse.md fixes the order.
 
     A line end in `data` reads back as LF, whichever it was. Raises `ValueError` for an `event` or
     `id` with a line end or NUL in it: it would forge a field.
     """
-    head = b""
-    if id is not None:
-        head = b"id: " + _line(id) + b"\n"
-    if event is not None:
-        head += b"event: " + _line(event) + b"\n"
+    head = b"event: " + _line(event) + b"\n" if event is not None else b""
+    tail = b"\n\n"
+    if id is not None and id_first:
+        head = b"id: " + _line(id) + b"\n" + head
+    elif id is not None:
+        tail = b"\nid: " + _line(id) + tail
     if b"\n" in data or b"\r" in data:
         data = b"\ndata: ".join(_LINE_END.split(data))
-    return b"".join((head, b"data: ", data, b"\n\n"))  # one copy of a large frame, not two
+    return b"".join((head, b"data: ", data, tail))  # one copy of a large frame, not two
 
 
 def comment(text: str) -> bytes:

@@ -275,7 +275,7 @@ def test_behind_the_last_event_the_record_says_how_it_ended(
 def test_another_dialect_is_shown_as_it_comes(penstock: Invoke, api: PenstockApi) -> None:
     result = penstock("events", RUN_ID, "--dialect", "unified")
     first = json.dumps(api.events[0])
-    assert result.stdout.startswith(f"id: 1-0\nevent: lifecycle.started\ndata: {first}\n\nid: 2-0")
+    assert result.stdout.startswith(f"event: lifecycle.started\ndata: {first}\nid: 1-0\n\nevent: ")
     assert json_lines(penstock("events", RUN_ID, "--dialect", "unified", "--json")) == api.events
 
 

@@ -72,9 +72,9 @@ async def test_every_frame_is_an_event_line_one_data_line_and_a_blank_one(
         await stream.rest()
     for frame in stream.body.decode().removesuffix("\n\n").split("\n\n"):
         lines = frame.split("\n")
-        assert [line.partition(":")[0] for line in lines] == ["id", "event", "data"]
-        event = orjson.loads(lines[2].removeprefix("data: "))["event"]
-        assert lines[1] == f"event: {event['category']}.{event['action']}"
+        assert [line.partition(":")[0] for line in lines] == ["event", "data", "id"]
+        event = orjson.loads(lines[1].removeprefix("data: "))["event"]
+        assert lines[0] == f"event: {event['category']}.{event['action']}"
         assert set(event) == {"category", "action"}
 
 

@@ -166,9 +166,19 @@ def test_an_endless_line_is_refused_before_its_end() -> None:
 
 def test_a_frame_is_written_as_the_specification_shows_it() -> None:
     assert encode(b"1\n2\r\n3", event="a.b", id="7-0") == (
-        b"id: 7-0\nevent: a.b\ndata: 1\ndata: 2\ndata: 3\n\n"
+        b"event: a.b\ndata: 1\ndata: 2\ndata: 3\nid: 7-0\n\n"
+    )
+    assert encode(b"1", event="a.b", id="7-0", id_first=True) == (
+        b"id: 7-0\nevent: a.b\ndata: 1\n\n"
     )
     assert comment("keep-alive") == b": keep-alive\n\n"
+
+
+def test_a_cut_leaves_no_id_whose_data_have_not_arrived() -> None:
+    frame = encode(b"first\nsecond", event="a.b", id="7-0")
+    for end in range(len(frame)):
+        if b"\nid: 7-0" in frame[:end]:
+            assert frame[:end].count(b"\ndata: ") == 2
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\0b"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -13,7 +13,7 @@ from penstock import sse
 from penstock.bus import Stored, subjects
 from penstock.bus.follow import Followed, events
 from penstock.bus.streams import EVENTS
-from penstock.dialects.agui import PROFILES, STRICT, AguiEncoder, Phase, Profile
+from penstock.dialects.agui import PROFILES, RUNS, STRICT, AguiEncoder, Phase, Profile
 from penstock.dialects.agui.vocabulary import is_modern
 from penstock.events.catalogue import TERMINAL
 from penstock.sse import Frame
@@ -192,6 +192,8 @@ class AguiViews:
     def of_run(self, run_id: str, dialect: str, form: Form) -> View:
         """A whole run, over its pauses; strict frames are what any client takes."""
         audience = Audience(PROFILES[dialect])
+        if audience.profile is RUNS and isinstance(form, Sse):
+            form = replace(form, id_first=True)  # agent-runs-sse.md fixes the order of the lines
         return self._run((run_id, dialect, form.key), run_id, audience, form)
 
     def of_leg(self, run_id: str, leg: int, audience: Audience) -> View:

@@ -54,16 +54,17 @@ class Form(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sse:
-    """`text/event-stream`. `named`: with `event:` lines."""
+    """`text/event-stream`. `named`: with `event:` lines. `id_first`: see `sse.encode`."""
 
     named: bool = True
+    id_first: bool = False
     keep_alive: bytes = sse.comment("keep-alive")
     resumable: bool = True
 
     @property
     def key(self) -> str:
         """Among the keys of a view."""
-        return f"named={self.named}"
+        return f"named={self.named}, id_first={self.id_first}"
 
     @property
     def live_marker(self) -> bytes:
@@ -75,8 +76,9 @@ class Sse:
         return sse.retry(retry_ms)
 
     def event(self, frame: Frame, id: str) -> bytes:
-        """`id`, `event`, `data`."""
-        return sse.encode(frame.data, event=frame.event if self.named else None, id=id)
+        """`event`, `data`, `id`."""
+        name = frame.event if self.named else None
+        return sse.encode(frame.data, event=name, id=id, id_first=self.id_first)
 
     def notice(self, frame: Frame) -> bytes:
         """`event`, `data`."""

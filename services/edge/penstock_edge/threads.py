@@ -75,7 +75,7 @@ class Threads:
     async def events(self, request: Request) -> ASGIApp:
         """agent-runs-sse.md's stream: `id`, `event`, `data`."""
         session = self._session(request, request.query_params.get("agent"))
-        seen = self._view(session, Audience(RUNS), Sse())
+        seen = self._view(session, Audience(RUNS), Sse(id_first=True))
         return await self._stream(request, session, seen, await self._standing(request, session))
 
     async def history(self, request: Request) -> ASGIApp:
