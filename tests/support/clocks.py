@@ -29,7 +29,7 @@ def libfaketime() -> Path | None:
 
 
 class ShiftedClock:
-    """The clock of processes that are started with `environment`, all by the same amount.
+    """The clock of processes that are started by `command`, all by the same amount.
 
     It may be set while they run. Their monotonic clocks stay real: timers go on as ever.
     """
@@ -46,12 +46,13 @@ class ShiftedClock:
         beside.rename(self._file)
 
     @property
-    def environment(self) -> dict[str, str]:
-        """What a process is started with."""
-        return {
+    def command(self) -> list[str]:
+        """What stands before the command of a process. `time.sleep` fails in it."""
+        variables = {
             "LD_PRELOAD": str(self._library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
         }
+        return ["env", *(f"{name}={value}" for name, value in variables.items())]

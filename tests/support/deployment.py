@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,13 +84,22 @@ class Deployment:
     def approvals(self) -> str:
         return self.of("approvals")[-1].url
 
-    async def start(self, service: str, port: int | None = None) -> Instance:
-        """One more instance of a service, ready; at that port, or a free one."""
+    async def start(
+        self,
+        service: str,
+        port: int | None = None,
+        before: Sequence[str] = (),
+        probe: str = "readyz",
+    ) -> Instance:
+        """One more instance of a service, ready; at that port, or a free one.
+
+        `before`: what stands before its command. `probe`: what must answer before it counts.
+        """
         port, probe_port = port or free_port(), free_port()
         number = len(self.instances)
         process = servers.start(
             f"{service} {number}",
-            [sys.executable, "-m", f"penstock_{service}"],
+            [*before, sys.executable, "-m", f"penstock_{service}"],
             log=self.folder / f"{service}-{number}.log",
             owner_pid=os.getpid(),
             env={
@@ -108,7 +117,7 @@ class Deployment:
             if process.popen.poll() is not None:
                 raise RuntimeError(f"{service} ended:\n{servers.tail(process.log)}")
             try:
-                return (await self.http.get(f"{instance.probes}/readyz")).is_success
+                return (await self.http.get(f"{instance.probes}/{probe}")).is_success
             except httpx.HTTPError:
                 return False
 

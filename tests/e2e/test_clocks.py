@@ -1,0 +1,272 @@
+"""Clocks that are wrong: one service's, or NATS's, by minutes, and set while everything runs.
+
+Two of each service work side by side. The clock of one of them is moved by libfaketime; NATS's is
+moved by moving all services' the other way, since libfaketime cannot reach a Go program. All
+monotonic clocks stay real. Meanwhile runs stream on all connectors, normalizers and edges, and new
+ones go through an approval of the real Agno server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.bus import Bus
+from support.bus import connected
+from support.clocks import ShiftedClock, libfaketime
+from support.deployment import SERVICES, Deployment, Event, Instance, deployment
+from support.misbehaving import Answer, Misbehaving, misbehaving
+from support.nats import NatsServer
+from support.raw import agno
+from support.report import report
+from support.steady import holders
+from support.upstreams import Upstream
+from support.waiting import eventually
+
+LIBRARY = libfaketime()
+NATS = "NATS"
+AHEAD_S = (-75, -20, 20, 75)
+LIMIT_S = 30
+HOLD_S = 1.0  # longer than leases are renewed, looked at and judged
+WORD_S = 0.1
+# much shorter than real ones, so that a lease that is taken for an old one is seen at once
+LEASES = {
+    "partition_ttl_s": 3,
+    "partition_renew_s": 0.5,
+    "pod_ttl_s": 4,
+    "pod_renew_s": 0.5,
+    "reap_s": 0.3,
+}
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(LIBRARY is None, reason="libfaketime is not installed (apt: faketime)"),
+]
+
+
+@dataclass
+class Talk:
+    """A run that goes on for the whole test, and its client."""
+
+    run_id: str
+    events: list[Event] = field(default_factory=list)
+
+    async def follow(self, penstock: Deployment, edge: int) -> None:
+        async for event in penstock.events(self.run_id, edge=edge):
+            self.events.append(event)
+
+    def check(self) -> None:
+        """Everything came once and in order, and the run completed."""
+        types = [event.type for event in self.events]
+        assert types[-1] == "lifecycle.completed", f"{self.run_id}: {self.events[-1].body}"
+        assert [event.sequence for event in self.events] == [*range(1, len(types) + 1)]
+        said = [e.data["content"] for e in self.events if e.type == "llm.stream"]
+        assert said == [f"word {number} " for number in range(len(said))]
+
+
+@dataclass
+class World:
+    """All that runs. One of each two processes (`wrong`) has a clock of its own that is moved."""
+
+    penstock: Deployment
+    bus: Bus
+    agents: Misbehaving
+    real: Upstream
+    clocks: dict[str, ShiftedClock]  # by service, of the wrong one
+    steady: ShiftedClock  # of the others
+    wrong: dict[str, Instance] = field(default_factory=dict)
+    ends: asyncio.Event = field(default_factory=asyncio.Event)
+    talks: list[Talk] = field(default_factory=list)
+    following: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def move(self, who: str, ahead_s: int) -> list[Instance]:
+        """Move the clock of one service, or NATS's; returns the processes whose clock is wrong.
+
+        A normalizer is started anew with it, since one at work keeps the partitions that it has.
+        """
+        if who == NATS:
+            for clock in (self.steady, *self.clocks.values()):
+                clock.set(-ahead_s)
+            return self.penstock.instances
+        self.clocks[who].set(ahead_s)
+        if who == "normalizer" and ahead_s:
+            before = self.wrong[who]
+            before.process.popen.terminate()
+            assert await asyncio.to_thread(before.process.popen.wait) == 0
+            self.penstock.instances.remove(before)
+            await self.start(who)
+            await self.shared()
+        return [self.wrong[who]]
+
+    async def start(self, service: str) -> None:
+        """One that has the clock which is moved."""
+        self.wrong[service] = await self.penstock.start(
+            service, before=self.clocks[service].command, probe="livez"
+        )
+
+    # what is looked at
+
+    async def offset_s(self, instance: Instance) -> float:
+        """What the metric says."""
+        text = (await self.penstock.http.get(f"{instance.probes}/metrics")).text
+        shown = re.search(r"^penstock_clock_offset_seconds\S* (\S+)$", text, re.MULTILINE)
+        assert shown is not None
+        return float(shown[1])
+
+    async def says(self, instance: Instance, ahead_s: int) -> None:
+        """It knows how wrong its clock is; it is not ready exactly beyond the limit."""
+
+        async def known() -> bool:
+            return abs(await self.offset_s(instance) - ahead_s) < 1
+
+        await eventually(known, 10, f"{instance.service} knows that it is {ahead_s:+d} s wrong")
+        answer = await self.penstock.http.get(f"{instance.probes}/readyz")
+        (reasons,) = answer.json()["services"].values()
+        if abs(ahead_s) <= LIMIT_S:
+            assert reasons == []
+        else:
+            (reason,) = reasons
+            which = "ahead of" if ahead_s > 0 else "behind"
+            assert re.search(rf"{abs(ahead_s)}\.\d s {which} NATS's", reason), reason
+        assert answer.status_code == (503 if reasons else 200)
+
+    async def held(self) -> dict[str, str]:
+        """Which connector holds the leg of each of the long runs."""
+        keys = await self.bus.bucket("claims").keys("active.*.*")
+        found = {run_id: pod for _, pod, run_id in (key.split(".") for key in keys)}
+        return {talk.run_id: found.get(talk.run_id, "") for talk in self.talks}
+
+    async def shared(self) -> None:
+        """Until both normalizers have partitions, and both connectors long runs."""
+
+        async def probe() -> bool:
+            both = len(set((await holders(self.bus)).values())) == 2
+            held = set((await self.held()).values())
+            return both and len(held) == 2 and "" not in held
+
+        await eventually(probe, 20, "everything is shared by two")
+
+    # what goes on
+
+    async def talk(self, runs: int) -> None:
+        """Start long runs."""
+        for number in range(runs):
+            talk = Talk(await self.penstock.run("talker", "go", edge=number))
+            self.talks.append(talk)
+            self.following.append(asyncio.create_task(talk.follow(self.penstock, number)))
+
+    async def moved_on(self, since: list[int]) -> None:
+        """Each long run has events that its client had not seen, and none has ended."""
+
+        async def probe() -> bool:
+            return all(
+                len(talk.events) > seen for talk, seen in zip(self.talks, since, strict=True)
+            )
+
+        await eventually(probe, 10, "events of all runs")
+        assert [talk.events[-1].type for talk in self.talks] == ["llm.stream"] * len(self.talks)
+
+    async def approved(self, number: int) -> None:
+        """A run of the real server pauses, is approved, and goes on; its tool runs once."""
+        penstock, edges = self.penstock, self.penstock.of("edge")
+        name = f"Clock {time.monotonic_ns()}"
+        run_id = await penstock.run("assistant", f"confirm {name}", edge=number)
+        seen = await penstock.until(run_id, "lifecycle.paused", edge=number + 1)
+        decided = await penstock.decide(seen[-1].data["approval_id"], "approve")
+        assert decided.status_code == 200, decided.text
+        events = await penstock.all(run_id, edge=number % len(edges))
+        types = [event.type for event in events]
+        assert types[-1] == "lifecycle.completed", events[-1].body
+        assert types.count("lifecycle.resumed") == types.count("approval.decided") == 1
+        stamps = [event.body["timestamp"] for event in events]
+        assert stamps == sorted(stamps)
+        assert sum(name in str(ran) for ran in self.real.tool_runs()) == 1
+
+    async def works(self, wrong: Iterable[Instance], ahead_s: int) -> None:
+        """One cell of the table."""
+        before = await self.held()
+        await asyncio.gather(*(self.says(instance, ahead_s) for instance in wrong))
+        until = time.monotonic() + HOLD_S
+        await asyncio.gather(*(self.approved(number) for number in range(2)))
+        await asyncio.sleep(max(0.0, until - time.monotonic()))
+        await self.moved_on([len(talk.events) for talk in self.talks])
+        assert await self.held() == before, "a leg has changed hands"
+
+    async def finish(self) -> None:
+        """The long runs end, and are whole; no agent server was called twice."""
+        self.ends.set()
+        async with asyncio.timeout(20):
+            await asyncio.gather(*self.following)
+        for talk in self.talks:
+            talk.check()
+        assert len(self.agents.calls) == len(self.talks)
+
+
+@asynccontextmanager
+async def world(nats: NatsServer, real: Upstream, folder: Path) -> AsyncIterator[World]:
+    """Two of each service, under way."""
+    assert LIBRARY is not None
+    clocks = {name: ShiftedClock(LIBRARY, folder / name) for name in (*SERVICES, "steady")}
+    steady = clocks.pop("steady")
+    async with misbehaving() as agents, connected(nats.url) as bus:
+        configured: list[dict[str, Any]] = [
+            {"id": "talker", "protocol": "agno", "url": agents.url},
+            {"id": "assistant", "protocol": "agno", "url": real.url, "agent": "demo-agent"},
+        ]
+        async with deployment(nats.url, folder / "of", configured, 0, **LEASES) as penstock:
+            made = World(penstock, bus, agents, real, clocks, steady)
+            agents.script(_talks(made.ends))
+            await asyncio.gather(
+                *(penstock.start(service, before=steady.command) for service in SERVICES),
+                *(made.start(service) for service in SERVICES),
+            )
+            try:
+                yield made
+            finally:
+                made.ends.set()
+                for task in made.following:
+                    task.cancel()
+                if made.following:
+                    await asyncio.wait(made.following)
+
+
+def _talks(ends: asyncio.Event) -> Any:
+    async def script(answer: Answer) -> None:
+        await answer.head()
+        await answer.send(agno("RunStarted"))
+        number = 0
+        while not ends.is_set():
+            await answer.send(agno("RunContent", content=f"word {number} "))
+            number += 1
+            await asyncio.sleep(WORD_S)
+        await answer.send(agno("RunCompleted", content="done"))
+        await answer.end()
+
+    return script
+
+
+@pytest.mark.timeout(240)
+async def test_a_clock_that_is_wrong_harms_no_run(
+    fresh_nats: NatsServer, agno_server: Upstream, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    async with world(fresh_nats, agno_server, tmp_path) as running:
+        await running.talk(8)
+        await running.shared()
+        since = time.monotonic()
+        for who in (*SERVICES, NATS):
+            for ahead_s in AHEAD_S:
+                with subtests.test(f"{who} {ahead_s:+d} s"):
+                    wrong = await running.move(who, ahead_s)
+                    # NATS ahead is everybody else behind
+                    await running.works(wrong, -ahead_s if who == NATS else ahead_s)
+            await running.move(who, 0)
+        await running.finish()
+        report("clocks", table_s=time.monotonic() - since)
