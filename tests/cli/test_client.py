@@ -384,6 +384,21 @@ def test_a_person_at_the_terminal_is_asked(api: PenstockApi) -> None:
     assert decision["items"] == [{"item_id": "i1", "decision": "reject", "note": "too risky"}]
 
 
+def test_what_was_typed_before_the_question_is_no_answer_to_it(api: PenstockApi) -> None:
+    api.events = events(STARTED, PAUSED, COMPLETED)
+    ours, theirs = pty.openpty()
+    os.write(ours, b"y\ny\ny")  # with half a line, too
+    with spawn(api, *RUN, stdin=theirs, stdout=theirs) as process:
+        os.close(theirs)
+        read_until(ours, b"approve? ")
+        os.write(ours, b"n not that one\n")
+        assert process.wait(10) == 0
+    os.close(ours)
+    [decision] = api.sent(DECISION)
+    [item] = decision["items"]
+    assert (item["decision"], item["note"]) == ("reject", "not that one")
+
+
 def read_until(terminal: int, probe: bytes) -> None:
     seen = b""
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+import termios
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,12 @@ class Output:
         print(text, file=sys.stderr, flush=True)
 
     def ask(self, question: str) -> str | None:
-        """A person's answer; None at end of input."""
+        """A person's answer to what is shown now; None at end of input.
+
+        What was typed before the question is thrown away: it cannot be meant as its answer.
+        """
+        if sys.stdin.isatty():
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)
         try:
             return self._console.input(Text(question, "bold")).strip()
         except EOFError:
