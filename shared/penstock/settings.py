@@ -238,6 +238,9 @@ class AuthSettings(BaseSettings):
         100.0, ge=0, description="Of a user, in the long run, per process; 0: any number"
     )
     max_requests_burst: int = Field(500, ge=1, description="Of a user, at once, per process")
+    token_warning_s: float = Field(
+        3600.0, gt=0, description="Streams are told so long before their stream token expires"
+    )
     allow_unauthenticated_sse: Annotated[bool, BeforeValidator(_flag)] = Field(
         False,
         validation_alias="ALLOW_UNAUTHENTICATED_SSE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from penstock.service import Context
 from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes
 from penstock.web.server import BindRefused
 from penstock_cli.up import SERVICES
+from penstock_edge.views import DIALECTS
 from support.access import AGUI, ROWS, Row
 from support.clients import contents
 from support.guarded import REMOTE, MemoryStore, StoreAway
@@ -420,6 +422,103 @@ async def test_a_stream_token_of_a_session_opens_that_session(penstock: Secured)
     assert (await penstock.http.get(session, params=query)).status_code == 200
     other = session.replace(run.session_id, "other")
     assert (await penstock.http.get(other, params=query)).status_code == 404
+
+
+async def _service_token(penstock: Secured, **asked: Any) -> str:
+    """A stream token of somebody who may act for others."""
+    headers = bearer("service", scope="read act-as")
+    made = await penstock.http.post(
+        "/v1/tokens", json={"subjects": ["*.*"], **asked}, headers=headers
+    )
+    assert made.status_code == 201, made.text
+    return str(made.json()["token"])
+
+
+@pytest.mark.parametrize(
+    ("users", "reached"),
+    [
+        (None, set()),
+        (["bob"], {"bob"}),
+        (["alice", "bob"], {"alice", "bob"}),
+        ("*", {"alice", "bob", "carol"}),
+    ],
+)
+async def test_a_stream_token_reaches_whom_it_names(
+    penstock: Secured, users: Any, reached: set[str]
+) -> None:
+    runs = {user: await penstock.run(user=user) for user in ("alice", "bob", "carol")}
+    asked = {} if users is None else {"users": users}
+    query = {"token": await _service_token(penstock, **asked)}
+    since = {"since": "2020-01-01T00:00:00Z", "subjects": "lifecycle.completed"}
+    accept = {"accept": "application/json"}
+    page = await penstock.http.get("/v1/events", params=query | since, headers=accept)
+    seen = {event["run_id"] for event in page.json()["events"]}
+    for user, run in runs.items():
+        assert (run.run_id in seen) == (user in reached)
+        of_run = await penstock.http.get(f"/v1/runs/{run.run_id}/events", params=query)
+        assert of_run.status_code == (200 if user in reached else 404)
+        of_session = await penstock.http.get(
+            f"/v1/sessions/{run.session_id}/events",
+            params=query | {"user_id": user},
+            headers=accept,
+        )
+        assert of_session.status_code == (200 if user in reached else 403)
+
+
+async def test_views_of_different_reach_are_not_shared(penstock: Secured) -> None:
+    """Clients of one view share what is read: a user's id must not be taken for another's."""
+    bobs, alices = await penstock.live("bob"), await penstock.live()
+    tokens = [await _service_token(penstock, users=users) for users in (["bob"], "*", ["*b"])]
+    wide = penstock.stream("/v1/events", token=tokens[1])
+    narrow = penstock.stream("/v1/events", token=tokens[0])
+    none = penstock.stream("/v1/events", token=tokens[2])
+    async with wide as everybody, narrow as only_bob, none as nobody:
+        await alices.text("for Alice")
+        await bobs.text("for Bob")
+        assert (await everybody.event())["run_id"] == alices.run_id
+        assert (await everybody.event())["run_id"] == bobs.run_id
+        assert (await only_bob.event())["run_id"] == bobs.run_id
+        assert b"for" not in nobody.body
+
+
+@pytest.mark.parametrize("dialect", [each for each in DIALECTS if each != "raw"])
+async def test_a_stream_says_that_its_token_expires_soon(penstock: Secured, dialect: str) -> None:
+    run = await penstock.live()
+    token = await _service_token(penstock, users=["alice"], lifetime_s=600)
+    path = f"/v1/runs/{run.run_id}/events"
+    async with penstock.stream(path, token=token, dialect=dialect) as stream:
+        await stream.read_until(b"the stream token expires")
+        await run.completed("done")
+        await stream.rest()
+    [told] = [each for each in stream.body.split(b"\n\n") if b"the stream token expires" in each]
+    assert b"extend it" in told
+    assert not any(line.startswith(b"id:") for line in told.split(b"\n"))
+
+
+async def test_a_token_that_holds_for_long_is_not_spoken_of(penstock: Secured) -> None:
+    run = await penstock.run()
+    made = await penstock.token(runs=[run.run_id])
+    async with penstock.stream(f"/v1/runs/{run.run_id}/events", token=made["token"]) as stream:
+        await stream.rest()
+    assert b"the stream token expires" not in stream.body
+
+
+async def test_an_extended_token_keeps_its_stream_open(nats: NatsServer) -> None:
+    async with secured(nats.url, token_warning_s=1) as penstock:
+        run = await penstock.live()
+        made = await penstock.token(runs=[run.run_id], lifetime_s=2)
+        path = f"/v1/runs/{run.run_id}/events"
+        async with penstock.stream(path, token=made["token"]) as stream:
+            await stream.read_until(b"the stream token expires")
+            changed = await penstock.http.patch(
+                f"/v1/tokens/{made['id']}", json={"lifetime_s": 600}, headers=bearer()
+            )
+            assert changed.status_code == 200
+            await asyncio.sleep(2)
+            await run.text("still heard")
+            await stream.read_until(b"still heard")
+    listed = changed.json()
+    assert listed["last_used_at"] is not None
 
 
 async def test_a_revoked_stream_token_opens_nothing(penstock: Secured) -> None:

@@ -387,7 +387,7 @@ async def test_who_sees_only_their_own_runs_gets_only_those(bus: Bus, feed: Feed
     for run in (foreign, mine):
         await run.started()
     hubs = Hubs(bus, EdgeSettings(hub_grace_s=0.05))
-    client = await hubs.join(many.of_types(["*.*"], "me", Sse()), place)
+    client = await hubs.join(many.of_types(["*.*"], frozenset({"me"}), Sse()), place)
     for run in (foreign, mine):
         await run.completed()
     body = b""

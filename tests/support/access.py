@@ -169,5 +169,6 @@ ROWS = [
     Row("GET", "/v1/csrf"),
     Row("POST", "/v1/tokens", ("read",), good=201, body=SUBJECTS),
     Row("GET", "/v1/tokens", ("read",)),
+    Row("PATCH", "/v1/tokens/{token_id}", ("read",), 404, body={"lifetime_s": 60}),
     Row("DELETE", "/v1/tokens/{token_id}", ("read",), 404, 204),
 ]

@@ -59,6 +59,11 @@ class Stream:
         data: dict[str, Any] = orjson.loads((await self.frame()).data)
         return data
 
+    async def read_until(self, marker: bytes) -> None:
+        """Read until these bytes have come, in a comment too; fails when the stream ends before."""
+        while marker not in self.body:
+            assert await self._more(), f"the stream has ended without {marker!r}"
+
     async def rest(self) -> list[Frame]:
         """All frames up to the stream's end."""
         while await self._more():

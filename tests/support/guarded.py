@@ -45,6 +45,7 @@ class Kept:
     """A value of the store."""
 
     value: bytes
+    revision: int
 
 
 class MemoryStore:
@@ -52,17 +53,31 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self.revisions: dict[str, int] = {}
+        self.writes = 0
         self.away = False
         self.asked = 0
 
     async def get(self, key: str) -> Kept | None:
         self._reach()
-        return Kept(self.values[key]) if key in self.values else None
+        return Kept(self.values[key], self.revisions[key]) if key in self.values else None
 
     async def create(self, key: str, value: bytes, ttl_s: float | None = None) -> int | None:
         self._reach()
-        self.values[key] = value
-        return 1
+        return self._write(key, value)
+
+    async def update(
+        self, key: str, value: bytes, revision: int, ttl_s: float | None = None
+    ) -> int | None:
+        self._reach()
+        if key not in self.values or self.revisions[key] != revision:
+            return None
+        return self._write(key, value)
+
+    def _write(self, key: str, value: bytes) -> int:
+        self.writes += 1
+        self.values[key], self.revisions[key] = value, self.writes
+        return self.writes
 
     async def delete(self, key: str) -> bool:
         self._reach()
@@ -70,7 +85,7 @@ class MemoryStore:
 
     async def entries(self, pattern: str = ">") -> list[Kept]:
         self._reach()
-        return [Kept(value) for value in self.values.values()]
+        return [Kept(value, self.revisions[key]) for key, value in self.values.items()]
 
     def _reach(self) -> None:
         self.asked += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,8 +12,9 @@ import pytest
 
 from penstock.bus import Bus, BusError, BusSettings
 from penstock.web.auth import Auth, AuthConfig, StreamTokens
-from penstock.web.auth.identity import Identity
-from penstock.web.auth.stream_tokens import MAX_PER_USER
+from penstock.web.auth.identity import Identity, act_as
+from penstock.web.auth.scopes import Permission
+from penstock.web.auth.stream_tokens import MAX_PER_USER, USED_EVERY_S
 from penstock.web.problems import Problem
 from support.guarded import Guarded, MemoryStore, StoreAway, bearer
 from support.issuer import token
@@ -239,6 +241,9 @@ async def test_nobody_fills_the_store(guarded: Guarded) -> None:
         {**ALL, "lifetime_s": "60"},
         {**ALL, "user_id": "bob"},
         {**ALL, "scopes": ["administer"]},
+        {**ALL, "users": []},
+        {**ALL, "users": "bob"},
+        {**ALL, "users": [""]},
         [],
         "x",
     ],
@@ -269,10 +274,14 @@ async def test_a_bucket_of_the_bus_is_a_store(nats_server: NatsServer) -> None:
     identity = await tokens.identify(secret)
     assert identity.grant is not None
     assert identity.grant.sessions == ("s1",)
-    assert await tokens.listed(ALICE) == [known]
+    [listed] = await tokens.listed(ALICE)
+    assert listed.last_used_at is not None
+    longer = await tokens.extend(ALICE, known.id, 600)
+    assert longer.expires_at > known.expires_at + 500
+    assert await tokens.holds_until(known.id) == longer.expires_at
     await tokens.revoke(ALICE, known.id)
     assert await tokens.listed(ALICE) == []
-    assert not await tokens.stands(known.id)
+    assert await tokens.holds_until(known.id) is None
     await bus.close()
 
 
@@ -292,3 +301,201 @@ async def test_a_token_expires_by_the_clock_that_all_share() -> None:
         await tokens.identify(stream_token)
     assert await tokens.listed(ALICE) == []
     await asyncio.wait_for(over, 5)
+
+
+# reach ---------------------------------------------------------------------------------------
+
+
+def identity_for(*scopes: Permission, user: str = "service") -> Identity:
+    return Identity(user, frozenset(("read", *scopes)), "bearer")
+
+
+async def test_a_token_says_whose_runs_it_reaches(guarded: Guarded) -> None:
+    everybody = {"sub": "service", "scope": "read act-as"}
+    for asked, shown in (
+        (None, ["service"]),
+        (["bob", "carol", "bob"], ["bob", "carol"]),
+        ("*", "*"),
+    ):
+        body = ALL if asked is None else {**ALL, "users": asked}
+        made = await create(guarded, body, everybody)
+        assert made.status_code == 201, made.text
+        assert made.json()["users"] == shown
+    listed = await guarded.as_bearer(token(**everybody), "/v1/tokens")
+    assert [each["users"] for each in listed.json()["tokens"]] == [
+        ["service"],
+        ["bob", "carol"],
+        "*",
+    ]
+
+
+@pytest.mark.parametrize("users", [["bob"], ["alice", "bob"], ["*"], "*"])
+async def test_whom_a_caller_does_not_reach_its_token_does_not_either(
+    guarded: Guarded, users: Any
+) -> None:
+    for user in ("alice", "*"):  # nobody comes to everything by their name
+        refused = await create(guarded, {**ALL, "users": users}, {"sub": user})
+        assert refused.status_code == 403, refused.text
+        assert "act-as or administer" in refused.json()["detail"]
+    assert guarded.store.values == {}
+    own = await create(guarded, {**ALL, "users": ["alice"]}, {"sub": "alice"})
+    assert own.json()["users"] == ["alice"]
+
+
+async def test_a_token_sees_the_users_whom_it_names_and_nobody_else() -> None:
+    tokens = StreamTokens(MemoryStore(), StoreAway)
+
+    async def made(*users: str) -> Identity:
+        secret, _ = await tokens.issue(identity_for("act-as"), "", 60, users=users)
+        return await tokens.identify(secret)
+
+    own, two, all_ = await made(), await made("bob", "carol"), await made("*")
+    asked = ("service", "bob", "carol", "dave")
+    assert [own.sees(user) for user in asked] == [True, False, False, False]
+    assert [two.sees(user) for user in asked] == [False, True, True, False]
+    assert [all_.sees(user) for user in asked] == [True, True, True, True]
+    assert (own.owners, two.owners, all_.owners) == (
+        frozenset({"service"}),
+        frozenset({"bob", "carol"}),
+        None,
+    )
+    assert act_as(two, "carol") == "carol"
+    assert act_as(await made("bob"), None) == "bob"
+    assert act_as(all_, None) == "service"
+    for identity, wanted, status in ((two, None, 422), (two, "service", 403), (own, "bob", 403)):
+        with pytest.raises(Problem) as refused:
+            act_as(identity, wanted)
+        assert refused.value.status == status
+
+
+async def test_a_token_from_before_there_was_a_reach_is_its_makers() -> None:
+    store = MemoryStore()
+    tokens = StreamTokens(store, StoreAway)
+    secret, known = await tokens.issue(ALICE, "old", 60)
+    document = orjson.loads(store.values[known.id])
+    del document["users"], document["last_used_at"]
+    store.values[known.id] = orjson.dumps(document | {"of_another_version": 1})
+    identity = await tokens.identify(secret)
+    assert identity.owners == frozenset({"alice"})
+
+
+# extension -----------------------------------------------------------------------------------
+
+
+async def patch(guarded: Guarded, token_id: str, body: Any, **claims: Any) -> httpx.Response:
+    path = f"/v1/tokens/{token_id}"
+    return await guarded.http.patch(path, json=body, headers=bearer(token(**claims)))
+
+
+async def test_its_maker_extends_a_token(guarded: Guarded) -> None:
+    _, token_id = await new(guarded, lifetime_s=60)
+    before = (await guarded.as_bearer(token(), "/v1/tokens")).json()["tokens"][0]
+    answer = await patch(guarded, token_id, {"lifetime_s": 3600})
+    assert answer.status_code == 200
+    assert answer.json()["expires_at"] > before["expires_at"]
+    assert answer.json() | {"expires_at": before["expires_at"]} == before
+
+
+async def test_nobody_else_does(guarded: Guarded) -> None:
+    _, token_id = await new(guarded)
+    kept = dict(guarded.store.values)
+    assert (await patch(guarded, token_id, {"lifetime_s": 9}, sub="bob")).status_code == 404
+    assert (await patch(guarded, "0" * 32, {"lifetime_s": 9})).status_code == 404
+    assert (await patch(guarded, token_id, {"lifetime_s": 9}, scope="start")).status_code == 403
+    assert guarded.store.values == kept
+    admin = await patch(guarded, token_id, {"lifetime_s": 9}, sub="x", scope="administer")
+    assert admin.status_code == 200
+
+
+async def test_who_has_lost_the_reach_does_not_keep_it_alive(guarded: Guarded) -> None:
+    made = await create(guarded, {**ALL, "users": "*"}, {"scope": "read act-as"})
+    refused = await patch(guarded, made.json()["id"], {"lifetime_s": 3600}, scope="read")
+    assert refused.status_code == 403
+    again = await patch(guarded, made.json()["id"], {"lifetime_s": 3600}, scope="read act-as")
+    assert again.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"lifetime_s": 0}, {"lifetime_s": 1e9}, {"lifetime_s": "9"}, {"users": "*"}, []]
+)
+async def test_a_change_that_is_not_valid_changes_nothing(guarded: Guarded, body: Any) -> None:
+    _, token_id = await new(guarded)
+    kept = dict(guarded.store.values)
+    assert (await patch(guarded, token_id, body)).status_code == 422
+    assert guarded.store.values == kept
+
+
+# use, and the end ------------------------------------------------------------------------------
+
+
+async def test_the_list_says_when_a_token_was_last_used_to_a_minute() -> None:
+    now = 1_000_000.0
+    store = MemoryStore()
+    tokens = StreamTokens(store, StoreAway, lambda: now)
+    secret, _ = await tokens.issue(ALICE, "n8n", 3600)
+    assert (await tokens.listed(ALICE))[0].last_used_at is None
+    for _ in range(50):
+        await tokens.identify(secret)
+    assert (await tokens.listed(ALICE))[0].last_used_at == now
+    assert store.writes == 2
+    now += USED_EVERY_S
+    await tokens.identify(secret)
+    assert (await tokens.listed(ALICE))[0].last_used_at == now
+    assert store.writes == 3
+
+
+@pytest.mark.parametrize("revoked", [False, True], ids=["extended", "revoked"])
+async def test_a_use_undoes_nothing_that_happens_at_the_same_time(revoked: bool) -> None:
+    store = MemoryStore()
+    tokens, other = StreamTokens(store, StoreAway), StreamTokens(store, StoreAway)
+    secret, known = await tokens.issue(ALICE, "n8n", 60)
+    get = store.get
+
+    async def get_and_meanwhile(key: str) -> Any:
+        found = await get(key)
+        store.get = get  # type: ignore[method-assign]
+        if revoked:
+            await other.revoke(ALICE, known.id)
+        else:
+            await other.extend(ALICE, known.id, 3600)
+        return found
+
+    store.get = get_and_meanwhile  # type: ignore[method-assign]
+    await tokens.identify(secret)
+    listed = await tokens.listed(ALICE)
+    assert [each.expires_at > known.expires_at + 3000 for each in listed] == [True] * (not revoked)
+
+
+async def test_an_open_stream_is_warned_and_goes_on_when_its_token_is_extended() -> None:
+    now = 1_000_000.0
+    tokens = StreamTokens(MemoryStore(), StoreAway, lambda: now)
+    secret, known = await tokens.issue(ALICE, "n8n", 1000)
+    auth = Auth(AuthConfig(token_warning_s=100), tokens, look_again_s=0.01)
+    warned: list[float] = []
+    over = asyncio.create_task(auth.over(await tokens.identify(secret), warned.append))
+
+    async def warned_times(count: int) -> None:
+        await eventually_(lambda: len(warned) == count)
+
+    await asyncio.sleep(0.05)
+    assert warned == []
+    now += 950
+    await warned_times(1)
+    assert warned == [50]
+    await tokens.extend(ALICE, known.id, 1000)
+    now += 500  # well past its first end
+    await asyncio.sleep(0.05)
+    assert not over.done()
+    assert len(warned) == 1
+    now += 450
+    await warned_times(2)
+    now += 60
+    await asyncio.wait_for(over, 5)
+    assert len(warned) == 2
+
+
+async def eventually_(holds: Callable[[], bool]) -> None:
+    async def probe() -> bool:
+        return holds()
+
+    await eventually(probe, what="the warning")

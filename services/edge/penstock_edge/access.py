@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from starlette.types import Scope
 
@@ -13,6 +14,8 @@ from penstock.bus.records import RunRecord
 from penstock.web.auth import Identity, check_run, identity_of, over, require
 from penstock_edge.locate import record_of
 from penstock_edge.views import RAW_DIALECT
+
+EXPIRES: Final = "token_expires"
 
 
 async def run_of(bus: Bus, who: Identity, run_id: str) -> RunRecord:
@@ -29,14 +32,23 @@ def require_dialect(who: Identity, dialect: str) -> None:
 
 
 @contextmanager
-def while_it_holds(scope: Scope, end: Callable[[], object]) -> Iterator[None]:
-    """Within, `end` is called once the caller's credential has expired or was revoked."""
+def while_it_holds(
+    scope: Scope, end: Callable[[], object], warn: Callable[[str, str], object] | None = None
+) -> Iterator[None]:
+    """Within, `end` is called once the caller's credential has expired or was revoked.
+
+    `warn` gets a code and a message some time before a stream token expires.
+    """
     if identity_of(scope).expires_at is None:
         yield
         return
 
+    def told(left_s: float) -> None:
+        if warn is not None:
+            warn(EXPIRES, f"the stream token expires in {left_s:.0f} s; extend it, or take another")
+
     async def watch() -> None:
-        await over(scope)
+        await over(scope, told)
         end()
 
     watching = asyncio.create_task(watch())

@@ -92,6 +92,7 @@ class Client:
         self._idle = False  # at the ring's end, with nothing to write
         self._wrote_at = asyncio.get_running_loop().time()
         self._beat_due = False
+        self._warnings = b""
         self._offset = 0
         self._count = DELIVERED.labels(hub.view.dialect).inc
 
@@ -130,6 +131,9 @@ class Client:
         if self._preface:
             preface, self._preface = self._preface, b""
             return preface
+        if self._warnings:
+            warnings, self._warnings = self._warnings, b""
+            return warnings
         if self._beat_due:
             self._beat_due = False
             return self.hub.view.form.keep_alive
@@ -184,6 +188,11 @@ class Client:
     def expire(self) -> None:
         """Whoever reads may not do so any more: the stream ends here."""
         self.expired = True
+        self._wake.set()
+
+    def warn(self, code: str, message: str) -> None:
+        """Something of the edge's own that the client is told between two events."""
+        self._warnings += self.hub.view.notice(code, message)
         self._wake.set()
 
     def depart(self, why: Departure) -> None:

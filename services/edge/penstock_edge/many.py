@@ -123,21 +123,21 @@ class Chosen(ABC):
 
 
 class TypesSource(Chosen):
-    """The events of some types, of everybody's runs or of one owner's."""
+    """The events of some types, of everybody's runs or of some owners'."""
 
     def __init__(
         self,
         feed: Feed,
         records: Records,
         types: Sequence[str],
-        owner: str | None,
+        owners: frozenset[str] | None,
         deliver: Deliver,
     ) -> None:
         super().__init__(feed, deliver)
         self._records = records
         self._types = [type.split(".") for type in types]
         self._patterns = tuple(subjects.event(type, "*") for type in types)
-        self._owner = owner
+        self._owners = owners
 
     def wants(self, type: str) -> bool:
         """Whether one of the patterns matches it."""
@@ -149,11 +149,11 @@ class TypesSource(Chosen):
         return self._patterns
 
     async def keep(self, stored: Stored) -> bool:
-        """Whether its run is the owner's."""
-        if self._owner is None:
+        """Whether its run is one of the owners'."""
+        if self._owners is None:
             return True
         record = await self._records.of(subjects.run_id_of(stored.subject))
-        return record is not None and record.user_id == self._owner
+        return record is not None and record.user_id in self._owners
 
     async def prepare(self) -> None:
         """The patterns are known."""
@@ -209,19 +209,23 @@ class Many:
     feed: Feed
     records: Records
 
-    def types(self, types: Sequence[str], owner: str | None, deliver: Deliver) -> TypesSource:
-        """The events of these `category.action` patterns; of one owner's runs, if given."""
-        return TypesSource(self.feed, self.records, types, owner, deliver)
+    def types(
+        self, types: Sequence[str], owners: frozenset[str] | None, deliver: Deliver
+    ) -> TypesSource:
+        """The events of these `category.action` patterns; of some owners' runs, if given."""
+        return TypesSource(self.feed, self.records, types, owners, deliver)
 
     def session(self, session: Session, deliver: Deliver) -> SessionSource:
         """The events of a session's runs."""
         return SessionSource(self.bus, self.feed, self.records, session, deliver)
 
-    def of_types(self, types: Sequence[str], owner: str | None, form: Form) -> View:
-        """Canonical events of these `category.action` patterns; of one owner's runs, if given."""
+    def of_types(self, types: Sequence[str], owners: frozenset[str] | None, form: Form) -> View:
+        """Canonical events of these `category.action` patterns; of some owners' runs, if given."""
         chosen = sorted(set(types))
-        key = ("types", owner or "", *chosen)
-        return _view(key, "canonical", form, lambda deliver: self.types(chosen, owner, deliver))
+        # as JSON: a user's id may hold anything, and views of one key are shared
+        whose = "*" if owners is None else orjson.dumps(sorted(owners)).decode()
+        key = ("types", whose, *chosen)
+        return _view(key, "canonical", form, lambda deliver: self.types(chosen, owners, deliver))
 
     def of_session(
         self, session: Session, dialect: str, form: Form, types: frozenset[str] | None = None

@@ -45,7 +45,7 @@ class EventSocket:
         client = self._client
         client.resumable = client.hub.view.form.resumable
         client.read_for(identity_of(scope))
-        with while_it_holds(scope, client.expire):
+        with while_it_holds(scope, client.expire, client.warn):
             await self._converse(scope, receive, send)
 
     async def _converse(self, scope: Scope, receive: Receive, send: Send) -> None:

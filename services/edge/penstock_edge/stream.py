@@ -37,7 +37,7 @@ class EventStream:
         # a client of a POST does not ask again by itself, and has no place to ask for
         client.resumable = scope["method"] == "GET" and client.hub.view.form.resumable
         client.read_for(identity_of(scope))
-        with while_it_holds(scope, client.expire):
+        with while_it_holds(scope, client.expire, client.warn):
             await self._respond(receive, send)
 
     async def _respond(self, receive: Receive, send: Send) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.bus.records import ApprovalRecord, RunRecord
 from penstock.web.auth.auth import LOGOUT
-from penstock.web.auth.routes import TokenRequest
+from penstock.web.auth.routes import TokenChange, TokenRequest
 from penstock_approvals.api import DecisionBody
 from penstock_cli.openapi import parameters as by
 from penstock_cli.openapi.operation import (
@@ -322,6 +322,14 @@ def _approvals() -> list[Operation]:
 def _credentials() -> list[Operation]:
     operation = partial(Operation, tag="credentials", needs=())
     token = an_object(id=TEXT, user_id=TEXT, created_at=TEXT, expires_at=TEXT)
+    token["properties"]["users"] = {
+        "description": "Whose runs it reaches: these users', or everybody's",
+        "oneOf": [a_list(TEXT), {"const": "*"}],
+    }
+    token["properties"]["last_used_at"] = {
+        "description": "When it last opened or held a stream, to a minute; null: not yet",
+        "type": ["string", "null"],
+    }
     known = an_object(user_id=TEXT, scopes=a_list(TEXT), expires_at=TEXT)
     return [
         operation(
@@ -350,6 +358,15 @@ def _credentials() -> list[Operation]:
             {200: json("The tokens", an_object(tokens=a_list(token)))},
             needs=("read",),
             refusals=(409,),
+        ),
+        operation(
+            "PATCH",
+            "/v1/tokens/{token_id}",
+            "Let a stream token hold for longer, or not so long",
+            {200: json("The token", token)},
+            needs=("read",),
+            body=TokenChange,
+            refusals=(404, 409),
         ),
         operation(
             "DELETE",

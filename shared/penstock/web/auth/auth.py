@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from starlette.types import Scope
@@ -48,6 +49,7 @@ class Auth:
         look_again_s: float = LOOK_AGAIN_S,
     ) -> None:
         """`look_again_s`: how long open streams outlive the revocation of their token."""
+        self._warning_s = config.token_warning_s
         self.config = config
         self.tokens = tokens
         self.csrf = csrf.Csrf.of(config)
@@ -84,16 +86,27 @@ class Auth:
             self._check_page(scope, identity)
         return identity
 
-    async def over(self, identity: Identity) -> None:
+    async def over(self, identity: Identity, warn: Callable[[float], object] | None = None) -> None:
         """Return when the identity no longer holds: expired, or its stream token revoked.
 
-        A stream that is opened by it ends then. Never returns for `anonymous`.
+        A stream that is opened by it ends then. Never returns for `anonymous`. A stream token that
+        was extended holds on. `warn` is called with the seconds left once a stream token has less
+        than `warning_s`; again where it was extended, and runs out once more.
         """
+        warned_of = None
         while (left_s := self._left_s(identity)) > 0:
+            if identity.grant is not None and warn is not None:
+                if left_s <= self._warning_s and warned_of != identity.expires_at:
+                    warned_of = identity.expires_at
+                    warn(left_s)
+                if left_s > self._warning_s:
+                    left_s -= self._warning_s  # the next look is the warning's
             # by the wall clock, which may be set meanwhile
             await asyncio.sleep(min(left_s, self._look_again_s))
-            if await self._revoked(identity):
+            renewed = await self._renewed(identity)
+            if renewed is None:
                 return
+            identity = renewed
 
     async def close(self) -> None:
         """Give the issuer's keys back."""
@@ -147,14 +160,16 @@ class Auth:
         ours = self.tokens if identity.grant is not None else None
         return identity.expires_at - (ours.now() if ours is not None else time.time())
 
-    async def _revoked(self, identity: Identity) -> bool:
+    async def _renewed(self, identity: Identity) -> Identity | None:
+        """The identity as its stream token stands now; None when that was revoked."""
         if identity.grant is None or self.tokens is None:
-            return False
+            return identity
         try:
-            return not await self.tokens.stands(identity.grant.token_id)
+            expires_at = await self.tokens.holds_until(identity.grant.token_id)
         except Problem as problem:
             log.warning("a stream goes on, unchecked for now: %s", problem.detail)
-            return False
+            return identity
+        return None if expires_at is None else replace(identity, expires_at=expires_at)
 
 
 def _verifier(config: AuthConfig) -> Verifier | None:

@@ -32,6 +32,7 @@ class AuthConfig:
     max_streams_per_user: int = 80
     max_requests_per_s: float = 100.0
     max_requests_burst: int = 500
+    token_warning_s: float = 3600.0
     allow_unauthenticated_sse: bool = False
 
     @property

@@ -8,19 +8,26 @@ from dataclasses import dataclass
 from penstock.web.problems import Problem
 
 EVERYTHING = "*.*"
+EVERYBODY = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A stream token's limits, all of which hold; an empty one limits nothing.
 
-    `subjects` are `category.action`, each of which may be `*`.
+    `subjects` are `category.action`, each of which may be `*`. `users`: whose runs it reaches,
+    `EVERYBODY` among them for all; empty for those of whoever made it.
     """
 
     token_id: str
     subjects: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+
+    def reaches(self, user_id: str) -> bool:
+        """Whether it names the user, or everybody."""
+        return EVERYBODY in self.users or user_id in self.users
 
     def check_run(self, run_id: str, session_id: str) -> None:
         """May it follow this run, with all that happens in it?

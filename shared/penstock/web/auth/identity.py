@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from penstock.web.auth.grants import Grant
+from penstock.web.auth.grants import EVERYBODY, Grant
 from penstock.web.auth.scopes import ANONYMOUS as ANONYMOUS_SCOPES
 from penstock.web.auth.scopes import Permission
 from penstock.web.problems import Problem
@@ -36,8 +36,21 @@ class Identity:
         return permission in self.scopes
 
     def sees(self, owner: str) -> bool:
-        """Whether runs of this owner exist for it: its own; all, if it may act for others."""
+        """Whether runs of this owner exist for it: its own; all, if it may act for others.
+
+        A stream token that names users sees theirs, and no others.
+        """
+        if self.grant is not None and self.grant.users:
+            return self.grant.reaches(owner)
         return owner == self.user_id or self.may("act-as") or self.may("administer")
+
+    @property
+    def owners(self) -> frozenset[str] | None:
+        """Whose runs it sees; None for everybody's."""
+        named = self.grant.users if self.grant is not None else ()
+        if EVERYBODY in named or self.may("act-as") or self.may("administer"):
+            return None
+        return frozenset(named or {self.user_id})
 
 
 ANONYMOUS: Final = Identity(ANONYMOUS_USER, ANONYMOUS_SCOPES, "anonymous")
@@ -53,13 +66,13 @@ def identity_of(scope: Mapping[str, Any]) -> Identity:
     return identity
 
 
-async def over(scope: Mapping[str, Any]) -> None:
+async def over(scope: Mapping[str, Any], warn: Callable[[float], object] | None = None) -> None:
     """Return when the caller's credential no longer holds: expired, or revoked.
 
-    A stream that it has opened ends then. Never returns for `anonymous`.
+    A stream that it has opened ends then. Never returns for `anonymous`. `warn`: as `Auth.over`.
     """
-    ended: Callable[[], Awaitable[None]] = scope["state"][OVER]
-    await ended()
+    ended: Callable[..., Awaitable[None]] = scope["state"][OVER]
+    await ended(warn)
 
 
 def require(identity: Identity, permission: Permission) -> None:
@@ -90,8 +103,22 @@ def check_run(identity: Identity, owner: str, run_id: str, session_id: str) -> N
 def act_as(identity: Identity, wanted: str | None) -> str:
     """The user that a request is for: the caller, or whom it names and may act for.
 
-    Raises Problem 403 for another user's name without scope act-as.
+    Raises Problem 403 for another user's name without scope act-as; for a stream token that names
+    users, 403 for one whom it does not name, and 422 where it reaches several and none is named.
     """
+    if identity.grant is not None and identity.grant.users:
+        return _reached(identity, identity.grant, wanted)
     if wanted is None or wanted == identity.user_id or identity.may("act-as"):
         return wanted or identity.user_id
     raise Problem(403, "the request names another user; that needs the scope act-as")
+
+
+def _reached(identity: Identity, grant: Grant, wanted: str | None) -> str:
+    if wanted is None:
+        only = grant.users[0] if len(grant.users) == 1 and EVERYBODY not in grant.users else None
+        wanted = identity.user_id if grant.reaches(identity.user_id) else only
+    if wanted is None:
+        raise Problem(422, "this token reaches runs of other users: say whose, by user_id")
+    if not grant.reaches(wanted):
+        raise Problem(403, "this token does not reach the runs of that user")
+    return wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -15,12 +15,14 @@ from starlette.routing import BaseRoute, Route
 from penstock.web.auth import cookies
 from penstock.web.auth.auth import LOGOUT, Auth
 from penstock.web.auth.credentials import find
+from penstock.web.auth.grants import EVERYBODY
 from penstock.web.auth.identity import Identity, identity_of, require
 from penstock.web.auth.stream_tokens import StreamToken, StreamTokens
 from penstock.web.bodies import ignore_body, read_model
 from penstock.web.problems import Problem
 
 DAY_S: Final = 24 * 3600.0
+MAX_LIFETIME_S: Final = 366 * DAY_S
 MAX_BODY_BYTES: Final = 64 * 1024
 LAST_S: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
@@ -37,13 +39,22 @@ class TokenRequest(BaseModel):
     subjects: Annotated[list[Subject], Field(max_length=100)] = []
     runs: Annotated[list[Id], Field(max_length=100)] = []
     sessions: Annotated[list[Id], Field(max_length=100)] = []
-    lifetime_s: float = Field(90 * DAY_S, ge=1, le=366 * DAY_S)
+    users: Annotated[list[Id], Field(min_length=1, max_length=100)] | Literal["*"] | None = None
+    lifetime_s: float = Field(90 * DAY_S, ge=1, le=MAX_LIFETIME_S)
 
     @model_validator(mode="after")
     def _limited(self) -> TokenRequest:
         if not (self.subjects or self.runs or self.sessions):
             raise ValueError('name subjects, runs or sessions; all of them is subjects ["*.*"]')
         return self
+
+
+class TokenChange(BaseModel):
+    """The body of PATCH /v1/tokens/{id}: how long it holds from now on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lifetime_s: float = Field(ge=1, le=MAX_LIFETIME_S)
 
 
 def auth_routes(auth: Auth) -> list[BaseRoute]:
@@ -97,12 +108,19 @@ def _token_routes(tokens: StreamTokens) -> list[BaseRoute]:
             subjects=body.subjects,
             runs=body.runs,
             sessions=body.sessions,
+            users=[body.users] if isinstance(body.users, str) else body.users or (),
         )
         return _json({"token": token, **_shown(known)}, 201)
 
     async def index(request: Request) -> Response:
         found = await tokens.listed(_manager(request))
         return _json({"tokens": [_shown(token) for token in found]})
+
+    async def change(request: Request) -> Response:
+        identity = _manager(request)
+        body = await read_model(request, TokenChange, MAX_BODY_BYTES)
+        token_id = request.path_params["token_id"]
+        return _json(_shown(await tokens.extend(identity, token_id, body.lifetime_s)))
 
     async def revoke(request: Request) -> Response:
         await ignore_body(request)
@@ -112,6 +130,7 @@ def _token_routes(tokens: StreamTokens) -> list[BaseRoute]:
     return [
         Route("/v1/tokens", create, methods=["POST"]),
         Route("/v1/tokens", index, methods=["GET"]),
+        Route("/v1/tokens/{token_id}", change, methods=["PATCH"]),
         Route("/v1/tokens/{token_id}", revoke, methods=["DELETE"]),
     ]
 
@@ -135,8 +154,12 @@ def _described(identity: Identity) -> dict[str, Any]:
 
 
 def _shown(token: StreamToken) -> dict[str, Any]:
-    times = {"created_at": _time(token.created_at), "expires_at": _time(token.expires_at)}
-    return asdict(token) | times
+    times = {
+        name: _time(getattr(token, name)) for name in ("created_at", "expires_at", "last_used_at")
+    }
+    # always in words whose runs it reaches, also where nobody was named
+    users = EVERYBODY if EVERYBODY in token.users else token.users or (token.user_id,)
+    return asdict(token) | times | {"users": users}
 
 
 def _time(at_s: float | None) -> str | None:

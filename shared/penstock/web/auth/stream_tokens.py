@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Final, Protocol
 
 import orjson
 
 from penstock.web.auth.errors import invalid_token, unavailable
-from penstock.web.auth.grants import Grant
+from penstock.web.auth.grants import EVERYBODY, Grant
 from penstock.web.auth.identity import Identity
 from penstock.web.auth.scopes import STREAM_TOKEN
 from penstock.web.problems import Problem
 
 PREFIX: Final = "pst_"
 MAX_PER_USER: Final = 100
+USED_EVERY_S: Final = 60.0  # how exactly it is known when a token was last used
 _ID_CHARS: Final = 32
 _TOKEN = re.compile(r"pst_[A-Za-z0-9_-]{43}")
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -34,6 +36,11 @@ class StoredValue(Protocol):
         """What was written."""
         ...
 
+    @property
+    def revision(self) -> int:
+        """Of the write."""
+        ...
+
 
 class TokenStore(Protocol):
     """Where tokens are kept: the bucket `tokens`, as `penstock.bus` gives it."""
@@ -44,6 +51,12 @@ class TokenStore(Protocol):
 
     async def create(self, key: str, value: bytes, ttl_s: float | None = None) -> int | None:
         """Write where there is nothing; None when there is something."""
+        ...
+
+    async def update(
+        self, key: str, value: bytes, revision: int, ttl_s: float | None = None
+    ) -> int | None:
+        """Write only over that revision; None when it is another by now."""
         ...
 
     async def delete(self, key: str) -> bool:
@@ -67,6 +80,17 @@ class StreamToken:
     subjects: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()  # whose runs it reaches: `Grant.users`
+    last_used_at: float | None = None  # to `USED_EVERY_S`
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A token as it stands in the store."""
+
+    token: StreamToken
+    digest: str
+    revision: int
 
 
 class StreamTokens:
@@ -89,6 +113,7 @@ class StreamTokens:
         self.now = now
         self._store = store
         self._unavailable_on = unavailable_on
+        self._noted: dict[str, float] = {}  # when this process last wrote down a use of a token
 
     async def issue(
         self,
@@ -99,11 +124,14 @@ class StreamTokens:
         subjects: Sequence[str] = (),
         runs: Sequence[str] = (),
         sessions: Sequence[str] = (),
+        users: Sequence[str] = (),
     ) -> tuple[str, StreamToken]:
         """A new token, which nobody can be told again, and what is known of it.
 
-        Raises Problem 409 when the user has too many.
+        `users`: whose runs it reaches; none for the owner's own. Raises Problem 403 where the owner
+        does not reach them, 409 when the user has too many tokens.
         """
+        _check_reach(owner, users)
         if len([t for t in await self._all() if t.user_id == owner.user_id]) >= MAX_PER_USER:
             raise Problem(409, f"there are {MAX_PER_USER} tokens of this user; revoke some")
         token = PREFIX + secrets.token_urlsafe(32)
@@ -118,10 +146,10 @@ class StreamTokens:
             tuple(subjects),
             tuple(runs),
             tuple(sessions),
+            tuple(dict.fromkeys(users)),
         )
-        document = orjson.dumps(asdict(record) | {"digest": digest})
         try:
-            await self._store.create(record.id, document, lifetime_s)
+            await self._store.create(record.id, _written(record, digest), lifetime_s)
         except self._unavailable_on as error:
             raise _out_of_reach() from error
         return token, record
@@ -132,15 +160,16 @@ class StreamTokens:
             raise invalid_token("this is no stream token")
         digest = _digest(token)
         found = await self._find(digest[:_ID_CHARS])
-        if found is None or not hmac.compare_digest(found[1], digest):
+        if found is None or not hmac.compare_digest(found.digest, digest):
             raise invalid_token("the stream token is unknown, has expired or was revoked")
-        record = found[0]
+        await self._note_use(found)
+        record = found.token
         return Identity(
             record.user_id,
             STREAM_TOKEN,
             "stream_token",
             record.expires_at,
-            Grant(record.id, record.subjects, record.runs, record.sessions),
+            Grant(record.id, record.subjects, record.runs, record.sessions, record.users),
         )
 
     async def listed(self, identity: Identity) -> list[StreamToken]:
@@ -150,19 +179,64 @@ class StreamTokens:
 
     async def revoke(self, identity: Identity, token_id: str) -> None:
         """It opens nothing more. Raises Problem 404 for one that is unknown or another user's."""
-        found = await self._find(token_id) if _ID.fullmatch(token_id) else None
-        if found is None or not _manages(identity, found[0]):
-            raise Problem(404, "there is no such stream token")
+        await self._managed(identity, token_id)
         try:
             await self._store.delete(token_id)
         except self._unavailable_on as error:
             raise _out_of_reach() from error
 
-    async def stands(self, token_id: str) -> bool:
-        """Whether it holds still. Raises Refused 503."""
-        return await self._find(token_id) is not None
+    async def extend(self, identity: Identity, token_id: str, lifetime_s: float) -> StreamToken:
+        """It holds for so long from now; streams that it has opened learn of it.
 
-    async def _find(self, token_id: str) -> tuple[StreamToken, str] | None:
+        Raises Problem 404 for one that is unknown or another user's, 403 for one that reaches more
+        than the caller does now.
+        """
+        while True:
+            found = await self._managed(identity, token_id)
+            _check_reach(identity, found.token.users)
+            token = replace(found.token, expires_at=self.now() + lifetime_s)
+            try:
+                if await self._write(found, token) is not None:
+                    return token
+            except self._unavailable_on as error:
+                raise _out_of_reach() from error
+
+    async def holds_until(self, token_id: str) -> float | None:
+        """When it expires, in Unix seconds, as it stands now; None when it is gone.
+
+        Asked for open streams, which is a use of it. Raises Refused 503.
+        """
+        found = await self._find(token_id)
+        if found is None:
+            return None
+        await self._note_use(found)
+        return found.token.expires_at
+
+    async def _managed(self, identity: Identity, token_id: str) -> _Found:
+        found = await self._find(token_id) if _ID.fullmatch(token_id) else None
+        if found is None or not _manages(identity, found.token):
+            raise Problem(404, "there is no such stream token")
+        return found
+
+    async def _note_use(self, found: _Found) -> None:
+        """Write down that it is used, now and then; without the store it is used all the same."""
+        now, last_s = self.now(), found.token.last_used_at
+        if last_s is not None and now - last_s < USED_EVERY_S:
+            return
+        if now - self._noted.get(found.token.id, -USED_EVERY_S) < USED_EVERY_S:
+            return  # another request of this moment does
+        self._noted = {id: at for id, at in self._noted.items() if now - at < USED_EVERY_S}
+        self._noted[found.token.id] = now
+        # whoever writes at the same time, or has revoked it, wins
+        with contextlib.suppress(self._unavailable_on):
+            await self._write(found, replace(found.token, last_used_at=now))
+
+    async def _write(self, found: _Found, token: StreamToken) -> int | None:
+        left_s = max(1.0, token.expires_at - self.now())
+        document = _written(token, found.digest)
+        return await self._store.update(token.id, document, found.revision, left_s)
+
+    async def _find(self, token_id: str) -> _Found | None:
         try:
             stored = await self._store.get(token_id)
         except self._unavailable_on as error:
@@ -171,7 +245,7 @@ class StreamTokens:
             return None
         record, digest = _read(stored.value)
         # the store's own expiry is to the second, and not everywhere
-        return None if record.expires_at <= self.now() else (record, digest)
+        return None if record.expires_at <= self.now() else _Found(record, digest, stored.revision)
 
     async def _all(self) -> list[StreamToken]:
         try:
@@ -194,9 +268,23 @@ def _digest(token: str) -> str:
 def _read(value: bytes) -> tuple[StreamToken, str]:
     document = orjson.loads(value)
     digest = document.pop("digest")
-    for name in ("subjects", "runs", "sessions"):
-        document[name] = tuple(document[name])
-    return StreamToken(**document), digest
+    for name in ("subjects", "runs", "sessions", "users"):
+        document[name] = tuple(document.get(name, ()))  # older tokens have no `users`
+    known = {each.name for each in fields(StreamToken)}
+    return StreamToken(**{name: each for name, each in document.items() if name in known}), digest
+
+
+def _written(token: StreamToken, digest: str) -> bytes:
+    return orjson.dumps(asdict(token) | {"digest": digest})
+
+
+def _check_reach(identity: Identity, users: Sequence[str]) -> None:
+    """Raises Problem 403 for users whose runs the caller does not see."""
+    everybody = identity.may("act-as") or identity.may("administer")
+    # a user may be called `*`, which means everybody here all the same
+    own = frozenset({identity.user_id}) - {EVERYBODY}
+    if not everybody and not own.issuperset(users):
+        raise Problem(403, "users: runs of other users need the scope act-as or administer")
 
 
 def _out_of_reach() -> Problem:
