@@ -86,7 +86,9 @@ DOCUMENT = Document(
             "STEP_STARTED and STEP_FINISHED with stepName router or worker",
             _STEP,
             _SHAPE,
-            note="Always `worker`: no upstream tells a router from it.",
+            "dialects/agui_encode_runs::an_upstreams_own_router_and_worker_pass_as_they_are",
+            "dialects/agui_encode_runs::what_is_said_outside_an_upstreams_own_steps_is_the_workers",
+            note="An upstream's own steps of these names pass; all else is in a step `worker`.",
         ),
         holds(
             "AR12",

@@ -51,6 +51,25 @@ def test_a_pause_announces_its_calls_and_then_waits_once() -> None:
     assert [*made.feed(frame("RunCompleted")), *made.end()] == []
 
 
+def test_a_second_pause_does_not_ask_again_for_a_requirement_whose_call_is_settled() -> None:
+    done = tool("c0", requires_confirmation=True, confirmed=True, result="x")
+    waiting = tool(**CONFIRM)
+    drafts = feed(
+        decoder(),
+        frame("RunStarted", session_id="s1"),
+        frame(
+            "RunPaused",
+            tools=[done, waiting],
+            # Agno 2.3 repeats the first pause's requirement as it stood before the decision
+            requirements=[
+                {"id": "q0", "tool_execution": tool("c0", requires_confirmation=True)},
+                {"id": "q1", "tool_execution": waiting},
+            ],
+        ),
+    )
+    assert [item.item_id for item in pause_of(drafts).items] == ["c1"]
+
+
 def test_what_was_decided_before_is_not_asked_again() -> None:
     done = tool("c0", requires_confirmation=True, confirmed=True, result="x")
     _, pause = paused_agent(done, tool(**CONFIRM))

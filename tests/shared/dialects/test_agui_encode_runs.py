@@ -81,6 +81,37 @@ def test_a_plain_run_has_one_worker_step_around_it() -> None:
     assert len([each for each in types(events) if each.startswith("STEP")]) == 2
 
 
+def steps_of(run: Run) -> list[str]:
+    return [f"{each['type'][5:]} {each['stepName']}" for each in told(run) if "stepName" in each]
+
+
+def a_step(run: Run, name: str, *, inside: bool = True) -> Run:
+    step = {"run_id": "r", "step_id": f"{name}-1"}
+    run.say("workflow.step_started", **step, description=name)
+    if inside:
+        run.text("Hello", id=f"in-{name}")
+    return run.say("workflow.step_completed", **step, output=None)
+
+
+def test_an_upstreams_own_router_and_worker_pass_as_they_are() -> None:
+    run = a_step(a_step(a_run(), "router", inside=False), "worker").complete()
+    router, worker = ["STARTED router", "FINISHED router"], ["STARTED worker", "FINISHED worker"]
+    assert steps_of(run) == router + worker
+
+
+def test_what_is_said_outside_an_upstreams_own_steps_is_the_workers() -> None:
+    run = a_step(a_step(a_run().text("Hi"), "router"), "review").complete()
+    worker = ["STARTED worker", "FINISHED worker"]
+    # a step with a name that the contract does not have is told as a CUSTOM event
+    assert steps_of(run) == [*worker, "STARTED router", "FINISHED router", *worker]
+
+
+def test_a_step_of_the_upstream_goes_on_over_a_pause() -> None:
+    run = a_run().say("workflow.step_started", run_id="r", step_id="s", description="router")
+    run.call().pause({"tool_call_id": "c1"}).resume().result().complete()
+    assert steps_of(run) == ["STARTED router", "FINISHED router"] * 2
+
+
 def test_a_run_that_fails_ends_its_step_first() -> None:
     events = told(a_run().say("lifecycle.failed", error="e", code="timeout"))
     assert types(events)[-2:] == ["STEP_FINISHED", "RUN_ERROR"]

@@ -44,13 +44,27 @@ class Need:
 
 
 def run_needs(body: JsonObject, *, team: bool) -> list[Need]:
-    """What RunPaused or TeamRunPaused asks for. A continued team reads its requirements alone."""
+    """What RunPaused or TeamRunPaused asks for. A continued team reads its requirements alone.
+
+    A run of Agno 2.3 that pauses again repeats the requirements of its first pause as they were.
+    So a requirement counts as settled when its call, found by its id among `tools`, is settled.
+    """
+    called = _list(body.get("tools"))
     tools = [
         need
-        for index, tool in enumerate(_list(body.get("tools")))
+        for index, tool in enumerate(called)
         for need in _tool_need(tool, ["tools", index], None, None)
     ]
-    requirements = list(_requirements(body.get("requirements"), ["requirements"], None, None))
+    settled = {
+        tool.get("tool_call_id")
+        for tool in called
+        if isinstance(tool, dict) and _is_waiting_kind(tool) and _tool_kind(tool) is None
+    }
+    requirements = [
+        need
+        for need in _requirements(body.get("requirements"), ["requirements"], None, None)
+        if need.tool is None or need.tool.get("tool_call_id") not in settled
+    ]
     return [*requirements, *tools] if team else [*tools, *requirements]
 
 
@@ -98,6 +112,12 @@ def _tool_need(
         need.options = objects(tool.get("user_feedback_schema"))
         need.input_schema = _feedback_schema(need.options)
     yield need
+
+
+def _is_waiting_kind(tool: JsonObject) -> bool:
+    """Whether the call is one that waits, or waited, for a decision; its id is a text then."""
+    asks = ("external_execution_required", "requires_user_input", "requires_confirmation")
+    return string(tool.get("tool_call_id")) is not None and any(tool.get(ask) for ask in asks)
 
 
 def _tool_kind(tool: JsonObject) -> str | None:

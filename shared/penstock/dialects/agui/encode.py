@@ -122,6 +122,7 @@ class AguiEncoder:
             return ()
         context.owner = (event.get("subrun") or {}).get("id")
         said = [] if self.phase is Phase.RUNNING else list(self._begin(event))
+        said += self._inner.enter(event["data"])
         handler = self._handlers.get(context.type)
         said += handler(event["data"]) if handler else (context.custom(event["data"]),)
         place = Place(self._thread_id, self._run_id, epoch_ms(event.get("timestamp")))

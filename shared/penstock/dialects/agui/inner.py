@@ -9,8 +9,16 @@ from penstock.dialects.agui.context import NO_FACTS, Context, Said
 from penstock.dialects.agui.ledger import Step, Subagent
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import JsonObject
+from penstock.events import TERMINAL
 
 PROFILE_STEP: Final = "\0step"  # a step id that no canonical event has
+
+# The steps of agent-runs-sse.md. An upstream's own steps of these names pass as they are.
+CONTRACT_STEPS: Final = frozenset({"router", "worker"})
+
+# Events that open no step: nothing is said at them, or a step begins anyway.
+_ENDS: Final = TERMINAL | {"lifecycle.paused"}
+_OUTSIDE: Final = frozenset({"lifecycle.started", "lifecycle.resumed", "approval.requested"})
 
 # Where an inner run comes from, if its upstream speaks AG-UI.
 _PARENTS: Final = {
@@ -25,16 +33,44 @@ class Inner:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._open = context.open
+        self._had_step = False  # this AG-UI run has told of a step
 
     def step_started(self, data: JsonObject) -> Iterator[Said]:
-        """workflow.step_started; a profile with a step of its own has no others."""
-        if self._context.profile.step:
+        """workflow.step_started; a profile with a step of its own has the contract's besides."""
+        if self._context.profile.step and not self._is_contracts(data):
             yield self._context.custom(data)
         elif data["step_id"] not in self._open.steps:
+            if ours := self._open.steps.pop(PROFILE_STEP, None):
+                yield self._step(EventType.STEP_FINISHED, ours)
             owner = self._context.owner if self._context.modern else None
-            name = self._open.step_name(data["step_id"], data.get("description") or "", owner)
+            if self._context.profile.step:
+                name = data["description"]
+            else:
+                name = self._open.step_name(data["step_id"], data.get("description") or "", owner)
             step = self._open.steps[data["step_id"]] = Step(name, owner)
             yield self._step(EventType.STEP_STARTED, step, data)
+
+    def _is_contracts(self, data: JsonObject) -> bool:
+        """Whether it is a step of the contract's that can begin now: a client takes a name once."""
+        name = data.get("description")
+        others = (step for id, step in self._open.steps.items() if id != PROFILE_STEP)
+        return name in CONTRACT_STEPS and all(step.name != name for step in others)
+
+    def enter(self, data: JsonObject) -> Iterator[Said]:
+        """Opens the profile's step before the current event, unless some step is open.
+
+        The step waits for the first event that says something, since an upstream may begin with
+        a step of its own.
+        """
+        name, type = self._context.profile.step, self._context.type
+        if name is None or self._open.steps or type in _OUTSIDE:
+            return
+        if self._had_step and type in _ENDS:
+            return
+        if type == "workflow.step_started" and self._is_contracts(data):
+            return
+        step = self._open.steps[PROFILE_STEP] = Step(name, None)
+        yield self._step(EventType.STEP_STARTED, step)
 
     def step_ended(self, data: JsonObject) -> Iterator[Said]:
         """workflow.step_completed and step_failed."""
@@ -46,8 +82,7 @@ class Inner:
 
     def begin(self) -> None:
         """An AG-UI run begins: it knows of those that go on."""
-        if self._context.profile.step:
-            self._open.steps[PROFILE_STEP] = Step(self._context.profile.step, None)
+        self._had_step = False
         self._open.known_subagents.clear()
         self._open.known_subagents.update(self._open.subagents)
 
@@ -78,6 +113,7 @@ class Inner:
             yield EventType.SUBAGENT_FINISHED, fields, NO_FACTS
 
     def _step(self, type: EventType, step: Step, facts: JsonObject = NO_FACTS) -> Said:
+        self._had_step = True
         return type, self._context.tagged({"stepName": step.name}, step.owner), facts
 
     def dispatched(self, data: JsonObject) -> Iterator[Said]:
