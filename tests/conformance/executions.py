@@ -128,6 +128,7 @@ DOCUMENT = Document(
             _REAL_TOOL,
             "dialects/agno_values::a_result_is_json_then_a_literal_then_text",
             "dialects/adk_decode::the_interim_response_of_a_confirmation_is_no_result",
+            note="The result of a call that failed or was refused is `{outcome, error, result}`.",
         ),
         holds(
             "EX24",

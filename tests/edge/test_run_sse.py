@@ -15,6 +15,7 @@ from websockets.exceptions import InvalidStatus
 from penstock.bus import Bus
 from penstock.bus.fence import RawWriter
 from penstock.bus.records import DecideRequest
+from penstock_edge import adk_request
 from support.clients import Client, MakeEdge, Stream
 from support.pretend import PretendApprovals, PretendRun, command_of
 
@@ -463,6 +464,24 @@ async def test_an_input_is_answered_with_the_whole_response(
     async with post(edge, answer(paused, {"result": "blue"}, name="adk_request_input")):
         [item] = approvals.decisions[0].items
     assert (item.decision, item.value) == ("approve", {"result": "blue"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "string", "enum": ["red", "blue"]}, "red"),
+        ({"type": ["string", "null"]}, "red"),
+        ({"type": "object"}, {"result": "red"}),
+        ({"type": "object", "properties": {"result": {"type": "string"}}}, {"result": "red"}),
+        (None, {"result": "red"}),
+    ],
+)
+def test_an_input_is_what_its_schema_asks_for_though_a_response_is_an_object(
+    schema: dict[str, Any] | None, value: Any
+) -> None:
+    given = adk_request.Answer("C", "adk_request_input", {"result": "red"})
+    asked = {"kind": "input", "input_schema": schema}
+    assert adk_request.decided(given, asked, as_sent=True).value == value
 
 
 async def test_the_second_answer_is_409(

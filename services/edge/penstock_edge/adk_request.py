@@ -139,14 +139,18 @@ def require_portable(request: RunAgentRequest) -> None:
 def decided(answer: Answer, asked: dict[str, Any], *, as_sent: bool) -> Decided:
     """The decision that an answer is; `asked`: the item of approval.requested.
 
-    `as_sent`: the value goes back to an ADK server, as it is. Any other upstream is given what
-    ADK's clients wrap as `{"result": …}`, since a response must be an object.
+    A response must be an object in ADK, so its clients wrap any other value as `{"result": …}`.
+    `as_sent`: the value goes back to an ADK server, which unwraps it by itself; it is unwrapped
+    here only where the item's schema asks for something that is no object, since it could not be
+    validated else. Any other upstream is given what is inside.
 
     Raises InvalidRequest where a confirmation does not say `confirmed`: nothing else is a yes.
     """
     response = _unwrapped(answer.response)
     if asked.get("kind", "confirmation") not in CONFIRMED:
-        value = response if as_sent else _bare(response, asked.get("input_schema"))
+        schema = asked.get("input_schema")
+        keeps = as_sent and not _asks_for_no_object(schema)
+        value = response if keeps else _bare(response, schema)
         return Decided(item_id=answer.id, decision="approve", note=None, value=value)
     where = ("newMessage", "parts", "functionResponse", "response")
     if not isinstance(response, dict) or not isinstance(response.get("confirmed"), bool):
@@ -155,6 +159,14 @@ def decided(answer: Answer, asked: dict[str, Any], *, as_sent: bool) -> Decided:
         raise _invalid("extra_forbidden", where, f"unknown keys: {', '.join(unknown)}")
     decision: Literal["approve", "reject"] = "approve" if response["confirmed"] else "reject"
     return Decided(item_id=answer.id, decision=decision, note=None, value=response.get("payload"))
+
+
+def _asks_for_no_object(schema: Any) -> bool:
+    """Whether a JSON Schema names types, and `object` is none of them."""
+    types = schema.get("type") if isinstance(schema, dict) else None
+    if isinstance(types, str):
+        return types != "object"
+    return isinstance(types, list) and bool(types) and "object" not in types
 
 
 def _bare(response: Any, schema: Any) -> Any:

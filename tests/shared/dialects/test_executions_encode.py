@@ -44,6 +44,21 @@ DOCUMENTED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"tool": "check", "result": {"ok": [1, None]}},
     ),
     (
+        "llm.tool_result",
+        {"tool": "check", "result": None, "tool_call_id": "c1", "outcome": "ok"},
+        {"tool": "check", "result": None},
+    ),
+    (
+        "llm.tool_result",
+        {"tool": "check", "result": None, "tool_call_id": "c1", "outcome": "rejected"},
+        {"tool": "check", "result": {"outcome": "rejected", "error": "rejected"}},
+    ),
+    (
+        "llm.tool_result",
+        {"tool": "check", "result": "x", "tool_call_id": "c", "outcome": "error", "error": "boom"},
+        {"tool": "check", "result": {"outcome": "error", "error": "boom", "result": "x"}},
+    ),
+    (
         "dispatch.team",
         {"team_name": "Payment Gateway", "task": "Check", "x": 1},
         {"team_name": "Payment Gateway", "task": "Check"},

@@ -1,8 +1,9 @@
 """Canonical events to the frames of executions-sse.md.
 
-The twelve actions of that document carry exactly its keys, at the top and in `data`. What it does
-not know follows with the same six keys at the top and its data whole, so that a pause, say, is seen
-by those who look for it.
+The twelve actions of that document carry exactly its keys, at the top and in `data`; the `result`
+of a tool call that failed or was refused is an object that says so (`{outcome, error}`). What the
+document does not know follows with the same six keys at the top and its data whole, so that a
+pause, say, is seen by clients that look for it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ DOCUMENTED: Final[Mapping[str, JsonObject]] = {
     "system.warning": {"message": ""},
     "system.error": {"message": "", "code": ""},
 }
+# Outcomes of a tool call that did what it was asked for, as far as it tells.
+_SUCCEEDED: Final = frozenset({"ok", "partial"})
 SOURCELESS: Final = frozenset({"lifecycle.started", "lifecycle.cancelled"})
 SOURCE_KEYS: Final = ("agent_id", "agent_type", "agent_name", "team_name")
 
@@ -62,4 +65,20 @@ def _data(type: str, data: JsonObject) -> Json:
     documented = DOCUMENTED.get(type)
     if documented is None:
         return data
-    return {key: data.get(key, default) for key, default in documented.items()}
+    told = {key: data.get(key, default) for key, default in documented.items()}
+    if type == "llm.tool_result" and data.get("outcome", "ok") not in _SUCCEEDED:
+        told["result"] = _failure(data)
+    return told
+
+
+def _failure(data: JsonObject) -> JsonObject:
+    """The result of a call that failed or was refused.
+
+    The document has no field for that, so the result says it: `{outcome, error}`, and what the
+    tool returned all the same. Without it a refused call looks like one that returned nothing.
+    """
+    outcome = data["outcome"]
+    failure: JsonObject = {"outcome": outcome, "error": data.get("error") or outcome}
+    if data.get("result") is not None:
+        failure["result"] = data["result"]
+    return failure
