@@ -20,7 +20,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -70,12 +70,16 @@ STOP_S = 15.0  # how long one service may take to give everything back
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a service is given. `pod` names this instance of the process in leases and claims."""
+    """What a service is given. `pod` names this instance of the process in leases and claims.
+
+    `alone`: no other process works on this bus, so that whoever else has left something is dead.
+    """
 
     config: Config
     settings: Settings
     bus: Bus
     pod: str
+    alone: bool = False
 
 
 class Service(ABC):
@@ -271,10 +275,12 @@ async def serve(
     *,
     until: Stop,
     on_ready: Callable[[], None] = lambda: None,
+    alone: bool = False,
 ) -> None:
     """Run these services in this process, their routes under one port, until they are to stop.
 
-    They start in the order given and stop in the reverse one. Raises StartUpError, BindRefused.
+    They start in the order given and stop in the reverse one. `alone`: see `Context`. Raises
+    StartUpError, BindRefused.
     """
     services: list[Service] = []
     server: Server | None = None
@@ -294,7 +300,7 @@ async def serve(
             context = await _unless(until.asked, connecting)
             if context is None:
                 return
-            services.append(service_type(context))
+            services.append(service_type(replace(context, alone=alone)))
             probed[number] = services[number]
         for service in services:
             await service.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from support.watching import Watches, streamer, watched
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 RUNS, RATE = 8, 20.0
-FRAMES = {"short": 80, "long": 500, "longest": 2000}
+FRAMES = {"short": 80, "long": 500, "longest": 2000, "endless": 8000}
+KILLS = 10
+BEYOND_THE_ELECTION_S = 1.0
 
 
 @dataclass
@@ -82,6 +85,42 @@ async def test_another_leader_is_killed(clustered: Clustered, stream: str) -> No
     watches = await started(clustered, "short")
     await asyncio.to_thread(clustered.network.servers[leader].kill)
     report(f"{stream}'s leader killed", stall_s=await watches.end(FRAMES["short"]))
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("which", ["leader of RAW", "another"])
+async def test_of_many_kills_each_is_over_a_second_after_the_election(
+    clustered: Clustered, which: str
+) -> None:
+    """The election is NATS's own: until all streams that the node led have another leader."""
+    net = clustered.network
+    watches = await started(clustered, "endless")
+    stalls, beyond = [], []
+    for _ in range(KILLS):
+        leader = await net.leader("RAW")
+        victim = leader if which == "leader of RAW" else (leader + 1) % 3
+        async with net.elections(victim) as elected:
+            watches.forget_stalls()
+            killed_at = time.monotonic()
+            await asyncio.to_thread(net.servers[victim].kill)
+            await elected()
+            elected_s = time.monotonic() - killed_at
+        await watches.go_on()
+        stalls.append(watches.stall_s)
+        beyond.append(watches.stall_s - elected_s)
+        report(f"{which} killed", stall_s=stalls[-1], election_s=elected_s)
+        await asyncio.to_thread(net.servers[victim].start)
+        await net.whole()
+    stalls.sort()
+    beyond.sort()
+    report(
+        f"{which} killed, {KILLS} times",
+        **{"stall_p50_s": stalls[len(stalls) // 2], "stall_max_s": stalls[-1]},
+        **{"beyond_p50_s": beyond[len(beyond) // 2], "beyond_max_s": beyond[-1]},
+    )
+    await watches.end(FRAMES["endless"], 400)
+    assert beyond[-1] < BEYOND_THE_ELECTION_S
 
 
 @pytest.mark.chaos

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from support.up import Up
 from support.upstreams import ADK, AGNO
 
 
@@ -17,3 +21,18 @@ def real_environments(monkeypatch: pytest.MonkeyPatch) -> None:
             reason = f"no environment for the real {recipe.name} server: run `make upstreams`"
             pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
         monkeypatch.setenv(f"PENSTOCK_DEMO_{recipe.name.upper()}_PYTHON", str(recipe.python))
+
+
+@pytest.fixture
+def make_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    """Makes one; it is gone after the test."""
+    made: list[Up] = []
+
+    def make(*options: str) -> Up:
+        made.append(Up(tmp_path, *options))
+        return made[-1]
+
+    yield make
+    for up in made:
+        if up.process is not None and up.process.poll() is None:
+            up.signal(signal.SIGKILL)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from support.up import Up
 from support.waiting import wait_for
 
 CONFIG = """
@@ -39,70 +39,6 @@ AGNO_RUN = {
     "user_id": "anybody",
     "dependencies": '{"document_id": null}',
 }
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-class Up:
-    """One `penstock up`, with its data and its port over restarts."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.data = folder / "data"
-        self.url = f"http://127.0.0.1:{free_port()}"
-        self._log = folder / "up.log"
-        port = self.url.rsplit(":", 1)[1]
-        self._command = [
-            *(sys.executable, "-m", "penstock_cli", "up", "--data", str(self.data)),
-            *("--port", port, "--probe-port", "0", *options),
-        ]
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Return when it says that it is there."""
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        wait_for(self._greeted, 100, "the greeting of penstock up")
-
-    def _greeted(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, self.log()
-        return f"Penstock is at {self.url}." in self.log()
-
-    def log(self) -> str:
-        """What it printed."""
-        return self._log.read_text()
-
-    def signal(self, number: int) -> int:
-        """Send a signal; the exit code."""
-        assert self.process is not None
-        self.process.send_signal(number)
-        return self.process.wait(30)
-
-    def penstock(self, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-        """A client command with `--json`: exit code, and what it printed."""
-        command = [sys.executable, "-m", "penstock_cli", *arguments, "--url", self.url, "--json"]
-        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
-        assert b"connection lost" not in done.stderr, done.stderr.decode()
-        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.fixture
-def make_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
-    """Makes one; it is gone after the test."""
-    made: list[Up] = []
-
-    def make(*options: str) -> Up:
-        made.append(Up(tmp_path, *options))
-        return made[-1]
-
-    yield make
-    for up in made:
-        if up.process is not None and up.process.poll() is None:
-            up.signal(signal.SIGKILL)
 
 
 @pytest.fixture

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import orjson
+from nats.errors import Error as NatsError
 
 from penstock.bus import Bus, BusError, BusSettings
 from penstock.bus.streams import Retention
@@ -81,6 +84,26 @@ class Network:
 
             return int((await eventually(probe, 30, f"a leader of {stream}")).removeprefix("n"))
 
+    @asynccontextmanager
+    async def elections(self, lost: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """To be entered before this server is killed.
+
+        What it gives waits until the cluster, and each stream, has a leader among the others.
+        """
+        survivor = self.servers[(lost + 1) % 3]
+        async with connected(f"nats://127.0.0.1:{survivor.port}", retention=REPLICATED) as bus:
+            streams = await _streams(bus)
+
+            async def elected() -> None:
+                left = {"INFO", *(f"STREAM.INFO.{name}" for name in streams)}
+                while left:
+                    asked = sorted(left)
+                    led = await asyncio.gather(*(_is_led(bus, call, lost) for call in asked))
+                    left -= {call for call, is_led in zip(asked, led, strict=True) if is_led}
+                    await asyncio.sleep(0.05)
+
+            yield elected
+
     async def whole(self) -> None:
         """Until every stream has all its replicas, none behind."""
         async with self._looking() as bus:
@@ -114,6 +137,16 @@ class Network:
 async def _streams(bus: Bus) -> list[str]:
     answer = await bus.api("STREAM.NAMES")
     return [str(name) for name in answer["streams"]]
+
+
+async def _is_led(bus: Bus, call: str, lost: int) -> bool:
+    """Whether a leader answers that is not the lost one."""
+    try:
+        msg = await bus.client.request(f"$JS.API.{call}", timeout=0.2)
+    except NatsError:
+        return False
+    answer = orjson.loads(msg.data)
+    return "error" not in answer and answer.get("cluster", {}).get("leader") != f"n{lost}"
 
 
 async def _is_whole(bus: Bus, stream: str) -> bool:

@@ -63,6 +63,26 @@ class Watches:
 
         await eventually(probe, 30, f"{events} events of every run")
 
+    @property
+    def stall_s(self) -> float:
+        """The longest time without an event, of any."""
+        return max(watch.stall_s for watch in self.of)
+
+    def forget_stalls(self) -> None:
+        """Measure them anew from now on."""
+        for watch in self.of:
+            watch.stall_s = 0.0
+
+    async def go_on(self, events: int = 20) -> None:
+        """Until each has seen so many more."""
+        until = {watch.run_id: len(watch.events) + events for watch in self.of}
+
+        async def probe() -> bool:
+            self._say_failures()
+            return all(len(watch.events) >= until[watch.run_id] for watch in self.of)
+
+        await eventually(probe, 60, f"{events} more events of every run")
+
     async def end(self, frames: int, timeout_s: float = 60) -> float:
         """Until all streams have ended; each is checked. Returns the longest stall, in seconds."""
         _, left = await asyncio.wait(self.tasks, timeout=timeout_s)

@@ -14,5 +14,5 @@ class ApprovalsSettings(Settings):
         2.0, gt=0, description="How often decisions are looked for that were not sent on yet"
     )
     ack_wait_s: float = Field(
-        30.0, ge=1, description="After it a request that a dead instance had taken goes to another"
+        3.0, ge=1, description="After it a request that a dead instance had taken goes to another"
     )

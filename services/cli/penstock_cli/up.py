@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -15,8 +16,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from penstock.bus import StartUpError
-from penstock.service import Service, serve, stop_on_signals
+from penstock.bus import Bus, BusError, StartUpError
+from penstock.bus.leases import end_all
+from penstock.service import Service, bus_settings, serve, stop_on_signals
 from penstock.settings import AgentConfig, Config, ConfigurationError, Settings, load_config
 from penstock.telemetry import configure_logging
 from penstock.web.auth import redact_logs
@@ -29,6 +31,8 @@ from penstock_cli.output import command
 from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
+
+log = logging.getLogger(__name__)
 
 # In the order in which they start: who reads before who writes.
 SERVICES: list[type[Service]] = [
@@ -95,13 +99,26 @@ async def _run(
             stack.push_async_callback(nats.stop)
             await nats.start()
             settings = settings.model_copy(update={"nats_url": nats.url})
+            await _end_leases(settings)
         async with asyncio.TaskGroup() as group:
             helpers = [group.create_task(_greet(options, settings, demos, ready))]
             if nats is not None:
                 helpers.append(group.create_task(nats.keep()))
-            await serve(SERVICES, settings, config, until=until, on_ready=ready.set)
+            alone = nats is not None
+            await serve(SERVICES, settings, config, until=until, on_ready=ready.set, alone=alone)
             for helper in helpers:
                 helper.cancel()
+
+
+async def _end_leases(settings: Settings) -> None:
+    """Whoever holds one is dead: the data are ours alone, by the lock on their folder."""
+    bus = await Bus.connect(bus_settings(settings, "penstock-up"), ensure=False)
+    try:
+        await end_all(bus)
+    except BusError as error:
+        log.warning("the leases of the process before run out by themselves: %s", error)
+    finally:
+        await bus.close()
 
 
 async def _greet(

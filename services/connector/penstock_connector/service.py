@@ -68,7 +68,7 @@ class ConnectorService(Service):
             self._settings,
             self._client,
             context.pod,
-            lambda: self._lease.sees_others,
+            lambda: context.alone or self._lease.sees_others,
             self._peers,
         )
         self._somebody_left = asyncio.Event()
@@ -106,6 +106,8 @@ class ConnectorService(Service):
             )
             self._queues.append(queue)
             self.spawn(kind, queue.run)
+        if self.context.alone:
+            self._begin_instead()  # of whoever worked on this bus before
 
     async def drain(self, grace_s: float) -> None:
         """Take no work, but cancels; hand over what others can go on with, and let the rest end."""

@@ -17,6 +17,7 @@ ObjectGone              the bus answers, and what was kept there is no more: nev
 
 from __future__ import annotations
 
+CONSUMER_NOT_FOUND = 10014
 STREAM_NOT_FOUND = 10059  # err_codes of the JetStream API
 NOT_ENABLED = frozenset({10039, 10076})  # for the account, on the server
 

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 SETTLE_S = 0.03  # members come and go in groups: look once
 ANSWER_AGAIN_S = 0.25
+PARTS = ".parts"
 
 
 class Lease:
@@ -131,6 +132,16 @@ def owner_of(entry: Entry) -> str:
 def note_of(entry: Entry) -> str:
     """What its owner has noted behind the name."""
     return entry.value.decode().partition(" ")[2]
+
+
+async def end_all(bus: Bus) -> None:
+    """End every lease: for who knows that all holders are dead. Raises BusError."""
+    if not await bus.has("KV_leases"):
+        return
+    bucket = bus.bucket("leases")
+    for key in await bucket.keys():
+        if not key.endswith(PARTS):  # which is no lease, but a number
+            await bucket.delete(key)
 
 
 async def keep(lease: Lease, renew_s: float) -> None:

@@ -19,7 +19,13 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from penstock.bus.direct import Stored, replay
-from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown
+from penstock.bus.errors import (
+    CONSUMER_NOT_FOUND,
+    ApiError,
+    BusError,
+    BusUnavailable,
+    OutcomeUnknown,
+)
 from penstock.bus.subjects import traceback_id
 
 if TYPE_CHECKING:
@@ -29,8 +35,9 @@ log = logging.getLogger(__name__)
 
 NANO = 1_000_000_000
 EXPIRES_S = 30
-HEARTBEAT_S = 2  # an open request is told that its consumer lives
-SILENCE_S = 5.0  # the server that led the consumer died, and nobody says so
+HEARTBEAT_S = 0.5  # an open request is told that its consumer lives
+SILENCE_S = 1.5  # the server that led the consumer died, and nobody says so
+LOOKS = 3  # so often it must have been silent: what a busy process did not read is no silence
 RETRY_S, MAX_RETRY_S = 0.25, 1.0
 AGAIN_S = 1.0
 TAKE_UP_AT_ONCE, TAKE_UP_TRIES, TAKE_UP_PAUSE_S = 16, 3, 0.3
@@ -87,7 +94,8 @@ class _Pull:
         self._subscription: Subscription | None = None
         self.consumer = ""
         self.broken = asyncio.Event()
-        self.last_heard = 0.0
+        self._last_heard = 0.0
+        self._looks = 0  # since then
 
     async def open(self, consumer: str) -> None:
         await self.close()
@@ -117,22 +125,21 @@ class _Pull:
                     "batch": want,
                     "max_bytes": MAX_REQUEST_BYTES,
                     "expires": EXPIRES_S * NANO,
-                    "idle_heartbeat": HEARTBEAT_S * NANO,
+                    "idle_heartbeat": int(HEARTBEAT_S * NANO),
                 }
             ),
             self._inbox,
         )
 
     def _heard(self) -> None:
-        self.last_heard = asyncio.get_running_loop().time()
+        self._last_heard = asyncio.get_running_loop().time()
+        self._looks = 0
 
-    @property
-    def silent(self) -> bool:
-        """True when an open request should have been answered by now."""
-        return (
-            self._outstanding > 0
-            and asyncio.get_running_loop().time() - self.last_heard > SILENCE_S
-        )
+    def is_silent(self) -> bool:
+        """True when an open request should have been answered by now; to be asked now and then."""
+        self._looks += 1
+        silent_s = asyncio.get_running_loop().time() - self._last_heard
+        return self._outstanding > 0 and silent_s > SILENCE_S and self._looks >= LOOKS
 
     async def _on_msg(self, msg: Msg) -> None:
         self._heard()
@@ -238,7 +245,7 @@ class Reader:
                     async with asyncio.timeout(HEARTBEAT_S):
                         await self._wake.wait()
                 except TimeoutError:
-                    if self._pull.silent:
+                    if self._pull.is_silent():
                         return
                 continue
             batch, self._pending = self._pending, []
@@ -356,7 +363,12 @@ class WorkQueue:
         delivers it once more, and then it is found done. A handler that says `Retry` is called
         three times, one that fails once. Raises BusError when the server cannot be asked.
         """
-        info = await self._bus.api(f"CONSUMER.INFO.{self._stream}.{self._durable}")
+        try:
+            info = await self._bus.api(f"CONSUMER.INFO.{self._stream}.{self._durable}")
+        except ApiError as error:
+            if error.code != CONSUMER_NOT_FOUND:
+                raise
+            return  # nobody has taken anything yet
         begin, last = info["ack_floor"]["stream_seq"] + 1, info["delivered"]["stream_seq"]
         if not info["num_ack_pending"]:
             return
@@ -410,7 +422,7 @@ class WorkQueue:
                 async with asyncio.timeout(LOOK_S):
                     await self._wake.wait()
             except TimeoutError:
-                if self._pull.silent:
+                if self._pull.is_silent():
                     return
 
     def _on_message(self, delivery: Delivery) -> None:
