@@ -327,4 +327,4 @@ async def test_an_agent_server_that_is_not_there_is_a_clear_end(penstock: Deploy
     check(events)
     failed = only(events, "lifecycle.failed")
     assert failed["code"] == "upstream_lost"
-    assert "http://127.0.0.1:1" in failed["error"]
+    assert "cannot reach the agent server at [address]" in failed["error"]

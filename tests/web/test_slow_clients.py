@@ -240,6 +240,36 @@ async def test_who_asks_before_sending_a_body_is_refused_at_once(slow: Slow) -> 
         assert (await reader.readline()).startswith(b"HTTP/1.1 403 ")
 
 
+CHUNKED = b"POST /%b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"read", b"refuse"])
+@pytest.mark.parametrize(
+    "endless",
+    [b"0\r\n" + b"x: " + b"y" * 1000, b"0\r\n" + b"x: y\r\n" * 200, b"1;" + b"x" * 1000],
+    ids=["one trailer", "trailers", "an extension"],
+)
+async def test_what_is_around_a_body_is_limited(slow: Slow, path: bytes, endless: bytes) -> None:
+    more = endless.removeprefix(b"0\r\n")
+    async with slow.connected(CHUNKED % path + endless) as (reader, writer):
+        with suppress(ConnectionError):
+            for _ in range(100_000):
+                writer.write(more)
+                await writer.drain()
+            pytest.fail("it takes everything")
+        with suppress(ConnectionError):
+            await rest(reader)
+
+
+async def test_a_body_in_the_smallest_chunks_is_none_of_that(slow: Slow) -> None:
+    size = 30_000
+    async with slow.connected(CHUNKED % b"read" + b"1\r\nx\r\n" * size) as (reader, writer):
+        writer.write(b"0\r\ntrailer: kept by nobody\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    assert slow.read == [size]
+
+
 # no traceback for what clients do
 
 

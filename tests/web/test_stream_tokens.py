@@ -342,6 +342,14 @@ async def test_whom_a_caller_does_not_reach_its_token_does_not_either(
     assert own.json()["users"] == ["alice"]
 
 
+async def test_who_may_not_read_makes_no_token_that_does(guarded: Guarded) -> None:
+    for scope in ("administer", "act-as", "start decide raw administer act-as"):
+        refused = await create(guarded, {**ALL, "users": "*"}, {"scope": scope})
+        assert refused.status_code == 403
+        assert "scope read" in refused.json()["detail"]
+    assert guarded.store.values == {}
+
+
 async def test_a_token_sees_the_users_whom_it_names_and_nobody_else() -> None:
     tokens = StreamTokens(MemoryStore(), StoreAway)
 

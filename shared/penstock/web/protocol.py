@@ -21,6 +21,7 @@ HEAD_S: Final = 15.0
 BODY_S: Final = 60.0
 BODY_BYTES_PER_S: Final = 1024
 LINGER_S: Final = 5.0
+FRAMING_PER_BYTE: Final = 16  # chunks of one byte take six
 
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -34,6 +35,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     - Request line and headers: at most `MAX_HEAD_BYTES`, else 431. What is read at once (at most
       256 KiB) is parsed before it is counted: it may hold a body too.
+    - Around a chunked body (chunk sizes, extensions, trailers): as much, and `FRAMING_PER_BYTE` for
+      each byte of the body, else the connection is closed. Trailers are not kept.
     - The head must be whole within `head_s` of the connection's first moment, or of the next
       request's first byte, else 408. How often bytes come does not matter.
     - The body must be whole within `body_s`, and a second more for every `BODY_BYTES_PER_S` that
@@ -49,6 +52,7 @@ class HttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
     _completed = False  # by what was read last, most of which is then no head
+    _framing_bytes = 0  # that came with a body, less what its own bytes allow
     _left_s = 0.0  # of the time for the body, when it was last looked at
     _looked_at = 0.0
     _deadline: asyncio.TimerHandle | None = None
@@ -68,7 +72,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._completed = False
         if not self._in_head:
             self._left_s += len(data) / BODY_BYTES_PER_S
+            self._framing_bytes += len(data)
         super().data_received(data)
+        if self._framing_bytes > MAX_HEAD_BYTES:
+            self._close_with(_TOO_LARGE)
+            return
         if self._completed or not self._in_head:
             return
         if self._deadline is None:
@@ -82,6 +90,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_waiting()
         super().handle_websocket_upgrade()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or behind a chunked body a trailer, of which there could be any number."""
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Some of the body."""
+        self._framing_bytes -= (1 + FRAMING_PER_BYTE) * len(body)
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
         """The head is whole."""
         self._in_head = False
@@ -93,7 +111,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The body is whole; what follows is the next head."""
         self._in_head = self._completed = True
-        self._head_bytes = 0
+        self._head_bytes = self._framing_bytes = 0
         self._stop_waiting()
         super().on_message_complete()
 

@@ -100,6 +100,7 @@ def _session_routes(auth: Auth) -> list[BaseRoute]:
 def _token_routes(tokens: StreamTokens) -> list[BaseRoute]:
     async def create(request: Request) -> Response:
         identity = _manager(request)
+        require(identity, "read")  # which the token has: nobody gives what they do not have
         body = await read_model(request, TokenRequest, MAX_BODY_BYTES)
         token, known = await tokens.issue(
             identity,
