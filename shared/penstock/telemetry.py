@@ -21,6 +21,9 @@ RUNS_STANDING = Gauge(
     "penstock_runs_standing", "Runs that this normalizer cannot work on, and tries again"
 )
 LEGS = Counter("penstock_legs_total", "Upstream requests, by how they ended", ["outcome"])
+STARTS_WAITING = Gauge(
+    "penstock_starts_waiting", "Starts that this connector has fetched and has no leg for yet"
+)
 LEGS_OPEN = Gauge("penstock_legs_open", "Upstream connections held now")
 PARTITIONS = Gauge("penstock_partitions", "Partitions that this normalizer works on")
 CLIENTS = Gauge("penstock_clients", "Client streams open now", ["dialect"])

@@ -7,6 +7,7 @@ so.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -42,12 +43,14 @@ from penstock_connector.orders import Order, Orders
 from penstock_connector.runs import CLOSED, Runs, ending, holder_of, kind_of, leg_of
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.succession import DIED, Succession
+from penstock_connector.turns import Turns
 from penstock_connector.upstreams.agui import client_tools
 
 log = logging.getLogger(__name__)
 
 MAX_SHOWN_CHARACTERS = 50_000  # of the message, in lifecycle.started: an `open` is one message
 CONTROL_TIMEOUT_S = 2.0
+AT_ONCE = 64  # starts whose legs are opened side by side
 ENDING_S = 1.0  # how often it is looked whether a cancelled leg has ended
 
 
@@ -70,21 +73,38 @@ class Commands:
         self._runs = Runs(bus, pod)
         self._claims = Claims(bus, pod, sees_others, peers)
         self._orders = Orders(bus, client)
+        self._max_waiting = settings.max_waiting_starts
         self.legs = Legs(bus, settings, client, pod, self._runs, self._claims)
+        self.turns = Turns(lambda: self.legs.room, lambda run_id: run_id in self.legs, AT_ONCE)
+        self._reading = asyncio.Semaphore(AT_ONCE)
         self.succession = Succession(
             bus, config, settings, pod, self._runs, self._claims, self.legs, self._orders
         )
 
     @property
     def room(self) -> int:
-        """How many legs more this connector takes."""
-        return self.legs.room
+        """How many legs more this connector takes, and how many starts may wait for one here."""
+        return max(self.legs.room, 0) + self._max_waiting
+
+    @property
+    def has_free_legs(self) -> bool:
+        """Whether a start that waits elsewhere could begin here."""
+        return self.legs.room > 0 and not len(self.turns)
 
     # start
 
     async def start(self, stored: Stored) -> None:
         """`command.connector.start.<run>`."""
-        order = await self._orders.start(stored)
+        async with self._reading:
+            order: Order | None = await self._orders.start(stored)
+        assert order is not None
+        user_id, run_id = order.command.user_id, order.run_id
+        if not self.turns.is_free:
+            order = None  # a request may be large, and many may wait
+        async with self.turns.of(user_id, run_id, stored.sequence):
+            await self._begin(order or await self._orders.start(stored))
+
+    async def _begin(self, order: Order) -> None:
         run_id, command = order.run_id, order.command
         assert isinstance(command, StartCommand)
         with self.legs.alone_with(run_id):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import httpx
 
@@ -30,6 +31,7 @@ AT_ONCE = 64  # commands of a kind
 # cannot be come back to. A connection that was cut is back after 0.1 to 0.5 s for each server that
 # is tried, so these are at least four attempts.
 CONFIRM_S = 1.5
+SHARE_S = 1.0
 _PODS = "$KV.leases.pod."
 
 
@@ -61,7 +63,7 @@ class ConnectorService(Service):
             confirm_s=CONFIRM_S,
         )
         self._queues: list[WorkQueue] = []
-        self._taking_up: set[asyncio.Task[None]] = set()
+        self._taking_up: set[asyncio.Task[Any]] = set()
         self._commands = Commands(
             self.bus,
             context.config,
@@ -90,8 +92,11 @@ class ConnectorService(Service):
             "continue": self._continue,
             "start": self._commands.start,
         }
-        # a cancel is at work until its leg has ended: one that takes its time keeps no other
-        at_once = {"cancel": max(AT_ONCE, self._settings.max_legs)}
+        at_once = {
+            # a cancel is at work until its leg has ended: one that takes its time keeps no other
+            "cancel": max(AT_ONCE, self._settings.max_legs),
+            "start": AT_ONCE + self._settings.max_waiting_starts,
+        }
         for kind, handle in handlers.items():
             queue = WorkQueue(
                 self.bus,
@@ -106,6 +111,8 @@ class ConnectorService(Service):
             )
             self._queues.append(queue)
             self.spawn(kind, queue.run)
+            if kind == "start" and self._settings.max_waiting_starts:
+                self.spawn("share", partial(self._share, queue))
         if self.context.alone:
             self._begin_instead()  # of whoever worked on this bus before
 
@@ -122,7 +129,8 @@ class ConnectorService(Service):
         await self._client.aclose()
 
     async def _take_no_more(self) -> None:
-        await self.cancel("start", "continue", "peers", "watch", "reaper")
+        self._commands.turns.close()
+        await self.cancel("share", "start", "continue", "peers", "watch", "reaper")
         if self._taking_up:
             await asyncio.wait(self._taking_up)
         await self._commands.succession.refuse()
@@ -168,6 +176,23 @@ class ConnectorService(Service):
                 await queue.take_up()
             except BusError as error:
                 log.warning("commands of a dead connector come again by themselves: %s", error)
+
+    async def _share(self, starts: WorkQueue) -> None:
+        """While legs are free here, begin starts that wait for one at another connector."""
+        seen = 0
+        while True:
+            await asyncio.sleep(SHARE_S)
+            if not self._commands.has_free_legs:
+                seen = 0
+                continue
+            try:
+                # what was not delivered a look ago is being begun, most likely
+                taking_up = asyncio.create_task(starts.take_up(seen))
+                self._taking_up.add(taking_up)
+                taking_up.add_done_callback(self._taking_up.discard)
+                seen = await asyncio.shield(taking_up)  # what is begun is done, also at a stop
+            except BusError as error:
+                log.warning("looking for starts that wait at other connectors: %s", error)
 
     async def _reap(self) -> None:
         while True:

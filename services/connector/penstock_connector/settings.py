@@ -11,6 +11,9 @@ class ConnectorSettings(Settings):
     """From the environment, as `PENSTOCK_<NAME>`."""
 
     max_legs: int = Field(1000, ge=1, description="Upstream connections held at once")
+    max_waiting_starts: int = Field(
+        500, ge=0, description="Fetched while all legs are taken, so that users take turns; 0: none"
+    )
     connect_timeout_s: float = Field(10.0, gt=0, description="For reaching an agent server")
     cancel_grace_s: float = Field(
         8.0, ge=0, description="How long a cancelled upstream may take to end by itself"

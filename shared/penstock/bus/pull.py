@@ -330,6 +330,7 @@ class WorkQueue:
         self._failed: set[int] = set()  # by stream sequence; some were finished elsewhere since
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_hand: set[int] = set()  # by stream sequence
+        self._taken_up: set[int] = set()  # handled without having been delivered here
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
         self._pull = _Pull(bus, stream, self._on_message, self._wake.set, concurrency)
@@ -355,23 +356,30 @@ class WorkQueue:
             if self._tasks:
                 await asyncio.wait(self._tasks)
 
-    async def take_up(self) -> None:
+    async def take_up(self, upto: int | None = None) -> int:
         """Handle what others were given and have not acknowledged, before `ack_wait_s` is over.
 
         To be called when one of them has died. It may be in the hands of a living one, too: that
         must do no harm, as with every second delivery. Nothing is acknowledged here: the server
         delivers it once more, and then it is found done. A handler that says `Retry` is called
         three times, one that fails once. Raises BusError when the server cannot be asked.
+
+        `upto`: nothing beyond this stream sequence, nor what such a call has handled before.
+        Returns the stream sequence up to which messages have been delivered to anybody.
         """
         try:
             info = await self._bus.api(f"CONSUMER.INFO.{self._stream}.{self._durable}")
         except ApiError as error:
             if error.code != CONSUMER_NOT_FOUND:
                 raise
-            return  # nobody has taken anything yet
-        begin, last = info["ack_floor"]["stream_seq"] + 1, info["delivered"]["stream_seq"]
-        if not info["num_ack_pending"]:
-            return
+            return 0  # nobody has taken anything yet
+        begin, delivered = info["ack_floor"]["stream_seq"] + 1, int(info["delivered"]["stream_seq"])
+        last = delivered if upto is None else min(upto, delivered)
+        self._taken_up = {sequence for sequence in self._taken_up if sequence >= begin}
+        mine = 0 if upto is None else len(self._in_hand)
+        if info["num_ack_pending"] <= mine or last < begin:
+            return delivered
+        skipped = self._in_hand if upto is None else self._in_hand | self._taken_up
         side_by_side = asyncio.Semaphore(TAKE_UP_AT_ONCE)
 
         async def handled(stored: Stored) -> None:
@@ -380,7 +388,9 @@ class WorkQueue:
                     if self._room() <= 0:
                         return
                     try:
-                        return await self._handle(stored)
+                        await self._handle(stored)
+                        self._taken_up.add(stored.sequence)
+                        return None
                     except Retry as retry:
                         delay_s = retry.delay_s
                     except Exception:
@@ -392,9 +402,10 @@ class WorkQueue:
             async for stored in replay(self._bus, self._stream, pattern, begin):
                 if stored.sequence > last:
                     break
-                if stored.sequence not in self._in_hand:
+                if stored.sequence not in skipped:
                     found.append(stored)
             await asyncio.gather(*map(handled, found))
+        return delivered
 
     async def _open(self) -> None:
         await self._bus.api(

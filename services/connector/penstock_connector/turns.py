@@ -1,0 +1,176 @@
+"""Whose start is next, when legs are scarce: users take turns.
+
+Starts are fetched beyond the room that there is, and wait here, so that one of another user can be
+seen behind many of the first. The next leg goes to the user with the fewest legs here; of several,
+to the one who was served the longest ago. A user's own starts keep the order of the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from penstock.bus.pull import Retry
+from penstock.telemetry import STARTS_WAITING
+
+LOOK_S = 0.05  # how soon it is seen that a leg has ended
+
+
+def next_user(
+    waiting: Mapping[str, int], legs: Mapping[str, int], served: Mapping[str, int]
+) -> str | None:
+    """The user whose start is next; None when nobody waits.
+
+    `waiting`: the users with the stream sequence of the first start of each; `legs`: how many each
+    has; `served`: a number that rises with each start that had its turn, of the user's last one.
+    """
+    return min(
+        waiting,
+        key=lambda user: (legs.get(user, 0), served.get(user, 0), waiting[user]),
+        default=None,
+    )
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    sequence: int  # in the stream of commands
+    tie: int
+    run_id: str = field(compare=False)
+    granted: asyncio.Future[None] = field(compare=False)
+
+
+class Turns:
+    """Lets starts go on, as many as there is room for and no more than `at_once` side by side.
+
+    `room`: how many legs more may be held; `is_held`: whether the leg of a run is held now.
+    """
+
+    def __init__(
+        self, room: Callable[[], int], is_held: Callable[[str], bool], at_once: int
+    ) -> None:
+        self._room = room
+        self._is_held = is_held
+        self._at_once = at_once
+        self._waiting: dict[str, list[_Waiting]] = {}  # a heap for each user
+        self._opening: Counter[str] = Counter()  # runs, from their turn to their leg
+        self._users: dict[str, str] = {}  # of the runs that had their turn here
+        self._held: Counter[str] = Counter()  # legs of each user, of these runs
+        self._served: dict[str, int] = {}
+        self._number = itertools.count(1)
+        self._looking: asyncio.Task[None] | None = None
+        self._forget_from = at_once
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a turn would come at once."""
+        return not self._waiting and min(self._room(), self._at_once) > self._opening.total()
+
+    @asynccontextmanager
+    async def of(self, user_id: str, run_id: str, sequence: int) -> AsyncIterator[None]:
+        """Wait for a turn; within, the leg is opened. Raises Retry once nothing is taken any more.
+
+        `sequence`: of the command in its stream.
+        """
+        if self._closed:
+            raise Retry(1)
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        mine = _Waiting(sequence, next(self._number), run_id, granted)
+        heapq.heappush(self._waiting.setdefault(user_id, []), mine)
+        self._grant()
+        if not granted.done():
+            await self._wait(user_id, mine)
+        try:
+            yield
+        finally:
+            self._opened(run_id)
+
+    def close(self) -> None:
+        """Send away all that wait, and whoever comes."""
+        self._closed = True
+        for heap in self._waiting.values():
+            for each in heap:
+                if not each.granted.done():
+                    each.granted.set_exception(Retry(1))
+        self._waiting.clear()
+        self._tell()
+
+    async def _wait(self, user_id: str, mine: _Waiting) -> None:
+        self._tell()
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+        try:
+            await mine.granted
+        except asyncio.CancelledError:
+            self._drop(user_id, mine)
+            if mine.granted.done() and not mine.granted.cancelled():
+                self._opened(mine.run_id)  # its turn had come at this very moment
+            raise
+        finally:
+            self._tell()
+
+    async def _look(self) -> None:
+        """While somebody waits: see which legs have ended."""
+        try:
+            while self._waiting:
+                await asyncio.sleep(LOOK_S)
+                self._forget_ended()
+                self._grant()
+        finally:
+            self._looking = None
+
+    def _opened(self, run_id: str) -> None:
+        """Its leg is held, or it has none."""
+        self._opening[run_id] -= 1
+        if not self._opening[run_id]:
+            del self._opening[run_id]
+        self._grant()
+
+    def _grant(self) -> None:
+        if len(self._users) > self._forget_from:
+            self._forget_ended()
+        free = min(self._room(), self._at_once) - self._opening.total()
+        for _ in range(free):
+            firsts = {user: heap[0].sequence for user, heap in self._waiting.items()}
+            if (user_id := next_user(firsts, self._held, self._served)) is None:
+                return
+            first = heapq.heappop(self._waiting[user_id])
+            if not self._waiting[user_id]:
+                del self._waiting[user_id]
+            self._opening[first.run_id] += 1
+            if first.run_id not in self._users:
+                self._users[first.run_id] = user_id
+                self._held[user_id] += 1
+            self._served[user_id] = next(self._number)
+            first.granted.set_result(None)
+
+    def _forget_ended(self) -> None:
+        ended = [id for id in self._users if not self._is_held(id) and id not in self._opening]
+        for run_id in ended:
+            user_id = self._users.pop(run_id)
+            self._held[user_id] -= 1
+            if not self._held[user_id]:
+                del self._held[user_id]
+                if user_id not in self._waiting:
+                    self._served.pop(user_id, None)
+        self._forget_from = 2 * len(self._users) + self._at_once
+
+    def _drop(self, user_id: str, mine: _Waiting) -> None:
+        heap = self._waiting.get(user_id, [])
+        if mine in heap:
+            heap.remove(mine)
+            heapq.heapify(heap)
+        if not heap:
+            self._waiting.pop(user_id, None)
+
+    def _tell(self) -> None:
+        STARTS_WAITING.set(len(self))
