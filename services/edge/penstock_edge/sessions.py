@@ -6,33 +6,31 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Final
 
 import orjson
 from pydantic import ValidationError
 
 from penstock.bus import Bus, BusError, ObjectGone, Stored
-from penstock.bus.direct import read, replay
+from penstock.bus.direct import read
 from penstock.bus.messages import SEQUENCE
 from penstock.bus.objects import unwrap
-from penstock.bus.records import ENDED, RunRecord, SessionRecord
+from penstock.bus.records import RunRecord, SessionRecord
 from penstock.bus.streams import EVENTS
 from penstock.bus.subjects import events_of_run, session_key
 from penstock.events.catalogue import TERMINAL
 from penstock_edge.items import type_of
 from penstock_edge.locate import lifecycle_of
+from penstock_edge.unsettled import unsettled
 
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.5
 NEWEST: Final = 20
-QUEUED_S: Final = 600.0
 KNOWN_OWNERS: Final = 20_000
 # What the connector keeps of a session's runs; of one with more, the first are forgotten.
 LISTED: Final = 1000
 
-_AT_REST: Final = ENDED | {"paused"}
 _SETTLED: Final = TERMINAL | {"lifecycle.paused"}
 
 
@@ -119,13 +117,14 @@ async def settled(bus: Bus, session: Session) -> int | None:
     if any(record.queue for record in records):
         return None
     newest = [run_id for record in records for run_id in record.runs[-NEWEST:]]
+    # before all that costs more: who waits for a queued run asks twice a second
+    if await _is_queued(bus, session, set(newest)):
+        return None
     last = await asyncio.gather(*(lifecycle_of(bus, run_id) for run_id in newest))
     found = [stored for stored in last if stored is not None]
     if any(type_of(stored) not in _SETTLED for stored in found):
         return None
     if any(await asyncio.gather(*(_goes_on(bus, stored) for stored in found))):
-        return None
-    if await _is_queued(bus, session, set(newest)):
         return None
     return max((stored.sequence for stored in found), default=0)
 
@@ -146,13 +145,6 @@ async def _goes_on(bus: Bus, lifecycle: Stored) -> bool:
 
 async def _is_queued(bus: Bus, session: Session, known: set[str]) -> bool:
     """Whether a run was started that no connector has taken yet."""
-    first = await bus.since("KV_runs", bus.clock.now() - timedelta(seconds=QUEUED_S))
-    if first is None:
-        return False
-    async for stored in replay(bus, "KV_runs", "$KV.runs.>", first.sequence):
-        if not stored.payload:
-            continue
-        record = RunRecord.model_validate_json(stored.payload)
-        if record.run_id not in known and record.status not in _AT_REST and session.has(record):
-            return True
-    return False
+    return any(
+        record.run_id not in known and session.has(record) for record in await unsettled(bus)
+    )

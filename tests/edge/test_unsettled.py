@@ -1,0 +1,68 @@
+"""What runs are under way is read once, however many streams ask."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.bus import Bus
+from penstock.bus.direct import replay
+from penstock_edge import unsettled as module
+from penstock_edge.sessions import Session, settled
+from penstock_edge.unsettled import Unsettled
+from support.pretend import PretendRun
+
+
+async def of(unsettled: Unsettled, bus: Bus, *runs: PretendRun) -> list[str]:
+    """Which of these runs are under way."""
+    ids = {run.run_id for run in runs}
+    return [each.run_id for each in await unsettled.now(bus) if each.run_id in ids]
+
+
+async def test_a_run_is_there_from_its_record_to_its_end_or_pause(bus: Bus) -> None:
+    unsettled, first, second = Unsettled(), PretendRun(bus), PretendRun(bus)
+    assert await of(unsettled, bus, first, second) == []
+    await first.record()
+    await second.record(status="running")
+    assert await of(unsettled, bus, first, second) == [first.run_id, second.run_id]
+    await first.record(status="completed")
+    assert await of(unsettled, bus, first, second) == [second.run_id]
+    await second.record(status="paused")
+    assert await of(unsettled, bus, first, second) == []
+    await second.record(status="running")
+    assert await of(unsettled, bus, second) == [second.run_id]
+    await bus.bucket("runs").delete(second.run_id)
+    assert await of(unsettled, bus, second) == []
+
+
+async def test_each_record_is_read_once_however_many_ask(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+
+    async def counted(*where: Any) -> Any:
+        nonlocal read
+        async for stored in replay(*where):
+            read += 1
+            yield stored
+
+    monkeypatch.setattr(module, "replay", counted)
+    unsettled, run = Unsettled(), PretendRun(bus)
+    await unsettled.now(bus)
+    read = 0
+    await run.record()
+    found = await asyncio.gather(*(of(unsettled, bus, run) for _ in range(50)))
+    assert found == [[run.run_id]] * 50
+    assert read == 1
+
+
+async def test_a_session_with_a_run_that_nobody_has_taken_is_not_settled(bus: Bus) -> None:
+    run = PretendRun(bus, session_id="queued-session")
+    session = Session("alice", "queued-session", ("assistant",), any_agent=False)
+    assert await settled(bus, session) == 0
+    await run.record(user_id="alice")
+    assert await settled(bus, session) is None
+    await run.record(user_id="alice", status="cancelled")
+    assert await settled(bus, session) == 0
