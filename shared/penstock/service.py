@@ -145,6 +145,10 @@ class Service(ABC):
 
         self._loops[name] = asyncio.create_task(forever(), name=f"{self.name}:{name}")
 
+    def spawned(self, name: str) -> bool:
+        """Whether that loop runs."""
+        return name in self._loops
+
     async def give_up(self, stored: Stored, error: Exception) -> None:
         """Put a message that cannot be processed among the dead letters: logged, counted, kept."""
         await self.bury(self.name, stored, error)

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from penstock.bus import Bus, BusError
+from penstock.bus import Bus, BusError, Stored, messages, objects, streams
 from penstock.bus.errors import MessageTooLarge
 from penstock.bus.fence import RETRY_S
 from penstock.bus.records import RunRecord, RunStatus
@@ -34,6 +34,7 @@ class RunIndex:
     """Brings a run's record up to its last lifecycle event; never back."""
 
     def __init__(self, bus: Bus) -> None:
+        self._bus = bus
         self._bucket = bus.bucket("runs")
 
     async def record(self, run_id: str) -> RunRecord | None:
@@ -71,6 +72,69 @@ class RunIndex:
                 log.warning("run %s: its record is not written yet: %s", run_id, error)
                 await asyncio.sleep(RETRY_S)
 
+    async def show(self, run_id: str, lifecycle: Stored) -> None:
+        """Bring a run's record up to a lifecycle event of EVENTS; make it where it is lost.
+
+        Raises BusError.
+        """
+        sequence = int(lifecycle.headers[messages.SEQUENCE])
+        first = int(lifecycle.headers.get(messages.FIRST, lifecycle.sequence))
+        while True:
+            entry = await self._bucket.get(run_id)
+            if entry is not None:
+                record = RunRecord.model_validate_json(entry.value)
+                if record.sequence >= sequence:
+                    return
+            else:
+                started = lifecycle if first == lifecycle.sequence else await self._at(first)
+                if started is None:
+                    return  # its beginning has aged: there is nothing to show of it
+                record = _of_started(run_id, await self._body(started))
+            event = await self._body(lifecycle)
+            changes = _shown_by(event["event"]["action"], event["data"])
+            changes |= {
+                "sequence": sequence,
+                "updated_at": event["timestamp"],
+                "legs": event["leg"],
+                "first_event": record.first_event or first,
+            }
+            revision = entry.revision if entry is not None else 0
+            value = record.model_copy(update=changes).dump()
+            if await self._bucket.update(run_id, value, revision) is not None:
+                log.warning("run %s: shown as its events say: %s", run_id, changes["status"])
+                return
+
+    async def _at(self, sequence: int) -> Stored | None:
+        return await self._bus.at(streams.EVENTS, sequence)
+
+    async def _body(self, stored: Stored) -> dict[str, Any]:
+        body: dict[str, Any] = orjson.loads(await objects.unwrap(self._bus, stored.payload))
+        return body
+
+
+def _of_started(run_id: str, body: Mapping[str, Any]) -> RunRecord:
+    data = body["data"]
+    return RunRecord(
+        run_id=run_id,
+        agent=data["agent"],
+        session_id=body["session_id"],
+        user_id=data.get("user_id", "anonymous"),
+        message=data.get("message", "")[:200],
+        created_at=body["timestamp"],
+        updated_at=body["timestamp"],
+    )
+
+
+def _shown_by(action: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a lifecycle event says of its run."""
+    return {
+        "status": _STATUS.get(f"lifecycle.{action}", "running"),
+        "approval_id": data.get("approval_id") if action == "paused" else None,
+        "code": data.get("code"),
+        "error": _shown(data.get("error")),
+        "summary": _shown(data.get("summary")),
+    }
+
 
 def _record(run_id: str, fold: RunFold, event: Placed) -> RunRecord:
     return RunRecord(
@@ -90,17 +154,12 @@ def _shown(text: Any) -> str | None:
 
 
 def _changes(fold: RunFold, event: Placed, first_event: int) -> dict[str, Any]:
-    data = event.data
     return {
-        "status": _STATUS[event.type],
+        **_shown_by(event.type.partition(".")[2], event.data),
         "sequence": event.sequence,
         "updated_at": event.timestamp,
         "legs": fold.leg,
         "first_event": first_event,
-        "approval_id": data.get("approval_id") if event.type == "lifecycle.paused" else None,
-        "code": data.get("code"),
-        "error": _shown(data.get("error")),
-        "summary": _shown(data.get("summary")),
         "unredacted": _unredacted(event.whole) if event.whole is not None else None,
     }
 

@@ -6,19 +6,22 @@ import asyncio
 import logging
 import time
 
-from penstock.bus import Bus, BusError, Stored, streams, subjects
+from penstock.bus import Bus, BusError, BusUnavailable, Stored, streams, subjects
 from penstock.bus.budget import Budget
+from penstock.bus.continuity import NOBODY, Loss
 from penstock.bus.pull import Reader
-from penstock_normalizer import aged
+from penstock_normalizer import aged, lost
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.index import RunIndex
 from penstock_normalizer.pauses import Pauses
+from penstock_normalizer.progress import Past
 from penstock_normalizer.runs import GiveUp, Run
 from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
 
 ENDED_IDLE_S = 10.0  # what follows a run's end follows soon
+REMEMBER_S = 10.0  # how often a checkpoint is remembered with the end of EVENTS
 LOOK_S = 30.0  # how often a quiet partition's checkpoint is brought up to the others'
 
 
@@ -44,13 +47,16 @@ class Partition:
         self._key = f"normalizer.{number}"
         self._written = 0
         self._revision = 0  # of the checkpoint
+        self._past = Past()
+        self._past_revision = 0
+        self._remembered_at = 0.0
         self._looked_at = time.monotonic()
         self._seen = 0  # the last frame that was handed out
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
 
     async def work(self) -> None:
         """Go on from the last checkpoint until cancelled; then write down where we are."""
-        await self._resume()
+        losses = await self._resume()
         reader = Reader(
             self._bus,
             streams.RAW,
@@ -58,12 +64,13 @@ class Partition:
             self._written + 1,
             self._take,
         )
-        keeper = asyncio.create_task(self._keep_checkpoints())
+        keepers = [asyncio.create_task(self._keep_checkpoints())]
+        if losses:
+            keepers.append(asyncio.create_task(self._settle(losses)))
         try:
             await reader.run()
         finally:
-            keeper.cancel()
-            tasks = [keeper, *(task for _, task in self._runs.values())]
+            tasks = [*keepers, *(task for _, task in self._runs.values())]
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -73,16 +80,82 @@ class Partition:
                 run.backlog.drop()
             self._runs.clear()
 
-    async def _resume(self) -> None:
+    async def _resume(self) -> list[Loss]:
+        """Find out where to begin; returns the losses that are to be dealt with."""
         while True:
             try:
                 await self._read_checkpoint()
+                losses = await self._go_back()
                 await aged.end_the_lost(self._bus, self._number, self._written)
                 break
             except BusError as error:
                 log.warning("partition %d: cannot begin yet: %s", self._number, error)
                 await asyncio.sleep(self._settings.checkpoint_s)
         self._seen = self._written
+        return losses
+
+    async def _go_back(self) -> list[Loss]:
+        """To where EVENTS still has everything, should it have lost its end since."""
+        entry = await self._checkpoints.get(f"{self._key}.past")
+        if entry is not None:
+            self._past, self._past_revision = Past.parse(entry.value), entry.revision
+        elif not self._written:
+            # nobody has worked on it before: there is nothing that could be lost
+            self._past.settle(self._bus.continuity.all)
+        losses = self._past.unsettled(self._bus.continuity.all)
+        back = self._past.go_back(losses)
+        if back is not None and back < self._written:
+            log.warning(
+                "partition %d: EVENTS has lost what was made of later frames: RAW is read again "
+                "from %d, and not from %d",
+                *(self._number, back + 1, self._written + 1),
+            )
+            value = str(back).encode()
+            revision = await self._checkpoints.update(self._key, value, self._revision)
+            if revision is None:
+                raise BusUnavailable("somebody else works on the partition, too")
+            self._written, self._revision = back, revision
+        return losses
+
+    async def _settle(self, losses: list[Loss]) -> None:
+        """Once everything is read that is there, deal with the runs that have lost something."""
+        while True:
+            try:
+                last = await self._bus.tail(streams.RAW, subjects.raw_of_partition(self._number))
+                while last is not None and self._floor < last.sequence:
+                    await asyncio.sleep(self._settings.checkpoint_s)
+                await lost.settle(self._bus, self._number, losses)
+                self._past.settle(losses)
+                await self._remember()
+                return
+            except BusError as error:
+                log.warning("partition %d: what was lost: once more: %s", self._number, error)
+                await asyncio.sleep(self._settings.checkpoint_s)
+
+    async def _remember_now_and_then(self) -> None:
+        if time.monotonic() < self._remembered_at + REMEMBER_S:
+            return
+        if self._past.points and self._past.points[-1][0] >= self._floor:
+            return
+        try:
+            await self._remember()
+        except BusError as error:
+            log.debug("partition %d: %s", self._number, error)
+
+    async def _remember(self) -> None:
+        """Keep this checkpoint, with where EVENTS ends. Raises BusError."""
+        self._remembered_at = time.monotonic()
+        floor = self._floor  # before it is asked how far the events of all that reach
+        state = (await self._bus.api(f"STREAM.INFO.{streams.EVENTS}"))["state"]
+        self._past.add(floor, state["last_seq"])
+        value, key = self._past.dump(), f"{self._key}.past"
+        revision = await self._checkpoints.update(key, value, self._past_revision)
+        if revision is None:
+            entry = await self._checkpoints.get(key)  # somebody else works on it, too
+            if entry is not None:
+                self._past, self._past_revision = Past.parse(entry.value), entry.revision
+        else:
+            self._past_revision = revision
 
     async def _read_checkpoint(self) -> None:
         entry = await self._checkpoints.get(self._key)
@@ -92,6 +165,8 @@ class Partition:
     async def _take(self, stored: Stored) -> None:
         self._seen = stored.sequence
         run_id = subjects.run_id_of(stored.subject)
+        if run_id == NOBODY:
+            return  # it only takes up a sequence, and is gone by now
         known = self._runs.get(run_id)
         if known is None:
             run = Run(
@@ -122,7 +197,9 @@ class Partition:
             await asyncio.sleep(self._settings.checkpoint_s)
             if time.monotonic() > self._looked_at + LOOK_S:
                 await self._pass_over_others()
+            self._bus.continuity.knows(streams.RAW, self._seen)
             await self._write_checkpoint()
+            await self._remember_now_and_then()
             self._forget_idle_runs()
 
     async def _pass_over_others(self) -> None:

@@ -268,8 +268,15 @@ class Run:
         if self._published and self._position < frame.sequence:
             fold.sequence = self._published
 
+    @property
+    def _where(self) -> tuple[int, int]:
+        """The frames of the run's first and last event, by sequence in RAW; 0 without events."""
+        return self._raw_first, self._position
+
     async def _is_whole(self, fold: RunFold, frame: RawFrame) -> bool:
-        """Whether the fold has every frame before this one; else some have aged out."""
+        """Whether the fold has every frame before this one; else some have aged, or are lost."""
+        if any(self._bus.continuity.covers(streams.RAW, raw) for raw in self._where):
+            return False
         if self._raw_first and (fold.raw_first or frame.sequence) != self._raw_first:
             return False
         if frame.kind in UPSTREAM_KINDS:
@@ -293,7 +300,10 @@ class Run:
         """End a run that nobody can go on with; not one that has ended."""
         record = await self._index.record(self._run_id)
         if record is not None and record.status in ENDED:
-            fold.ended = f"lifecycle.{record.status}"
+            if self._has_lost_its_end:
+                fold.sequence = max(fold.sequence, record.sequence)
+            else:
+                fold.ended = f"lifecycle.{record.status}"
         fold.raw_first = self._raw_first
         facts = record.model_dump(include=FACTS) if record is not None else {"agent": ""}
         why = {"code": "history_lost", "error": HISTORY_LOST}
@@ -304,11 +314,17 @@ class Run:
             ready.add(event, frame.sequence)
         if ready.events and why["code"] == "history_lost":
             log.error(
-                "run %s: frames before RAW %d have aged out, it is ended",
+                "run %s: frames before RAW %d have aged out or are lost, it is ended",
                 *(self._run_id, frame.sequence),
             )
             telemetry.HISTORY_LOST.inc()
         await self._publish(fold, ready)
+
+    @property
+    def _has_lost_its_end(self) -> bool:
+        """Of a run that is listed as ended: EVENTS has it, but not its end."""
+        is_open = bool(self._last) and self._last_type not in TERMINAL
+        return is_open and bool(self._bus.continuity.of(streams.EVENTS))
 
     async def _end(self, stored: Stored, text: str) -> None:
         """End a run that has stood for too long, where that can be written; its frames go by."""

@@ -22,6 +22,7 @@ from penstock_normalizer.settings import NormalizerSettings
 log = logging.getLogger(__name__)
 
 COUNT_S = 15.0
+SEVERAL_S = 0.1  # in which the losses of several streams are found
 
 
 class NormalizerService(Service):
@@ -36,6 +37,7 @@ class NormalizerService(Service):
         assert isinstance(context.settings, NormalizerSettings)
         self._settings = context.settings
         self._budget = Budget(self._settings.max_held_bytes)
+        self._loss = asyncio.Event()
         self._share = FairShare(
             self.bus,
             self.name,
@@ -54,6 +56,8 @@ class NormalizerService(Service):
 
     async def start(self) -> None:
         """Take part; partitions come within a renewal."""
+        self.bus.continuity.on_loss(lambda loss: self._loss.set())
+        self.spawn("losses", self._begin_anew)
         self.spawn("share", self._take_part)
         advisories = exhausted(
             self.bus,
@@ -65,6 +69,18 @@ class NormalizerService(Service):
         self.spawn("advisories", advisories.run)
         self.spawn("dead letters", self._count_dead_letters)
         await asyncio.sleep(0)
+
+    async def _begin_anew(self) -> None:
+        """After a loss: what the partitions remember may be of events that are gone."""
+        while True:
+            await self._loss.wait()
+            await asyncio.sleep(SEVERAL_S)
+            self._loss.clear()
+            for number in self._share.held:
+                name = f"partition {number}"
+                if self.spawned(name):
+                    await self.cancel(name)
+                    self._work_on(number)
 
     async def _take_part(self) -> None:
         await migrate.at_least(self.bus, await migrate.partitions(self.bus))
@@ -79,9 +95,12 @@ class NormalizerService(Service):
             await asyncio.sleep(COUNT_S)
 
     async def _begin(self, number: int) -> None:
+        self._work_on(number)
+        telemetry.PARTITIONS.inc()
+
+    def _work_on(self, number: int) -> None:
         partition = Partition(self.bus, number, self._settings, self._budget, self.give_up)
         self.spawn(f"partition {number}", partition.work)
-        telemetry.PARTITIONS.inc()
 
     async def _end(self, number: int) -> None:
         await self.cancel(f"partition {number}")
