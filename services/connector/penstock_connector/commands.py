@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -34,6 +35,7 @@ from penstock.bus.records import (
     Sent,
     StartCommand,
 )
+from penstock.bus.streams import COMMANDS, RAW
 from penstock.bus.subjects import control, run_id_of
 from penstock.settings import AgentConfig, Config
 from penstock_connector.claims import Claims
@@ -111,6 +113,12 @@ class Commands:
             standing = await self._claims.claim(run_id)
             if standing is not None and not await self._still_to_start(order, standing):
                 return
+            noted = standing is not None
+            may_be_lost = await self._may_be_lost(order, "KV_claims", noted=noted)
+            if may_be_lost and await self._runs.tail(run_id) is None:
+                await self._open_and_end(run_id, _LOST)
+                await self._claims.end(run_id)
+                return
             agent = self._config.agent(command.agent)
             await self.legs.hold(order, agent, self._runs.writer(run_id), _opened(command, agent))
 
@@ -134,6 +142,27 @@ class Commands:
         log.warning("run %s: claimed by %s and never opened; going on", run_id, standing.pod)
         return True
 
+    async def _may_be_lost(self, order: Order, bucket: str, *, noted: bool) -> bool:
+        """Whether the command may have been carried out, and RAW has lost that.
+
+        It was stored before RAW lost something, and somebody has noted that he took it, or the
+        notes have lost something, too. Then nobody knows, and it is not sent again.
+        """
+        continuity = self._bus.continuity
+        if not continuity.of(RAW):
+            return False
+        stored = await self._bus.at(COMMANDS, order.held.sequence)
+        if stored is None:
+            return False
+
+        def lost_since(stream: str) -> bool:
+            since = datetime.fromisoformat(stored.stored_at)
+            return any(
+                datetime.fromisoformat(loss.found_at) > since for loss in continuity.of(stream)
+            )
+
+        return lost_since(RAW) and (noted or lost_since(bucket))
+
     # continue
 
     async def resume(self, stored: Stored) -> None:
@@ -150,6 +179,18 @@ class Commands:
             if standing is not None and not await self._still_to_send(order, command, *standing):
                 return
             last = await self._runs.tail(run_id)
+            if last is not None and leg_of(last) >= command.leg:
+                # what was noted of the sending is lost, and the sending is not
+                await self.succession.adopt_unless_held(run_id, last)
+                await self._claims.record_sending(command.approval_id, "outcome_unknown")
+                return
+            if await self._may_be_lost(order, "KV_sent", noted=standing is not None):
+                await self._claims.record_sending(command.approval_id, "outcome_unknown")
+                if last is None:
+                    await self._open_and_end(run_id, _LOST)
+                else:
+                    await self._runs.end(run_id, last, "event", _LOST)
+                return
             if (last is not None and kind_of(last) == "event") or await self._runs.has_ended(
                 run_id
             ):
@@ -281,6 +322,14 @@ class Commands:
         opened = _opened(command, self._config.agent(record.agent))
         await writer.write("open", orjson.dumps(opened), leg=1)
         await writer.write("event", orjson.dumps(ending), leg=1)
+
+
+_LOST = ending(
+    "lifecycle.failed",
+    code="history_lost",
+    error="NATS has lost data (a power cut, or an older store that was put back): whether the "
+    "agent's server was called is not known, and it is not called again",
+)
 
 
 def _opened(command: StartCommand, agent: AgentConfig | None) -> dict[str, Any]:

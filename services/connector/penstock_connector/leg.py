@@ -20,7 +20,7 @@ import httpx
 import orjson
 
 from penstock import telemetry
-from penstock.bus import FenceConflict
+from penstock.bus import FenceConflict, HistoryLost
 from penstock.bus.budget import Budget
 from penstock.bus.fence import RawWriter
 from penstock.settings import AgentConfig
@@ -39,6 +39,10 @@ MAX_DETAIL_BYTES = 4 * MAX_DETAIL_CHARACTERS
 DETAIL_S = 5.0
 REATTACH_TRIES = 5  # without an event in between
 REATTACH_S = 0.5
+HISTORY_LOST = (
+    "NATS has lost source frames of this run (a power cut, or an older store that was put back): "
+    "nobody can go on with it"
+)
 FRESH_S = 0.5  # after a write nobody can have taken the leg over so soon: asking takes longer
 
 # httpx raises these before a byte of the request has left
@@ -148,11 +152,26 @@ class Leg:
                 await self._close()
                 facts = without_secrets(self.agent, outcome.facts)
                 await self._write(outcome.kind, orjson.dumps(facts))
+        except HistoryLost as error:
+            outcome = await self._end_without_history(error)
         except FenceConflict:
             outcome = TAKEN_OVER
         telemetry.LEGS.labels(outcome.label).inc()
         words = f": {outcome.facts.get('error')}" if outcome.kind == "lost" else ""
         log.info("run %s leg %d: %s%s", self.run_id, self.number, outcome.label, words)
+        return outcome
+
+    async def _end_without_history(self, error: HistoryLost) -> Outcome:
+        """RAW has lost frames of ours, and what follows makes no sense without them."""
+        log.error("run %s leg %d: it is ended: %s", self.run_id, self.number, error)
+        await self._ask_to_cancel()
+        await self._close()
+        outcome = lost("history_lost", HISTORY_LOST)
+        try:
+            await self.writer.go_on()
+            await self._write(outcome.kind, orjson.dumps(outcome.facts))
+        except FenceConflict:
+            return TAKEN_OVER
         return outcome
 
     def _let_go(self, how: Outcome) -> None:

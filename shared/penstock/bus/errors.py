@@ -6,6 +6,7 @@ BusError
 │   └── NoJetStream     the server, or the account, has none: somebody must switch it on
 ├── OutcomeUnknown      no answer in time: it may be stored or not, read the tail
 ├── FenceConflict       somebody else wrote first: reload the tail and decide anew
+│   └── HistoryLost     what was stored before is gone: NATS came back with an older store
 ├── StreamFull          a limit of the stream was reached (discard new)
 ├── ApiError            the JetStream API refused, with its err_code
 ├── MessageTooLarge     over the server's max_payload
@@ -44,6 +45,10 @@ class OutcomeUnknown(BusError):
 
 class FenceConflict(BusError):
     """Somebody else wrote first (err_code 10071, or 10164 from a replica)."""
+
+
+class HistoryLost(FenceConflict):
+    """What this writer had stored is not there any more: NATS came back with an older store."""
 
 
 class StreamFull(BusError):

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 from penstock.bus import messages, streams, subjects
 from penstock.bus.direct import Stored
-from penstock.bus.errors import BusUnavailable, FenceConflict, OutcomeUnknown, StreamFull
+from penstock.bus.errors import (
+    BusError,
+    BusUnavailable,
+    FenceConflict,
+    HistoryLost,
+    OutcomeUnknown,
+    StreamFull,
+)
 from penstock.bus.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, Message
 
 if TYPE_CHECKING:
@@ -64,7 +71,7 @@ class RawWriter:
 
     `write` returns when the frame is stored. While the bus is away it waits, which is what holds
     an upstream back. Raises FenceConflict when another writer has taken the run over, and
-    nothing of this one can be stored any more.
+    nothing of this one can be stored any more; HistoryLost when what it had stored is gone.
     """
 
     bus: Bus
@@ -139,12 +146,33 @@ class RawWriter:
                 await asyncio.sleep(RETRY_S)
             except (OutcomeUnknown, FenceConflict):
                 stored = await tail(self.bus, streams.RAW, pattern)
+                if self.last > (stored.sequence if stored else 0) and not await self._has_aged():
+                    raise HistoryLost(
+                        f"run {self.run_id}: RAW has lost its frame {self.last}"
+                    ) from None
                 if self._is_foreign(stored):
                     raise FenceConflict(f"run {self.run_id} was taken over") from None
                 self.last = stored.sequence if stored else 0  # all of it may have aged
                 if stored and self._is_this(stored):
                     return self.last
                 # The frame is not there; what is may be an earlier one whose write was cancelled.
+
+    async def go_on(self) -> None:
+        """After HistoryLost: write after what is left. Waits for the bus."""
+        pattern = subjects.raw_stored(self.run_id, self.writer)
+        stored = await tail(self.bus, streams.RAW, pattern)
+        self.last = stored.sequence if stored else 0
+
+    async def _has_aged(self) -> bool:
+        """Whether our last frame is gone because frames are kept only for a time."""
+        while True:
+            try:
+                state = (await self.bus.api(f"STREAM.INFO.{streams.RAW}"))["state"]
+            except BusError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            lost = self.bus.continuity.covers(streams.RAW, self.last)
+            return lost is None and state["first_seq"] > self.last
 
     def _is_foreign(self, stored: Stored | None) -> bool:
         return (
