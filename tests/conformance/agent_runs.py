@@ -230,7 +230,7 @@ DOCUMENT = Document(
         holds(
             "AR41",
             "A Last-Event-ID that is garbage, foreign or of the future",
-            "edge/threads::a_cursor_that_is_not_of_this_thread_is_400",
+            "edge/threads::a_cursor_that_is_not_of_this_thread_is_refused",
             "edge/threads::what_is_no_longer_kept_is_410",
             note="400; 410 when the events are gone.",
         ),

@@ -238,7 +238,7 @@ async def test_pages_follow_each_other_to_the_end_and_beyond(
         ({"markers": "1"}, 422, "markers"),
         ({"after": "garbage"}, 400, "'garbage'"),
         ({"after": "1-"}, 400, "'1-'"),
-        ({"after": "99999999-0"}, 400, "99999999-0"),
+        ({"after": "99999999-0"}, 410, "99999999-0"),
     ],
 )
 async def test_what_cannot_be_served_is_refused_and_named(

@@ -349,7 +349,7 @@ async def test_events_that_have_aged_are_announced(
         ({"dialect": "unified", "type": "session_start"}, 422, "session_start"),
         ({"since": "now"}, 422, "since"),
         ({"after": "1-x"}, 400, "1-x"),
-        ({"after": "99999999-0"}, 400, "99999999-0"),
+        ({"after": "99999999-0"}, 410, "99999999-0"),
     ],
 )
 async def test_what_cannot_be_served_is_refused_and_named(

@@ -231,7 +231,7 @@ async def test_whoever_does_not_read_is_dropped_and_told_to_try_again(
         ({"markers": "1"}, 422),
         ({"until": "dawn"}, 422),
         ({"after": "garbage"}, 400),
-        ({"after": "99999999-0"}, 400),
+        ({"after": "99999999-0"}, 410),
         ({"agent": "nobody"}, 404),
         ({"category": "tools"}, 422),
     ],

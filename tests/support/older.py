@@ -39,3 +39,8 @@ def _copy(source: Path, target: Path) -> None:
         except shutil.Error:
             if attempt == 4:
                 raise
+
+
+def all_streams(nats: NatsServer) -> list[str]:
+    """The streams that the server keeps, but for the leases, which end by themselves."""
+    return sorted({each.name for each in (nats.store / _STREAMS).iterdir()} - {"KV_leases"})

@@ -65,7 +65,7 @@ class Endpoint:
             response.headers["allow"] = ", ".join(self.methods)
             return response
         if not self._bus.ready:
-            raise Problem(503, "not connected to NATS; try again")
+            raise Problem(503, f"{self._bus.hindrance}; try again")
         return await handler(request)
 
 

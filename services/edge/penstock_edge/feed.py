@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import orjson
 
 from penstock.bus import Bus, Stored, subjects
+from penstock.bus.continuity import NOBODY
 from penstock.bus.follow import PROBE_S, Follow, Followed
 from penstock.bus.streams import EVENTS
 from penstock_edge.items import type_of
@@ -89,6 +90,11 @@ class Feed:
             return
         self._release()
 
+    def forget(self) -> None:
+        """What was heard last is lost, and will be made again: no new listener is to hear both."""
+        self._recent.clear()
+        self._recent_bytes = 0
+
     async def close(self) -> None:
         """Wait for what is being given back."""
         await asyncio.gather(*self._closing)
@@ -125,6 +131,7 @@ class Feed:
 
     def _deliver(self, batch: list[Stored]) -> None:
         self._next = batch[-1].sequence + 1
+        batch = [stored for stored in batch if subjects.run_id_of(stored.subject) != NOBODY]
         self._remember(batch)
         heard: dict[Listener, list[Stored]] = {}
         for stored in batch:

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from dataclasses import replace
 
 from penstock.bus import Bus, BusError, Stored
+from penstock.bus.continuity import Loss
 from penstock.telemetry import CLIENTS, DELIVERED
 from penstock_edge.budget import Budget
 from penstock_edge.client import Chunk, Client
@@ -262,6 +263,18 @@ class Hubs:
                 client.beat(period_s, self._settings)
                 if number % SLICE == 0:
                     await asyncio.sleep(0)
+
+    def on_loss(self, loss: Loss) -> None:
+        """End the streams that cannot go on by themselves: their clients come back, and are told.
+
+        The stream of one run can: its events have numbers, so what is made again is known. One
+        over source frames or many runs cannot, nor one whose clients may have to read the past.
+        """
+        for hub in tuple(self._hubs.values()):
+            view = hub.view
+            of_one_run = view.sources is None and not view.over_raw
+            if view.followed.stream == loss.stream and not (of_one_run and not hub.base):
+                self._forget(hub)
 
     async def close(self) -> None:
         """End every stream."""

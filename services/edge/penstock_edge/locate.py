@@ -58,14 +58,15 @@ async def place_after(
 ) -> Place:
     """The place in EVENTS from which a client of many runs goes on.
 
-    Raises Problem 400 for a cursor of the future, and for one of a message that is not `ours`.
+    Raises Problem 410 for a cursor of what NATS has lost, or beyond the end of the stream, and 400
+    for one of a message that is not `ours`.
     """
     state = (await bus.api(f"STREAM.INFO.{EVENTS}"))["state"]
     first, last = int(state["first_seq"]), int(state["last_seq"])
     if after.sequence < first:
         return Place(first, first, after, truncated=after.sequence < first - 1)
-    if after.sequence > last:
-        raise Problem(400, f"the cursor {after} is not of this stream")
+    if after.sequence > last or bus.continuity.covers(EVENTS, after.sequence):
+        raise _lost(after)
     if ours is not None:
         found = await bus.at(EVENTS, after.sequence)
         if found is None or not await ours(found):
@@ -106,8 +107,8 @@ async def lifecycle_of(bus: Bus, run_id: str) -> Stored | None:
 async def locate(bus: Bus, view: View, after: Cursor | None) -> Place:
     """The place in a run, past or present, from which this client goes on.
 
-    Raises Problem 404 for an unknown run, 410 when nothing of it is left, 400 for a cursor that
-    is not of this run.
+    Raises Problem 404 for an unknown run, 410 when nothing of it is left and for a cursor of what
+    NATS has lost, 400 for one that is not of this run.
     """
     run_id = view.run_id
     record = await record_of(bus, run_id)
@@ -174,7 +175,10 @@ def _is_first(stored: Stored) -> bool:
 
 
 async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
-    """True when what follows the cursor is not all there; Problem 400 when it is not ours."""
+    """True when what follows the cursor is not all there.
+
+    Raises Problem 400 when it is not ours, 410 when it is of what NATS has lost.
+    """
     stream, pattern = view.followed.stream, view.followed.pattern
     found, _ = await read(bus, stream, pattern, after.sequence, 1)
     if found and found[0].sequence == after.sequence:
@@ -184,6 +188,10 @@ async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
     if stands is not None and subjects.run_id_of(stands.subject) == view.run_id:
         return False
     info = await bus.api(f"STREAM.INFO.{stream}")
+    # the run's end stands one behind its last source frame
+    beyond = after.sequence > info["state"]["last_seq"] + view.over_raw
+    if beyond or bus.continuity.covers(stream, after.sequence):
+        raise _lost(after)
     aged = after.sequence < info["state"]["first_seq"]
     if not aged or (not view.over_raw and after.sequence < begun):
         raise Problem(400, f"the cursor {after} is not of this run")
@@ -194,6 +202,14 @@ async def _end(bus: Bus, stream: str) -> int:
     """The stream sequence that the next message gets, or a lower one."""
     info = await bus.api(f"STREAM.INFO.{stream}")
     return int(info["state"]["last_seq"]) + 1
+
+
+def _lost(after: Cursor) -> Problem:
+    return Problem(
+        410,
+        f"the cursor {after} is of events that are no longer there: the server has lost the end "
+        "of its data. Begin again without a cursor (no Last-Event-ID, no `after`)",
+    )
 
 
 def _gone(run_id: str) -> Problem:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import ClassVar
 
+from penstock.bus.continuity import Loss
+from penstock.bus.streams import EVENTS
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock.web.server import raise_file_limit
@@ -55,8 +57,14 @@ class EdgeService(Service):
         if not is_tried():
             log.warning("an untried uvicorn: events go out by ASGI, at twice the cost")
         self._edge.streams.fit(raise_file_limit())
+        self.bus.continuity.on_loss(self._on_loss)
         self.spawn("beat", self._edge.hubs.beat)
         self.spawn("open-runs", self._edge.open_runs.follow)
+
+    def _on_loss(self, loss: Loss) -> None:
+        if loss.stream == EVENTS:
+            self._edge.many.feed.forget()
+        self._edge.hubs.on_loss(loss)
 
     async def drain(self, grace_s: float) -> None:
         """Open no stream, and lead those that are open to another edge, one after another."""

@@ -90,7 +90,7 @@ class SessionEvents:
     async def _socket(self, websocket: WebSocket) -> ASGIApp:
         edge = self._edge
         if not edge.bus.ready:
-            raise Problem(503, "not connected to NATS; try again")
+            raise Problem(503, f"{edge.bus.hindrance}; try again")
         edge.streams.require_room(websocket.scope)
         asked = self._asked(websocket)
         place, idle = await self._place(websocket, asked)

@@ -84,7 +84,9 @@ async def _settled(bus: Bus, record: RunRecord, since: datetime, *, young: bool 
         await RunIndex(bus).show(record.run_id, last)
     if last is not None and last.headers["ce-type"] in TERMINAL:
         return True
-    if young and record.status not in ENDED and bus.clock.age_s(record.updated_at) < MIN_AGE_S:
+    # it is being started, or its end is about to be published: the list is told first
+    unclear = last is None or record.status in ENDED
+    if young and unclear and bus.clock.age_s(record.updated_at) < MIN_AGE_S:
         return False
     if await _has_lost(bus, record, last):
         log.error("run %s: it has lost data, and is ended", record.run_id)

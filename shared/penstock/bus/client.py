@@ -209,6 +209,11 @@ class Bus:
         return time.monotonic() - self.client.node_lost_at
 
     @property
+    def hindrance(self) -> str:
+        """Why nothing can be sent now, without addresses: clients may read it. Else empty."""
+        return self.client.held_back if self.client.is_connected else "not connected to NATS"
+
+    @property
     def not_ready(self) -> list[str]:
         """Why nothing new should be begun on it now, in words for people; else empty."""
         if self.client.is_connected:

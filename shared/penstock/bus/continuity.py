@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.bus import messages, streams, subjects
-from penstock.bus.errors import ApiError, BusError
+from penstock.bus.errors import BusError, FenceConflict
 from penstock.bus.publisher import MAX_BATCH, Message
 
 if TYPE_CHECKING:
@@ -47,10 +47,12 @@ WATCHED = (
     *NUMBERED,
     *("KV_runs", "KV_sessions", "KV_claims", "KV_sent", "KV_pauses", "KV_approvals"),
 )
+AGAIN_S = 0.2  # before a stream counts as shorter it is looked at once more
 ANSWER_S = 0.5  # a stream that has no leader now is looked at the next time
 NOTICED = timedelta(hours=1)  # how long /readyz speaks of a loss
 MAX_KEPT = 50  # losses of a stream
 
+EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 # What a stream is filled with: the run id is none, so that nobody takes it for a run's.
 NOBODY = "skipped"
 _FILLERS = {
@@ -83,8 +85,9 @@ class Loss:
 
 @dataclass
 class _Look:
-    """What the server and KV say at one moment."""
+    """What the server and KV say at one moment, and what this process knew before it asked."""
 
+    own: dict[str, int]
     last: dict[str, int] = field(default_factory=dict)  # by stream; without those that are silent
     now: str = ""
     marks: dict[str, int] = field(default_factory=dict)
@@ -150,6 +153,15 @@ class Continuity:
         """
         look = await self._look()
         behind = self._behind(look)
+        if behind:
+            # a leader that was just elected may not have taken in all that it has
+            await asyncio.sleep(AGAIN_S)
+            before, look = look, await self._look()
+            behind = {
+                stream: known
+                for stream, known in self._behind(look).items()
+                if look.last[stream] == before.last.get(stream)
+            }
         if behind and self._repairs:
             for stream, known in sorted(behind.items()):
                 await self._put_in_order(look, stream, known)
@@ -178,7 +190,7 @@ class Continuity:
     def _known_of(self, stream: str, look: _Look) -> int:
         known = look.marks.get(stream, 0)
         if stream in NUMBERED:
-            known = max(known, self._own(stream))
+            known = max(known, look.own[stream])
             # one who died while it put the stream in order
             known = max(known, *(loss.skipped_to for loss in look.losses.get(stream, ())), 0)
         return known
@@ -188,18 +200,19 @@ class Continuity:
         return max(self._known.get(stream, 0), self._bus.publisher.stored.get(stream, 0))
 
     async def _look(self) -> _Look:
-        look = _Look()
+        # what is known first, what there is afterwards: others write meanwhile
+        look = _Look(own={stream: self._own(stream) for stream in NUMBERED})
         entries = await self._bus.bucket(BUCKET).entries()
         for entry in entries:
             _read(entry, look)
+        if self._repairs:
+            await self._ask_events(look)
         watched = WATCHED if self._repairs else NUMBERED
         answers = await asyncio.gather(*map(self._state, watched))
         for stream, answer in zip(watched, answers, strict=True):
             if answer is not None:
                 look.last[stream] = answer["state"]["last_seq"]
                 look.now = max(look.now, answer["ts"])
-        if self._repairs:
-            await self._ask_events(look)
         return look
 
     async def _state(self, stream: str) -> dict[str, Any] | None:
@@ -212,8 +225,9 @@ class Continuity:
     async def _ask_events(self, look: _Look) -> None:
         """An event names the source frame that it was made of."""
         try:
-            last = await self._bus.at(streams.EVENTS, look.last.get(streams.EVENTS, 0))
-        except (BusError, ApiError):
+            last = await self._bus.tail(streams.EVENTS, ">")
+        except BusError as error:
+            log.debug("the last event: %s", error)
             return
         if last is not None and (position := last.headers.get(messages.RAW_POSITION)):
             look.marks[streams.RAW] = max(look.marks.get(streams.RAW, 0), int(position))
@@ -265,6 +279,8 @@ class Continuity:
         begun = losses and stands < losses[-1].skipped_to and known <= losses[-1].skipped_to
         if not begun:
             to = known + MARGIN[stream] if stream in NUMBERED else stands
+            if stream in NUMBERED and not await self._ends_at(stream, stands):
+                return
             losses.append(Loss(stream, stands, known, to, look.now))
             log.error("%s", _NOTICE.format(losses[-1]))
             self._found[stream] = losses[-1]
@@ -277,6 +293,16 @@ class Continuity:
         else:
             look.marks[stream] = stands
             await self._bus.bucket(BUCKET).put(MARKS, orjson.dumps(look.marks))
+
+    async def _ends_at(self, stream: str, stands: int) -> bool:
+        """Whether the stream ends there, as whoever leads it says: it takes the first filler."""
+        subject, _ = _FILLERS[stream]
+        try:
+            expected = {EXPECTED_LAST: str(stands)}
+            await self._bus.publisher.publish(Message(subject, b"", expected))
+        except FenceConflict:
+            return False
+        return True
 
     async def _skip(self, stream: str, last: int, to: int) -> None:
         subject, stored = _FILLERS[stream]
