@@ -20,6 +20,7 @@ from penstock_edge.past import tail
 from penstock_edge.views import View
 
 LAG_S = 0.1
+MADE_AGAIN_S = 60.0  # events that were lost are made again in this time, where that is possible
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +156,11 @@ async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
 
 
 async def _not_begun(bus: Bus, view: View, record: RunRecord) -> Place:
-    """No lifecycle event stands: the run is queued, or all of it has aged."""
+    """No lifecycle event stands: the run is queued, or all of it has aged, or is lost."""
+    loss = bus.continuity.covers(EVENTS, record.first_event or 0)
     if record.status in ENDED:
+        if loss is not None and bus.clock.age_s(loss.found_at) < MADE_AGAIN_S:
+            raise Problem(503, "the server has lost these events, and makes them again; try again")
         raise _gone(record.run_id)
     place = await place_of_new(bus, view.over_raw)
     # it may have begun while we looked
@@ -164,7 +168,9 @@ async def _not_begun(bus: Bus, view: View, record: RunRecord) -> Place:
     if lifecycle is not None:
         begun = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
         return Place(1 if view.over_raw else begun, begun)
-    return Place(place.start, place.events_start, truncated=record.first_event is not None)
+    return Place(
+        place.start, place.events_start, truncated=record.first_event is not None and not loss
+    )
 
 
 def _is_first(stored: Stored) -> bool:

@@ -217,7 +217,9 @@ class Bus:
     def not_ready(self) -> list[str]:
         """Why nothing new should be begun on it now, in words for people; else empty."""
         if self.client.is_connected:
-            return self.health.reasons + self.clock.not_ready
+            reasons = self.health.reasons + self.clock.not_ready
+            held_back = self.client.held_back
+            return reasons if not held_back or held_back in reasons else [held_back, *reasons]
         since = self._away_since
         away = f" for {time.monotonic() - since:.0f} s" if since is not None else ""
         reason = f" ({self._troubles[-1]})" if self._troubles else ""

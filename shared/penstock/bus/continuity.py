@@ -104,6 +104,7 @@ class Continuity:
         self._repairs = repairs
         self._known: dict[str, int] = {}
         self._losses: dict[str, tuple[Loss, ...]] = {}
+        self._looked: _Look | None = None
         self._found: dict[str, Loss] = {}  # by us, and said
         self._begun = False  # what is found at the start is nobody's news
         self._callbacks: set[Callable[[Loss], None]] = set()
@@ -170,13 +171,14 @@ class Continuity:
         elif behind:
             await self._raise_marks(look, behind)
         self._learn(look)
+        self._looked = None if behind else look
         waiting = [name for name in behind if name in NUMBERED]
         return _WAITS.format(", ".join(sorted(waiting))) if waiting else ""
 
     async def note(self) -> None:
-        """Write down how far the streams reach, where they are in order. Raises BusError."""
-        look = await self._look()
-        if not self._behind(look):
+        """Write down how far the streams reached at the last check. Raises BusError."""
+        look, self._looked = self._looked, None
+        if look is not None:
             await self._note(look)
 
     def _behind(self, look: _Look) -> dict[str, int]:
