@@ -30,7 +30,7 @@ _PRIVATE_KEY: Final = re.compile(
 # `Authorization: Bearer abc`, as a header, in JSON, in a dict, in pairs of bytes
 _AUTHORIZATION: Final = re.compile(
     r"""(?<![A-Za-z0-9_])((?:proxy-)?authorization\\?["']?\s{0,4}[:=,]\s{0,4}(?:b?\\?["'])?)"""
-    r"""(?!\[redacted)(?:[A-Za-z0-9-]{1,32}[ ]+(?=[^\s"'\\,;]))?[^\s"'\\,;}\])]+""",
+    r"""(?!\[redacted)(?:[A-Za-z0-9-]{1,32}[ \t]+(?=[^\s"'\\,;]))?[^\s"'\\,;}\])]+""",
     re.IGNORECASE,
 )
 _COOKIE: Final = re.compile(
@@ -58,6 +58,7 @@ _KNOWN: Final = re.compile(
     r"|SG\.[A-Za-z0-9_-]{16,}(?:\.[A-Za-z0-9_-]{1,128})?"  # SendGrid
     r"|S[ACNOUX][A-Z2-7]{56}"  # a seed of a NATS nkey
     r"|pst_[A-Za-z0-9_-]{20,}"  # our stream tokens
+    r"|(?:https://)?hooks\.slack\.com/services/[A-Za-z0-9/_-]{8,}"
     r")"
 )
 _JWT: Final = re.compile(
@@ -66,7 +67,7 @@ _JWT: Final = re.compile(
 
 # a name and what stands between it and its value; the value is read where the name is a secret's
 _ASSIGNED: Final = re.compile(
-    r"""(?<![A-Za-z0-9_.-])([A-Za-z0-9_.-]{1,64})((?:\\*["'])?\]?\s{0,4}(?:=>|[:=])\s{0,4})"""
+    r"""(?<![A-Za-z0-9_.-])([A-Za-z0-9_.-]{1,64})((?:\\*["'])?\]?[ \t]{0,4}(?:=>|[:=])[ \t]{0,4})"""
 )
 _QUOTED: Final = {
     '"': re.compile(r'"((?:[^"\\\r\n]|\\.)*+)'),
@@ -77,7 +78,7 @@ _BARE: Final = re.compile(r"""(?:[^\s"'\\,;&)}\]<>]|,(?=[^\s"'\\]))++""")
 _SECRET_NAME: Final = re.compile(
     r"(?:password|passwd|pwd|passphrase|secret|token|apikey|accesskey|accesskeyid|secretkey"
     r"|privatekey|privatekeyid|signingkey|encryptionkey|accountkey|sharedkey|masterkey|authkey"
-    r"|authcode|authorization|codeverifier|cookie|credentials?|signature|csrf|nkey|seed)$|^(?:pass|sig|auth)$"
+    r"|authcode|authorization|bearer|codeverifier|cookie|credentials?|signature|csrf|nkey|seed)$|^(?:pass|sig|auth)$"
 )
 _HOST_NAMES: Final = frozenset({"host", "hostname", "hostaddr", "peer", "remoteaddr"})
 # what follows `token:` in a sentence, and is no token

@@ -25,6 +25,9 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbGljZSJ9.c2lnbmF0dXJl"
 SECRETS = {
     "a header": (f"Authorization: Bearer {PRIVATE}", PRIVATE),
     "a header of another scheme": (f"authorization: Token {PRIVATE}", PRIVATE),
+    "a header with a tab": (f"authorization:Bearer\t{PRIVATE}", PRIVATE),
+    "a scheme as a name": (f"bearer={PRIVATE}", PRIVATE),
+    "a webhook": ("POST https://hooks.slack.com/services/T000/B000/XXXX: 404", "T000"),
     "a header in a dict": (f"headers={{'Authorization': 'Bearer {PRIVATE}'}}", PRIVATE),
     "a header in pairs of bytes": (f"[(b'authorization', b'Basic {PRIVATE}')]", PRIVATE),
     "a header in JSON in JSON": (f'{{\\"authorization\\": \\"Bearer {PRIVATE}\\"}}', PRIVATE),
@@ -87,6 +90,7 @@ KEPT = [
     "gemini-2.5-flash:generateContent answered 429",
     "version 1.2.3.4 of std::vector; ratio 3:10",
     "KeyError: 'name'",
+    "secret=\nthe next line",
     "Unexpected token: '}'",
     "8.8.8.8 did not answer",
     "model backend exploded mid-stream",
