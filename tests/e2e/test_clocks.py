@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from penstock.bus import Bus
@@ -27,6 +28,7 @@ from support.misbehaving import Answer, Misbehaving, misbehaving
 from support.nats import NatsServer
 from support.raw import agno
 from support.report import report
+from support.shifted_nats import CannotBuild, ShiftedServer
 from support.steady import holders
 from support.upstreams import Upstream
 from support.waiting import eventually
@@ -36,9 +38,10 @@ NATS = "NATS"
 AHEAD_S = (-75, -20, 20, 75)
 LIMIT_S = 30
 HOLD_S = 1.0  # longer than leases are renewed, looked at and judged
+REAL_HOLD_S = 12.0  # the same with the leases of a deployment
 WORD_S = 0.1
 # much shorter than real ones, so that a lease that is taken for an old one is seen at once
-LEASES = {
+LEASES: dict[str, Any] = {
     "partition_ttl_s": 3,
     "partition_renew_s": 0.5,
     "pod_ttl_s": 4,
@@ -98,19 +101,36 @@ class World:
             return self.penstock.instances
         self.clocks[who].set(ahead_s)
         if who == "normalizer" and ahead_s:
-            before = self.wrong[who]
-            before.process.popen.terminate()
-            assert await asyncio.to_thread(before.process.popen.wait) == 0
-            self.penstock.instances.remove(before)
+            await self.stop(who)
             await self.start(who)
             await self.shared()
         return [self.wrong[who]]
 
     async def start(self, service: str) -> None:
-        """One that has the clock which is moved."""
-        self.wrong[service] = await self.penstock.start(
+        """One that has the clock which is moved, at work. It may say that it is not ready."""
+        started = await self.penstock.start(
             service, before=self.clocks[service].command, probe="livez"
         )
+        http = self.penstock.http
+
+        async def works() -> bool:
+            try:
+                if service in ("approvals", "edge"):
+                    await http.get(f"{started.url}/")
+                said = (await http.get(f"{started.probes}/readyz")).json()["services"][service]
+            except httpx.HTTPError:
+                return False
+            return all("clock" in reason for reason in said)
+
+        await eventually(works, 30, f"{service} works")
+        self.wrong[service] = started
+
+    async def stop(self, service: str) -> None:
+        """End that one, in good order."""
+        process = self.wrong[service].process.popen
+        process.terminate()
+        assert await asyncio.to_thread(process.wait) == 0
+        self.penstock.instances.remove(self.wrong.pop(service))
 
     # what is looked at
 
@@ -118,8 +138,7 @@ class World:
         """What the metric says."""
         text = (await self.penstock.http.get(f"{instance.probes}/metrics")).text
         shown = re.search(r"^penstock_clock_offset_seconds\S* (\S+)$", text, re.MULTILINE)
-        assert shown is not None
-        return float(shown[1])
+        return float(shown[1]) if shown is not None else float("inf")
 
     async def says(self, instance: Instance, ahead_s: int) -> None:
         """It knows how wrong its clock is; it is not ready exactly beyond the limit."""
@@ -129,14 +148,15 @@ class World:
 
         await eventually(known, 10, f"{instance.service} knows that it is {ahead_s:+d} s wrong")
         answer = await self.penstock.http.get(f"{instance.probes}/readyz")
-        (reasons,) = answer.json()["services"].values()
+        (said,) = answer.json()["services"].values()
+        reasons = [reason for reason in said if "clock" in reason]
         if abs(ahead_s) <= LIMIT_S:
             assert reasons == []
         else:
             (reason,) = reasons
             which = "ahead of" if ahead_s > 0 else "behind"
             assert re.search(rf"{abs(ahead_s)}\.\d s {which} NATS's", reason), reason
-        assert answer.status_code == (503 if reasons else 200)
+        assert answer.status_code == (503 if said else 200)
 
     async def held(self) -> dict[str, str]:
         """Which connector holds the leg of each of the long runs."""
@@ -190,11 +210,11 @@ class World:
         assert stamps == sorted(stamps)
         assert sum(name in str(ran) for ran in self.real.tool_runs()) == 1
 
-    async def works(self, wrong: Iterable[Instance], ahead_s: int) -> None:
+    async def works(self, wrong: Iterable[Instance], ahead_s: int, hold_s: float = HOLD_S) -> None:
         """One cell of the table."""
         before = await self.held()
         await asyncio.gather(*(self.says(instance, ahead_s) for instance in wrong))
-        until = time.monotonic() + HOLD_S
+        until = time.monotonic() + hold_s
         await asyncio.gather(*(self.approved(number) for number in range(2)))
         await asyncio.sleep(max(0.0, until - time.monotonic()))
         await self.moved_on([len(talk.events) for talk in self.talks])
@@ -211,8 +231,10 @@ class World:
 
 
 @asynccontextmanager
-async def world(nats: NatsServer, real: Upstream, folder: Path) -> AsyncIterator[World]:
-    """Two of each service, under way."""
+async def world(
+    nats: NatsServer, real: Upstream, folder: Path, *, pairs: bool = True, **settings: Any
+) -> AsyncIterator[World]:
+    """Two of each service, or only the one whose clock is right."""
     assert LIBRARY is not None
     clocks = {name: ShiftedClock(LIBRARY, folder / name) for name in (*SERVICES, "steady")}
     steady = clocks.pop("steady")
@@ -221,12 +243,12 @@ async def world(nats: NatsServer, real: Upstream, folder: Path) -> AsyncIterator
             {"id": "talker", "protocol": "agno", "url": agents.url},
             {"id": "assistant", "protocol": "agno", "url": real.url, "agent": "demo-agent"},
         ]
-        async with deployment(nats.url, folder / "of", configured, 0, **LEASES) as penstock:
+        async with deployment(nats.url, folder / "of", configured, 0, **settings) as penstock:
             made = World(penstock, bus, agents, real, clocks, steady)
             agents.script(_talks(made.ends))
             await asyncio.gather(
                 *(penstock.start(service, before=steady.command) for service in SERVICES),
-                *(made.start(service) for service in SERVICES),
+                *(made.start(service) for service in SERVICES if pairs),
             )
             try:
                 yield made
@@ -257,7 +279,7 @@ def _talks(ends: asyncio.Event) -> Any:
 async def test_a_clock_that_is_wrong_harms_no_run(
     fresh_nats: NatsServer, agno_server: Upstream, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    async with world(fresh_nats, agno_server, tmp_path) as running:
+    async with world(fresh_nats, agno_server, tmp_path, **LEASES) as running:
         await running.talk(8)
         await running.shared()
         since = time.monotonic()
@@ -270,3 +292,50 @@ async def test_a_clock_that_is_wrong_harms_no_run(
             await running.move(who, 0)
         await running.finish()
         report("clocks", table_s=time.monotonic() - since)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+async def test_services_that_start_with_a_wrong_clock_harm_no_run(
+    fresh_nats: NatsServer, agno_server: Upstream, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    """All four of them, beside ones whose clock is right, with the leases of a deployment."""
+    async with world(fresh_nats, agno_server, tmp_path, pairs=False) as running:
+        await running.talk(8)
+        for ahead_s in AHEAD_S:
+            with subtests.test(f"started {ahead_s:+d} s wrong"):
+                for clock in running.clocks.values():
+                    clock.set(ahead_s)
+                await asyncio.gather(*map(running.start, SERVICES))
+                await running.works(running.wrong.values(), ahead_s, REAL_HOLD_S)
+                assert len(set((await holders(running.bus)).values())) == 2
+                await asyncio.gather(*map(running.stop, SERVICES))
+        await running.finish()
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+async def test_a_clock_of_nats_that_is_set_harms_no_run(
+    agno_server: Upstream, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    """The server's own clock, to which it lets leases expire: forward, all run out at once."""
+    try:
+        shifted = ShiftedServer(tmp_path / "nats clock")
+    except CannotBuild as error:
+        pytest.skip(str(error))
+    nats = NatsServer(tmp_path / "nats", name="shifted nats", program=shifted.command)
+    nats.start()
+    try:
+        async with world(nats, agno_server, tmp_path, **LEASES) as running:
+            await running.talk(8)
+            await running.shared()
+            for ahead_s in AHEAD_S:
+                for now_s in (ahead_s, 0):
+                    with subtests.test(f"{NATS} set to {now_s:+d} s"):
+                        shifted.set(now_s)
+                        await running.works(running.penstock.instances, -now_s)
+                        # longer than a lease, and than anybody is trusted again
+                        await asyncio.sleep(2 * LEASES["pod_ttl_s"])
+            await running.finish()
+    finally:
+        nats.remove()

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -37,12 +38,17 @@ class NatsServer:
         config: str = "",
         jetstream: str = "",
         port: int = -1,
+        program: Sequence[str] = (),
     ) -> None:
-        """`config`: further lines for the server's configuration; `jetstream`: in that block."""
+        """`config`: further lines for the server's configuration; `jetstream`: in that block.
+
+        `program`: what is run in place of the wheel's `nats-server`.
+        """
         self._folder = folder
         self._name = name
         self._config = config
         self._jetstream = jetstream
+        self._program = program
         self._port = port  # -1: the server picks one
         self._process: servers.Process | None = None
 
@@ -67,7 +73,8 @@ class NatsServer:
         for ports in self._folder.glob("*.ports"):
             ports.unlink()
         config = self._write_config()
-        command = [binary(), "-c", str(config), "-a", "127.0.0.1", "-p", str(self._port)]
+        program = self._program or [binary()]
+        command = [*program, "-c", str(config), "-a", "127.0.0.1", "-p", str(self._port)]
         self._process = servers.start(
             self._name, command, log=self._folder / "nats.log", owner_pid=os.getpid()
         )
