@@ -20,6 +20,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 
 from penstock.bus import migrate
+from penstock.bus.again import first_answer
 from penstock.bus.clock import LIMIT_S, Clock
 from penstock.bus.connection import PASSES, Connection
 from penstock.bus.continuity import Continuity
@@ -54,7 +55,7 @@ MESSAGE_NOT_FOUND = 10037
 SUBSCRIBE_AGAIN_S = 10.0
 READ_TIMEOUT_S = 2.0  # one attempt
 LEASES = "KV_leases"
-LOOK_TIMEOUT_S = 2.0  # for a stream's leader, after a reconnect
+LOOK_TIMEOUT_S = 1.0  # for a stream's leader, after a reconnect
 NOTE_S = 2.0  # how often it is noted how far the streams reach
 LEARN_S = 5.0  # how often the others look for what was lost
 ORDER_S = 0.25  # how often it is asked whether a stream has been put in order
@@ -482,19 +483,13 @@ class Bus:
         return await self._message(stream, {"start_time": within.isoformat()})
 
     async def _message(self, stream: str, which: dict[str, Any]) -> Stored | None:
-        # a leader that died answers no more, and who is asked meanwhile says nothing: ask again
-        until = time.monotonic() + self.settings.publish_timeout_s
-        while True:
-            try:
-                answer = await self.api(f"STREAM.MSG.GET.{stream}", which, READ_TIMEOUT_S)
-                return stored_of(answer["message"])
-            except ApiError as error:
-                if error.code == MESSAGE_NOT_FOUND:
-                    return None
-                raise
-            except OutcomeUnknown:
-                if time.monotonic() >= until:
-                    raise
+        try:
+            answer = await first_answer(lambda: self.api(f"STREAM.MSG.GET.{stream}", which))
+        except ApiError as error:
+            if error.code == MESSAGE_NOT_FOUND:
+                return None
+            raise
+        return stored_of(answer["message"])
 
     async def _check_server(self) -> None:
         version = self.client.connected_server_version

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import time
+import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import orjson
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from penstock.bus.again import first_answer
 from penstock.bus.errors import BusUnavailable, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 BATCH = 500
 MAX_BATCH_BYTES = 4 * 1024 * 1024
-SILENCE_S = 2.0  # without an answer, whoever should have given it is gone
+# Without an answer, whoever should have given it is gone; after the first time it may be slow.
+SILENCES_S = (0.75, 1.5, 3.0)
 
 
 STORED_AT = "Nats-Time-Stamp"
@@ -64,9 +66,10 @@ async def read(
     await bus.client.standing(bus.settings.publish_timeout_s)
     try:
         async with asyncio.timeout(bus.settings.publish_timeout_s):
-            while True:
-                if (answer := await _answer(bus, stream, request)) is not None:
+            for silence_s in itertools.chain(SILENCES_S, itertools.repeat(SILENCES_S[-1])):
+                if (answer := await _answer(bus, stream, request, silence_s)) is not None:
                     return answer
+            raise AssertionError("it is asked until it is answered")
     except TimeoutError as error:
         raise OutcomeUnknown(f"{stream}: the direct get did not end in time") from error
     except NatsError as error:
@@ -74,7 +77,7 @@ async def read(
 
 
 async def _answer(
-    bus: Bus, stream: str, request: dict[str, Any]
+    bus: Bus, stream: str, request: dict[str, Any], silence_s: float
 ) -> tuple[list[Stored], int] | None:
     """What comes, and how many follow; None when nothing comes: who was asked may have died."""
     inbox = bus.client.new_inbox()
@@ -108,7 +111,7 @@ async def _answer(
         subscription = await bus.client.subscribe(inbox, cb=collect)
         try:
             await bus.client.publish(f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(request), inbox)
-            if not await _happens(begun, SILENCE_S):
+            if not await _happens(begun, silence_s):
                 return None
             return found, await done
         finally:
@@ -135,14 +138,7 @@ async def last(bus: Bus, stream: str, pattern: str) -> Stored | None:
     run, in which it does nothing else for this connection. Raises BusUnavailable, OutcomeUnknown.
     """
     request = orjson.dumps({"last_by_subj": pattern})
-    until = time.monotonic() + bus.settings.publish_timeout_s
-    while True:
-        try:
-            answer = await bus.request(f"$JS.API.DIRECT.GET.{stream}", request, SILENCE_S)
-            break
-        except OutcomeUnknown:
-            if time.monotonic() >= until:
-                raise
+    answer = await first_answer(lambda: bus.request(f"$JS.API.DIRECT.GET.{stream}", request))
     headers = answer.headers or {}
     status = headers.get("Status")
     if status == "404":

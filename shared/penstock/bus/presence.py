@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from penstock.bus.errors import BusError
 
 LOOK_AGAIN_S = 2.0
+ASK_AGAIN_S = 0.25  # while nobody answers, as in an election
 
 
 class Presence:
@@ -63,7 +64,7 @@ class Presence:
             elif len(unseen) < len(answers):
                 self._found()
             if unseen:
-                await asyncio.sleep(LOOK_AGAIN_S)
+                await asyncio.sleep(LOOK_AGAIN_S if gone else ASK_AGAIN_S)
 
     async def _look(self, name: str, gone: bool) -> str | None:
         """When it was made; empty when nobody can tell."""

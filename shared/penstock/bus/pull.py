@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
+from penstock.bus.again import first_answer
 from penstock.bus.direct import Stored, replay
 from penstock.bus.errors import (
     CONSUMER_NOT_FOUND,
@@ -38,7 +40,7 @@ EXPIRES_S = 30
 HEARTBEAT_S = 0.5  # an open request is told that its consumer lives
 SILENCE_S = 1.5  # the server that led the consumer died, and nobody says so
 LOOKS = 3  # so often it must have been silent: what a busy process did not read is no silence
-RETRY_S, MAX_RETRY_S = 0.25, 1.0
+RETRY_S, MAX_RETRY_S = 0.25, 0.5
 AGAIN_S = 1.0
 TAKE_UP_AT_ONCE, TAKE_UP_TRIES, TAKE_UP_PAUSE_S = 16, 3, 0.3
 GIVE_UP_TRIES = 5  # deliveries beyond the limits: to give a message up may fail, too
@@ -218,21 +220,23 @@ class Reader:
         await self._pull.close()
         self._pending.clear()
         self._expected = 1
-        answer = await self._bus.api(
-            f"CONSUMER.CREATE.{self._stream}",
-            {
-                "stream_name": self._stream,
-                "config": {
-                    "deliver_policy": "by_start_sequence",
-                    "opt_start_seq": max(self._next, 1),
-                    "filter_subject": self._pattern,
-                    "ack_policy": "none",
-                    "mem_storage": True,
-                    "num_replicas": 1,
-                    "inactive_threshold": 60 * NANO,
-                },
+        # by its name it is the same one, however often it is asked for
+        name = secrets.token_hex(8)
+        config = {
+            "stream_name": self._stream,
+            "config": {
+                "name": name,
+                "deliver_policy": "by_start_sequence",
+                "opt_start_seq": max(self._next, 1),
+                "filter_subject": self._pattern,
+                "ack_policy": "none",
+                "mem_storage": True,
+                "num_replicas": 1,
+                "inactive_threshold": 60 * NANO,
             },
-        )
+        }
+        create = f"CONSUMER.CREATE.{self._stream}"
+        answer = await first_answer(lambda: self._bus.api(create, config))
         await self._pull.open(answer["name"])
 
     async def _read(self) -> None:
@@ -408,20 +412,19 @@ class WorkQueue:
         return delivered
 
     async def _open(self) -> None:
-        await self._bus.api(
-            f"CONSUMER.DURABLE.CREATE.{self._stream}.{self._durable}",
-            {
-                "stream_name": self._stream,
-                "config": {
-                    "durable_name": self._durable,
-                    "filter_subjects": list(self._patterns),
-                    "ack_policy": "explicit",
-                    "ack_wait": int(self._ack_wait_s * NANO),
-                    "max_deliver": max(self._max_deliver, self._max_unfinished) + GIVE_UP_TRIES,
-                    "max_ack_pending": MAX_PENDING,
-                },
+        create = f"CONSUMER.DURABLE.CREATE.{self._stream}.{self._durable}"
+        config = {
+            "stream_name": self._stream,
+            "config": {
+                "durable_name": self._durable,
+                "filter_subjects": list(self._patterns),
+                "ack_policy": "explicit",
+                "ack_wait": int(self._ack_wait_s * NANO),
+                "max_deliver": max(self._max_deliver, self._max_unfinished) + GIVE_UP_TRIES,
+                "max_ack_pending": MAX_PENDING,
             },
-        )
+        }
+        await first_answer(lambda: self._bus.api(create, config))
         await self._pull.open(self._durable)
 
     async def _take(self) -> None:

@@ -1,0 +1,91 @@
+"""A question is asked again while nobody answers, and the first answer counts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.bus import again
+from penstock.bus.again import first_answer
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(again, "AGAIN_S", 0.01)
+
+
+async def test_what_is_answered_is_asked_once() -> None:
+    asked = []
+
+    async def ask() -> int:
+        asked.append(1)
+        return 7
+
+    assert await first_answer(ask) == 7
+    assert len(asked) == 1
+
+
+async def test_a_question_that_got_lost_is_asked_again() -> None:
+    asked: list[int] = []
+
+    async def ask() -> int:
+        asked.append(1)
+        if len(asked) < 3:
+            await asyncio.Event().wait()
+        return len(asked)
+
+    assert await first_answer(ask) == 3
+
+
+async def test_a_late_answer_to_an_early_question_counts() -> None:
+    asked: list[int] = []
+    late = asyncio.Event()
+
+    async def ask() -> str:
+        asked.append(1)
+        if len(asked) == 1:
+            await late.wait()
+            return "late"
+        if len(asked) == 3:
+            late.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    assert await first_answer(ask) == "late"
+
+
+async def test_the_first_failure_ends_it_and_nothing_goes_on() -> None:
+    ended: list[str] = []
+
+    async def ask() -> None:
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        raise LookupError("nobody")
+
+    with pytest.raises(LookupError, match="nobody"):
+        await first_answer(ask)
+    await asyncio.sleep(0)
+    assert ended
+    assert set(ended) == {"cancelled"}
+
+
+async def test_who_is_cancelled_asks_no_more() -> None:
+    ended: list[str] = []
+
+    async def ask() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("over")
+
+    task = asyncio.create_task(first_answer(ask))
+    await asyncio.sleep(0.03)
+    task.cancel()
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+    assert task.cancelled()
+    assert ended
