@@ -247,6 +247,12 @@ class AuthSettings(BaseSettings):
         description="Development only: every caller is `anonymous`, whatever else is configured",
     )
 
+    @property
+    def asks(self) -> bool:
+        """Whether callers must say who they are."""
+        configured = self.jwt_secret is not None or self.jwks_url is not None
+        return configured and not self.allow_unauthenticated_sse
+
     @field_validator("jwt_secret", "jwks_url", "issuer", "audience", "csrf_secret")
     @classmethod
     def _empty_is_unset(cls, value: str | None) -> str | None:

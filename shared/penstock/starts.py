@@ -214,6 +214,8 @@ def _content(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
     if not isinstance(value, dict):
         yield Refusal(where, "must be an object")
         return
+    if value.get("role") not in (None, "user"):
+        yield Refusal((*where, "role"), "must be user")
     for name in value.keys() - {"role", "parts"}:
         if value[name] is not None:
             yield Refusal((*where, name), "is no field of a message")

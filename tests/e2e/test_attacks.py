@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 import pytest_asyncio
 
 from penstock.bus import Bus, BusSettings
-from penstock.settings import AuthSettings, Config, Settings
+from penstock.bus.records import SessionRecord, StartCommand
+from penstock.bus.subjects import session_key
+from penstock.settings import AgentConfig, AuthSettings, Config, Settings
+from penstock.sse import Parser
 from penstock_approvals.service import ApprovalsService
+from penstock_connector.naming import thread_id
 from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
@@ -32,7 +37,11 @@ from support.secured import served
 from support.upstreams import Upstream
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
+# the first test waits for five agent servers to start
+pytestmark = [
+    *(pytest.mark.real, pytest.mark.timeout(300)),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 SERVICES = [NormalizerService, ApprovalsService, ConnectorService, EdgeService]
 YES = {"approved": True}
@@ -71,9 +80,11 @@ class Site:
         assert found is not None
         return found
 
-    async def paused(self, agent: str, who: str = "alice") -> tuple[str, str, str]:
+    async def paused(
+        self, agent: str, who: str = "alice", session: str = ""
+    ) -> tuple[str, str, str]:
         """A run that waits before it deletes something: run, session and what it deletes."""
-        path, session = f"/tmp/{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+        path, session = f"/tmp/{uuid.uuid4().hex[:8]}", session or uuid.uuid4().hex
         run_id = await self.start(who, agent=agent, message=f"delete {path}", session_id=session)
         await self.comes_to(run_id, "paused", who=who)
         return run_id, session, path
@@ -124,11 +135,15 @@ async def site(
     langgraph_server: Upstream,
     agno_agui_server: Upstream,
     pydantic_ai_server: Upstream,
+    agno_server: Upstream,
+    adk_server: Upstream,
 ) -> AsyncIterator[Site]:
     servers = {
         "langgraph": langgraph_server,
         "agno_agui": agno_agui_server,
         "pydantic_ai": pydantic_ai_server,
+        "agno": agno_server,
+        "adk": adk_server,
     }
     urls = {
         "graph": f"{langgraph_server.url}/delete",
@@ -136,7 +151,15 @@ async def site(
         "interface": f"{agno_agui_server.url}/approval/agui",
         "adapter": f"{pydantic_ai_server.url}/approval",
     }
-    agents = [{"id": id, "protocol": "agui", "url": url} for id, url in urls.items()]
+    urls["trusting"] = urls["graph"]
+    agents: list[dict[str, Any]] = [
+        {"id": id, "protocol": "agui", "url": url} for id, url in urls.items()
+    ]
+    agents[-1]["thread_ids"] = "verbatim"
+    agents += [
+        {"id": "agno", "protocol": "agno", "url": agno_server.url, "agent": "demo-agent"},
+        {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
+    ]
     settings = Settings(
         nats_url=nats_server.url,
         port=free_port(),
@@ -144,6 +167,8 @@ async def site(
         auth=AuthSettings(jwt_secret=SECRET, leeway_s=0),
     )
     async with AsyncExitStack() as stack:
+        environment = stack.enter_context(pytest.MonkeyPatch.context())
+        environment.setenv("ENABLE_ADK_CANONICAL_STREAM", "true")
         config = Config.model_validate({"agents": agents})
         await stack.enter_async_context(served(settings, config, SERVICES))
         bus = await Bus.connect(BusSettings(url=nats_server.url, name="test"))
@@ -222,5 +247,162 @@ async def test_a_command_that_carries_an_answer_ends_its_run_and_nothing_is_sent
     assert (await site.comes_to(paused, "paused"))["status"] == "paused"
 
 
+async def test_a_pause_of_another_user_under_the_same_names_keeps_nobody_from_answering(
+    site: Site,
+) -> None:
+    """Scripted models call their tools the same, and anybody may call a session the same."""
+    run_id, session, path = await site.paused("interface")
+    _, _, other = await site.paused("interface", "bob", session)
+    scope = "start read decide"
+    listed = await site.ask("GET", f"/v1/approvals?run_id={run_id}", scope=scope)
+    (item,) = listed.json()["approvals"][0]["items"]
+    answered = {
+        "id": item["item_id"],
+        "name": "adk_request_confirmation",
+        "response": {"confirmed": True},
+    }
+    body = {
+        **{"appName": "interface", "userId": "alice", "sessionId": session},
+        "newMessage": {"role": "user", "parts": [{"functionResponse": answered}]},
+    }
+    answer = await site.ask("POST", "/run_sse", scope=scope, json=body)
+    assert answer.status_code == 200, answer.text
+    await site.comes_to(run_id, "completed")
+    assert (site.deleted(path), site.deleted(other)) == (1, 0)
+
+
 def _text(body: dict[str, Any]) -> str:
     return httpx.Request("POST", "http://x", json=body).content.decode()
+
+
+# conversations
+
+
+DIALECTS = ["canonical", "executions", "unified", "agui", "agui+runs", "adk", "agno"]
+
+
+async def said(site: Site, agent: str, session: str, message: str, who: str = "alice") -> str:
+    """A run of one message, to its end; all that it tells."""
+    run_id = await site.start(who, agent=agent, message=message, session_id=session)
+    await site.comes_to(run_id, "completed", who=who)
+    return await site.told(run_id, who)
+
+
+@pytest.mark.parametrize("agent", ["graph", "graph-std"])
+async def test_another_users_thread_is_not_entered_by_its_name(site: Site, agent: str) -> None:
+    run_id, session, path = await site.paused(agent)
+    before = f"secret {uuid.uuid4().hex[:8]}"
+    other = uuid.uuid4().hex
+    await said(site, agent, other, before)
+    assert before in await said(site, agent, other, "and now?")  # the thread is one
+    for whose in (session, other):
+        told = await said(site, agent, whose, "what do you know?", "bob")
+        assert "what do you know?" in told
+        assert path not in told
+        assert before not in told
+    # nor by what its server calls it, which is no secret
+    config = AgentConfig(id=agent, protocol="agui", url="http://127.0.0.1:9")
+    command = StartCommand(
+        run_id="r", agent=agent, session_id=other, user_id="alice", created_at="now"
+    )
+    derived = thread_id(config, command, callers_known=True)
+    assert before not in await said(site, agent, derived, "what do you know?", "bob")
+    assert (await site.comes_to(run_id, "paused"))["status"] == "paused"
+    assert site.deleted(path) == 0
+
+
+async def test_a_session_that_the_older_pair_begins_is_kept_apart_too(site: Site) -> None:
+    """There the edge writes the session's record before a connector does."""
+    session, before = uuid.uuid4().hex, f"secret {uuid.uuid4().hex[:8]}"
+    await said(site, "trusting", session, before)  # its server knows it by this very id
+    path = f"/apps/graph/users/bob/sessions/{session}/run"
+    answer = await site.ask("POST", path, "bob", json={"query": "what do you know?"})
+    run_id = answer.headers["penstock-run-id"]
+    await site.comes_to(run_id, "completed", who="bob")
+    told = await site.told(run_id, "bob")
+    assert "what do you know?" in told
+    assert before not in told
+
+
+async def test_where_the_server_checks_users_itself_the_id_goes_as_it_is(site: Site) -> None:
+    session, before = uuid.uuid4().hex, f"shared {uuid.uuid4().hex[:8]}"
+    await said(site, "trusting", session, before)
+    assert before in await said(site, "trusting", session, "what do you know?", "bob")
+
+
+async def test_a_session_from_before_goes_on_under_its_old_id(site: Site) -> None:
+    session, before = uuid.uuid4().hex, f"old {uuid.uuid4().hex[:8]}"
+    await said(site, "trusting", session, before)  # as the release before called it
+    record = SessionRecord(agent="graph", session_id=session, runs=[])
+    key = session_key("alice", "graph", session)
+    await site.bus.bus.bucket("sessions").create(key, record.dump())
+    assert before in await said(site, "graph", session, "what do you know?")
+
+
+@pytest.mark.parametrize("agent", ["graph", "interface", "adapter", "agno"])
+async def test_clients_see_their_own_id_in_every_dialect(site: Site, agent: str) -> None:
+    session = f'my "thread" {uuid.uuid4().hex[:8]}'
+    message = {"agno": "text", "graph": "hello"}.get(agent, "delete nothing")
+    run_id = await site.start(agent=agent, message=message, session_id=session)
+    await site.comes_to(run_id, *ENDED, "paused")
+    headers = {"accept": "application/json"}
+    record = await site.bus.bus.bucket("sessions").get(session_key("alice", agent, session))
+    assert record is not None
+    theirs = SessionRecord.model_validate_json(record.value).thread_id
+    assert theirs not in (None, "", session)
+    for dialect in DIALECTS:
+        path = f"/v1/runs/{run_id}/events?dialect={dialect.replace('+', '%2B')}"
+        answer = await site.ask("GET", path, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert str(theirs) not in answer.text, dialect
+    # raw is what the server has said, and there is its own
+    frames = [frame.payload for frame in await site.bus.raw(run_id) if frame.kind == "bytes"]
+    assert str(theirs).encode() in b"".join(frames)
+
+
+async def test_users_of_an_agno_server_do_not_meet_in_a_session(site: Site) -> None:
+    """Agno 3 answers 404 to one who names another user's, which tells that it is there."""
+    session = uuid.uuid4().hex
+    await said(site, "agno", session, "text")
+    await said(site, "agno", session, "text", "bob")
+    # by Agno's own surface the stream has the client's id, and a paused run goes on under it
+    form = {"message": f"confirm {session}", "stream": "true", "session_id": session}
+    scope = "start read raw decide"
+    answer = await site.ask("POST", "/agents/agno/runs", scope=scope, data=form)
+    run_id = answer.headers["penstock-run-id"]
+    ids = {frame["session_id"] for frame in _frames(answer.text) if "session_id" in frame}
+    assert ids == {session}
+    (paused,) = [frame for frame in _frames(answer.text) if frame["event"] == "RunPaused"]
+    tools = [{**tool, "confirmed": True} for tool in paused["tools"]]
+    going_on = {"tools": orjson.dumps(tools).decode(), "session_id": session, "stream": "true"}
+    path = f"/agents/agno/runs/{run_id}/continue"
+    answer = await site.ask("POST", path, scope=scope, data=going_on)
+    assert "RunCompleted" in answer.text
+    ids = {frame["session_id"] for frame in _frames(answer.text) if "session_id" in frame}
+    assert ids == {session}
+
+
+async def test_users_of_an_adk_server_do_not_meet_in_a_session(site: Site) -> None:
+    """It keeps sessions by user, and nobody names another one."""
+    session = uuid.uuid4().hex
+    for who in ("alice", "bob"):
+        await said(site, "adk", session, f"weather, says {who}", who)
+    async with httpx.AsyncClient(base_url=site.servers["adk"].url) as server:
+        for who, other in (("alice", "bob"), ("bob", "alice")):
+            kept = (await server.get(f"/apps/demo/users/{who}/sessions/{session}")).text
+            assert f"says {who}" in kept
+            assert f"says {other}" not in kept
+    parts = [{"text": "what do you know?"}]
+    body = {
+        **{"appName": "demo", "userId": "alice", "sessionId": session},
+        "newMessage": {"role": "user", "parts": parts},
+    }
+    for path, request in (("/run_sse", body), (f"/apps/demo/users/alice/sessions/{session}", None)):
+        method = "POST" if request else "GET"
+        answer = await site.ask(method, path, "bob", scope="start read raw", json=request)
+        assert answer.status_code == 403, answer.text
+
+
+def _frames(text: str) -> list[dict[str, Any]]:
+    """The events of an SSE body."""
+    return [orjson.loads(frame.data) for frame in Parser().feed(text.encode())]

@@ -72,14 +72,17 @@ class Approvals:
         )
         created = await self._bucket.create(approval_id, await self._value(record))
         for item in record.items:
-            alias = key_of("approval", run.agent, run.session_id, item["item_id"])
+            named = (run.agent, run.session_id, item["item_id"])
             pointer = {
                 "approval_id": approval_id,
                 "run_id": run_id,
                 "leg": record.leg,
                 "item_id": item["item_id"],
             }
-            await self._bus.bucket("aliases").put(alias, orjson.dumps(pointer))
+            # by the owner too, since two users may call a session the same; releases before this
+            # one look without it
+            for alias in (key_of("approval", run.user_id, *named), key_of("approval", *named)):
+                await self._bus.bucket("aliases").put(alias, orjson.dumps(pointer))
         if created is not None:
             log.info("run %s waits for approval %s", run_id, approval_id)
         standing = record if created is not None else await self.get(approval_id)

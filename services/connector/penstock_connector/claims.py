@@ -185,10 +185,15 @@ class Sessions:
         self._claims = claims
         self._bucket = bus.bucket("sessions")
 
-    async def join(self, key: str, agent: str, session_id: str, mine: Turn) -> bool:
-        """Stand in the queue; True when nobody is before us."""
+    async def join(self, key: str, agent: str, session_id: str, thread_id: str, mine: Turn) -> bool:
+        """Stand in the queue; True when nobody is before us.
+
+        A session that is new is called `thread_id` upstream, now and for ever.
+        """
 
         def change(record: SessionRecord) -> None:
+            if record.thread_id == "":
+                record.thread_id = thread_id
             if mine not in record.queue:
                 # two connectors may join out of order; the first one may be running already
                 waiting = sorted([*record.queue[1:], mine], key=lambda turn: turn.sequence)
@@ -197,8 +202,15 @@ class Sessions:
                 insort(record.runs, mine.run_id)  # UUIDv7: the order in which they were made
                 del record.runs[:-MAX_RUNS_LISTED]
 
-        await self._change(key, change, SessionRecord(agent=agent, session_id=session_id))
+        new = SessionRecord(agent=agent, session_id=session_id, thread_id=thread_id)
+        await self._change(key, change, new)
         return await self._is_first(key, mine)
+
+    async def thread_id(self, key: str) -> str | None:
+        """What its server calls the session; None when nothing is kept of it."""
+        entry = await self._bucket.get(key)
+        record = _session(entry) if entry is not None else None
+        return (record.thread_id or record.session_id) if record is not None else None
 
     async def take_over(self, key: str, mine: Turn) -> bool:
         """Stand where the leg's holder before us stood; True when nobody is before us."""

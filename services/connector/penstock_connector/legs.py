@@ -25,6 +25,7 @@ from penstock.bus.subjects import control
 from penstock.settings import AgentConfig
 from penstock_connector.claims import Claims, Sessions, patiently
 from penstock_connector.leg import FRESH_S, RELEASED, TAKEN_OVER, Leg, Outcome, lost
+from penstock_connector.naming import thread_id
 from penstock_connector.orders import Order
 from penstock_connector.past import Past
 from penstock_connector.runs import Runs, holder_of
@@ -52,6 +53,7 @@ class Legs:
         runs: Runs,
         claims: Claims,
     ) -> None:
+        self._callers_known = settings.auth.asks
         self._bus = bus
         self._settings = settings
         self._client = client
@@ -122,7 +124,14 @@ class Legs:
         if agent is not None:
             # before the `open`: a run that was seen to start stands before what is started then
             mine = order.turn(self._pod)
-            is_first = await self.sessions.join(order.session, agent.id, command.session_id, mine)
+            new = thread_id(agent, command, callers_known=self._callers_known)
+            is_first = await self.sessions.join(
+                order.session, agent.id, command.session_id, new, mine
+            )
+            order = order.named(await self.sessions.thread_id(order.session) or new)
+            if order.thread_id != command.session_id:
+                ids = {"session_id": command.session_id, "thread_id": order.thread_id}
+                opened = {**opened, **ids}
         if not is_first:
             opened = {**opened, "calls": False}  # nothing is sent before its turn has come
         try:
@@ -154,6 +163,10 @@ class Legs:
     ) -> None:
         """Let a leg that is ours run by itself, and listen for its cancel. See `Leg`."""
         run_id, upstream = order.run_id, self.upstream(agent)
+        if not order.thread_id:
+            new = thread_id(agent, order.command, callers_known=self._callers_known)
+            known = await patiently(lambda: self.sessions.thread_id(order.session))
+            order = order.named(known or new)
         if run_id in self._legs:
             # one that we do not know to be another's by now
             earlier, task = self._legs[run_id]
@@ -169,7 +182,7 @@ class Legs:
             settings=self._settings,
             budget=self._budget,
             frame_budget=self._frame_budget,
-            prepare=partial(order.prepare, upstream, agent),
+            prepare=partial(order.prepare, upstream, agent, order.thread_id),
             turn=partial(
                 patiently, partial(self.sessions.wait, order.session, order.turn(self._pod))
             ),

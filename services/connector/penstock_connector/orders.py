@@ -20,11 +20,15 @@ from penstock_connector.upstreams.base import Call, Upstream
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A leg to be opened. `prepare` makes its request, and again the same."""
+    """A leg to be opened. `prepare` makes its request, and again the same.
+
+    It is given what the server calls the session, which is in `thread_id` once that is known.
+    """
 
     held: Held
     command: StartCommand | ContinueCommand
-    prepare: Callable[[Upstream, AgentConfig], Awaitable[Call]]
+    prepare: Callable[[Upstream, AgentConfig, str], Awaitable[Call]]
+    thread_id: str = ""
 
     @property
     def run_id(self) -> str:
@@ -50,6 +54,10 @@ class Order:
     def after(self, sequence: int) -> Order:
         """The same, to be opened after that sequence of RAW: what is noted says where to look."""
         return replace(self, held=replace(self.held, after=sequence))
+
+    def named(self, thread_id: str) -> Order:
+        """The same, in a session that the server calls so."""
+        return replace(self, thread_id=thread_id)
 
     def turn(self, pod: str) -> Turn:
         """Its place in the session's queue, when that connector holds it."""
@@ -90,16 +98,18 @@ class Orders:
         raise LookupError(f"nothing is kept of the pause for approval {command.approval_id}")
 
     def _start(self, held: Held, command: StartCommand) -> Order:
-        async def prepare(upstream: Upstream, agent: AgentConfig) -> Call:
-            return await upstream.start(self._client, agent, accepted(agent, command))
+        async def prepare(upstream: Upstream, agent: AgentConfig, thread_id: str) -> Call:
+            start = accepted(agent, command).model_copy(update={"session_id": thread_id})
+            return await upstream.start(self._client, agent, start)
 
         return Order(held, command, prepare)
 
     def _resume(self, held: Held, command: ContinueCommand) -> Order:
-        async def prepare(upstream: Upstream, agent: AgentConfig) -> Call:
+        async def prepare(upstream: Upstream, agent: AgentConfig, thread_id: str) -> Call:
             decided = await patiently(lambda: self.decisions.confirmed(command))
             pause = await patiently(lambda: self.pause(decided))
-            return await upstream.resume(self._client, agent, decided, pause)
+            going_on = decided.model_copy(update={"session_id": thread_id})
+            return await upstream.resume(self._client, agent, going_on, pause)
 
         noted = replace(held, leg=command.leg, approval_id=command.approval_id)
         return Order(noted, command, prepare)

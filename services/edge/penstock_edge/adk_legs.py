@@ -13,7 +13,6 @@ from starlette.requests import Request
 from penstock import starts
 from penstock.bus.objects import unwrap
 from penstock.bus.records import ApprovalRecord, DecideRequest
-from penstock.bus.subjects import key_of
 from penstock.dialects.adk.shapes import item_ids
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, act_as, identity_of, require
@@ -24,7 +23,13 @@ from penstock_edge.accepted import named_in_422
 from penstock_edge.adk_request import Answer, InvalidRequest, RunAgentRequest
 from penstock_edge.adk_surface import ADK, app_of
 from penstock_edge.adk_views import encoded_leg_view
-from penstock_edge.decide import LOOKUP_RETRY_S, LOOKUP_S, place_of_next_leg, take
+from penstock_edge.decide import (
+    LOOKUP_RETRY_S,
+    LOOKUP_S,
+    find_alias,
+    place_of_next_leg,
+    take,
+)
 from penstock_edge.edge import Edge
 from penstock_edge.locate import Place, place_of_new
 from penstock_edge.start import Start
@@ -150,9 +155,9 @@ class AdkLegs:
 
         async def alias_of(answer: Answer) -> Alias | None:
             ids = [answer.id] if agent.protocol == ADK else item_ids(answer.id)
-            keys = [key_of("approval", agent.id, asked.session_id, id) for id in ids]
-            bucket = self._edge.bus.bucket("aliases")
-            entry = next(filter(None, [await bucket.get(key) for key in keys]), None)
+            named = (asked.user_id, agent.id, asked.session_id)
+            entries = [await find_alias(self._edge.bus, *named, id) for id in ids]
+            entry = next(filter(None, entries), None)
             if entry is None or entry.value is None:
                 return None
             known = orjson.loads(entry.value)

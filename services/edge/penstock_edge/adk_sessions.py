@@ -65,7 +65,12 @@ class AdkSessions:
     async def create(self, named: Named) -> dict[str, Any]:
         """A new session without runs. Raises Problem 409 when there is one."""
         record = SessionRecord.model_validate(
-            {"agent": named.agent.id, "session_id": named.id, CREATED_AT: self._bus.clock.stamp()}
+            {
+                "agent": named.agent.id,
+                "session_id": named.id,
+                "thread_id": "",
+                CREATED_AT: self._bus.clock.stamp(),
+            }
         )
         if await self._bucket.create(named.key, record.dump()) is None:
             raise Problem(409, f"Session already exists: {named.id}")
@@ -99,7 +104,8 @@ class AdkSessions:
             record = (
                 SessionRecord.model_validate_json(entry.value)
                 if entry is not None
-                else SessionRecord(agent=named.agent.id, session_id=named.id)
+                # the connector names it for its server
+                else SessionRecord(agent=named.agent.id, session_id=named.id, thread_id="")
             )
             if run_id not in record.runs:
                 record.runs = [*record.runs, run_id][-LISTED:]

@@ -83,6 +83,7 @@ class UpstreamLeg(Encoding):
     _held: bytes = b""  # of a frame under way
     _connection: str = ""
     _told: bool = False  # the upstream said how the leg ended
+    _names: tuple[bytes, bytes] | None = None  # of the session: its server's, the client's
 
     def feed(self, stored: Stored) -> Item:
         """An item for each message; raises KeyError or ValueError on one that is not ours."""
@@ -94,6 +95,8 @@ class UpstreamLeg(Encoding):
             return Item(raw.sequence, [])
         if raw.is_body:
             return Item(raw.sequence, [whole] if (whole := self._whole(raw)) else [])
+        if raw.kind == "open":
+            self._name(orjson.loads(raw.payload))
         # a leg that was cut in silence is ended by the run's own end, which follows
         return Item(raw.sequence, [], last=raw.kind in ("end", "lost") and self._told)
 
@@ -110,7 +113,13 @@ class UpstreamLeg(Encoding):
         end = body.rfind(_FRAME_END) + 1
         end = end and end + 1
         self._held = body[end:]
-        return body[:end]
+        return body[:end].replace(*self._names) if self._names else body[:end]
+
+    def _name(self, opened: dict[str, Any]) -> None:
+        """A client goes on by the id of its session that it reads here."""
+        if "thread_id" in opened:
+            theirs, ours = opened["thread_id"], opened["session_id"]
+            self._names = theirs.encode(), orjson.dumps(ours)[1:-1]
 
     def _follow(self, payload: bytes) -> None:
         try:

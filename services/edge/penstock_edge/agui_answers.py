@@ -12,7 +12,7 @@ import orjson
 from penstock.bus import Bus
 from penstock.bus.objects import unwrap
 from penstock.bus.records import ApprovalRecord, Decided
-from penstock.bus.subjects import is_run_id, key_of
+from penstock.bus.subjects import is_run_id
 from penstock.dialects.agui.ids import parse_interrupt_id, scope_of, unscoped
 from penstock.dialects.agui.interrupts import UnclearAnswer, decided
 from penstock.settings import AgentConfig
@@ -21,6 +21,7 @@ from penstock.web.problems import Problem
 from penstock_edge import agui_request
 from penstock_edge.agui_request import RunAgentInput, ToolMessage
 from penstock_edge.agui_runs import AGUI
+from penstock_edge.decide import find_alias
 from penstock_edge.items import type_of
 from penstock_edge.locate import lifecycle_of
 from penstock_edge.sessions import Session, records_of
@@ -137,8 +138,9 @@ class Answers:
 
     async def _by_item(self, item_id: str) -> ApprovalRecord | None:
         """The last pause of the thread with such an item, decided or not."""
-        key = key_of("approval", self.agent.id, self.asked.thread_id, item_id)
-        entry = await self.bus.bucket("aliases").get(key)
+        entry = await find_alias(
+            self.bus, self.who.user_id, self.agent.id, self.asked.thread_id, item_id
+        )
         return await self._approval(orjson.loads(entry.value)["approval_id"]) if entry else None
 
     async def _newest(self) -> Sequence[str]:

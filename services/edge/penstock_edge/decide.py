@@ -11,10 +11,11 @@ from uuid import uuid4
 import orjson
 
 from penstock.bus import Bus, Msg, OutcomeUnknown
+from penstock.bus.kv import Entry
 from penstock.bus.messages import FIRST
 from penstock.bus.objects import unwrap
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest, PauseRecord
-from penstock.bus.subjects import decide
+from penstock.bus.subjects import decide, key_of
 from penstock.events.catalogue import TERMINAL
 from penstock.web.problems import Problem
 from penstock_edge.items import type_of
@@ -90,6 +91,19 @@ async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:
         if isinstance(id := target.get("id"), str):
             shown[id] = item_id
     return shown
+
+
+async def find_alias(
+    bus: Bus, user_id: str, agent: str, session_id: str, item_id: str
+) -> Entry | None:
+    """What is known of an item of a pause: the user's own first, then anybody's.
+
+    Whoever goes on with anybody's checks that the caller sees it. It is there for those who act for
+    others, and for pauses from before the owner was part of the name.
+    """
+    aliases, named = bus.bucket("aliases"), (agent, session_id, item_id)
+    own = await aliases.get(key_of("approval", user_id, *named))
+    return own or await aliases.get(key_of("approval", *named))
 
 
 async def place_of_next_leg(bus: Bus, run_id: str, over_raw: bool) -> Place:

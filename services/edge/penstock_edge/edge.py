@@ -57,7 +57,7 @@ class Edge:
             config,
             settings,
             hubs,
-            Starter(bus, open_runs),
+            Starter(bus, open_runs, callers_known=settings.auth.asks),
             canceller,
             many,
             agui,

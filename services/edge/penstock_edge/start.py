@@ -53,8 +53,9 @@ class Started:
 class Starter:
     """Puts runs on the bus."""
 
-    def __init__(self, bus: Bus, open_runs: OpenRuns) -> None:
+    def __init__(self, bus: Bus, open_runs: OpenRuns, *, callers_known: bool) -> None:
         self._bus = bus
+        self._callers_known = callers_known
         self._open_runs = open_runs
 
     async def start(self, start: Start) -> Started:
@@ -83,7 +84,9 @@ class Starter:
             run_id, new = await self._first_of(start, run_id)
         else:
             new = True
-        command = _command(start, run_id, self._bus.clock.stamp())
+        command = _command(start, run_id, self._bus.clock.stamp()).model_copy(
+            update={"callers_known": self._callers_known}
+        )
         record = await self._record(command)
         # a repeat may find that the first attempt has not come this far; a claim is taken once
         if record.status == "queued":

@@ -334,6 +334,9 @@ class RunFold:
         except orjson.JSONEncodeError as error:  # nested too deep, or a number out of range
             unwritable = {"message": f"{draft.type} cannot be written: {error}", "code": "internal"}
             return self._place_instead(draft, unwritable)
+        if thread_id := self.facts.get("thread_id"):
+            # clients know the session by their own id, not by what its server calls it
+            encoded = encoded.replace(thread_id.encode(), _inner(self.facts["session_id"]))
         whole = None if data is draft.data else draft.data
         return Placed(draft.type, self.sequence, self.timestamp, data, encoded, whole)
 
@@ -442,6 +445,11 @@ def _item(item: PauseItem) -> JsonObject:
     fields = {name: value for name, value in asdict(item).items() if value is not None}
     asked = {name: fields.get(name) for name in ("item_id", "kind", "tool", "args", "description")}
     return {**fields, "digest": _digest(asked)}
+
+
+def _inner(text: str) -> bytes:
+    """A text as it stands within JSON's quotes."""
+    return orjson.dumps(text)[1:-1]
 
 
 def _digest(value: Any) -> str:

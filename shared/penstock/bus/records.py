@@ -33,6 +33,9 @@ class StartCommand(Record):
     message: str = ""
     input: dict[str, Any] | None = Field(None, description="Further fields for the upstream")
     body: str | None = Field(None, description="The upstream's request body, to go on verbatim")
+    callers_known: bool | None = Field(
+        None, description="Whether callers say who they are: then sessions are kept apart upstream"
+    )
     idempotency_key: str | None = None
     traceparent: str | None = Field(None, description="W3C trace context, for every event")
     created_at: str
@@ -109,6 +112,11 @@ class SessionRecord(Record):
 
     agent: str
     session_id: str
+    thread_id: str | None = Field(
+        None,
+        description="What its server calls the session; empty until a connector has named it. A "
+        "record of before has none: its server knows it by the session's own id",
+    )
     runs: list[str] = []
     queue: list[Turn] = Field([], description="The first one runs")
 

@@ -62,11 +62,17 @@ class AguiUpstream:
     async def start(
         self, client: httpx.AsyncClient, agent: AgentConfig, command: StartCommand
     ) -> Call:
-        """The client's body verbatim, or one of ours: the conversation so far and the message."""
+        """The client's body in the session's thread, or one of ours.
+
+        Ours is the conversation so far and the message.
+        """
         session = session_key(command.user_id, agent.id, command.session_id)
         if command.body is not None:
             content = command.body.encode()
             body = orjson.loads(content)
+            if body.get("threadId") != command.session_id:
+                body["threadId"] = command.session_id
+                content = orjson.dumps(body)
         else:
             body = _run_input(agent, command, await self._threads.thread(session))
             content = orjson.dumps(body)

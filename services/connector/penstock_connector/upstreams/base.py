@@ -52,6 +52,8 @@ class Upstream(Protocol):
     ) -> Call:
         """The request for leg 1, after whatever the server needs beforehand.
 
+        The command's session is what the server calls it; here and in `resume`.
+
         Asked again by who takes the leg over, it gives the same. Raises httpx.HTTPError, or
         Refused with the server's words.
         """

@@ -1,0 +1,48 @@
+"""What a server is told that a session is called."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from penstock.bus.records import StartCommand
+from penstock.settings import AgentConfig
+from penstock_connector.naming import thread_id
+
+
+@pytest.mark.parametrize(
+    ("agent", "said", "known", "same"),
+    [
+        ({}, True, False, False),
+        ({}, None, True, False),
+        ({}, None, False, True),
+        ({}, False, True, True),
+        ({"protocol": "agno"}, True, True, False),
+        ({"thread_ids": "verbatim"}, True, True, True),
+        ({"protocol": "adk"}, True, True, True),
+    ],
+)
+def test_a_session_is_called_otherwise_where_callers_are_known(
+    agent: dict[str, str], said: bool | None, known: bool, same: bool
+) -> None:
+    """`said` is the command's word; one without it is judged by the connector's own settings."""
+    config = AgentConfig.model_validate(
+        {"id": "a", "protocol": "agui", "url": "http://127.0.0.1:9", **agent}
+    )
+
+    def name(user_id: str) -> str:
+        command = StartCommand(
+            run_id="r",
+            agent="a",
+            session_id="s",
+            user_id=user_id,
+            callers_known=said,
+            created_at="now",
+        )
+        return thread_id(config, command, callers_known=known)
+
+    assert (name("alice") == "s") is same
+    assert (name("alice") == name("bob")) is same
+    if not same:
+        assert str(uuid.UUID(name("alice"))) == name("alice")  # some servers take no other ids
