@@ -12,6 +12,7 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.settings import AgentConfig, Config
+from penstock_edge import adk_sessions
 from support.adk_server import AdkSessionsServer
 from support.clients import Client, MakeEdge
 from support.pretend import PretendRun
@@ -304,3 +305,22 @@ async def test_other_methods_media_types_and_sizes_are_refused(
     assert put.headers["allow"] == "GET, POST"
     assert patch.headers["allow"] == "GET, POST, DELETE"
     assert all(set(each.json()) == {"detail"} for each in answers)
+
+
+async def test_of_a_session_that_is_too_long_the_last_runs_are_shown(
+    edge: Client, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adk_sessions, "EVENTS_READ", 12)
+    session_id = f"long-{uuid.uuid4()}"
+    runs = []
+    for number in range(4):
+        run = PretendRun(bus, session_id=session_id)
+        await run.join(user_id="anonymous", agent="assistant")
+        await run.started()
+        await run.text(f"run {number}")
+        await run.completed(f"run {number}")
+        runs.append(run)
+    shown = await edge.get(f"/apps/assistant/users/anonymous/sessions/{session_id}")
+    assert shown.status_code == 200
+    told = list(dict.fromkeys(each["invocationId"] for each in shown.json()["events"]))
+    assert told == [run.run_id for run in runs[-3:]]

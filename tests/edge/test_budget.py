@@ -14,9 +14,9 @@ from starlette.types import ASGIApp
 from penstock.bus import Bus
 from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
+from penstock.web.read_turns import ReadTurns
 from penstock.web.server import Server
 from penstock_edge.endpoint import route
-from penstock_edge.read_turns import ReadTurns
 from support.clients import Client, MakeEdge, Stream
 from support.issuer import SECRET
 from support.pretend import PretendRun

@@ -13,9 +13,11 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.bus import BusError, ObjectGone
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
-from penstock.web.auth import act_as, check_owner, identity_of, require
+from penstock.web.auth import Identity, act_as, check_owner, identity_of, require
 from penstock.web.bodies import read_model
+from penstock.web.leaving import CLIENT_LEFT, while_there
 from penstock.web.problems import Problem, invalid
+from penstock.web.read_turns import ReadTurns
 from penstock_approvals.decisions import Approvals
 
 T = TypeVar("T")
@@ -66,6 +68,11 @@ class Query(BaseModel):
 
 def routes(approvals: Approvals, decide: Decide) -> list[BaseRoute]:
     """The routes; `decide` takes a decision and sees to what follows."""
+    turns = ReadTurns()
+
+    async def read_all(who: Identity) -> list[ApprovalRecord]:
+        async with turns.of(who.user_id):
+            return await _asked(approvals.all())
 
     async def list_all(request: Request) -> Response:
         who = identity_of(request)
@@ -75,9 +82,12 @@ def routes(approvals: Approvals, decide: Decide) -> list[BaseRoute]:
         except ValidationError as error:
             raise invalid(error) from error
         wanted = query.model_dump(exclude={"limit"}, exclude_none=True)
+        records = await while_there(request.receive, read_all(who))
+        if records is None:
+            return Response(status_code=CLIENT_LEFT)
         found = [
             record
-            for record in await _asked(approvals.all())
+            for record in records
             if who.sees(record.user_id)
             and all(getattr(record, name) == value for name, value in wanted.items())
         ]

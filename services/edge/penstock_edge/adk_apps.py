@@ -67,14 +67,20 @@ class Apps:
         named = _readable_by(self._edge, request)
         if named.agent.protocol == ADK:
             return relayed(await self._servers.ask("GET", named.agent, named.user_id))
-        return json_response(await self._sessions.index(named.agent, named.app, named.user_id))
+        return json_response(
+            await self._sessions.index(
+                named.agent, named.app, named.user_id, self._edge.turns.named(identity_of(request))
+            )
+        )
 
     async def show(self, request: Request) -> ASGIApp:
         """One session with its events."""
         named = _readable_by(self._edge, request)
         if named.agent.protocol == ADK:
             return relayed(await self._servers.ask("GET", named.agent, named.user_id, named.id))
-        return json_response(await self._sessions.show(named))
+        return json_response(
+            await self._sessions.show(named, self._edge.turns.named(identity_of(request)))
+        )
 
     async def create(self, request: Request) -> ASGIApp:
         """A session; the body may give its id, else it is given one."""

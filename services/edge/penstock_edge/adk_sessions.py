@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from penstock.bus import Bus
-from penstock.bus.direct import replay
+from penstock.bus.direct import read
 from penstock.bus.objects import unwrap
 from penstock.bus.records import RunRecord, SessionRecord
 from penstock.bus.streams import EVENTS
@@ -24,12 +24,19 @@ from penstock.bus.subjects import events_of_run, session_key, turn
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
+from penstock.web.read_turns import Turn
+from penstock_edge.allowance import Allowance
 from penstock_edge.items import type_of
 from penstock_edge.locate import lifecycle_of
+from penstock_edge.past import BATCH, MAX_READ_BYTES
 from penstock_edge.sessions import LISTED, Session, settled
 
 # Of a session with more runs, the last ones are read.
 RUNS_READ: Final = 50
+# And of these, the newest first, no more than so much: a session has no pages.
+EVENTS_READ: Final = 50_000
+BYTES_READ: Final = 32 * 1024 * 1024
+READ_S: Final = 20.0
 CREATED_AT: Final = "created_at"
 
 _NAMESPACE: Final = uuid.UUID("0f1b0f6e-4a1f-5a0d-8f57-3c8f0f9f2c11")
@@ -76,20 +83,31 @@ class AdkSessions:
             raise Problem(409, f"Session already exists: {named.id}")
         return await self._shown(named, record)
 
-    async def show(self, named: Named) -> dict[str, Any]:
-        """The session with its events. Raises Problem 404."""
+    async def show(self, named: Named, turn: Turn) -> dict[str, Any]:
+        """The session with the events of its last runs, as many as fit. Raises Problem 404."""
         record = await self.get(named)
         if record is None:
             raise Problem(404, "Session not found")
         shown = await self._shown(named, record)
         runs = await self._runs(record.runs[-RUNS_READ:])
-        shown["events"] = [event for run in runs for event in await self._events(run)]
+        allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
+        told: list[list[Any]] = []
+        for run in reversed(runs):
+            events = await self._events(run, allowance, turn)
+            if allowance.spent and told:
+                break  # a run of which the end would be missing
+            told.append(events)
+        shown["events"] = [event for events in reversed(told) for event in events]
         return shown
 
-    async def index(self, agent: AgentConfig, app: str, user_id: str) -> list[dict[str, Any]]:
+    async def index(
+        self, agent: AgentConfig, app: str, user_id: str, turn: Turn
+    ) -> list[dict[str, Any]]:
         """The user's sessions with the agent, without events, as ADK lists them."""
         found = []
-        for entry in await self._bucket.entries():
+        async with turn():
+            entries = await self._bucket.entries()
+        for entry in entries:
             record = SessionRecord.model_validate_json(entry.value)
             named = Named(agent, app, user_id, record.session_id)
             # the key tells whose it is
@@ -150,15 +168,25 @@ class AdkSessions:
         entries = await asyncio.gather(*(self._bus.bucket("runs").get(id) for id in run_ids))
         return [RunRecord.model_validate_json(entry.value) for entry in entries if entry]
 
-    async def _events(self, run: RunRecord) -> list[Any]:
+    async def _events(self, run: RunRecord, allowance: Allowance, turn: Turn) -> list[Any]:
         encoder = AdkEncoder()
         told: list[Any] = []
-        start = run.first_event or 1
-        async for stored in replay(self._bus, EVENTS, events_of_run(run.run_id), start):
-            event = orjson.loads(await unwrap(self._bus, stored.payload))
-            if type_of(stored) == "lifecycle.started":
-                told += _users_event(event)
-            told += (orjson.loads(frame.data) for frame in encoder.feed(event))
+        start, pattern, pending = run.first_event or 1, events_of_run(run.run_id), 1
+        while pending and not allowance.spent:
+            async with turn():
+                found, pending = await read(
+                    self._bus, EVENTS, pattern, start, BATCH, MAX_READ_BYTES
+                )
+                for stored in found:
+                    body = await unwrap(self._bus, stored.payload)
+                    allowance.take(1, len(body))
+                    event = orjson.loads(body)
+                    if type_of(stored) == "lifecycle.started":
+                        told += _users_event(event)
+                    told += (orjson.loads(frame.data) for frame in encoder.feed(event))
+            if not found:
+                break
+            start = found[-1].sequence + 1
         # an error frame is no event: a session has none
         return [event for event in told if "author" in event]
 

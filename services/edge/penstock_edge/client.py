@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from penstock.bus import BusError, Stored
 from penstock.telemetry import DELIVERED, SLOW_CLIENTS
 from penstock.web.auth import Identity
+from penstock.web.read_turns import ReadTurns, Turn
 from penstock_edge.cursor import LAST_FRAME, Cursor
 from penstock_edge.direct import Direct, http_chunk
 from penstock_edge.items import Encoding, Item
 from penstock_edge.locate import Place
 from penstock_edge.open_streams import Departure, retry_ms
-from penstock_edge.past import Past, Turn
-from penstock_edge.read_turns import ReadTurns
+from penstock_edge.past import Past
 from penstock_edge.settings import EdgeSettings
 
 if TYPE_CHECKING:

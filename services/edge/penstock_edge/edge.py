@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from penstock.bus import Bus
 from penstock.dialects.agui import PROFILES
 from penstock.settings import Config
+from penstock.web.read_turns import ReadTurns
 from penstock_edge.agui_runs import AguiRuns
 from penstock_edge.agui_views import AguiViews
 from penstock_edge.allowance import Allowance
@@ -18,7 +19,6 @@ from penstock_edge.locate import Place
 from penstock_edge.many import Many
 from penstock_edge.open_runs import OpenRuns
 from penstock_edge.open_streams import OpenStreams
-from penstock_edge.read_turns import ReadTurns
 from penstock_edge.sessions import Records
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.start import Starter

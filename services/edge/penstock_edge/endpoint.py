@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.bus import Bus, BusError, ObjectGone
 from penstock.web.auth.errors import Refused
+from penstock.web.leaving import while_there
 from penstock.web.problems import Problem, problem_response
 from penstock_edge import trace
 
@@ -42,7 +41,7 @@ class Endpoint:
         response: ASGIApp
         try:
             if request.method == "GET":  # what others ask for is done, whoever waits for it
-                answer = await _while_there(receive, self._answer(request))
+                answer = await while_there(receive, self._answer(request))
                 if answer is None:
                     return
                 response = answer
@@ -84,21 +83,3 @@ def route(
 ) -> Route:
     """The route of an endpoint; without a shape of its own, errors are problem details."""
     return Route(path, Endpoint(bus, handlers, shape))
-
-
-async def _while_there(receive: Receive, answer: Coroutine[Any, Any, ASGIApp]) -> ASGIApp | None:
-    """The answer; None where the client leaves before it, which ends all work on it."""
-    answering, leaving = asyncio.create_task(answer), asyncio.create_task(_left(receive))
-    try:
-        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        return answering.result() if answering.done() else None
-    finally:
-        leaving.cancel()
-        if not answering.done():
-            answering.cancel()
-            await asyncio.wait({answering})
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

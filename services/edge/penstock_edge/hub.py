@@ -15,14 +15,14 @@ from dataclasses import replace
 from penstock.bus import Bus, BusError, Stored
 from penstock.bus.continuity import Loss
 from penstock.telemetry import CLIENTS, DELIVERED
+from penstock.web.read_turns import ReadTurns, Turn
 from penstock_edge.budget import Budget
 from penstock_edge.client import Chunk, Client
 from penstock_edge.encode import encode
 from penstock_edge.items import Encoding, Item
 from penstock_edge.locate import Place
 from penstock_edge.open_streams import OpenStreams
-from penstock_edge.past import Past, Turn
-from penstock_edge.read_turns import ReadTurns
+from penstock_edge.past import Past
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.views import View
 

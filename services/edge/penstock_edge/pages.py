@@ -15,12 +15,13 @@ import orjson
 
 from penstock.bus import Bus, Stored
 from penstock.bus.direct import read
+from penstock.web.read_turns import Turn
 from penstock_edge.allowance import Allowance
 from penstock_edge.cursor import LAST_FRAME, Cursor
 from penstock_edge.encode import encode
 from penstock_edge.items import Encoding
 from penstock_edge.locate import Place
-from penstock_edge.past import BATCH, MAX_READ_BYTES, Past, Turn
+from penstock_edge.past import BATCH, MAX_READ_BYTES, Past
 from penstock_edge.sources import Source
 from penstock_edge.views import View
 

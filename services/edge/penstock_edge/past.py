@@ -6,11 +6,12 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from penstock.bus import Bus, Stored
 from penstock.bus.direct import read
+from penstock.web.read_turns import Turn
 
 BATCH = 100
 MAX_READ_BYTES = 256 * 1024  # so much may be held for each client that does not read
@@ -18,7 +19,6 @@ LEAST = 4  # of many patterns, each is read in small pieces
 AT_ONCE = 16
 
 Keep = Callable[[Stored], Awaitable[bool]]
-Turn = Callable[[], AbstractAsyncContextManager[None]]
 
 
 @dataclass(slots=True)

@@ -200,11 +200,12 @@ class Threads:
 
     def _view(self, session: Session, audience: Audience, form: Form) -> View:
         edge = self._edge
-        source = partial(WholeSession, edge.bus, edge.many, session)
+        source = partial(WholeSession, edge.bus, edge.many, session, edge.turns)
         return edge.agui.of_thread(session, audience, form, source)
 
     def _source(self, session: Session) -> WholeSession:
-        return WholeSession(self._edge.bus, self._edge.many, session, _nowhere)
+        edge = self._edge
+        return WholeSession(edge.bus, edge.many, session, edge.turns, _nowhere)
 
 
 def _nowhere(batch: list[Stored]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 from penstock.bus import Bus, Stored
 from penstock.bus.streams import EVENTS
+from penstock.web.read_turns import ReadTurns
 from penstock_edge.many import Many
 from penstock_edge.past import Past
 from penstock_edge.sessions import Session
@@ -15,8 +17,11 @@ from penstock_edge.sources import Deliver, Source
 class WholeSession(Source):
     """Delivers the past, then what follows."""
 
-    def __init__(self, bus: Bus, many: Many, session: Session, deliver: Deliver) -> None:
+    def __init__(
+        self, bus: Bus, many: Many, session: Session, turns: ReadTurns, deliver: Deliver
+    ) -> None:
         self._bus = bus
+        self._turn = partial(turns.of, session.owner)
         self._deliver = deliver
         self._live = many.session(session, self._on_live)
         self._held: list[Stored] | None = []  # until the past is delivered
@@ -24,7 +29,7 @@ class WholeSession(Source):
     async def start(self) -> int:
         """Begin to deliver. Raises BusError when it cannot."""
         floor = await self._live.start()
-        past = Past(self._bus, EVENTS, self._live.patterns, 1, self._live.keep)
+        past = Past(self._bus, EVENTS, self._live.patterns, 1, self._live.keep, self._turn)
         while batch := await past.below(floor):
             self._deliver(batch)
         held, self._held = self._held, None

@@ -19,6 +19,7 @@ from penstock.web.auth.grants import EVERYBODY, Grant
 from penstock.web.auth.identity import Identity
 from penstock.web.auth.scopes import STREAM_TOKEN
 from penstock.web.problems import Problem
+from penstock.web.read_turns import ReadTurns
 
 PREFIX: Final = "pst_"
 MAX_PER_USER: Final = 100
@@ -113,6 +114,7 @@ class StreamTokens:
         self.now = now
         self._store = store
         self._unavailable_on = unavailable_on
+        self._turns = ReadTurns()
         self._noted: dict[str, float] = {}  # when this process last wrote down a use of a token
 
     async def issue(
@@ -132,7 +134,7 @@ class StreamTokens:
         does not reach them, 409 when the user has too many tokens.
         """
         _check_reach(owner, users)
-        if len([t for t in await self._all() if t.user_id == owner.user_id]) >= MAX_PER_USER:
+        if len([t for t in await self._read(owner) if t.user_id == owner.user_id]) >= MAX_PER_USER:
             raise Problem(409, f"there are {MAX_PER_USER} tokens of this user; revoke some")
         token = PREFIX + secrets.token_urlsafe(32)
         digest = _digest(token)
@@ -174,7 +176,7 @@ class StreamTokens:
 
     async def listed(self, identity: Identity) -> list[StreamToken]:
         """Those of the caller, the oldest first; all of them with scope administer."""
-        found = [token for token in await self._all() if _manages(identity, token)]
+        found = [token for token in await self._read(identity) if _manages(identity, token)]
         return sorted(found, key=lambda token: token.created_at)
 
     async def revoke(self, identity: Identity, token_id: str) -> None:
@@ -246,6 +248,11 @@ class StreamTokens:
         record, digest = _read(stored.value)
         # the store's own expiry is to the second, and not everywhere
         return None if record.expires_at <= self.now() else _Found(record, digest, stored.revision)
+
+    async def _read(self, who: Identity) -> list[StreamToken]:
+        """All tokens of everybody, which takes a while: each user in turn."""
+        async with self._turns.of(who.user_id):
+            return await self._all()
 
     async def _all(self) -> list[StreamToken]:
         try:

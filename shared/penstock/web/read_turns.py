@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from penstock.web.auth import Identity
-from penstock_edge.past import Turn
+from penstock.web.auth.identity import Identity
+
+Turn = Callable[[], AbstractAsyncContextManager[None]]
 
 # A user whose reads crowd each other rests after a step for as long as the step took, at most so
 # long: it uses half of the process, and the others the rest.

@@ -1,0 +1,30 @@
+"""Work that ends when whoever waits for it has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from starlette.types import Receive
+
+T = TypeVar("T")
+CLIENT_LEFT: Final = 499  # of an answer that nobody gets
+
+
+async def while_there(receive: Receive, answer: Coroutine[Any, Any, T]) -> T | None:
+    """The answer; None where the client leaves before it, which ends all work on it."""
+    answering, leaving = asyncio.create_task(answer), asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return answering.result() if answering.done() else None
+    finally:
+        leaving.cancel()
+        if not answering.done():
+            answering.cancel()
+            await asyncio.wait({answering})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,43 @@
+"""Lists that read everybody's records are read one at a time for each user."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from penstock.web.auth import StreamTokens
+from penstock.web.auth.identity import Identity
+from support.guarded import Kept, MemoryStore, StoreAway
+
+
+class SlowStore(MemoryStore):
+    """Counts how many readings of it all are under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.under_way = self.most = 0
+
+    async def entries(self, pattern: str = ">") -> list[Kept]:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0.01)
+        self.under_way -= 1
+        return await super().entries(pattern)
+
+
+def user(name: str) -> Identity:
+    return Identity(name, frozenset({"read"}), "bearer")
+
+
+async def test_a_users_lists_of_tokens_take_turns_and_other_users_do_not_wait() -> None:
+    store = SlowStore()
+    tokens = StreamTokens(store, StoreAway)
+
+    async def lists(name: str) -> Any:
+        return await tokens.listed(user(name))
+
+    await asyncio.gather(*(lists("mallory") for _ in range(5)))
+    assert store.most == 1
+    store.most = 0
+    await asyncio.gather(lists("mallory"), lists("alice"))
+    assert store.most == 2
