@@ -214,11 +214,13 @@ async def test_a_decision_for_an_agent_that_is_no_longer_configured_ends_the_run
     assert last.data["code"] == "internal"
 
 
+@pytest.mark.parametrize("services", [UNASKED, UNASKED_TWO], ids=["one", "two"])
 async def test_a_decision_whose_pause_is_not_kept_ends_the_run(
-    nats_server: NatsServer, upstream: Misbehaving
+    nats_server: NatsServer, upstream: Misbehaving, services: Services
 ) -> None:
+    """Also where another connector than the one that claimed the sending gets it again."""
     upstream.script(plays(agno_pause()))
-    async with pipeline(nats_server.url, agents(upstream), UNASKED) as penstock:
+    async with pipeline(nats_server.url, agents(upstream), services) as penstock:
         command = await paused_run(penstock)
         pauses = penstock.bus.bucket("pauses")
         entry = await pauses.get(command.run_id)

@@ -11,11 +11,13 @@ import pytest
 
 from penstock.bus import Stored
 from penstock.bus.fence import RawWriter, tail
-from penstock.bus.records import SessionRecord
+from penstock.bus.records import Sent, SessionRecord, Turn
 from penstock.bus.streams import RAW
 from penstock.bus.subjects import raw_stored, session_key
+from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_connector import claims
+from penstock_connector.claims import Claims, Sessions
 from penstock_connector.service import ConnectorService
 from penstock_connector.succession import Succession
 from penstock_normalizer.service import NormalizerService
@@ -54,6 +56,19 @@ async def nothing_held(penstock: Pipeline, run_id: str) -> None:
     await eventually(probe, what="that nobody holds the run")
 
 
+def reaps_later(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Connectors of this process look after dead ones once it is set."""
+    may_reap = asyncio.Event()
+    reap = Succession.reap
+
+    async def reaps(self: Succession) -> None:
+        if may_reap.is_set():
+            await reap(self)
+
+    monkeypatch.setattr(Succession, "reap", reaps)
+    return may_reap
+
+
 @pytest.mark.parametrize("by", ["the reaper", "who waits"])
 async def test_a_kill_between_the_end_of_a_leg_and_its_turn_holds_up_no_decision(
     nats_server: NatsServer,
@@ -63,15 +78,8 @@ async def test_a_kill_between_the_end_of_a_leg_and_its_turn_holds_up_no_decision
     by: str,
 ) -> None:
     """The decision comes before anybody has looked after the dead one; a run waits behind it."""
-    may_reap = asyncio.Event()
-    reap = Succession.reap
-
-    async def reaps_later(self: Succession) -> None:
-        if may_reap.is_set():
-            await reap(self)
-
+    may_reap = reaps_later(monkeypatch)
     session = f"s-{by}"
-    monkeypatch.setattr(Succession, "reap", reaps_later)
     monkeypatch.setattr(claims, "LOOK_AGAIN_S", 60 if by == "the reaper" else 0.1)
     upstream.script(plays(agno_pause()), plays(agno_approved()), plays(agno_text("x")))
     config = agents(upstream)
@@ -129,3 +137,114 @@ def seconds_between(earlier: Stored, later: Stored) -> float:
     """By the server's clock."""
     begun, ended = (datetime.fromisoformat(each.stored_at) for each in (earlier, later))
     return (ended - begun).total_seconds()
+
+
+async def sending(penstock: Pipeline, approval_id: str, state: str) -> None:
+    """Once the record of the decision's sending says so."""
+
+    async def probe() -> bool:
+        entry = await penstock.bus.bucket("sent").get(approval_id)
+        return entry is not None and Sent.model_validate_json(entry.value).state == state
+
+    await eventually(probe, what=f"the sending {state}")
+
+
+async def test_two_kills_before_the_open_leave_nothing_that_holds_up_the_third(
+    nats_server: NatsServer,
+    upstream: Misbehaving,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one had taken the claim over, and not cleared away what the first had noted."""
+    may_reap = reaps_later(monkeypatch)
+    upstream.script(plays(agno_text("x")))
+    config = agents(upstream)
+    soon = {"ack_wait_s": 1}
+    session = f"s-{new_run_id()}"
+    async with pipeline(nats_server.url, config, WITHOUT_CONNECTOR) as penstock:
+        async with connector_process(
+            penstock.bus, config, tmp_path, Hurt(Step.OPEN), **soon
+        ) as first:
+            run_id = await penstock.start_run("agno", "hello", session_id=session)
+            assert await first.died() == -SIGKILL
+        dies = Hurt(Step.TAKE_OVER_CLAIM, "after")
+        async with connector_process(penstock.bus, config, tmp_path, dies, **soon) as second:
+            assert await second.died() == -SIGKILL
+        async with pipeline(nats_server.url, config, PEER, **FAST, **soon):
+            following = await penstock.start_run("agno", "next", session_id=session)
+            await penstock.events_until(run_id, "lifecycle.started")
+            may_reap.set()
+            lasts = [(await penstock.ended(run))[-1].type for run in (run_id, following)]
+            await nothing_left(penstock, session, run_id, following)
+    assert lasts == ["lifecycle.completed"] * 2
+    assert len(upstream.calls) == 2
+
+
+async def test_what_became_of_a_decision_is_written_down_whoever_dies_before(
+    nats_server: NatsServer, upstream: Misbehaving, tmp_path: Path
+) -> None:
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    config = agents(upstream)
+    async with pipeline(nats_server.url, config, WITHOUT_CONNECTOR) as penstock:
+        dies = Hurt(Step.RECORD_SENDING)
+        async with connector_process(penstock.bus, config, tmp_path, dies) as victim:
+            run_id = await penstock.start_run("agno", "delete")
+            *_, asked = await penstock.events_until(run_id, "lifecycle.paused")
+            await penstock.decide(asked.data["approval_id"])
+            await penstock.ended(run_id)
+            assert await victim.died() == -SIGKILL
+        async with pipeline(nats_server.url, config, PEER, **FAST):
+            await sending(penstock, asked.data["approval_id"], "done")
+            await nothing_held(penstock, run_id)
+    assert len(upstream.calls) == 2
+
+
+async def test_a_sleeper_that_sends_after_all_keeps_its_successor_from_sending(
+    nats_server: NatsServer,
+    upstream: Misbehaving,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It wakes up when another has taken the sending over, and opens the leg before that one."""
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    config = agents(upstream)
+    sleeps = Hurt(Step.CLAIM_SENDING, "after", signal="SIGSTOP")
+    take_over = Claims.take_over_sending
+    async with (
+        pipeline(nats_server.url, config, WITHOUT_CONNECTOR) as penstock,
+        connector_process(penstock.bus, config, tmp_path, sleeps, ack_wait_s=1) as sleeper,
+    ):
+
+        async def takes_over(self: Claims, approval_id: str, revision: int) -> bool:
+            taken = await take_over(self, approval_id, revision)
+            sleeper.wake()
+            await upstream.called(2)
+            return taken
+
+        monkeypatch.setattr(Claims, "take_over_sending", takes_over)
+        run_id = await penstock.start_run("agno", "delete")
+        *_, asked = await penstock.events_until(run_id, "lifecycle.paused")
+        await penstock.decide(asked.data["approval_id"])
+        async with pipeline(nats_server.url, config, PEER, **FAST, ack_wait_s=1):
+            *_, last = await penstock.ended(run_id)
+            await sending(penstock, asked.data["approval_id"], "done")
+            await nothing_held(penstock, run_id)
+    assert last.type == "lifecycle.completed"
+    assert len(upstream.calls) == 2
+
+
+async def test_a_leg_leaves_the_queue_and_not_the_next_leg_of_its_run(
+    nats_server: NatsServer,
+) -> None:
+    """Both are the same connector's, when it took the second one over before it had left."""
+    async with pipeline(nats_server.url, Config(), ()) as penstock:
+        sessions = Sessions(penstock.bus, Claims(penstock.bus, "connector-a"))
+        key = session_key("u1", "agno", new_run_id())
+        for leg in (1, 2):
+            mine = Turn(run_id="r", leg=leg, pod="connector-a", sequence=leg)
+            await sessions.join(key, "agno", "s", "s", mine)
+        await sessions.leave(key, "r", "connector-a", 1)
+        entry = await penstock.bus.bucket("sessions").get(key)
+    assert entry is not None
+    queue = SessionRecord.model_validate_json(entry.value).queue
+    assert [turn.leg for turn in queue] == [2]

@@ -20,6 +20,7 @@ from penstock.settings import Config
 from support.steps import Step
 from support.waiting import eventually
 
+_TESTS = str(Path(__file__).parents[1])
 DEAD = "connector-dead-1-abcdef"
 
 # short, so that a death is noticed within seconds
@@ -91,7 +92,7 @@ async def connector_process(
         "-m",
         *(hurt.arguments if hurt is not None else ["penstock_connector"]),
         env=os.environ
-        | {"PYTHONPATH": str(Path(__file__).parents[1])}
+        | {"PYTHONPATH": os.pathsep.join((_TESTS, os.environ.get("PYTHONPATH", "")))}
         | {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()},
     )
     try:

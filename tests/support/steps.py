@@ -19,10 +19,13 @@ class Step(StrEnum):
     """`<module>:<Class>.<method>`, and for a source frame ` <kind>`."""
 
     CLAIM = f"{CLAIMS}:Claims.claim"  # create claim.<run>
+    GIVE_BACK = f"{CLAIMS}:Claims.give_back"  # claim.<run> is nobody's
     TAKE_OVER_CLAIM = f"{CLAIMS}:Claims.take_over"
     NOTE = f"{CLAIMS}:Claims.begin"  # put active.<pod>.<run>
     FORGET = f"{CLAIMS}:Claims.end"  # delete active.<pod>.<run>
+    FORGET_OTHER = f"{CLAIMS}:Claims.end_of"  # delete another's active.<pod>.<run>
     CLAIM_SENDING = f"{CLAIMS}:Claims.claim_sending"  # create sent.<approval>
+    GIVE_BACK_SENDING = f"{CLAIMS}:Claims.give_back_sending"
     TAKE_OVER_SENDING = f"{CLAIMS}:Claims.take_over_sending"
     RECORD_SENDING = f"{CLAIMS}:Claims.record_sending"
     JOIN = f"{CLAIMS}:Sessions.join"  # a turn at the end of the session's queue
@@ -56,15 +59,20 @@ class Step(StrEnum):
         """The kind of a source frame; None for a record."""
         return self.partition(" ")[2] or None
 
-    def patch(self, around: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]) -> None:
+    def patch(
+        self,
+        around: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
+        put: Callable[[Any, str, Any], None] = setattr,
+    ) -> None:
         """From now on each such write of this process is done by `around`, which gets the write."""
         owner = getattr(importlib.import_module(self.module), self.owner)
         write = getattr(owner, self.method)
         kind = self.kind
 
         async def patched(instance: Any, *arguments: Any, **named: Any) -> Any:
-            if kind is not None and arguments[0] != kind:
+            is_other = kind is not None and (arguments[0] != kind or instance.writer != "upstream")
+            if is_other:
                 return await write(instance, *arguments, **named)
             return await around(lambda: write(instance, *arguments, **named))
 
-        setattr(owner, self.method, patched)
+        put(owner, self.method, patched)

@@ -25,6 +25,7 @@ T = TypeVar("T")
 LOOK_AGAIN_S = 2.0
 RETRY_S = 0.25
 MAX_RUNS_LISTED = 1000
+NOBODY = "nobody"  # no connector is called so, thus it counts as dead
 
 
 async def patiently(step: Callable[[], Awaitable[T]]) -> T:
@@ -120,13 +121,24 @@ class Claims:
             await self._claims.update(f"claim.{run_id}", claim.dump(), entry.revision) is not None
         )
 
+    async def give_back(self, run_id: str) -> None:
+        """Let anybody take over a start that we have claimed and cannot begin."""
+        entry = await self._claims.get(f"claim.{run_id}")
+        if entry is not None and _claim(entry) == Claim(pod=self._pod):
+            claim = Claim(pod=NOBODY)
+            await self._claims.update(f"claim.{run_id}", claim.dump(), entry.revision)
+
     async def begin(self, run_id: str, held: Held) -> None:
         """Note that this connector holds a leg of the run, for those who may have to go on."""
         await self._claims.put(f"active.{self._pod}.{run_id}", held.dump())
 
-    async def end(self, run_id: str, pod: str | None = None) -> None:
-        """The leg has ended, or is somebody else's."""
-        await self._claims.delete(f"active.{pod or self._pod}.{run_id}")
+    async def end(self, run_id: str) -> None:
+        """The leg that this connector has noted has ended, or is somebody else's."""
+        await self._claims.delete(f"active.{self._pod}.{run_id}")
+
+    async def end_of(self, pod: str, run_id: str, revision: int) -> None:
+        """Take away what another one has noted, unless it lives and has noted it anew."""
+        await self._claims.delete(f"active.{pod}.{run_id}", revision)
 
     async def is_noted(self, run_id: str, pod: str) -> bool:
         """Whether that connector holds a leg of the run, or died with it and is to be reaped."""
@@ -134,8 +146,12 @@ class Claims:
 
     async def held(self, run_id: str, pod: str) -> Held | None:
         """What that connector has noted of the leg; None for one of an earlier version."""
+        return (await self.noted(run_id, pod))[0]
+
+    async def noted(self, run_id: str, pod: str) -> tuple[Held | None, int]:
+        """The same with its revision, by which `end_of` takes it away; 0 where there is none."""
         entry = await self._claims.get(f"active.{pod}.{run_id}")
-        return Held.parse(entry.value) if entry is not None else None
+        return (Held.parse(entry.value), entry.revision) if entry is not None else (None, 0)
 
     async def active(self, pod: str = "*", run_id: str = "*") -> list[tuple[str, str]]:
         """Pod and run of every leg that is held; those of one pod, or one run."""
@@ -163,15 +179,26 @@ class Claims:
         sent = Sent(pod=self._pod)
         return await self._sent.update(approval_id, sent.dump(), revision) is not None
 
-    async def record_sending(self, approval_id: str, state: str, pod: str | None = None) -> None:
+    async def give_back_sending(self, approval_id: str) -> None:
+        """Let anybody take over a sending that we have claimed and cannot begin."""
+        entry = await self._sent.get(approval_id)
+        if entry is not None and Sent.model_validate_json(entry.value) == Sent(pod=self._pod):
+            await self._sent.update(approval_id, Sent(pod=NOBODY).dump(), entry.revision)
+
+    async def record_sending(
+        self, approval_id: str, state: str, pod: str | None = None, *, is_known: bool = False
+    ) -> None:
         """Write down what became of it, unless it is another's by now, or is written down.
 
-        `pod` is whose sending it was, where that is not this connector.
+        `pod` is whose sending it was, where that is not this connector. What RAW says became of the
+        leg (`is_known`) is so whoever took the sending: one that slept may have sent it after all.
         """
         sent = Sent.model_validate({"pod": self._pod, "state": state})
         while (entry := await self._sent.get(approval_id)) is not None:
             stands = Sent.model_validate_json(entry.value)
-            if stands.state != "claimed" or stands.pod not in (self._pod, pod):
+            if stands.state != "claimed":
+                return
+            if not is_known and stands.pod not in (self._pod, pod):
                 return
             if await self._sent.update(approval_id, sent.dump(), entry.revision) is not None:
                 return
@@ -213,11 +240,17 @@ class Sessions:
         return (record.thread_id or record.session_id) if record is not None else None
 
     async def take_over(self, key: str, mine: Turn) -> bool:
-        """Stand where the leg's holder before us stood; True when nobody is before us."""
+        """Stand where the leg's holder before us stood; True when nobody is before us.
+
+        The turns of the run's earlier legs, which are over, go away.
+        """
 
         def change(record: SessionRecord) -> None:
-            places = [n for n, turn in enumerate(record.queue) if _same_leg(turn, mine)]
-            record.queue = [turn for turn in record.queue if not _same_leg(turn, mine)]
+            others = [
+                turn for turn in record.queue if turn.run_id != mine.run_id or turn.leg >= mine.leg
+            ]
+            places = [n for n, turn in enumerate(others) if _same_leg(turn, mine)]
+            record.queue = [turn for turn in others if not _same_leg(turn, mine)]
             # the first of its places; behind who runs now, should it have been passed over
             record.queue.insert(places[0] if places else 1, mine)
 
@@ -245,12 +278,17 @@ class Sessions:
         finally:
             await subscription.unsubscribe()
 
-    async def leave(self, key: str, run_id: str, pod: str) -> None:
-        """The leg that the pod held has ended: the next one's turn."""
+    async def leave(self, key: str, run_id: str, pod: str, leg: int | None) -> None:
+        """The leg that the pod held has ended: the next one's turn.
+
+        Not that of a later leg of the run, which the same pod may have by now. None: of any leg.
+        """
 
         def change(record: SessionRecord) -> None:
             record.queue = [
-                turn for turn in record.queue if (turn.run_id, turn.pod) != (run_id, pod)
+                turn
+                for turn in record.queue
+                if (turn.run_id, turn.pod) != (run_id, pod) or leg not in (None, turn.leg)
             ]
 
         await self._change(key, change)

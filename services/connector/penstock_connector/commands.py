@@ -119,8 +119,15 @@ class Commands:
                 await self._open_and_end(run_id, _LOST)
                 await self._claims.end(run_id)
                 return
-            agent = self._config.agent(command.agent)
-            await self.legs.hold(order, agent, self._runs.writer(run_id), _opened(command, agent))
+            try:
+                agent = self._config.agent(command.agent)
+                writer, opened = self._runs.writer(run_id), _opened(command, agent)
+                await self.legs.hold(order, agent, writer, opened, taken_over=noted)
+            except BusError:
+                raise
+            except Exception:
+                await self._claims.give_back(run_id)  # another connector may get the command now
+                raise
 
     async def _still_to_start(self, order: Order, standing: Claim) -> bool:
         """Whether a run that was claimed before is still to be started, and by us."""
@@ -134,11 +141,8 @@ class Commands:
             return False
         if standing.pod != self._pod and await self._claims.is_there(standing.pod):
             raise Retry(1)  # it may still die before it opens: keep the command until then
-        if standing.pod != self._pod:
-            if not await self._claims.take_over(run_id):
-                raise Retry(1)
-            await self.legs.sessions.leave(order.session, run_id, standing.pod)
-            await self._claims.end(run_id, standing.pod)
+        if standing.pod != self._pod and not await self._claims.take_over(run_id):
+            raise Retry(1)
         log.warning("run %s: claimed by %s and never opened; going on", run_id, standing.pod)
         return True
 
@@ -178,35 +182,43 @@ class Commands:
             standing = await self._claims.claim_sending(command.approval_id)
             if standing is not None and not await self._still_to_send(order, command, *standing):
                 return
-            last = await self._runs.tail(run_id)
-            if last is not None and leg_of(last) >= command.leg:
-                # what was noted of the sending is lost, and the sending is not
-                await self.succession.adopt_unless_held(run_id, last)
-                await self._claims.record_sending(command.approval_id, "outcome_unknown")
-                return
-            if await self._may_be_lost(order, "KV_sent", noted=standing is not None):
-                await self._claims.record_sending(command.approval_id, "outcome_unknown")
-                if last is None:
-                    await self._open_and_end(run_id, _LOST)
-                else:
-                    await self._runs.end(run_id, last, "event", _LOST)
-                return
-            if (last is not None and kind_of(last) == "event") or await self._runs.has_ended(
-                run_id
-            ):
-                await self._refuse(command)
-                return
-            await self._orders.pause(command)  # without it the command is none
-            opened = {
-                "agent": command.agent,
-                "approval_id": command.approval_id,
-                "items": [item.model_dump() for item in command.items],
-            }
             try:
-                agent = self._config.agent(command.agent)
-                await self.legs.hold(order, agent, self._runs.writer(run_id, last), opened)
-            except FenceConflict:
-                await self._refuse(command)
+                await self._send(order, command, noted=standing is not None)
+            except (BusError, Retry):
+                raise
+            except Exception:
+                await self._claims.give_back_sending(command.approval_id)
+                raise
+
+    async def _send(self, order: Order, command: ContinueCommand, *, noted: bool) -> None:
+        run_id = order.run_id
+        last = await self._runs.tail(run_id)
+        if last is not None and leg_of(last) >= command.leg:
+            # one that only slept has sent it while we took the sending over; or what was noted of
+            # the sending is lost, and the sending is not: look again
+            raise Retry(0.1)
+        if await self._may_be_lost(order, "KV_sent", noted=noted):
+            await self._claims.record_sending(command.approval_id, "outcome_unknown")
+            if last is None:
+                await self._open_and_end(run_id, _LOST)
+            else:
+                await self._runs.end(run_id, last, "event", _LOST)
+            return
+        if (last is not None and kind_of(last) == "event") or await self._runs.has_ended(run_id):
+            await self._refuse(command)
+            return
+        await self._orders.pause(command)  # without it the command is none
+        opened = {
+            "agent": command.agent,
+            "approval_id": command.approval_id,
+            "items": [item.model_dump() for item in command.items],
+        }
+        agent = self._config.agent(command.agent)
+        writer = self._runs.writer(run_id, last)
+        try:
+            await self.legs.hold(order, agent, writer, opened, taken_over=noted)
+        except FenceConflict:
+            raise Retry(0.1) from None  # the run has moved on: look again what became of it
 
     async def _is_settled(self, approval_id: str) -> bool:
         sent = await self._claims.sending(approval_id)
@@ -221,7 +233,7 @@ class Commands:
         last = await self._runs.tail(command.run_id)
         if last is not None and leg_of(last) >= command.leg:
             await self.succession.adopt_unless_held(command.run_id, last)
-            await self.succession.record_sent(order.held, command.run_id, sent.pod)
+            await self.succession.record_sent(order.held, command.run_id)
             return False
         if sent.pod == self._pod:
             return True
@@ -229,8 +241,6 @@ class Commands:
             raise Retry(1)
         if not await self._claims.take_over_sending(command.approval_id, revision):
             raise Retry(1)
-        await self.legs.sessions.leave(order.session, command.run_id, sent.pod)
-        await self._claims.end(command.run_id, sent.pod)
         return True
 
     async def _refuse(self, command: ContinueCommand) -> None:
@@ -250,6 +260,10 @@ class Commands:
             await self._bus.request(control(run_id), command.dump(), CONTROL_TIMEOUT_S)
             raise Retry(ENDING_S)  # the holder ends it
         except OutcomeUnknown:
+            # its holder may sleep for long, and another one has ended the leg meanwhile
+            last = await self._runs.tail(run_id)
+            if last is not None and kind_of(last) in CLOSED and await self._runs.has_ended(run_id):
+                return
             raise Retry(0.5) from None
         except BusUnavailable:
             pass  # nobody holds a connection of the run

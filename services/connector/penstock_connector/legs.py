@@ -15,7 +15,7 @@ import httpx
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus, FenceConflict, Message, Msg, Stored, Subscription
+from penstock.bus import Bus, BusError, FenceConflict, Message, Msg, Stored, Subscription
 from penstock.bus.budget import Budget
 from penstock.bus.fence import RawWriter
 from penstock.bus.pull import Retry
@@ -108,11 +108,19 @@ class Legs:
             self._opening.remove(run_id)
 
     async def hold(
-        self, order: Order, agent: AgentConfig | None, writer: RawWriter, opened: dict[str, Any]
+        self,
+        order: Order,
+        agent: AgentConfig | None,
+        writer: RawWriter,
+        opened: dict[str, Any],
+        *,
+        taken_over: bool = False,
     ) -> None:
         """Write the `open`, listen for control, and let the leg run by itself.
 
-        From the `open` on it is ours to see through, so a bus that goes away is waited for.
+        From the `open` on it is ours to see through, so a bus that goes away is waited for. What
+        others have left of a leg that was `taken_over` is cleared away then, and not before: until
+        the fence lets our `open` in, one that only slept may still be first.
         """
         run_id, command = order.run_id, order.command
         if run_id in self._legs:
@@ -121,34 +129,64 @@ class Legs:
         await self._claims.begin(run_id, order.held)
         noted_at = time.monotonic()
         is_first = True
-        if agent is not None:
-            # before the `open`: a run that was seen to start stands before what is started then
-            mine = order.turn(self._pod)
-            new = thread_id(agent, command, callers_known=self._callers_known)
-            is_first = await self.sessions.join(
-                order.session, agent.id, command.session_id, new, mine
-            )
-            order = order.named(await self.sessions.thread_id(order.session) or new)
-            if order.thread_id != command.session_id:
-                ids = {"session_id": command.session_id, "thread_id": order.thread_id}
-                opened = {**opened, **ids}
-        if not is_first:
-            opened = {**opened, "calls": False}  # nothing is sent before its turn has come
         try:
+            if agent is not None:
+                # before the `open`: a run that was seen to start stands before what is started then
+                mine = order.turn(self._pod)
+                new = thread_id(agent, command, callers_known=self._callers_known)
+                is_first = await self.sessions.join(
+                    order.session, agent.id, command.session_id, new, mine
+                )
+                order = order.named(await self.sessions.thread_id(order.session) or new)
+                if order.thread_id != command.session_id:
+                    ids = {"session_id": command.session_id, "thread_id": order.thread_id}
+                    opened = {**opened, **ids}
+            if not is_first:
+                opened = {**opened, "calls": False}  # nothing is sent before its turn has come
             await writer.write("open", orjson.dumps(opened), leg=order.leg)
-        except FenceConflict:
-            await self.sessions.leave(order.session, run_id, self._pod)
-            await self._claims.end(run_id)
+        except Exception as error:
+            if isinstance(error, FenceConflict) or not isinstance(error, BusError):
+                await self.sessions.leave(order.session, run_id, self._pod, order.leg)
+                await self._claims.end(run_id)
             raise
+        if taken_over:
+            await patiently(lambda: self.clear_others(order))
         if time.monotonic() - noted_at > FRESH_S:
             # who took us for dead has cleared away the note of a leg that was not open yet
             await patiently(lambda: self._claims.begin(run_id, order.held))
         if agent is None:
             unknown = lost("internal", f"no agent {command.agent} in this connector's file")
             await writer.write(unknown.kind, orjson.dumps(unknown.facts), leg=order.leg)
+            if order.approval_id is not None:
+                approval_id = order.approval_id
+                await patiently(
+                    lambda: self._claims.record_sending(approval_id, "done", is_known=True)
+                )
             await patiently(lambda: self._claims.end(run_id))
             return
         await self.see_through(order, agent, writer, queued=not is_first)
+
+    async def clear_others(self, order: Order) -> None:
+        """Take the place in the queue, and away what others have noted, of a leg that is ours."""
+        await self.sessions.take_over(order.session, order.turn(self._pod))
+        await self.forget_others(order.run_id, order.leg)
+
+    async def forget_others(self, run_id: str, leg: int) -> None:
+        """Take away what others have noted of that leg, or of earlier ones."""
+        for pod, _ in await self._claims.active(run_id=run_id):
+            held, revision = await self._claims.noted(run_id, pod)
+            if pod != self._pod and revision and (held is None or held.leg <= leg):
+                await self._claims.end_of(pod, run_id, revision)
+
+    async def let_go_of(self, run_id: str) -> None:
+        """Of a leg of ours that is over, or another's by now: wait until it has left nothing.
+
+        What it still puts in order would else be that of the leg which we are about to take.
+        """
+        if run_id in self._legs:
+            earlier, task = self._legs[run_id]
+            earlier.release()
+            await asyncio.wait({task})
 
     async def see_through(
         self,
@@ -167,11 +205,6 @@ class Legs:
             new = thread_id(agent, order.command, callers_known=self._callers_known)
             known = await patiently(lambda: self.sessions.thread_id(order.session))
             order = order.named(known or new)
-        if run_id in self._legs:
-            # one that we do not know to be another's by now
-            earlier, task = self._legs[run_id]
-            earlier.release()
-            await asyncio.wait({task})
         leg = Leg(
             run_id=run_id,
             number=order.leg,
@@ -248,11 +281,12 @@ class Legs:
             await patiently(lambda: self._runs.cancel_between_legs(run_id, leg.cancelled_by))
         if outcome == RELEASED:
             return  # all that notes it as ours is there for whoever goes on with it
-        await patiently(lambda: self.sessions.leave(order.session, run_id, self._pod))
-        await patiently(lambda: self._claims.end(run_id))
+        await patiently(lambda: self.sessions.leave(order.session, run_id, self._pod, order.leg))
         if order.approval_id is not None and outcome != TAKEN_OVER:
             approval_id, state = order.approval_id, sending(outcome)
-            await patiently(lambda: self._claims.record_sending(approval_id, state))
+            await patiently(lambda: self._claims.record_sending(approval_id, state, is_known=True))
+        # the last: by the note another one finds what we leave undone if we die
+        await patiently(lambda: self._claims.end(run_id))
 
     async def _cancel_again(self, leg: Leg) -> None:
         """We have said that we would end it, and somebody else has it by now."""

@@ -187,6 +187,7 @@ class Succession:
         past = await self._past(order, agent, last)
         if freely and not self._moves_freely(agent, past):
             return False
+        await self._legs.let_go_of(run_id)
         await self._claims.begin(run_id, order.held)
         writer = self._runs.writer(run_id, last)
         try:
@@ -199,7 +200,7 @@ class Succession:
         if order.approval_id is not None:
             approval_id = order.approval_id
             await patiently(lambda: self._claims.record_sending(approval_id, "claimed", holder))
-        await patiently(lambda: self._forget_others(run_id))
+        await patiently(lambda: self._legs.forget_others(run_id, order.leg))
         past.taken(await patiently(lambda: self._runs.stored_at(claim)))
         await self._legs.see_through(
             order,
@@ -260,30 +261,27 @@ class Succession:
 
     async def _clear(self, pod: str, run_id: str) -> None:
         """Away with what a dead connector has noted of a leg that is over, or never began."""
-        held = await self._claims.held(run_id, pod)
+        held, revision = await self._claims.noted(run_id, pod)
         record = await self._runs.record(run_id)
         if record is not None:
             key = session_key(record.user_id, record.agent, record.session_id)
-            await self._legs.sessions.leave(key, run_id, pod)
+            leg = held.leg if held is not None else None
+            await self._legs.sessions.leave(key, run_id, pod, leg)
         if held is not None:
-            await self.record_sent(held, run_id, pod)
-        await self._claims.end(run_id, pod)
+            await self.record_sent(held, run_id)
+        if revision:
+            await self._claims.end_of(pod, run_id, revision)
 
-    async def record_sent(self, held: Held, run_id: str, pod: str) -> None:
+    async def record_sent(self, held: Held, run_id: str) -> None:
         """What became of a decision that a connector was to send, once its leg is over."""
         last = await self._runs.tail(run_id)
         if held.approval_id is None or last is None or leg_of(last) < held.leg:
             return  # nothing was sent
         if leg_of(last) > held.leg:
-            await self._claims.record_sending(held.approval_id, "done", pod)
+            await self._claims.record_sending(held.approval_id, "done", is_known=True)
         elif kind_of(last) in CLOSED:
             state = sending(Outcome(kind_of(last), orjson.loads(last.payload)))
-            await self._claims.record_sending(held.approval_id, state, pod)
-
-    async def _forget_others(self, run_id: str) -> None:
-        for pod, _ in await self._claims.active(run_id=run_id):
-            if pod != self._pod:
-                await self._claims.end(run_id, pod)
+            await self._claims.record_sending(held.approval_id, state, is_known=True)
 
     # those of stopping connectors
 

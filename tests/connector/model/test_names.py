@@ -1,0 +1,146 @@
+"""The model's steps are the code's: the same names, in the same order."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector.model.explore import admits
+from connector.model.protocol import Protocol, Rules, begin
+from connector.model.test_model import CANCELLED, KILLED_TWICE, explored
+from penstock_approvals.service import ApprovalsService
+from penstock_connector.service import ConnectorService
+from penstock_normalizer.service import NormalizerService
+from support.connectors import FAST, Hurt, connector_process
+from support.misbehaving import Misbehaving, agents, plays
+from support.nats import NatsServer
+from support.pipeline import Services, pipeline
+from support.raw import agno_approved, agno_pause
+from support.steps import CLAIMS, Step
+
+WRITES = {"create", "put", "update", "delete", "_change"}
+# what is read of the body is nobody's to divide; what fails is given back, and comes again
+NOT_MODELLED = {Step.BYTES, Step.GIVE_BACK, Step.GIVE_BACK_SENDING}
+# what these say when they did write: whoever was first is none, and true
+DONE = {
+    Step.CLAIM: None,
+    Step.CLAIM_SENDING: None,
+    Step.TAKE_OVER_CLAIM: True,
+    Step.TAKE_OVER_SENDING: True,
+}
+OTHERS: Services = (NormalizerService, ApprovalsService)
+
+
+def test_every_step_is_a_method_of_the_code() -> None:
+    for step in Step:
+        owner = getattr(importlib.import_module(step.module), step.owner)
+        assert inspect.iscoroutinefunction(getattr(owner, step.method)), step
+
+
+def test_every_method_that_writes_a_record_is_a_step() -> None:
+    module = importlib.import_module(CLAIMS)
+    writing = {
+        f"{CLAIMS}:{owner.name}.{method.name}"
+        for owner in ast.walk(ast.parse(Path(str(module.__file__)).read_text()))
+        if isinstance(owner, ast.ClassDef)
+        for method in owner.body
+        if isinstance(method, ast.AsyncFunctionDef) and method.name != "_change"
+        if any(
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in WRITES
+            for node in ast.walk(method)
+        )
+    }
+    assert writing == {str(step) for step in Step if step.module == CLAIMS}
+
+
+def test_the_model_has_every_step() -> None:
+    names = {
+        name
+        for rules in (CANCELLED, KILLED_TWICE, Rules(alone=False, kills=0))
+        for name in explored(rules).names()
+    }
+    has = {name for name in names if name.isupper()}
+    assert has == {step.name for step in Step if step not in NOT_MODELLED}
+
+
+class Recorded:
+    """The steps of this process' connector, in the order in which they were done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        for step in Step:
+            if step not in NOT_MODELLED | {Step.PASS_OVER}:  # looks often, and seldom writes
+                step.patch(self._recording(step), monkeypatch.setattr)
+
+    def _recording(self, step: Step) -> Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]:
+        async def around(write: Callable[[], Awaitable[Any]]) -> Any:
+            result = await write()
+            if result is DONE.get(step, result):
+                self.names.append(step.name)
+            return result
+
+        return around
+
+
+async def test_what_a_connector_does_is_what_the_model_does(
+    nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that pauses, is approved and ends."""
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    recorded = Recorded(monkeypatch)
+    async with pipeline(nats_server.url, agents(upstream), (*OTHERS, ConnectorService)) as penstock:
+        run_id = await penstock.start_run("agno", "delete")
+        *_, asked = await penstock.events_until(run_id, "lifecycle.paused")
+        await penstock.decide(asked.data["approval_id"])
+        await penstock.ended(run_id)
+    of_the_model(recorded.names, Rules(alone=True, kills=0, pods=1), "A")
+    assert len(recorded.names) == 15
+
+
+@pytest.mark.parametrize("step", ["NOTE", "OPEN", "END", "LEAVE"])
+async def test_what_a_successor_does_is_what_the_model_does(
+    nats_server: NatsServer,
+    upstream: Misbehaving,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    step: str,
+) -> None:
+    """Another one was killed after a step of the first leg."""
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    config = agents(upstream)
+    async with pipeline(nats_server.url, config, OTHERS) as penstock:
+        dies = Hurt(Step[step], "after")
+        async with connector_process(penstock.bus, config, tmp_path, dies, ack_wait_s=1) as victim:
+            run_id = await penstock.start_run("agno", "delete")
+            await victim.died()
+        recorded = Recorded(monkeypatch)
+        async with pipeline(nats_server.url, config, (ConnectorService,), **FAST, ack_wait_s=1):
+            events = await penstock.events_until(
+                run_id, lambda event: event.type in ("lifecycle.paused", "lifecycle.failed")
+            )
+            if events[-1].type == "lifecycle.paused":
+                await penstock.decide(events[-1].data["approval_id"])
+                await penstock.ended(run_id)
+            await nobody_holds(penstock.bus.bucket("claims").keys, run_id)
+    assert recorded.names
+    of_the_model(recorded.names, Rules(alone=True, kills=1), "B")
+
+
+async def nobody_holds(keys: Callable[[str], Awaitable[list[str]]], run_id: str) -> None:
+    async with asyncio.timeout(20):
+        while await keys(f"active.*.{run_id}"):
+            await asyncio.sleep(0.01)
+
+
+def of_the_model(names: list[str], rules: Rules, who: str) -> None:
+    done = admits(begin(rules), Protocol(rules).moves, who, names)
+    assert done == len(names), f"the model does {names[:done]}, and not then {names[done]}"
