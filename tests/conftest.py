@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 from support import servers, upstreams
-from support.nats import NatsServer
+from support.nats import NatsServer, write_passwords
 from support.upstreams import Recipe, Upstream
 
 # A busy machine is no bug, and CI must not fail by luck: what it tries is the same every time.
@@ -22,6 +22,15 @@ hypothesis.settings.load_profile("penstock")
 
 def _is_worker() -> bool:
     return "PYTEST_XDIST_WORKER" in os.environ
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nats_passwords(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every service of the tests, in this process or one of its own, is its own NATS user."""
+    with pytest.MonkeyPatch.context() as environment:
+        folder = write_passwords(tmp_path_factory.mktemp("credentials"))
+        environment.setenv("PENSTOCK_NATS_PASSWORDS", str(folder))
+        yield
 
 
 @pytest.fixture(scope="session")

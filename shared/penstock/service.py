@@ -41,14 +41,17 @@ from penstock.bus import (
     streams,
 )
 from penstock.bus.deadletters import DeadLetter
+from penstock.bus.permissions import inbox_prefix
 from penstock.bus.pull import WorkQueue
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import replay_of
+from penstock.bus.tls import Tls
 from penstock.settings import (
     Config,
     ConfigurationError,
     Settings,
     load_config,
+    nats_login,
     read_settings,
 )
 from penstock.telemetry import configure_logging
@@ -202,14 +205,20 @@ def pod_name(service: str) -> str:
     return f"{service}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-def bus_settings(settings: Settings, name: str, *, repairs: bool = False) -> BusSettings:
-    """How to reach the bus, of what is set; `name` is what the server calls the connection."""
+def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = False) -> BusSettings:
+    """How to reach the bus, of what is set; `name` is what the server calls the connection.
+
+    `user`: the service, whose password and whose inbox it takes. Raises ConfigurationError.
+    """
+    login, password = nats_login(settings, user)
     return BusSettings(
         url=settings.nats_url,
         name=name,
-        user=settings.nats_user,
-        password=settings.nats_password,
+        user=login,
+        password=password,
         credentials_file=settings.nats_credentials,
+        inbox_prefix=settings.nats_inbox_prefix or inbox_prefix(user),
+        tls=Tls(settings.nats_tls_ca, settings.nats_tls_cert, settings.nats_tls_key),
         max_unacked_bytes=settings.max_unacked_bytes,
         clock_limit_s=settings.clock_limit_s,
         retention=Retention(
@@ -244,8 +253,9 @@ async def connect(
     until = time.monotonic() + settings.nats_wait_s
     while True:
         try:
-            repairs = service_type.repairs_streams
-            bus = await Bus.connect(bus_settings(settings, pod, repairs=repairs))
+            service = service_type.name
+            wanted = bus_settings(settings, pod, service, repairs=service_type.repairs_streams)
+            bus = await Bus.connect(wanted)
             break
         except NotThereYet as error:
             if time.monotonic() >= until:
@@ -310,7 +320,8 @@ async def serve(
             await service.run()
         routes = [route for service in services for route in service.routes]
         if routes:
-            bus = services[0].bus
+            # of a service that has routes: the others may not read tokens
+            bus = [service.bus for service in services if service.routes][-1]
             tokens = StreamTokens(bus.bucket("tokens"), BusError, bus.clock.time)
             auth = Auth(auth_config, tokens)
             everything = [*routes, *auth_routes(auth)]

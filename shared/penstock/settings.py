@@ -312,6 +312,19 @@ class Settings(BaseSettings):
     nats_user: str | None = Field(None, description="NATS user")
     nats_password: str | None = Field(None, description="NATS password", repr=False)
     nats_credentials: str | None = Field(None, description="NATS credentials file")
+    nats_passwords: Path | None = Field(
+        None,
+        description="A folder with a file per NATS user that holds its password: each service "
+        "takes the one named after it, the commands of `penstock` take `operator`",
+    )
+    nats_inbox_prefix: str | None = Field(
+        None, description="Where answers of NATS come; default `_INBOX_<service>`"
+    )
+    nats_tls_ca: str | None = Field(
+        None, description="PEM file: the authority of NATS's certificate, not the system's"
+    )
+    nats_tls_cert: str | None = Field(None, description="PEM file: our certificate for NATS")
+    nats_tls_key: str | None = Field(None, description="PEM file: its key")
     replicas: int = Field(1, ge=1, le=5, description="Replicas of each stream")
     raw_max_age_s: float = Field(24 * 3600, gt=0, description="How long source frames are kept")
     events_max_age_s: float = Field(7 * 24 * 3600, gt=0, description="How long events are kept")
@@ -331,3 +344,42 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
     drain_s: float = Field(10.0, ge=0, description="How long SIGTERM waits for what runs")
     auth: AuthSettings = Field(default_factory=AuthSettings, description="See AuthSettings")
+
+    @field_validator(
+        *("nats_user", "nats_password", "nats_credentials", "nats_passwords", "nats_inbox_prefix"),
+        *("nats_tls_ca", "nats_tls_cert", "nats_tls_key"),
+        mode="before",
+    )
+    @classmethod
+    def _empty_is_unset(cls, value: object) -> object:
+        return value or None  # as Compose and charts write it
+
+    @model_validator(mode="after")
+    def _one_login(self) -> Settings:
+        given = {
+            "PENSTOCK_NATS_USER": self.nats_user,
+            "PENSTOCK_NATS_CREDENTIALS": self.nats_credentials,
+            "PENSTOCK_NATS_PASSWORDS": self.nats_passwords,
+        }
+        if len(names := [name for name, value in given.items() if value]) > 1:
+            raise ValueError(f"{' and '.join(names)}: set one of them")
+        if self.nats_password and not self.nats_user:
+            raise ValueError("PENSTOCK_NATS_PASSWORD: set PENSTOCK_NATS_USER, too")
+        return self
+
+
+def nats_login(settings: Settings, service: str) -> tuple[str | None, str | None]:
+    """The NATS user and password of a service. Raises ConfigurationError."""
+    if settings.nats_passwords is None:
+        return settings.nats_user, settings.nats_password
+    file = settings.nats_passwords / service
+    try:
+        password = file.read_text().strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read the password of the NATS user {service}: {file}: {error.strerror} "
+            "(PENSTOCK_NATS_PASSWORDS names the folder)"
+        ) from error
+    if not password:
+        raise ConfigurationError(f"there is no password of the NATS user {service} in {file}")
+    return service, password

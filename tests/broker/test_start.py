@@ -81,7 +81,7 @@ async def starting(folder: Path, url: str, **settings: str) -> AsyncIterator[Sta
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path / "nats", config=USERS)
+    server = NatsServer(tmp_path / "nats", config=USERS, users=False)
     server.start()
     yield server
     server.remove()

@@ -9,16 +9,20 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import nats
 import pytest
 from typer.testing import CliRunner
 
+from penstock.bus import Bus, BusSettings, StartUpError
+from penstock.bus.permissions import NAMES
 from penstock_cli import embedded_nats
 from penstock_cli.child import StartFailed
-from penstock_cli.embedded_nats import EmbeddedNats
+from penstock_cli.embedded_nats import EmbeddedNats, credentials
 from penstock_cli.main import app
+from support.nats import NatsServer
 from support.waiting import eventually
 
 OWNER = """
@@ -45,15 +49,20 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
     await server.stop()
 
 
-async def store(url: str, text: bytes) -> None:
-    client = await nats.connect(url)
+def as_user(data: Path, user: str = "operator") -> dict[str, str]:
+    """What nats-py is told to be that user of the server over `data`."""
+    return {"user": user, "password": (credentials(data) / user).read_text().strip()}
+
+
+async def store(url: str, text: bytes, data: Path) -> None:
+    client = await nats.connect(url, **as_user(data))
     await client.jetstream().add_stream(name="S", subjects=["s"])
     await client.jetstream().publish("s", text)
     await client.close()
 
 
-async def stored(url: str) -> bytes | None:
-    client = await nats.connect(url)
+async def stored(url: str, data: Path) -> bytes | None:
+    client = await nats.connect(url, **as_user(data))
     try:
         return (await client.jetstream().get_msg("S", 1)).data
     finally:
@@ -61,10 +70,10 @@ async def stored(url: str) -> bytes | None:
 
 
 async def test_a_second_start_on_the_same_data_goes_on(server: EmbeddedNats) -> None:
-    await store(server.url, b"kept")
+    await store(server.url, b"kept", server.data)
     await server.stop()
     await server.start()
-    assert await stored(server.url) == b"kept"
+    assert await stored(server.url, server.data) == b"kept"
 
 
 async def test_it_listens_on_loopback_only(server: EmbeddedNats) -> None:
@@ -79,7 +88,7 @@ async def test_data_in_use_is_refused_and_names_who_uses_it(
     with pytest.raises(StartFailed, match=rf"in use by another penstock \(process {os.getpid()}\)"):
         await second.start()
     await second.stop()
-    await store(server.url, b"unharmed")
+    await store(server.url, b"unharmed", server.data)
 
 
 async def test_a_server_that_cannot_start_tells_its_last_words(tmp_path: Path) -> None:
@@ -111,8 +120,13 @@ async def test_a_server_that_dies_is_started_again_at_the_same_address(
     server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(embedded_nats, "RESTART_PAUSE_S", 0.0)
-    client = await nats.connect(server.url, reconnect_time_wait=0.05, max_reconnect_attempts=-1)
-    await store(server.url, b"kept")
+    client = await nats.connect(
+        server.url,
+        reconnect_time_wait=0.05,
+        max_reconnect_attempts=-1,
+        **as_user(server.data),
+    )
+    await store(server.url, b"kept", server.data)
     keeping = asyncio.create_task(server.keep())
     [ports] = (server.data / "nats").glob("*.ports")
     os.kill(int(ports.stem.rsplit("_", 1)[1]), signal.SIGKILL)
@@ -121,7 +135,7 @@ async def test_a_server_that_dies_is_started_again_at_the_same_address(
         return client.stats["reconnects"] > 0 and client.is_connected
 
     await eventually(back, what="the client's reconnection")
-    assert await stored(server.url) == b"kept"
+    assert await stored(server.url, server.data) == b"kept"
     assert "it is started again" in caplog.text
     await client.close()
     keeping.cancel()
@@ -131,7 +145,7 @@ async def test_it_does_not_outlive_whoever_started_it(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER, tmp_path], stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         url = owner.stdout.readline().decode().strip()
-        await store(url, b"kept")
+        await store(url, b"kept", tmp_path)
         owner.kill()
     host, _, port = url.removeprefix("nats://").partition(":")
     address = (host, int(port))
@@ -146,7 +160,7 @@ async def test_it_does_not_outlive_whoever_started_it(tmp_path: Path) -> None:
     await eventually(gone, what="the server's end")
     second = EmbeddedNats(tmp_path)
     await second.start()  # the folder is free again, with what was in it
-    assert await stored(second.url) == b"kept"
+    assert await stored(second.url, tmp_path) == b"kept"
     await second.stop()
 
 
@@ -169,3 +183,82 @@ def test_a_sync_interval_that_nats_does_not_take_is_refused_before_anything_star
     told = CliRunner().invoke(app, ["up", "--nats-sync", text])
     assert told.exit_code == 2
     assert not (tmp_path / "data").exists()
+
+
+async def test_its_files_are_their_owners_alone(server: EmbeddedNats) -> None:
+    await store(server.url, b"secret", server.data)
+    folders = [server.data / name for name in ("nats", "credentials", "logs")]
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+    files = [*credentials(server.data).iterdir(), server.data / "nats" / "nats.conf"]
+    assert {file.name for file in files} == {*NAMES, "nats.conf"}
+    assert {file.stat().st_mode & 0o777 for file in [*files, server.data / "lock"]} == {0o600}
+
+
+async def test_files_that_others_could_read_are_closed_to_them(tmp_path: Path) -> None:
+    for folder in ("nats", "credentials"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "nats" / "nats.conf").write_text("of a former version")
+    (tmp_path / "credentials" / "edge").write_text("mine")
+    (tmp_path / "credentials" / "edge").chmod(0o644)
+    server = EmbeddedNats(tmp_path)
+    await server.start()
+    try:
+        assert (tmp_path / "nats" / "nats.conf").stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / "credentials" / "edge").stat().st_mode & 0o777 == 0o600
+        client = await nats.connect(server.url, **as_user(tmp_path, "edge"))
+        await client.close()
+    finally:
+        await server.stop()
+
+
+async def refusal(url: str, **login: str) -> str:
+    """What somebody is told who may not connect."""
+    with pytest.raises(StartUpError, match="Authorization Violation") as refused:
+        await Bus.connect(BusSettings(url=url, **login), ensure=False)  # type: ignore[arg-type]
+    return str(refused.value)
+
+
+async def test_a_password_outlives_a_restart_and_is_made_anew_when_its_file_is_deleted(
+    server: EmbeddedNats,
+) -> None:
+    before = {user: as_user(server.data, user)["password"] for user in NAMES}
+    assert len(set(before.values())) == len(NAMES)
+    (credentials(server.data) / "edge").unlink()
+    await server.stop()
+    await server.start()
+    after = {user: as_user(server.data, user)["password"] for user in NAMES}
+    assert {user for user in NAMES if before[user] != after[user]} == {"edge"}
+    assert await refusal(server.url, user="edge", password=before["edge"])
+
+
+async def test_nobody_without_a_password_gets_in(server: EmbeddedNats) -> None:
+    said = await refusal(server.url)
+    assert "a client without a user" in said
+    assert "PENSTOCK_NATS_PASSWORDS" in said
+
+
+async def test_what_a_version_without_users_has_stored_is_taken_over(tmp_path: Path) -> None:
+    former = NatsServer(tmp_path / "nats", name="former nats", users=False)
+    former.start()
+    client = await nats.connect(former.url)
+    await client.jetstream().add_stream(name="S", subjects=["s"])
+    await client.jetstream().publish("s", b"of yesterday")
+    await client.close()
+    former.stop()
+    server = EmbeddedNats(tmp_path)
+    await server.start()
+    try:
+        assert await stored(server.url, tmp_path) == b"of yesterday"
+    finally:
+        await server.stop()
+
+
+async def test_it_listens_where_it_is_told(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(StartFailed, match=f"port {port} is taken.*--nats-port"):
+            await EmbeddedNats(tmp_path, port=port).start()
+    server = EmbeddedNats(tmp_path, port=port)
+    await server.start()
+    assert server.url == f"nats://127.0.0.1:{port}"
+    await server.stop()

@@ -68,7 +68,7 @@ def guarded_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     for name, password in PASSWORDS.items():
         monkeypatch.setenv(name, password)  # the configuration and the programs name them
     config = block("Permissions", "conf")
-    server = NatsServer(tmp_path / "nats", name="guarded nats", config=config)
+    server = NatsServer(tmp_path / "nats", name="guarded nats", config=config, users=False)
     server.start()
     yield server
     server.remove()

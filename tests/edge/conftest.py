@@ -15,8 +15,9 @@ from penstock.web.auth import Auth
 from penstock.web.server import Server
 from penstock_edge.service import EdgeService
 from penstock_edge.settings import EdgeSettings
+from support.bus import make_streams
 from support.clients import Client, MakeEdge, Stream
-from support.nats import NatsServer
+from support.nats import NatsServer, login
 from support.pretend import PretendRun
 
 CONFIG = Config(
@@ -58,7 +59,8 @@ async def make_edge(nats_server: NatsServer) -> AsyncIterator[MakeEdge]:
             auth: Auth | None = None,
             **settings: Any,
         ) -> Client:
-            bus = await Bus.connect(BusSettings(url=nats.url))
+            await make_streams(nats.url)
+            bus = await Bus.connect(BusSettings(url=nats.url, **login("edge")))
             stack.push_async_callback(bus.close)
             given = {"enable_adk_canonical_stream": True, **settings}
             edge = EdgeService(Context(config, EdgeSettings(**given), bus, "edge-test"))

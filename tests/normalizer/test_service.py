@@ -38,8 +38,9 @@ from penstock.settings import Config
 from penstock_normalizer.partitions import Partition
 from penstock_normalizer.service import NormalizerService
 from penstock_normalizer.settings import NormalizerSettings
+from support.bus import make_streams
 from support.letters import all_letters, publish, the_letter
-from support.nats import NatsServer
+from support.nats import NatsServer, login
 from support.raw import agno, agno_approved, agno_pause, agno_text
 from support.waiting import eventually
 
@@ -47,8 +48,8 @@ FAST: dict[str, Any] = {"partition_ttl_s": 2.0, "partition_renew_s": 0.3, "check
 
 
 @asynccontextmanager
-async def bus_to(url: str) -> AsyncIterator[Bus]:
-    bus = await Bus.connect(BusSettings(url=url))
+async def bus_to(url: str, **login: Any) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(BusSettings(url=url, **login))
     try:
         yield bus
     finally:
@@ -57,7 +58,8 @@ async def bus_to(url: str) -> AsyncIterator[Bus]:
 
 @asynccontextmanager
 async def normalizer(url: str, **settings: Any) -> AsyncIterator[NormalizerService]:
-    async with bus_to(url) as bus:
+    await make_streams(url)
+    async with bus_to(url, **login("normalizer")) as bus:
         own = NormalizerSettings(nats_url=url, **{**FAST, **settings})
         service = NormalizerService(Context(Config(), own, bus, pod_name("normalizer")))
         await service.run()

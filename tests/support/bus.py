@@ -9,6 +9,7 @@ from typing import Any
 import uuid_utils
 
 from penstock.bus import Bus, BusSettings, Message, messages, subjects
+from penstock.bus.streams import Retention
 
 
 @asynccontextmanager
@@ -19,6 +20,12 @@ async def connected(url: str, **settings: Any) -> AsyncIterator[Bus]:
         yield bus
     finally:
         await bus.close()
+
+
+async def make_streams(url: str, replicas: int = 1) -> None:
+    """What the operator does before services start, which may not do it themselves."""
+    async with connected(url, retention=Retention(replicas=replicas)):
+        pass
 
 
 def new_run_id() -> str:

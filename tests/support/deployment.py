@@ -19,6 +19,7 @@ import yaml
 
 from penstock.sse import Frame, Parser
 from support import servers
+from support.bus import make_streams
 from support.waiting import eventually
 
 SERVICES = ("normalizer", "approvals", "connector", "edge")
@@ -224,6 +225,8 @@ async def deployment(
     }
     penstock = Deployment(folder, config, nats_url, environment)
     try:
+        if "nats_user" not in settings:  # of a server with users of the test's own
+            await make_streams(nats_url, int(settings.get("replicas", 1)))
         for service in SERVICES:
             number = count if isinstance(count, int) else count.get(service, 0)
             await asyncio.gather(*(penstock.start(service) for _ in range(number)))

@@ -1,21 +1,56 @@
-"""A real nats-server with JetStream on a free port, its files in a folder of the test run."""
+"""A real nats-server with JetStream on a free port, its files in a folder of the test run.
+
+It has the users and permissions that deployments have, so that what a service may not do fails its
+tests. Who connects without a name is the operator: that is what tests do.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from penstock.bus import permissions
 from support import servers
 from support.waiting import wait_for
 
 _START_TIMEOUT_S = 20
+_VIOLATION = re.compile(r".*(?:Publish|Subscription) Violation.*")
+
+
+def password_of(user: str) -> str:
+    """As every server of the tests has it."""
+    return f"of-the-{user}"
+
+
+def write_passwords(folder: Path) -> Path:
+    """The folder as PENSTOCK_NATS_PASSWORDS names it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for user in permissions.NAMES:
+        (folder / user).write_text(f"{password_of(user)}\n")
+    return folder
+
+
+def login(user: str) -> dict[str, Any]:
+    """What BusSettings are told to be that user."""
+    return {
+        "user": user,
+        "password": password_of(user),
+        "inbox_prefix": permissions.inbox_prefix(user),
+    }
+
+
+def _users() -> str:
+    passwords = {user: f'"{password_of(user)}"' for user in permissions.NAMES}
+    return f"{permissions.configuration(passwords)}no_auth_user: {permissions.OPERATOR}\n"
 
 
 def binary() -> str:
@@ -39,13 +74,19 @@ class NatsServer:
         jetstream: str = "",
         port: int = -1,
         program: Sequence[str] = (),
+        users: bool = True,
+        violations: bool = False,
     ) -> None:
         """`config`: further lines for the server's configuration; `jetstream`: in that block.
 
-        `program`: what is run in place of the wheel's `nats-server`.
+        `program`: what is run in place of the wheel's `nats-server`. `users`: with those of every
+        deployment. Unless `violations` are what the test is about, the end of the server raises
+        when somebody tried what its user may not.
         """
         self._folder = folder
         self._name = name
+        self._users = _users() if users else ""
+        self._violations = violations or not users
         self._config = config
         self._jetstream = jetstream
         self._program = program
@@ -84,7 +125,7 @@ class NatsServer:
         config = self._folder / "nats.conf"
         config.write_text(
             f'jetstream {{ store_dir: "{self.store}"\n{self._jetstream} }}\n'
-            f'ports_file_dir: "{self._folder}"\n{self._config}\n'
+            f'ports_file_dir: "{self._folder}"\n{self._users}{self._config}\n'
         )
         return config
 
@@ -108,6 +149,14 @@ class NatsServer:
         if self._process is not None:
             self._process.stop()
             self._process = None
+        if not self._violations and (found := self.violations()):
+            self._violations = True  # once is enough
+            raise AssertionError("refused by NATS:\n" + "\n".join(found))
+
+    def violations(self) -> list[str]:
+        """What the server refused, as its log says it."""
+        log = self._folder / "nats.log"
+        return _VIOLATION.findall(log.read_text(errors="replace")) if log.exists() else []
 
     def kill(self) -> None:
         """End it as a crash would: nothing is flushed, nobody is told."""

@@ -140,6 +140,7 @@ async def one_broker(folder: Path, frames: int, **settings: Any) -> AsyncIterato
         folder / "nats",
         name="one nats",
         config=permissions(),
+        users=False,
         jetstream=f"max_file_store: {STORE_BYTES}",
     )
     async with AsyncExitStack() as stack:
@@ -153,7 +154,7 @@ async def one_broker(folder: Path, frames: int, **settings: Any) -> AsyncIterato
             {"id": "streamer", **await stack.enter_async_context(streamer(folder, frames, 20))},
             {"id": "flood", "protocol": "agno", "url": flood.url},
         ]
-        settings |= {"nats_user": "services", "nats_password": "right"}
+        settings |= {"nats_user": "services", "nats_password": "right", "nats_passwords": ""}
         penstock = await stack.enter_async_context(
             deployment(nats.url, folder, agents, count=0, **settings)
         )

@@ -20,6 +20,7 @@ from typing import Any
 from penstock.bus import Bus, BusError, StartUpError
 from penstock.bus import deadletters as bus_letters
 from penstock.bus.deadletters import Letter
+from penstock.bus.permissions import OPERATOR
 from penstock.bus.putback import CannotBePutBack, put_back
 from penstock.service import bus_settings
 from penstock.settings import ConfigurationError, Settings, read_settings
@@ -66,11 +67,14 @@ def parse_since(text: str) -> datetime:
     return time if time.tzinfo else time.astimezone()
 
 
-def run(work: Work, output: Output, nats: str | None, data: Path) -> int:
-    """Connect as the services do, and work; the exit code."""
+def run(work: Work, output: Output, nats: str | None, data: Path, *, first: bool = False) -> int:
+    """Connect as the operator, and work; the exit code.
+
+    `first`: no Penstock need have run there yet.
+    """
     try:
         with _quiet():
-            return asyncio.run(_connected(work, nats, data))
+            return asyncio.run(_connected(work, nats, data, first))
     except (ConfigurationError, StartUpError) as error:
         output.notice(f"penstock: {error}")
         return USAGE
@@ -91,15 +95,18 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-async def _connected(work: Work, nats: str | None, data: Path) -> int:
+async def _connected(work: Work, nats: str | None, data: Path, first: bool) -> int:
     settings = read_settings(Settings)
-    if nats is None and "PENSTOCK_NATS_URL" not in os.environ:
-        nats = embedded_nats.running(data)  # of a `penstock up` in this folder
     if nats is not None:
         settings = settings.model_copy(update={"nats_url": nats})
-    bus = await Bus.connect(bus_settings(settings, f"penstock-cli-{os.getpid()}"), ensure=False)
+    elif "PENSTOCK_NATS_URL" not in os.environ and (url := embedded_nats.running(data)):
+        settings = embedded_nats.as_embedded(
+            settings, url, data
+        )  # of a `penstock up` in this folder
+    wanted = bus_settings(settings, f"penstock-cli-{os.getpid()}", OPERATOR)
+    bus = await Bus.connect(wanted, ensure=False)
     try:
-        if not await bus.has("DEADLETTERS"):
+        if not first and not await bus.has("DEADLETTERS"):
             raise StartUpError(
                 f"the NATS server at {bus.where} has no stream DEADLETTERS: no Penstock has run "
                 "there. Name the right one with --nats or PENSTOCK_NATS_URL"

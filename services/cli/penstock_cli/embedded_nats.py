@@ -1,7 +1,8 @@
 """The embedded NATS server: JetStream on disk, on loopback, for this process alone.
 
-Files under the data directory: `nats/` (configuration and JetStream's store), `logs/nats.log`,
-`lock` (held by whoever uses the directory).
+Files under the data directory, for its owner only: `nats/` (configuration and JetStream's store),
+`credentials/` (a file per NATS user, with its password), `logs/nats.log`, `lock` (held by whoever
+uses the directory).
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import time
 from pathlib import Path
 from typing import IO, NoReturn
 
+from penstock.bus import permissions
+from penstock.settings import Settings
 from penstock_cli.child import Child, StartFailed
+from penstock_cli.secret_files import password, private_folder, write_private
 
 log = logging.getLogger(__name__)
 
@@ -62,26 +66,58 @@ def check_sync_interval(text: str) -> str:
     return text
 
 
+def credentials(data: Path) -> Path:
+    """The folder with the password of each NATS user, in a file named after the user."""
+    return data / "credentials"
+
+
+def as_embedded(settings: Settings, url: str, data: Path) -> Settings:
+    """Settings under which each service logs in to the server over `data` as its own user."""
+    login = {
+        "nats_url": url,
+        "nats_passwords": credentials(data.absolute()),
+        "nats_inbox_prefix": None,
+        "nats_user": None,
+        "nats_password": None,
+        "nats_credentials": None,
+        "nats_tls_ca": None,
+        "nats_tls_cert": None,
+        "nats_tls_key": None,
+    }
+    return settings.model_copy(update=login)
+
+
 class EmbeddedNats:
     """One nats-server over `data`. A second one over the same folder is refused.
 
-    `sync_interval`: how often NATS writes through to the disk; a power cut loses what was
-    acknowledged since. `always`: before each acknowledgement, so nothing. Raises ValueError.
+    Each user of `penstock.bus.permissions` has a password, made at the first start. Whoever deletes
+    a file of `credentials` gets another password there at the next start.
     """
 
-    def __init__(self, data: Path, sync_interval: str = SYNC_ALWAYS) -> None:
+    def __init__(
+        self, data: Path, sync_interval: str = SYNC_ALWAYS, port: int | None = None
+    ) -> None:
+        """`port`: where it listens; without one the server picks one at first, and keeps it.
+
+        `sync_interval`: how often NATS writes through to the disk; a power cut loses what was
+        acknowledged since. `always`: before each acknowledgement, so nothing. Raises ValueError.
+        """
         self.data = data.absolute()
         self._sync_interval = check_sync_interval(sync_interval)
         self.url = ""
-        self._port = -1  # the server picks one at first, and keeps it
+        self._port = port or -1
+        self._asked_port = port
         self._lock: IO[str] | None = None
         self._child: Child | None = None
 
     async def start(self) -> None:
         """Return when clients can connect to `url`. Raises StartFailed."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.data.mkdir(parents=True, exist_ok=True)
+            for folder in (self._folder, credentials(self.data), self.data / "logs"):
+                private_folder(folder)
             self._lock = await _locked(self.data)
+            self._take_over_former_store()
             await self._run(self._lock)
         except OSError as error:
             raise StartFailed(f"cannot use {self.data} for data: {error.strerror}") from error
@@ -115,11 +151,7 @@ class EmbeddedNats:
         for stale in self._folder.glob("*.ports"):
             stale.unlink()
         config = self._folder / "nats.conf"
-        config.write_text(
-            f"jetstream {{ store_dir: {json.dumps(str(self._folder / 'jetstream'))}\n"
-            f"  sync_interval: {self._sync_interval} }}\n"
-            f"ports_file_dir: {json.dumps(str(self._folder))}\n"
-        )
+        write_private(config, self._configuration())
         self._child = await Child.start(
             "nats-server",
             [binary(), "-c", config, "-a", "127.0.0.1", "-p", str(self._port)],
@@ -129,6 +161,28 @@ class EmbeddedNats:
         )
         self.url = await self._listening(self._child)
         self._port = int(self.url.rpartition(":")[2])
+
+    def _configuration(self) -> str:
+        folder = credentials(self.data)
+        quoted = {name: json.dumps(password(folder / name)) for name in permissions.NAMES}
+        return (
+            f"jetstream {{ store_dir: {json.dumps(str(self._store))}\n"
+            f"  sync_interval: {self._sync_interval} }}\n"
+            f"ports_file_dir: {json.dumps(str(self._folder))}\n"
+            f"{permissions.configuration(quoted)}"
+        )
+
+    @property
+    def _store(self) -> Path:
+        return self._folder / "jetstream"
+
+    def _take_over_former_store(self) -> None:
+        """Before there were users, everything was in the server's global account."""
+        accounts = self._store / "jetstream"
+        former, ours = accounts / "$G", accounts / permissions.ACCOUNT
+        if former.is_dir() and not ours.exists():
+            former.rename(ours)
+            log.info("the streams of a former version are taken over")
 
     async def _listening(self, child: Child) -> str:
         ended = asyncio.create_task(child.ended())
@@ -140,7 +194,13 @@ class EmbeddedNats:
                     if text := file.read_text():
                         return str(json.loads(text)["nats"][0])
                 if ended.done():
-                    raise child.failure(f"ended at once (exit code {ended.result()})")
+                    failure = child.failure(f"ended at once (exit code {ended.result()})")
+                    if self._asked_port and "address already in use" in str(failure):
+                        raise StartFailed(
+                            f"port {self._asked_port} is taken, so the NATS server cannot listen "
+                            "there: choose another one with --nats-port, or leave it out"
+                        )
+                    raise failure
                 await asyncio.sleep(_POLL_S)
         finally:
             ended.cancel()
@@ -148,7 +208,9 @@ class EmbeddedNats:
 
 
 async def _locked(data: Path) -> IO[str]:
-    file = (data / "lock").open("a+")
+    path = data / "lock"
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
+    os.fchmod(file.fileno(), 0o600)  # who can open it can hold it
     deadline = time.monotonic() + LOCK_TIMEOUT_S  # a killed one's server takes a moment to go
     while True:
         with contextlib.suppress(BlockingIOError):

@@ -102,11 +102,17 @@ def up(
             "acknowledges), or a time such as 500ms or 10s, whose events a power cut may lose.",
         ),
     ] = "always",
+    nats_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of our own NATS server (a free one)."),
+    ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="With agents that need no key.")] = False,
 ) -> None:
     """Run every service in this process, until Ctrl-C."""
     from penstock_cli import up as composed  # noqa: PLC0415 - the client needs no service
 
+    if nats is not None and nats_port is not None:
+        raise typer.BadParameter("--nats-port is of the server that --nats replaces: leave one out")
     options = composed.Options(
         data=data,
         config=config,
@@ -115,6 +121,7 @@ def up(
         probe_port=probe_port,
         nats=nats,
         nats_sync=nats_sync,
+        nats_port=nats_port,
         demo=demo,
     )
     raise typer.Exit(composed.up(options))
@@ -321,6 +328,17 @@ def show_streams(nats: Nats = None, data: Data = DATA, as_json: AsJson = False) 
     """Show every stream, and where it is kept otherwise than the environment's settings say."""
     output = Output(as_json)
     raise typer.Exit(deadletters.run(lambda bus: streams.show(bus, output), output, nats, data))
+
+
+@streams_app.command("make")
+def make_streams(nats: Nats = None, data: Data = DATA, as_json: AsJson = False) -> None:
+    """Make the streams that are missing, and bring older ones forward: before the services start.
+
+    Where services have NATS users of their own, these may not do it.
+    """
+    output = Output(as_json)
+    work = deadletters.run(lambda bus: streams.make(bus, output), output, nats, data, first=True)
+    raise typer.Exit(work)
 
 
 @streams_app.command("migrate")

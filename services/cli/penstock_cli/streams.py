@@ -5,8 +5,9 @@ Speaks with NATS itself, as the services do: an operator's tool, not a client's.
 
 from __future__ import annotations
 
-from penstock.bus import Bus, migrate
+from penstock.bus import Bus, migrate, subscribers
 from penstock.bus.migrate import Difference
+from penstock.bus.permissions import SUBSCRIBER
 from penstock_cli.deadletters import DONE
 from penstock_cli.output import Output
 
@@ -36,6 +37,27 @@ async def show(bus: Bus, output: Output) -> int:
         columns = ("stream", "schema", "replicas", "partitions", "differs")
         output.table(columns, ([_cell(row.get(name, "")) for name in columns] for row in rows))
     return DONE
+
+
+async def make(bus: Bus, output: Output) -> int:
+    """Make what is missing of streams, buckets and the subscriber's durable."""
+    before = [name for name in _names(bus) if await bus.has(name)]
+    await migrate.ensure(bus, bus.settings.retention)
+    made = [name for name in _names(bus) if name not in before]
+    if await subscribers.ensure(bus):
+        made.append(f"the durable {SUBSCRIBER} of EVENTS")
+    for name in made:
+        if output.as_json:
+            output.json_line({"made": name})
+        else:
+            output.text(f"{name}: made")
+    if not made and not output.as_json:
+        output.notice("everything is there")
+    return DONE
+
+
+def _names(bus: Bus) -> list[str]:
+    return [config["name"] for config in migrate.declared(bus.settings.retention)]
 
 
 async def bring_forward(bus: Bus, output: Output, partitions: int | None, dry_run: bool) -> int:

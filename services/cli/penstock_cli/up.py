@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from penstock.bus import Bus, BusError, StartUpError
+from penstock.bus import Bus, BusError, subscribers
 from penstock.bus.leases import end_all
+from penstock.bus.permissions import OPERATOR, SUBSCRIBER
 from penstock.service import Service, bus_settings, serve, stop_on_signals
 from penstock.settings import AgentConfig, Config, ConfigurationError, Settings, load_config
 from penstock.telemetry import configure_logging
@@ -26,7 +27,7 @@ from penstock.web.server import BindRefused
 from penstock_approvals.service import ApprovalsService
 from penstock_cli.child import StartFailed
 from penstock_cli.demo import RECIPES, DemoServer
-from penstock_cli.embedded_nats import SYNC_ALWAYS, EmbeddedNats
+from penstock_cli.embedded_nats import SYNC_ALWAYS, EmbeddedNats, as_embedded, credentials
 from penstock_cli.output import command
 from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
@@ -56,6 +57,7 @@ class Options:
     probe_port: int | None = None
     nats: str | None = None
     nats_sync: str = SYNC_ALWAYS
+    nats_port: int | None = None
     demo: bool = False
 
 
@@ -73,7 +75,7 @@ def up(options: Options) -> int:
         agents = _agents(options, settings)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_run(options, settings, agents, ready))
-    except* (ConfigurationError, StartUpError, BindRefused, StartFailed) as group:
+    except* (ConfigurationError, BusError, BindRefused, StartFailed) as group:
         failures += [str(error) for error in _leaves(group)]
     except* ValidationError as group:
         failures += [_explained(error) for error in _leaves(group)]
@@ -94,14 +96,16 @@ async def _run(
             stack.push_async_callback(demo.stop)
             await demo.start(options.data)
         config = Config(agents=agents + [agent for demo in demos for agent in demo.agents])
-        nats = EmbeddedNats(options.data, options.nats_sync) if options.nats is None else None
+        own = options.nats is None
+        nats = EmbeddedNats(options.data, options.nats_sync, options.nats_port) if own else None
         if nats is not None:
             stack.push_async_callback(nats.stop)
             await nats.start()
-            settings = settings.model_copy(update={"nats_url": nats.url})
-            await _end_leases(settings)
+            settings = as_embedded(settings, nats.url, options.data)
+            await _prepare(settings)
         async with asyncio.TaskGroup() as group:
-            helpers = [group.create_task(_greet(options, settings, demos, ready))]
+            greeting = _greet(options, settings, demos, ready, nats)
+            helpers = [group.create_task(greeting)]
             if nats is not None:
                 helpers.append(group.create_task(nats.keep()))
             alone = nats is not None
@@ -110,19 +114,28 @@ async def _run(
                 helper.cancel()
 
 
-async def _end_leases(settings: Settings) -> None:
-    """Whoever holds one is dead: the data are ours alone, by the lock on their folder."""
-    bus = await Bus.connect(bus_settings(settings, "penstock-up"), ensure=False)
+async def _prepare(settings: Settings) -> None:
+    """As the operator: make the streams, which services may not, and end the former leases.
+
+    Whoever holds one is dead: the data are ours alone, by the lock on their folder.
+    """
+    bus = await Bus.connect(bus_settings(settings, f"penstock-up-{os.getpid()}", OPERATOR))
     try:
-        await end_all(bus)
-    except BusError as error:
-        log.warning("the leases of the process before run out by themselves: %s", error)
+        await subscribers.ensure(bus)
+        try:
+            await end_all(bus)
+        except BusError as error:
+            log.warning("the leases of the process before run out by themselves: %s", error)
     finally:
         await bus.close()
 
 
 async def _greet(
-    options: Options, settings: Settings, demos: list[DemoServer], ready: asyncio.Event
+    options: Options,
+    settings: Settings,
+    demos: list[DemoServer],
+    ready: asyncio.Event,
+    nats: EmbeddedNats | None,
 ) -> None:
     await ready.wait()
     for demo in demos:
@@ -130,6 +143,11 @@ async def _greet(
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}"
     print(f"\nPenstock is at {url}. Ctrl-C stops it; what ran is kept in {options.data}.")
+    if nats is not None:
+        print(
+            f"Events on NATS: {nats.url}, user {SUBSCRIBER} (it may only read), "
+            f"password in {credentials(options.data) / SUBSCRIBER}"
+        )
     if demos:
         print(
             "\nTry, in another terminal:\n",

@@ -38,12 +38,13 @@ from penstock.bus.errors import (
     StartUpError,
     refusal,
 )
-from penstock.bus.health import Health, family, stream_of
+from penstock.bus.health import Health, advice_on, family, stream_of
 from penstock.bus.kv import Bucket
 from penstock.bus.presence import Presence
 from penstock.bus.publisher import Publisher
 from penstock.bus.pulse import Pulse
 from penstock.bus.streams import Retention
+from penstock.bus.tls import Tls, TlsRefused
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class BusSettings:
     `max_unacked_bytes`: what may be published and not yet acknowledged; more waits its turn.
     `repairs`: puts streams in order that have lost their end (`continuity`), as normalizers do.
     `clock_limit_s`: by how much this machine's clock may differ from NATS's; see `clock`.
+    `inbox_prefix`: where answers come, so that other users cannot listen to them.
     """
 
     url: str = "nats://127.0.0.1:4222"
@@ -78,6 +80,8 @@ class BusSettings:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     credentials_file: str | None = None
+    inbox_prefix: str = "_INBOX"
+    tls: Tls = field(default_factory=Tls)
     connect_timeout_s: float = 10.0
     publish_timeout_s: float = 5.0
     max_unacked_bytes: int = 64 * 1024 * 1024
@@ -159,14 +163,19 @@ class Bus:
     async def _dial(self) -> None:
         settings = self.settings
         self._dialing = True
+        servers = re.findall(r"[^,\s]+", settings.url)
         try:
+            context = settings.tls.context(servers)
+            self.client.must_encrypt = context is not None
             async with asyncio.timeout(settings.connect_timeout_s):
                 await self.client.connect(
-                    re.findall(r"[^,\s]+", settings.url),
+                    servers,
                     name=settings.name,
                     user=settings.user,
                     password=settings.password,
                     user_credentials=settings.credentials_file,
+                    inbox_prefix=settings.inbox_prefix.encode(),
+                    tls=context,
                     ping_interval=5,
                     max_outstanding_pings=2,
                     reconnect_time_wait=0.25,  # type: ignore[arg-type]  # it is only slept for
@@ -178,16 +187,18 @@ class Bus:
         except TimeoutError as error:
             # nats-py tries until the timeout: what went wrong is what it met on the way
             raise NotThereYet(self._cannot_connect("; ".join(self._troubles))) from error
+        except TlsRefused as error:
+            raise StartUpError(f"cannot connect to NATS at {self.where}: {error}") from error
         except (OSError, NatsError, ImportError, ValueError) as error:
             raise StartUpError(self._cannot_connect(str(error))) from error
         finally:
             self._dialing = False
 
     def _cannot_connect(self, reason: str) -> str:
-        return (
-            f"cannot connect to NATS at {self.where}: {reason or 'no answer'}. Is it running "
-            "there, and are the credentials right? (PENSTOCK_NATS_URL)"
+        advice = advice_on(reason, self.settings.user) or (
+            "Is it running there, and are the credentials right? (PENSTOCK_NATS_URL)"
         )
+        return f"cannot connect to NATS at {self.where}: {reason or 'no answer'}. {advice}"
 
     @property
     def where(self) -> str:
@@ -223,8 +234,11 @@ class Bus:
             return reasons if not held_back or held_back in reasons else [held_back, *reasons]
         since = self._away_since
         away = f" for {time.monotonic() - since:.0f} s" if since is not None else ""
-        reason = f" ({self._troubles[-1]})" if self._troubles else ""
-        return [f"NATS at {self.where} is away{away}{reason}"]
+        if not self._troubles:
+            return [f"NATS at {self.where} is away{away}"]
+        trouble = self._troubles[-1]
+        advice = advice_on(trouble, self.settings.user)
+        return [f"NATS at {self.where} is away{away} ({trouble})" + (f". {advice}" * bool(advice))]
 
     async def close(self) -> None:
         """Flush what was published, then close."""
@@ -361,10 +375,10 @@ class Bus:
 
     def _refused(self, action: str, subject: str) -> None:
         if action == "publish":
-            self.health.refused("denied", stream_of(subject))
+            self.health.refused("denied", stream_of(subject), subject)
             self.publisher.refused(subject)
         else:
-            self.health.refused("unheard", family(subject))
+            self.health.refused("unheard", family(subject), subject)
             # nobody says when it is allowed; a new connection subscribes to everything again
             if self._subscribing is None:
                 loop = asyncio.get_running_loop()
@@ -379,7 +393,7 @@ class Bus:
             log.error("a subscription's callback failed", exc_info=error)
             return
         text = str(error) or type(error).__name__
-        if self._dialing and "authorization violation" in text.lower():
+        if self._dialing and advice_on(text, None):
             raise error  # which ends the attempts: another one would be refused, too
         if text not in self._troubles:  # each attempt to reconnect ends in the same words
             log.warning("NATS: %s", text)

@@ -24,6 +24,11 @@ RECONNECT_S = (0.1, 0.5)  # between attempts at one server: all services lose it
 # True for who finds out, while everything is held back, whether it may go on.
 PASSES: ContextVar[bool] = ContextVar("passes", default=False)
 
+
+class NotEncrypted(NatsError):
+    """TLS was asked for, and the server has none."""
+
+
 _REFUSED = re.compile(r'permissions violation for (publish|subscription)[^"]*"([^"]+)"')
 
 
@@ -39,6 +44,7 @@ class Connection(Client):
         super().__init__()
         self.unanswered: set[asyncio.Future[Any]] = set()
         self.held_back = ""  # why nothing may be sent, though the connection stands
+        self.must_encrypt = False
         self._left: Srv | None = None  # not to be taken again at once
         self.returned_at = float("-inf")  # the last reconnect
         self.node_lost_at = float("-inf")  # the cluster has lost a server, as far as we know
@@ -66,6 +72,16 @@ class Connection(Client):
             for name, colon, value in (line.partition(":") for line in text.split("\r\n"))
             if colon
         }
+
+    def _connect_command(self) -> bytes:
+        # nats-py would send the password in clear text to a server that offers no TLS
+        if self.must_encrypt and not self._server_info.get("tls_required"):
+            raise NotEncrypted(
+                "nats: the server does not ask for TLS, and this client was told to use it: "
+                "nothing was sent to it"
+            )
+        command: bytes = super()._connect_command()
+        return command
 
     async def standing(self, timeout_s: float) -> None:
         """Wait until it is usable; raises BusUnavailable when that takes longer.

@@ -36,16 +36,41 @@ _WORDS: Mapping[Kind, str] = {
     "full": "{where} takes no more messages ({words}); what is to be stored there is held back and "
     "tried again. Give NATS more room: its disk, max_file_store, the account's limit, or "
     "the stream's own (`nats stream edit {where} --max-bytes`)",
-    "denied": "NATS does not let this user publish to {where}; what is to be sent there is held "
-    "back and tried again. Allow it in the permissions of the user",
-    "unheard": "NATS does not let this user subscribe to {where}; it is tried again. Allow it in "
-    "the permissions of the user",
+    "denied": "NATS does not let this user publish to {where} ({words}); what is to be sent there "
+    "is held back and tried again. Allow it in the permissions of the user (what each service "
+    "needs: deploy/nats/accounts.conf)",
+    "unheard": "NATS does not let this user subscribe to {where} ({words}); it is tried again. "
+    "Allow it in the permissions of the user (what each service needs: deploy/nats/accounts.conf)",
     "away": "{where} has not answered for {seconds:.0f} s ({words}). Have NATS's servers a quorum, "
     "and room on their disks? Their logs tell; after a full disk they must be restarted",
     "lost": "{words}",
 }
 # What is known by hearsay only, and so forgotten when nobody tries any more.
 _FORGOTTEN: frozenset[Kind] = frozenset({"full", "denied", "away"})
+
+
+_ADVICE: Mapping[str, str] = {
+    "authorization violation": "NATS refuses {user}: set the user and password that its "
+    "configuration has (PENSTOCK_NATS_PASSWORDS, or PENSTOCK_NATS_USER and PENSTOCK_NATS_PASSWORD, "
+    "or PENSTOCK_NATS_CREDENTIALS)",
+    "certificate verify failed": "The server's certificate is not of an authority that this "
+    "client trusts, or is for another name: set PENSTOCK_NATS_TLS_CA to the authority's file, and "
+    "use a name that the certificate has in PENSTOCK_NATS_URL",
+    "certificate required": "The server wants a certificate of the client: set "
+    "PENSTOCK_NATS_TLS_CERT and PENSTOCK_NATS_TLS_KEY",
+    "bad certificate": "The server refuses this client's certificate: set PENSTOCK_NATS_TLS_CERT "
+    "and PENSTOCK_NATS_TLS_KEY to one of an authority that the server trusts",
+    "does not ask for tls": "Switch TLS on in the server's configuration, or take tls:// out of "
+    "PENSTOCK_NATS_URL and unset PENSTOCK_NATS_TLS_*",
+}
+
+
+def advice_on(trouble: str, user: str | None) -> str:
+    """What to do about a refusal that no further attempt will change; else empty."""
+    for words, advice in _ADVICE.items():
+        if words in trouble.lower():
+            return advice.format(user=f"the user {user}" if user else "a client without a user")
+    return ""
 
 
 def stream_of(subject: str) -> str:

@@ -26,6 +26,8 @@ from penstock.bus.errors import (
     ApiError,
     BusError,
     BusUnavailable,
+    NotPermitted,
+    NotThereYet,
     StartUpError,
     refusal,
 )
@@ -114,6 +116,12 @@ async def ensure(bus: Bus, retention: Retention) -> None:
             await _ensure(bus, wanted)
         except StartUpError:
             raise
+        except NotPermitted as error:
+            raise NotThereYet(
+                f"the stream {wanted['name']} is missing, or is of an older version, and this NATS "
+                f"user may not change that ({error}): let the operator make the streams "
+                "(`penstock streams make`)"
+            ) from error
         except BusError as error:
             raise refusal(error)(
                 f"cannot ensure the stream {wanted['name']}: {error}. "

@@ -91,13 +91,14 @@ class Publisher:
         self._timeout_s = timeout_s
         self._health = health if health is not None else Health()
         self._gate = Gate(max_unacked_bytes)
-        self._inbox = client.new_inbox()
+        self._inbox = ""  # known once the client is told its prefix
         self._waiting: dict[str, tuple[str, asyncio.Future[int]]] = {}  # by reply, with subject
         self._next = 0
         self.stored: dict[str, int] = {}  # the last sequence that was acknowledged, by stream
 
     async def start(self) -> None:
         """Subscribe to the inbox that all acknowledgements come to."""
+        self._inbox = self._client.new_inbox()
         await self._client.subscribe(f"{self._inbox}.*", cb=self._on_ack)
 
     def connection_lost(self) -> None:

@@ -47,7 +47,7 @@ accounts {
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[NatsServer]:
     """A server that asks who is there."""
-    server = NatsServer(tmp_path / "nats", config=USERS)
+    server = NatsServer(tmp_path / "nats", config=USERS, users=False)
     server.start()
     yield server
     server.remove()

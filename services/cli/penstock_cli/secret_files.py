@@ -1,0 +1,44 @@
+"""Files that only their owner may read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+_PASSWORD_BYTES = 32
+
+
+def private_folder(folder: Path) -> None:
+    """Make the folder, or close to others one that there is. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write the file whole, readable by its owner only from its first byte on. Raises OSError."""
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # with mode 0600
+    try:
+        with os.fdopen(handle, "w") as new:
+            new.write(text)
+            new.flush()
+            os.fsync(new.fileno())
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def password(file: Path) -> str:
+    """The password in the file; a new one where there is none. Raises OSError."""
+    try:
+        kept = file.read_text().strip()
+    except FileNotFoundError:
+        kept = ""
+    if kept:
+        file.chmod(0o600)
+        return kept
+    made = secrets.token_urlsafe(_PASSWORD_BYTES)
+    write_private(file, f"{made}\n")
+    return made

@@ -1,0 +1,298 @@
+"""Who may do what on the bus: one table, from which every NATS configuration of ours is made.
+
+Services share the account PENSTOCK, one user each. Subscribers have an account of their own and
+reach what is exported to them, nothing else. That is more than permissions can do: within one
+account whoever may ask JetStream for anything names the subject that the answer goes to, and the
+server does not check it. A reader that may only fetch its next event could have it delivered to
+`decide.<id>` or into a bucket.
+
+`python -m penstock.bus.permissions` prints deploy/nats/accounts.conf.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.bus.streams import ADVISORIES, COMMANDS, EVENTS, RAW, SCHEDULES
+from penstock.bus.subjects import CATEGORIES
+
+ACCOUNT: Final = "PENSTOCK"
+SUBSCRIBERS: Final = "SUBSCRIBERS"
+OPERATOR: Final = "operator"
+SUBSCRIBER: Final = "subscriber"
+# What subscribers' clients call `domain`: the server answers requests under $JS.API itself.
+DOMAIN: Final = "penstock"
+
+_API = "$JS.API"
+_OBJECTS = "OBJ_payloads"
+_NEXT, _INFO = "CONSUMER.MSG.NEXT", "CONSUMER.INFO"
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A NATS user. `responds`: it may answer each request that reaches it, once."""
+
+    name: str
+    purpose: str
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    responds: bool = False
+
+    @property
+    def inbox(self) -> str:
+        """Where its answers come: nobody else may listen there."""
+        return inbox_prefix(self.name)
+
+
+def inbox_prefix(user: str) -> str:
+    """The prefix of a user's inboxes, without a dot at its end."""
+    return f"_INBOX_{user}"
+
+
+def _reads(*names: str) -> list[str]:
+    """Reading the messages of streams: from the leader, and by direct get."""
+    return [f"{_API}.{call}.{name}" for name in names for call in ("STREAM.MSG.GET", "DIRECT.GET")]
+
+
+def _buckets(*names: str) -> list[str]:
+    """Reading the keys of buckets."""
+    return _reads(*(f"KV_{name}" for name in names))
+
+
+def _keys(*keys: str) -> list[str]:
+    """Writing keys: `<bucket>.<pattern>`."""
+    return [f"$KV.{key}" for key in keys]
+
+
+def _follows(stream: str) -> list[str]:
+    """Reading a stream in order, by consumers that last as long as their reader."""
+    calls = ("CREATE.{}", "MSG.NEXT.{}.*", "DELETE.{}.*")
+    return [f"{_API}.CONSUMER.{call.format(stream)}" for call in calls]
+
+
+def _takes(stream: str, *durables: str) -> list[str]:
+    """Taking work from durable consumers that it makes itself."""
+    return [
+        subject
+        for durable in durables
+        for subject in (
+            f"{_API}.CONSUMER.DURABLE.CREATE.{stream}.{durable}",
+            f"{_API}.{_NEXT}.{stream}.{durable}",
+            f"$JS.ACK.{stream}.{durable}.>",
+        )
+    ]
+
+
+# Every service asks what streams there are, and whether they are still the same.
+_LOOKS = [f"{_API}.INFO", f"{_API}.STREAM.INFO.*"]
+# Payloads over 512 KiB; who writes one anew under the same name clears the old one away.
+_READS_OBJECTS = [*_reads(_OBJECTS), f"{_API}.DIRECT.GET.{_OBJECTS}.>"]
+_KEEPS_OBJECTS = [*_READS_OBJECTS, "$O.payloads.>", f"{_API}.STREAM.PURGE.{_OBJECTS}"]
+# Whether another process lives.
+_ALIVE = ["alive.>"]
+# How far the streams reach is noted by everyone, so that a stream that lost its end is noticed.
+_MARKS = [*_buckets("checkpoints"), *_keys("checkpoints.marks")]
+
+
+def _service(
+    name: str,
+    purpose: str,
+    *publish: Iterable[str],
+    hears: Iterable[str] = (),
+    responds: bool = False,
+) -> User:
+    own = [f"{inbox_prefix(name)}.>"]
+    return User(
+        name,
+        purpose,
+        tuple(
+            dict.fromkeys([*_LOOKS, *_ALIVE, *_MARKS, *(each for part in publish for each in part)])
+        ),
+        (*own, *_ALIVE, *hears),
+        responds,
+    )
+
+
+USERS: Final = (
+    User(
+        OPERATOR,
+        "makes and changes streams, puts dead letters back: `penstock streams`, `deadletters`",
+        (">",),
+        (">",),
+    ),
+    _service(
+        "connector",
+        "the only one who writes source frames of agent servers",
+        ["raw.*.upstream", "deadletter.connector.*", "command.connector.cancel.*"],
+        ["control.*", "handover.leg", "turn.*"],
+        _takes(COMMANDS, *(f"connector-{kind}" for kind in ("start", "continue", "cancel"))),
+        _follows("KV_leases"),
+        _reads(COMMANDS, RAW, EVENTS),
+        _buckets("claims", "sent", "leases", "sessions", "threads", "runs"),
+        _buckets("pauses", "approvals", "aliases"),
+        _keys("claims.>", "sent.*", "leases.pod.*", "sessions.*", "threads.*"),
+        _KEEPS_OBJECTS,
+        hears=["control.*", "handover.leg", "turn.*"],
+        responds=True,
+    ),
+    _service(
+        "normalizer",
+        "the only one who writes events",
+        [f"{category}.>" for category in CATEGORIES],
+        # for other services, and for subscribers, too: it buries what the server gave up
+        ["raw.*.normalizer", "deadletter.*.*"],
+        # it puts streams in order that have lost their end: see `continuity`
+        ["raw.*.penstock", "command.penstock.skipped.*"],
+        [f"{_API}.STREAM.PURGE.{stream}" for stream in (RAW, EVENTS, COMMANDS)],
+        _follows(RAW),
+        _follows("KV_leases"),
+        _takes(ADVISORIES, "normalizer-advisories"),
+        _reads(RAW, EVENTS, COMMANDS, SCHEDULES),
+        [f"{_API}.STREAM.MSG.DELETE.{COMMANDS}"],
+        _buckets("runs", "pauses", "leases", "aliases"),
+        _keys("runs.*", "pauses.*", "checkpoints.>", "leases.normalizer.>"),
+        _KEEPS_OBJECTS,
+        responds=True,
+    ),
+    _service(
+        "edge",
+        "carries what clients ask for, and shows them events",
+        ["command.connector.start.*", "command.connector.cancel.*", "raw.*.edge"],
+        ["decide.*", "turn.*", "deadletter.edge.*"],
+        _reads(EVENTS, RAW),
+        _buckets("runs", "sessions", "aliases", "idempotency", "approvals", "pauses"),
+        _buckets("leases", "tokens", "claims", "threads"),
+        _keys("runs.*", "sessions.*", "aliases.*", "idempotency.*", "tokens.*", "leases.cancel.*"),
+        _KEEPS_OBJECTS,
+        hears=["live.>", "frames.>", "turn.*"],
+        responds=True,
+    ),
+    _service(
+        "approvals",
+        "takes decisions, and has runs continued: nobody else may",
+        ["command.connector.continue.*", "raw.*.approvals", "deadletter.approvals.*"],
+        ["schedule.approvals.>"],
+        _takes(EVENTS, "approvals"),
+        _takes(COMMANDS, "approvals-replay"),
+        _takes(SCHEDULES, "approvals"),
+        _reads(EVENTS, RAW),
+        _buckets("approvals", "pauses", "runs", "aliases", "tokens", "sent"),
+        _keys("approvals.>", "aliases.*", "tokens.*"),
+        _KEEPS_OBJECTS,
+        hears=["decide.*"],
+        responds=True,
+    ),
+    _service(
+        "automations",
+        "for the service that is to come: rules, webhooks, runs that rules start",
+        ["command.connector.start.*", "raw.*.automations", "deadletter.automations.*"],
+        ["schedule.automations.>"],
+        _takes(EVENTS, "automations"),
+        _takes(COMMANDS, "automations-replay"),
+        _takes(SCHEDULES, "automations"),
+        _reads(EVENTS),
+        _buckets("rules", "runs", "aliases"),
+        _keys("rules.*", "runs.*"),
+        _KEEPS_OBJECTS,
+    ),
+)
+READERS: Final = (
+    User(
+        SUBSCRIBER,
+        "reads every event as it comes (`live.>`), and each once by the durable `subscriber`",
+        (
+            f"$JS.{DOMAIN}.API.{_INFO}.{EVENTS}.{SUBSCRIBER}",
+            f"$JS.{DOMAIN}.API.{_NEXT}.{EVENTS}.{SUBSCRIBER}",
+            f"$JS.ACK.{EVENTS}.{SUBSCRIBER}.>",
+        ),
+        (f"{inbox_prefix(SUBSCRIBER)}.>", "live.>"),
+    ),
+)
+NAMES: Final = tuple(user.name for user in (*USERS, *READERS))
+
+
+def password_variable(user: str) -> str:
+    """The environment variable that holds a user's password for deploy/nats."""
+    return f"PENSTOCK_NATS_PASSWORD_{user.upper()}"
+
+
+def configuration(passwords: Mapping[str, str]) -> str:
+    """The block `accounts` of a NATS server's configuration; the password of each user as given.
+
+    A password is written as it is, so one that is no variable must be quoted (`json.dumps`).
+    """
+    operators = "\n".join(_user(user, passwords[user.name]) for user in USERS)
+    readers = "\n".join(_user(user, passwords[user.name]) for user in READERS)
+    return _ACCOUNTS.format(operators=operators, readers=readers)
+
+
+def _user(user: User, password: str) -> str:
+    rules = [
+        f"        publish: {{allow: [{_listed(user.publish)}]}}",
+        f"        subscribe: {{allow: [{_listed(user.subscribe)}]}}",
+    ]
+    if user.responds:
+        rules.append("        allow_responses: true")
+    return "\n".join(
+        [
+            f"      # {user.purpose}",
+            f"      {{user: {user.name}, password: {password}, permissions: {{",
+            *rules,
+            "      }}",
+        ]
+    )
+
+
+def _listed(subjects: Iterable[str]) -> str:
+    lines = "".join(f"\n          {json.dumps(subject)}" for subject in subjects)
+    return f"{lines}\n        "
+
+
+_ACCOUNTS = f"""\
+accounts {{{{
+  {ACCOUNT} {{{{
+    jetstream: enabled
+    users: [
+{{operators}}
+    ]
+    # what the account of the subscribers may reach, and nothing else
+    exports: [
+      {{{{service: "{_API}.{_INFO}.{EVENTS}.*"}}}}
+      {{{{service: "{_API}.{_NEXT}.{EVENTS}.*", response_type: stream}}}}
+      {{{{service: "$JS.ACK.{EVENTS}.>"}}}}
+      {{{{stream: "live.>"}}}}
+    ]
+  }}}}
+  {SUBSCRIBERS} {{{{
+    users: [
+{{readers}}
+    ]
+    imports: [
+      {{{{
+        service: {{{{account: {ACCOUNT}, subject: "{_API}.{_INFO}.{EVENTS}.*"}}}}
+        to: "$JS.{DOMAIN}.API.{_INFO}.{EVENTS}.*"
+      }}}}
+      {{{{
+        service: {{{{account: {ACCOUNT}, subject: "{_API}.{_NEXT}.{EVENTS}.*"}}}}
+        to: "$JS.{DOMAIN}.API.{_NEXT}.{EVENTS}.*"
+      }}}}
+      {{{{service: {{{{account: {ACCOUNT}, subject: "$JS.ACK.{EVENTS}.>"}}}}}}}}
+      {{{{stream: {{{{account: {ACCOUNT}, subject: "live.>"}}}}}}}}
+    ]
+  }}}}
+}}}}
+"""
+
+
+def main() -> None:
+    """Print the block with a variable for each password."""
+    print("# Made by `make contract` from penstock/bus/permissions.py: change it there.")
+    print("# A variable of the server's environment holds each password; see README.md.")
+    print(configuration({name: f"${password_variable(name)}" for name in NAMES}), end="")
+
+
+if __name__ == "__main__":
+    main()

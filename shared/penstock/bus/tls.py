@@ -1,0 +1,51 @@
+"""TLS to NATS: whose certificates are trusted, and which one is shown."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class TlsRefused(Exception):
+    """The files cannot be used. The text names the setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files. `ca`: the authority of the servers, in place of the system's; `cert` and `key`:
+    what this client shows.
+    """
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def context(self, servers: Sequence[str]) -> ssl.SSLContext | None:
+        """What to connect with; None where neither a file nor a URL asks for TLS.
+
+        Raises TlsRefused.
+        """
+        asked = self.ca or self.cert or self.key
+        if not asked and not any(url.startswith("tls://") for url in servers):
+            return None
+        if bool(self.cert) != bool(self.key):
+            raise TlsRefused("PENSTOCK_NATS_TLS_CERT and PENSTOCK_NATS_TLS_KEY: set both")
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except OSError as error:  # an SSLError is one, too
+            raise TlsRefused(_unusable("PENSTOCK_NATS_TLS_CA", self.ca, error)) from error
+        if self.cert and self.key:
+            try:
+                # no passphrase: nobody is there to type one
+                context.load_cert_chain(self.cert, self.key, password=lambda: b"")
+            except OSError as error:
+                files = f"{self.cert} and {self.key}"
+                setting = "PENSTOCK_NATS_TLS_CERT and PENSTOCK_NATS_TLS_KEY"
+                raise TlsRefused(_unusable(setting, files, error)) from error
+        return context
+
+
+def _unusable(setting: str, file: str | None, error: OSError) -> str:
+    reason = "no PEM file of that kind" if isinstance(error, ssl.SSLError) else error.strerror
+    return f"{setting}: cannot use {file}: {reason}"
