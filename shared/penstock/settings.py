@@ -152,10 +152,13 @@ def read_settings(settings_type: type[SettingsT]) -> SettingsT:
     try:
         return settings_type()
     except ValidationError as error:
-        lines = [
-            f"  PENSTOCK_{'.'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors()
-        ]
+        lines = [f"  {_variable_of(problem['loc'])}{problem['msg']}" for problem in error.errors()]
         raise ConfigurationError("\n".join(["the environment:", *lines])) from error
+
+
+def _variable_of(place: tuple[int | str, ...]) -> str:
+    """`PENSTOCK_<NAME>: `; nothing where it is about several, which the message names itself."""
+    return f"PENSTOCK_{'.'.join(map(str, place)).upper()}: " if place else ""
 
 
 def _expanded(value: Any, path: Path) -> Any:
@@ -315,7 +318,8 @@ class Settings(BaseSettings):
     nats_passwords: Path | None = Field(
         None,
         description="A folder with a file per NATS user that holds its password: each service "
-        "takes the one named after it, the commands of `penstock` take `operator`",
+        "takes the one named after it, the commands of `penstock` take `operator`. "
+        "PENSTOCK_NATS_USER or PENSTOCK_NATS_CREDENTIALS win over it",
     )
     nats_inbox_prefix: str | None = Field(
         None, description="Where answers of NATS come; default `_INBOX_<service>`"
@@ -355,14 +359,7 @@ class Settings(BaseSettings):
         return value or None  # as Compose and charts write it
 
     @model_validator(mode="after")
-    def _one_login(self) -> Settings:
-        given = {
-            "PENSTOCK_NATS_USER": self.nats_user,
-            "PENSTOCK_NATS_CREDENTIALS": self.nats_credentials,
-            "PENSTOCK_NATS_PASSWORDS": self.nats_passwords,
-        }
-        if len(names := [name for name, value in given.items() if value]) > 1:
-            raise ValueError(f"{' and '.join(names)}: set one of them")
+    def _password_has_user(self) -> Settings:
         if self.nats_password and not self.nats_user:
             raise ValueError("PENSTOCK_NATS_PASSWORD: set PENSTOCK_NATS_USER, too")
         return self
@@ -370,7 +367,7 @@ class Settings(BaseSettings):
 
 def nats_login(settings: Settings, service: str) -> tuple[str | None, str | None]:
     """The NATS user and password of a service. Raises ConfigurationError."""
-    if settings.nats_passwords is None:
+    if settings.nats_user or settings.nats_credentials or settings.nats_passwords is None:
         return settings.nats_user, settings.nats_password
     file = settings.nats_passwords / service
     try:

@@ -15,6 +15,7 @@ import pytest
 
 from support import servers
 from support.deployment import free_port
+from support.bus import make_streams
 from support.nats import NatsServer
 from support.waiting import eventually
 
@@ -90,11 +91,13 @@ def guarded(tmp_path: Path) -> Iterator[NatsServer]:
 async def test_a_nats_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     """In Kubernetes nobody says who comes first."""
     port = free_port()
-    nats = NatsServer(tmp_path / "nats", port=port)
+    nats = NatsServer(tmp_path / "nats", port=port, violations=True)
     async with starting(tmp_path, f"nats://127.0.0.1:{port}") as service:
         await service.until(503, "connects to NATS")
         nats.start()
         try:
+            await service.until(503, "`penstock streams make`")  # it may not make them itself
+            await make_streams(nats.url)
             await service.until(200)
         finally:
             nats.remove()

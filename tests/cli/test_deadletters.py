@@ -18,7 +18,7 @@ from penstock_cli.main import app
 from penstock_cli.output import Output
 from support.bus import connected, new_run_id
 from support.letters import a_cancel, all_letters, buried, letter_about, stored_command
-from support.nats import NatsServer
+from support.nats import NatsServer, write_passwords
 
 Invoke = Callable[..., Result]
 
@@ -268,6 +268,7 @@ def test_the_server_of_a_running_up_is_found_by_its_folder(
     nats: NatsServer, tmp_path: Path
 ) -> None:
     with_letter(nats, letter_about(a_cancel()))
+    write_passwords(tmp_path / "credentials")
     (tmp_path / "nats").mkdir()
     (tmp_path / "nats" / "x.ports").write_text(json.dumps({"nats": [nats.url]}))
     result = CliRunner().invoke(app, ["deadletters", "list", "--data", str(tmp_path)])

@@ -101,7 +101,11 @@ class Connection(Client):
             raise BusUnavailable(self.held_back)
 
     async def close(self) -> None:
-        """As nats-py's, but also where `connect` has refused its arguments."""
+        """As nats-py's, but also where `connect` has refused its arguments, or TLS has failed."""
+        if not self.is_connected and self._transport is not None:
+            # after a TLS handshake that failed, its end would be waited for without end
+            self._abort()
+            self._transport = None
         if self._flush_queue is not None:
             await super().close()
 

@@ -50,7 +50,7 @@ _FORGOTTEN: frozenset[Kind] = frozenset({"full", "denied", "away"})
 
 
 _ADVICE: Mapping[str, str] = {
-    "authorization violation": "NATS refuses {user}: set the user and password that its "
+    "authorization violation": "NATS refuses {user}: set the credentials that its "
     "configuration has (PENSTOCK_NATS_PASSWORDS, or PENSTOCK_NATS_USER and PENSTOCK_NATS_PASSWORD, "
     "or PENSTOCK_NATS_CREDENTIALS)",
     "certificate verify failed": "The server's certificate is not of an authority that this "
@@ -58,6 +58,8 @@ _ADVICE: Mapping[str, str] = {
     "use a name that the certificate has in PENSTOCK_NATS_URL",
     "certificate required": "The server wants a certificate of the client: set "
     "PENSTOCK_NATS_TLS_CERT and PENSTOCK_NATS_TLS_KEY",
+    "unknown ca": "The server refuses this client's certificate: set PENSTOCK_NATS_TLS_CERT and "
+    "PENSTOCK_NATS_TLS_KEY to one of an authority that the server trusts",
     "bad certificate": "The server refuses this client's certificate: set PENSTOCK_NATS_TLS_CERT "
     "and PENSTOCK_NATS_TLS_KEY to one of an authority that the server trusts",
     "does not ask for tls": "Switch TLS on in the server's configuration, or take tls:// out of "
@@ -76,7 +78,7 @@ def advice_on(trouble: str, user: str | None) -> str:
 def stream_of(subject: str) -> str:
     """The stream that stores what is published to the subject; else the subject's family."""
     first, _, rest = subject.partition(".")
-    if prefix := _PREFIXES.get(first):
+    if prefix := _PREFIXES.get(first.upper()):  # a refusal comes in small letters
         return prefix + rest.partition(".")[0]
     return _STREAMS.get(first, family(subject))
 

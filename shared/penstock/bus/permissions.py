@@ -133,7 +133,7 @@ USERS: Final = (
         _reads(COMMANDS, RAW, EVENTS),
         _buckets("claims", "sent", "leases", "sessions", "threads", "runs"),
         _buckets("pauses", "approvals", "aliases"),
-        _keys("claims.>", "sent.*", "leases.pod.*", "sessions.*", "threads.*"),
+        _keys("claims.>", "sent.*", "leases.pod.*", "sessions.*", "threads.>"),
         _KEEPS_OBJECTS,
         hears=["control.*", "handover.leg", "turn.*"],
         responds=True,

@@ -141,8 +141,8 @@ async def test_a_user_who_may_not_use_jetstream_is_refused(guarded: NatsServer) 
 
 async def test_a_user_who_may_not_make_streams_is_refused(guarded: NatsServer) -> None:
     said = await refusal(guarded.url, user="reader", password="right")
-    assert "cannot ensure the stream KV_leases" in said
-    assert "May this user create streams?" in said
+    assert "the stream KV_leases is missing" in said
+    assert "let the operator make the streams (`penstock streams make`)" in said
 
 
 async def test_a_user_who_may_do_all_gets_in(guarded: NatsServer, run_id: str) -> None:

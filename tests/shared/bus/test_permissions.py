@@ -1,0 +1,351 @@
+"""What each NATS user may do, and that everything else is refused by a real server."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from penstock.bus import Bus, BusSettings, StartUpError, permissions, subscribers
+from penstock.bus.permissions import NAMES, OPERATOR, SUBSCRIBER
+from support.bus import connected, event, new_run_id
+from support.nats import NatsServer, binary, login
+from support.repository import ROOT
+from support.waiting import eventually
+
+RUN = "0198c5a0-7b1e-7c3a-9d52-4f6e8a1b2c3d"
+DEPLOY = ROOT / "deploy" / "nats"
+
+# What may be published, and by whom besides the operator.
+PUBLISH: Mapping[str, set[str]] = {
+    # commands and decisions
+    f"command.connector.start.{RUN}": {"edge", "automations"},
+    f"command.connector.continue.{RUN}": {"approvals"},
+    f"command.connector.cancel.{RUN}": {"edge", "connector"},
+    f"command.approvals.replay.{RUN}": set(),
+    "decide.1": {"edge"},
+    # what runs say
+    f"raw.{RUN}.upstream": {"connector"},
+    f"raw.{RUN}.edge": {"edge"},
+    f"raw.{RUN}.approvals": {"approvals"},
+    f"raw.{RUN}.automations": {"automations"},
+    f"raw.{RUN}.normalizer": {"normalizer"},
+    f"rawp.1.{RUN}.upstream": set(),
+    f"lifecycle.completed.{RUN}": {"normalizer"},
+    f"approval.decided.{RUN}": {"normalizer"},
+    f"live.llm.stream.{RUN}": set(),
+    f"frames.{RUN}.upstream": set(),
+    f"deadletter.edge.{RUN}": {"edge", "normalizer"},
+    # between services
+    f"control.{RUN}": {"connector"},
+    "handover.leg": {"connector"},
+    "turn.1": {"connector", "edge"},
+    # records
+    f"$KV.runs.{RUN}": {"edge", "normalizer", "automations"},
+    "$KV.approvals.1": {"approvals"},
+    f"$KV.claims.claim.{RUN}": {"connector"},
+    "$KV.sent.1": {"connector"},
+    f"$KV.pauses.{RUN}": {"normalizer"},
+    "$KV.tokens.1": {"edge", "approvals"},
+    "$KV.idempotency.1": {"edge"},
+    "$KV.rules.1": {"automations"},
+    "$KV.letters.1": set(),
+    "$KV.checkpoints.normalizer.1": {"normalizer"},
+    "$KV.leases.pod.1": {"connector"},
+    "$KV.leases.normalizer.part.1": {"normalizer"},
+    "$KV.leases.streams.migration": set(),
+    # reading what is not for everybody
+    "$JS.API.STREAM.MSG.GET.KV_tokens": {"edge", "approvals"},
+    "$JS.API.DIRECT.GET.KV_tokens": {"edge", "approvals"},
+    "$JS.API.DIRECT.GET.KV_tokens.$KV.tokens.1": set(),
+    "$JS.API.STREAM.MSG.GET.KV_approvals": {"edge", "approvals", "connector"},
+    "$JS.API.STREAM.MSG.GET.KV_letters": set(),
+    "$JS.API.STREAM.MSG.GET.KV_rules": {"automations"},
+    "$JS.API.STREAM.MSG.GET.DEADLETTERS": set(),
+    "$JS.API.DIRECT.GET.RAW": {"connector", "normalizer", "edge", "approvals"},
+    "$JS.API.CONSUMER.CREATE.RAW": {"normalizer"},
+    "$JS.API.CONSUMER.CREATE.EVENTS": set(),
+    "$JS.API.CONSUMER.CREATE.EVENTS.mine.llm.>": set(),
+    "$JS.API.CONSUMER.CREATE.KV_tokens": set(),
+    "$JS.API.CONSUMER.DURABLE.CREATE.EVENTS.approvals": {"approvals"},
+    "$JS.API.CONSUMER.DURABLE.CREATE.EVENTS.mine": set(),
+    "$JS.API.CONSUMER.MSG.NEXT.COMMANDS.connector-start": {"connector"},
+    "$JS.API.CONSUMER.MSG.NEXT.EVENTS.subscriber": set(),
+    "$JS.ACK.COMMANDS.connector-start.1.1.1.1.0": {"connector"},
+    "$JS.API.CONSUMER.DELETE.EVENTS.approvals": set(),
+    # the streams themselves
+    "$JS.API.STREAM.CREATE.MINE": set(),
+    "$JS.API.STREAM.UPDATE.EVENTS": set(),
+    "$JS.API.STREAM.DELETE.EVENTS": set(),
+    "$JS.API.STREAM.PURGE.KV_approvals": set(),
+    "$JS.API.STREAM.PURGE.KV_runs": set(),
+    "$JS.API.STREAM.PURGE.EVENTS": {"normalizer"},
+    "$JS.API.STREAM.MSG.DELETE.COMMANDS": {"normalizer"},
+    "$JS.API.STREAM.MSG.DELETE.EVENTS": set(),
+    "$JS.API.STREAM.SNAPSHOT.KV_approvals": set(),
+    "$JS.API.STREAM.RESTORE.KV_approvals": set(),
+    "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.EVENTS.approvals": set(),
+    # others' answers
+    "_INBOX_edge.1": set(),
+    "_INBOX.1": set(),
+}
+# What may be listened to, and by whom besides the operator.
+SUBSCRIBE: Mapping[str, set[str]] = {
+    **{f"{permissions.inbox_prefix(name)}.>": {name} for name in NAMES if name != OPERATOR},
+    "_INBOX.>": set(),
+    "_INBOX_operator.>": set(),
+    ">": set(),
+    "live.>": {"edge", SUBSCRIBER},
+    "frames.>": {"edge"},
+    "decide.*": {"approvals"},
+    "control.*": {"connector"},
+    "handover.leg": {"connector"},
+    "turn.*": {"connector", "edge"},
+    "raw.>": set(),
+    "command.>": set(),
+    "llm.>": set(),
+    "$KV.>": set(),
+    "$KV.tokens.>": set(),
+    "deadletter.>": set(),
+    "$JS.ACK.>": set(),
+    "$JS.API.>": set(),
+    "$JS.EVENT.>": set(),
+    "$SYS.>": set(),
+}
+_REFUSED = re.compile(r'Violation for (\w+) to "(.+?)"', re.IGNORECASE)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """One whose log is full of refusals, on purpose."""
+    server = NatsServer(tmp_path_factory.mktemp("permissions"), name="nats", violations=True)
+    server.start()
+    yield server
+    server.remove()
+
+
+@asynccontextmanager
+async def client_of(server: NatsServer, user: str) -> AsyncIterator[tuple[Client, list[str]]]:
+    """Somebody who has that user's password, and what the server refuses them."""
+    refused: list[str] = []
+
+    async def on_error(error: Exception) -> None:
+        refused.append(str(error))
+
+    client = await nats.connect(server.url, error_cb=on_error, **login(user))
+    try:
+        yield client, refused
+    finally:
+        await client.close()
+
+
+def told(refused: list[str]) -> set[str]:
+    """The subjects; nats-py tells them in small letters."""
+    return {match[2] for text in refused if (match := _REFUSED.search(text))}
+
+
+@pytest.mark.parametrize("user", [name for name in NAMES if name != OPERATOR])
+async def test_a_user_may_publish_what_the_table_says_and_nothing_else(
+    server: NatsServer, user: str
+) -> None:
+    forbidden = {subject.lower() for subject, users in PUBLISH.items() if user not in users}
+    async with client_of(server, user) as (client, refused):
+        for subject in PUBLISH:
+            await client.publish(subject, b"{}")
+        await client.flush()  # the server refuses in order, and answers this at last
+
+        async def all_told() -> bool:
+            return len(told(refused)) >= len(forbidden)
+
+        await eventually(all_told, what="every refusal")
+    assert told(refused) == forbidden
+
+
+@pytest.mark.parametrize("user", [name for name in NAMES if name != OPERATOR])
+async def test_a_user_may_listen_to_what_the_table_says_and_nothing_else(
+    server: NatsServer, user: str
+) -> None:
+    forbidden = {subject.lower() for subject, users in SUBSCRIBE.items() if user not in users}
+    async with client_of(server, user) as (client, refused):
+        for subject in SUBSCRIBE:
+            await client.subscribe(subject)
+        await client.flush()
+
+        async def all_told() -> bool:
+            return len(told(refused)) >= len(forbidden)
+
+        await eventually(all_told, what="every refusal")
+    assert told(refused) == forbidden
+
+
+async def test_the_operator_is_refused_nothing(server: NatsServer) -> None:
+    """Else the refusals above would prove nothing."""
+    async with client_of(server, OPERATOR) as (client, refused):
+        for subject in SUBSCRIBE:
+            await client.subscribe(subject)
+        for subject in ("decide.1", "turn.1", "live.llm.stream.1"):
+            await client.publish(subject, b"{}")
+        await client.flush()
+    assert refused == []
+
+
+async def test_who_has_no_user_is_refused(tmp_path: Path) -> None:
+    quoted = {name: f'"of-the-{name}"' for name in NAMES}
+    config = permissions.configuration(quoted)
+    server = NatsServer(tmp_path, name="nats without guests", config=config, users=False)
+    server.start()
+    try:
+        for user, password in ((None, None), ("edge", "guessed"), ("admin", "admin")):
+            wanted = BusSettings(url=server.url, user=user, password=password)
+            with pytest.raises(StartUpError, match="Authorization Violation"):
+                await Bus.connect(wanted, ensure=False)
+    finally:
+        server.remove()
+
+
+# subscribers
+
+
+@pytest.fixture
+async def bus(server: NatsServer) -> AsyncIterator[Bus]:
+    """The operator's, with all streams."""
+    async with connected(server.url) as bus:
+        await subscribers.ensure(bus)
+        await bus.api("STREAM.PURGE.EVENTS")
+        yield bus
+
+
+async def test_a_subscriber_hears_what_comes_and_reads_each_event_once(
+    server: NatsServer, bus: Bus
+) -> None:
+    live: list[str] = []
+    run_id = new_run_id()
+    async with client_of(server, SUBSCRIBER) as (client, refused):
+
+        async def hear(msg: Msg) -> None:
+            live.append(msg.subject)
+
+        await client.subscribe("live.>", cb=hear)
+        await client.flush()
+        for number in range(1, 4):
+            await bus.publisher.publish(event(run_id, number))
+        js = client.jetstream(domain=permissions.DOMAIN)
+        durable = await js.pull_subscribe_bind(durable=SUBSCRIBER, stream="EVENTS")
+        messages = await durable.fetch(batch=3, timeout=5)
+        assert [message.data for message in messages] == [b"1", b"2", b"3"]
+        for message in messages:
+            await message.ack_sync()
+        info = await durable.consumer_info()
+        assert (info.num_ack_pending, info.num_pending) == (0, 0)
+        assert live == [f"live.llm.stream.{run_id}"] * 3
+        assert refused == []
+
+
+async def test_nothing_that_a_subscriber_may_ask_for_can_be_sent_elsewhere(
+    server: NatsServer, bus: Bus
+) -> None:
+    """Who asks JetStream names the subject of the answer, and no permission is about that."""
+    heard: list[str] = []
+
+    async def hear(msg: Msg) -> None:
+        heard.append(msg.subject)
+
+    await bus.client.subscribe("decide.*", cb=hear)
+    await bus.publisher.publish(event(new_run_id(), 1))
+    elsewhere = ["decide.1", "$KV.approvals.1", f"command.connector.continue.{RUN}"]
+    elsewhere += [f"raw.{RUN}.upstream", f"approval.decided.{RUN}", f"control.{RUN}"]
+    names = ("COMMANDS", "RAW", "EVENTS", "KV_approvals")
+    before = [(await bus.api(f"STREAM.INFO.{name}"))["state"]["last_seq"] for name in names]
+    async with client_of(server, SUBSCRIBER) as (client, refused):
+        for reply in elsewhere:
+            for subject in permissions.READERS[0].publish[:2]:
+                await client.publish(subject, b'{"batch": 1, "no_wait": true}', reply)
+        # answered in order: what was asked before has been answered as well
+        await client.request(permissions.READERS[0].publish[0], b"", timeout=5)
+        assert refused == []
+    after = [(await bus.api(f"STREAM.INFO.{name}"))["state"]["last_seq"] for name in names]
+    assert (after, heard) == (before, [])
+
+
+async def test_that_is_why_subscribers_have_an_account_of_their_own(tmp_path: Path) -> None:
+    """In one account the same two permissions overwrite an approval. Should NATS ever check where
+    answers go, this fails, and the second account is no longer needed.
+    """
+    config = """authorization { users: [
+      {user: operator, password: x}
+      {user: reader, password: x, permissions: {
+        publish: ["$JS.API.CONSUMER.INFO.EVENTS.subscriber"], subscribe: ["_INBOX_reader.>"]}}
+    ] }"""
+    server = NatsServer(tmp_path, name="nats with one account", config=config, users=False)
+    server.start()
+    try:
+        async with connected(server.url, user="operator", password="x") as bus:
+            await subscribers.ensure(bus)
+            reader = await nats.connect(server.url, user="reader", password="x")
+            await reader.publish(
+                "$JS.API.CONSUMER.INFO.EVENTS.subscriber", b"", reply="$KV.approvals.1"
+            )
+            await reader.flush()
+
+            async def written() -> bool:
+                return await bus.bucket("approvals").get("1") is not None
+
+            await eventually(written, what="the answer in the bucket")
+            await reader.close()
+    finally:
+        server.remove()
+
+
+# deploy/nats
+
+
+def test_the_configuration_for_deployments_is_made_from_the_table() -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "penstock.bus.permissions"],
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout
+    assert (DEPLOY / "accounts.conf").read_text() == made, "run `make contract`"
+
+
+def test_the_passwords_are_of_all_users_and_each_is_another() -> None:
+    def printed() -> dict[str, str]:
+        done = subprocess.run(["sh", DEPLOY / "passwords.sh"], capture_output=True, check=True)
+        return dict(line.split("=") for line in done.stdout.decode().splitlines())
+
+    first, second = printed(), printed()
+    assert set(first) == {permissions.password_variable(name) for name in NAMES}
+    assert len({*first.values(), *second.values()}) == 2 * len(NAMES)
+    assert all(re.fullmatch("p[0-9a-f]{64}", password) for password in first.values())
+
+
+async def test_a_server_starts_from_that_configuration_and_knows_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES:
+        monkeypatch.setenv(permissions.password_variable(name), login(name)["password"])
+    checked = subprocess.run(
+        [binary(), "-c", DEPLOY / "nats.conf", "-t"], capture_output=True, check=False, text=True
+    )
+    assert checked.returncode == 0, checked.stderr
+    config = (DEPLOY / "accounts.conf").read_text()
+    server = NatsServer(tmp_path, name="deployed nats", users=False, config=config)
+    server.start()
+    try:
+        async with connected(server.url, **login(OPERATOR)):
+            pass
+        for name in NAMES:
+            async with client_of(server, name) as (client, refused):
+                await client.flush()
+                assert refused == []
+    finally:
+        server.remove()

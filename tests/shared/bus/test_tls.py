@@ -1,0 +1,236 @@
+"""TLS to NATS: an authority of one's own, clients' certificates, and what is said without them."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from penstock.bus import Bus, BusSettings, StartUpError
+from penstock.bus.tls import Tls
+from support.bus import event, new_run_id
+from support.deployment import free_port
+from support.nats import NatsServer
+from support.waiting import eventually
+
+
+@dataclass
+class Authority:
+    """Signs certificates into a folder."""
+
+    folder: Path
+    name: str
+
+    def __post_init__(self) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.name)])
+        own = self._builder(self._subject, self._key.public_key()).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
+        self.file = self.folder / f"{self.name}.pem"
+        self.file.write_bytes(_pem(own.sign(self._key, hashes.SHA256())))
+
+    def certify(self, name: str, host: str = "127.0.0.1") -> tuple[str, str]:
+        """The files of a certificate for that host, and of its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        address = x509.IPAddress(ipaddress.ip_address(host))
+        builder = self._builder(subject, key.public_key()).add_extension(
+            x509.SubjectAlternativeName([address]), critical=False
+        )
+        cert, key_file = self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        cert.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
+        key_file.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return str(cert), str(key_file)
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey
+    ) -> x509.CertificateBuilder:
+        now = datetime.now(UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._subject)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+        )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"), "ours")
+
+
+@pytest.fixture(scope="module")
+def server(ours: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """One that wants a certificate of every client."""
+    cert, key = ours.certify("nats")
+    tls = f'tls {{ cert_file: "{cert}", key_file: "{key}", ca_file: "{ours.file}", verify: true }}'
+    server = NatsServer(tmp_path_factory.mktemp("tls"), name="nats with TLS", config=tls)
+    server.start()
+    yield server
+    server.remove()
+
+
+def client(ours: Authority) -> Tls:
+    cert, key = ours.certify("client")
+    return Tls(str(ours.file), cert, key)
+
+
+async def refusal(url: str, tls: Tls) -> str:
+    """What a start says, at once: no further attempt would change it."""
+    async with asyncio.timeout(5):
+        with pytest.raises(StartUpError) as refused:
+            await Bus.connect(BusSettings(url=url, tls=tls), ensure=False)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("scheme", ["nats", "tls"])
+async def test_with_its_authority_and_a_certificate_of_its_own_the_bus_works(
+    server: NatsServer, ours: Authority, scheme: str
+) -> None:
+    url = server.url.replace("nats:", f"{scheme}:")
+    bus = await Bus.connect(BusSettings(url=url, tls=client(ours)))
+    run_id = new_run_id()
+    assert await bus.publisher.publish(event(run_id, 1)) > 0
+    await bus.client.connect_anew()  # which is done over TLS as well
+
+    async def back() -> bool:
+        return bus.ready
+
+    await eventually(back, what="the reconnection")
+    assert await bus.publisher.publish(event(run_id, 2)) > 0
+    await bus.close()
+
+
+async def test_a_server_of_another_authority_is_not_trusted(
+    server: NatsServer, ours: Authority, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path, "other")
+    for url, tls in (
+        (server.url, Tls(str(other.file), *other.certify("client"))),
+        (server.url.replace("nats:", "tls:"), Tls()),
+        (server.url, Tls()),
+    ):
+        assert "set PENSTOCK_NATS_TLS_CA" in await refusal(url, tls)
+
+
+async def test_a_name_that_the_certificate_does_not_have_is_refused(
+    ours: Authority, tmp_path: Path
+) -> None:
+    cert, key = ours.certify("elsewhere", "10.0.0.1")
+    server = NatsServer(tmp_path, config=f'tls {{ cert_file: "{cert}", key_file: "{key}" }}')
+    server.start()
+    try:
+        said = await refusal(server.url, Tls(str(ours.file)))
+    finally:
+        server.remove()
+    assert "use a name that the certificate has in PENSTOCK_NATS_URL" in said
+
+
+async def test_who_shows_no_certificate_or_a_foreign_one_is_told(
+    server: NatsServer, ours: Authority, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path, "other")
+    for tls in (Tls(str(ours.file)), Tls(str(ours.file), *other.certify("client"))):
+        assert "PENSTOCK_NATS_TLS_CERT" in await refusal(server.url, tls)
+
+
+@pytest.mark.parametrize("scheme", ["nats", "tls"])
+async def test_no_password_goes_to_a_server_without_tls(ours: Authority, scheme: str) -> None:
+    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"version": "2.15.1", "max_payload": 1048576}\r\n')
+        sent = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        heard.set_result(sent)
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"{scheme}://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    settings = BusSettings(url=url, user="edge", password="secret", tls=client(ours))
+    with pytest.raises(StartUpError, match=r"does not ask for TLS.*Switch TLS on"):
+        await Bus.connect(settings, ensure=False)
+    assert b"secret" not in await heard
+    listening.close()
+    await listening.wait_closed()
+
+
+async def test_files_that_cannot_be_used_are_named_with_their_setting(
+    ours: Authority, tmp_path: Path
+) -> None:
+    cert, key = ours.certify("client")
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("garbage")
+    none = str(tmp_path / "none.pem")
+    for tls, told in (
+        (Tls(none), f"PENSTOCK_NATS_TLS_CA: cannot use {none}: No such file"),
+        (Tls(str(garbage)), "PENSTOCK_NATS_TLS_CA: cannot use"),
+        (Tls(None, cert, str(garbage)), "PENSTOCK_NATS_TLS_CERT and PENSTOCK_NATS_TLS_KEY: cannot"),
+        (Tls(None, cert), "PENSTOCK_NATS_TLS_CERT and PENSTOCK_NATS_TLS_KEY: set both"),
+        (Tls(None, None, key), "PENSTOCK_NATS_TLS_CERT and PENSTOCK_NATS_TLS_KEY: set both"),
+    ):
+        assert told in await refusal("nats://127.0.0.1:1", tls)
+
+
+async def test_a_service_takes_them_from_its_settings(
+    server: NatsServer, ours: Authority, tmp_path: Path
+) -> None:
+    operator = client(ours)
+    bus = await Bus.connect(BusSettings(url=server.url, tls=operator))
+    await bus.close()
+    port = free_port()
+    cert, key = ours.certify("approvals")
+    settings = {
+        "PENSTOCK_CONFIG": os.devnull,
+        "PENSTOCK_NATS_URL": server.url,
+        "PENSTOCK_NATS_TLS_CA": str(ours.file),
+        "PENSTOCK_NATS_TLS_CERT": cert,
+        "PENSTOCK_NATS_TLS_KEY": key,
+        "PENSTOCK_PORT": "0",
+        "PENSTOCK_PROBE_PORT": str(port),
+    }
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock_approvals"], env=os.environ | settings, stderr=log
+        )
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as probes:
+
+            async def ready() -> bool:
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                try:
+                    return (await probes.get("/readyz")).is_success
+                except httpx.HTTPError:
+                    return False
+
+            await eventually(ready, 30, "approvals over TLS")
+    finally:
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, 30) == 0
