@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from penstock.bus.permissions import NAMES, OPERATOR, password_variable
 from penstock.settings import load_config
 from support.repository import ROOT, services
 
@@ -79,7 +80,34 @@ def test_compose_runs_every_service_with_its_own_image_and_command() -> None:
         service = COMPOSE["services"][name]
         assert service["build"]["target"] == name
         assert service["command"] == ["python", "-m", f"penstock_{name}"]
-        assert service["depends_on"] == {"nats": {"condition": "service_healthy"}}
+        assert service["depends_on"] == {
+            "nats": {"condition": "service_healthy"},
+            "streams": {"condition": "service_completed_successfully"},
+        }
+
+
+def test_in_compose_each_service_is_its_own_nats_user_and_nats_knows_all() -> None:
+    known = COMPOSE["services"]["nats"]["environment"]
+    assert set(known) == {password_variable(name) for name in NAMES}
+    for name, user in [
+        *((name, name) for name in set(services()) - {"cli"}),
+        ("streams", OPERATOR),
+    ]:
+        given = COMPOSE["services"][name]["environment"]
+        assert given["PENSTOCK_NATS_USER"] == user
+        assert given["PENSTOCK_NATS_PASSWORD"].startswith(f"${{{password_variable(user)}:?")
+        # and nobody else's
+        assert [value for value in given.values() if "PASSWORD" in value] == [
+            given["PENSTOCK_NATS_PASSWORD"]
+        ]
+
+
+def test_in_compose_agent_servers_cannot_reach_nats() -> None:
+    networks = {name: set(each["networks"]) for name, each in COMPOSE["services"].items()}
+    assert networks.pop("nats") == {"bus"}
+    assert COMPOSE["networks"]["bus"] == {"internal": True}
+    on_the_bus = {name for name, joined in networks.items() if "bus" in joined}
+    assert on_the_bus == {*services(), "streams"} - {"cli"}
 
 
 def test_compose_builds_only_stages_that_there_are() -> None:

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from support import servers
-from support.deployment import free_port
 from support.bus import make_streams
+from support.deployment import free_port
 from support.nats import NatsServer
 from support.waiting import eventually
 

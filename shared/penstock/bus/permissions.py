@@ -162,7 +162,9 @@ USERS: Final = (
         "carries what clients ask for, and shows them events",
         ["command.connector.start.*", "command.connector.cancel.*", "raw.*.edge"],
         ["decide.*", "turn.*", "deadletter.edge.*"],
-        _reads(EVENTS, RAW),
+        # what runs are open, by which users' limits are counted
+        _follows("KV_runs"),
+        _reads(EVENTS, RAW, COMMANDS),
         _buckets("runs", "sessions", "aliases", "idempotency", "approvals", "pauses"),
         _buckets("leases", "tokens", "claims", "threads"),
         _keys("runs.*", "sessions.*", "aliases.*", "idempotency.*", "tokens.*", "leases.cancel.*"),
