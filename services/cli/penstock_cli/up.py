@@ -119,7 +119,9 @@ async def _prepare(settings: Settings) -> None:
 
     Whoever holds one is dead: the data are ours alone, by the lock on their folder.
     """
-    bus = await Bus.connect(bus_settings(settings, f"penstock-up-{os.getpid()}", OPERATOR))
+    # nobody else runs yet who could put streams in order that have lost their end
+    wanted = bus_settings(settings, f"penstock-up-{os.getpid()}", OPERATOR, repairs=True)
+    bus = await Bus.connect(wanted)
     try:
         await subscribers.ensure(bus)
         try:
