@@ -102,7 +102,8 @@ class Connection(Client):
 
     async def close(self) -> None:
         """As nats-py's, but also where `connect` has refused its arguments, or TLS has failed."""
-        if not self.is_connected and self._transport is not None:
+        dialing = self._reconnection_task is None and not self.is_connected
+        if dialing and self._transport is not None:
             # after a TLS handshake that failed, its end would be waited for without end
             self._abort()
             self._transport = None
