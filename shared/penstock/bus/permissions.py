@@ -80,6 +80,7 @@ def _takes(stream: str, *durables: str) -> list[str]:
         for durable in durables
         for subject in (
             f"{_API}.CONSUMER.DURABLE.CREATE.{stream}.{durable}",
+            f"{_API}.{_INFO}.{stream}.{durable}",
             f"{_API}.{_NEXT}.{stream}.{durable}",
             f"$JS.ACK.{stream}.{durable}.>",
         )
