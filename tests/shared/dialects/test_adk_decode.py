@@ -325,6 +325,14 @@ def test_children_of_a_loop_are_steps_and_their_turns_are_counted() -> None:
     ]
 
 
+def test_a_person_is_not_shown_adks_own_hint_for_programs() -> None:
+    for name in ("2.13.0/confirm_stream", "1.16.0/confirm_stream"):
+        line = next(line for line in drafts(name) if "pause" in line)
+        (item,) = line["pause"]["items"]
+        assert "description" not in item
+        assert item["tool"] == "delete_file"
+
+
 def test_a_graph_gives_steps_a_transition_and_its_result() -> None:
     name = "2.13.0/wf_stream"
     steps = [step["description"] for step in data_of(name, "workflow.step_started")]

@@ -33,9 +33,19 @@ def _confirmation(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
         tool_call_id=call.id if call else None,
         tool=text(original.get("name")),
         args=obj(original.get("args")),
-        description=text(confirmation.get("hint")),
+        description=_hint(text(confirmation.get("hint"))),
         input_schema=None if payload is None else _schema_of(payload),
     )
+
+
+# ADK's own hint for a tool without one. It tells a program how to answer, and a person nothing.
+_BOILERPLATE = ("Please approve or reject the tool call ", "by responding with a FunctionResponse")
+
+
+def _hint(hint: str | None) -> str | None:
+    """What the tool's author wrote for the person who decides; None for ADK's boilerplate."""
+    begins, goes_on = _BOILERPLATE
+    return None if hint and hint.startswith(begins) and goes_on in hint else hint
 
 
 def _schema_of(payload: Json) -> JsonObject:
