@@ -1166,7 +1166,7 @@ export interface UnifiedToolCallResult extends UnifiedEnvelope {
 export interface UnifiedWorkflowStarted extends UnifiedEnvelope {
   type: "workflow_started";
   payload: {
-    /** The workflow's run, as the workflow says it. */
+    /** The run's id, as in every other payload. */
     run_id: string;
     /** The workflow's name. */
     workflow: string;
@@ -1177,7 +1177,7 @@ export interface UnifiedWorkflowStarted extends UnifiedEnvelope {
 export interface UnifiedWorkflowStepStarted extends UnifiedEnvelope {
   type: "workflow_step_started";
   payload: {
-    /** The workflow's run, as the workflow says it. */
+    /** The run's id, as in every other payload. */
     run_id: string;
     /** The step. */
     step_id: string;
@@ -1190,7 +1190,7 @@ export interface UnifiedWorkflowStepStarted extends UnifiedEnvelope {
 export interface UnifiedWorkflowStepCompleted extends UnifiedEnvelope {
   type: "workflow_step_completed";
   payload: {
-    /** The workflow's run, as the workflow says it. */
+    /** The run's id, as in every other payload. */
     run_id: string;
     /** The step. */
     step_id: string;
@@ -1203,7 +1203,7 @@ export interface UnifiedWorkflowStepCompleted extends UnifiedEnvelope {
 export interface UnifiedWorkflowTransition extends UnifiedEnvelope {
   type: "workflow_transition";
   payload: {
-    /** The workflow's run, as the workflow says it. */
+    /** The run's id, as in every other payload. */
     run_id: string;
     /** The step that chose. */
     from_step: string;
@@ -1218,7 +1218,7 @@ export interface UnifiedWorkflowTransition extends UnifiedEnvelope {
 export interface UnifiedWorkflowCompleted extends UnifiedEnvelope {
   type: "workflow_completed";
   payload: {
-    /** The workflow's run, as the workflow says it. */
+    /** The run's id, as in every other payload. */
     run_id: string;
     /** What it came to. */
     result: WorkflowResult;

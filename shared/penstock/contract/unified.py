@@ -39,7 +39,7 @@ class _OfRun(Payload):
 
 
 class _OfWorkflow(Payload):
-    run_id: str = Field(description="The workflow's run, as the workflow says it.")
+    run_id: str = Field(description="The run's id, as in every other payload.")
 
 
 class SessionMetadata(Model):
@@ -194,7 +194,7 @@ class RunError(_OfRun):
     """Something failed; whether the run ended is said by `session_ended`."""
 
     TYPE = "run_error"
-    SOURCES = ("lifecycle.failed", "system.error", "workflow.step_failed")
+    SOURCES = ("lifecycle.failed", "system.error", "system.warning", "workflow.step_failed")
     error_type: str = Field(description="The class or code of the error.")
     message: str = Field(description="What went wrong, for people.")
     agent: str = Field(description="Where it went wrong.")
