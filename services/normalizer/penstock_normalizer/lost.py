@@ -53,7 +53,7 @@ async def settle(bus: Bus, partition: int, losses: Iterable[Loss]) -> None:
 
 async def _since(bus: Bus, losses: Iterable[Loss]) -> datetime:
     """Before this time nothing was lost."""
-    earliest = datetime.now(UTC)
+    earliest = bus.clock.now()
     for loss in losses:
         stands = await bus.at(loss.stream, loss.stands) if loss.stands else None
         if stands is None:

@@ -22,7 +22,7 @@ import contextvars
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -140,7 +140,7 @@ class Continuity:
     @property
     def notices(self) -> list[str]:
         """What was lost of late, and what to do about it, in words for people."""
-        since = datetime.now(UTC) - NOTICED
+        since = self._bus.clock.now() - NOTICED
         return [
             _NOTICE.format(loss)
             for loss in self.all
