@@ -194,3 +194,34 @@ async def test_a_user_has_so_many_streams_and_requests_are_answered_all_the_same
             return stream.response.status_code == 200
 
     await eventually(again, what="a stream of Carol's")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/runs", b'{"agent": "assistant", "message": "Hello", "input": {"a": [%b]}}'),
+        ("/api/service/v1/executions/trigger", b'{"topologyId": 123, "userMessage": [%b]}'),
+        ("/run_sse", b'{"appName": "vana", "newMessage": [%b]}'),
+        ("/agui/assistant", b'{"threadId": "t", "state": [%b]}'),
+        ("/agents/assistant/runs", b'{"message": [%b]}'),
+    ],
+)
+async def test_a_body_of_very_many_values_is_refused_at_once_on_every_surface(
+    make_edge: MakeEdge, path: str, body: bytes
+) -> None:
+    edge = await make_edge(auth=auth())
+    headers = {"content-type": "application/json", **bearer("mallory")}
+    many = body % b",".join([b"[]"] * 200_000)
+    answer = await edge.post(path, content=many, headers=headers)
+    assert answer.status_code == 422
+    assert "values" in answer.text
+
+
+async def test_subjects_that_are_repeated_thousands_of_times_are_one(make_edge: MakeEdge) -> None:
+    edge = await make_edge(auth=auth())
+    query = {"subjects": ",".join(["system.warning"] * 3000)}
+    answer = await edge.get(EVENTS, params=query, headers={**JSON, **bearer("mallory")})
+    assert answer.status_code == 200
+    query = {"subjects": ",".join(f"llm.{number}" for number in range(101))}
+    answer = await edge.get(EVENTS, params=query, headers={**JSON, **bearer("mallory")})
+    assert (answer.status_code, "100 values" in answer.text) == (422, True)

@@ -9,7 +9,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.bus.records import Decided
-from penstock.web.bodies import is_deep
+from penstock.web.bodies import has_many_values, is_deep
 
 REQUEST_PREFIX: Final = "adk_request_"
 # The kinds that ADK's clients are asked by `adk_request_confirmation`.
@@ -181,7 +181,7 @@ def _unwrapped(response: Any) -> Any:
     """ADK also takes the answer as JSON text under the one key `response`."""
     if isinstance(response, dict) and set(response) == {"response"}:
         inner = response["response"]
-        if isinstance(inner, str):
+        if isinstance(inner, str) and not has_many_values(inner.encode()):
             try:
                 value = orjson.loads(inner)
             except orjson.JSONDecodeError:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, TypeVar
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from penstock.web.bodies import is_deep
+from penstock.web.bodies import is_deep, require_few_values
 
 NAME_CHARACTERS: Final = 128
 
@@ -151,6 +151,7 @@ def answers_of(request: ContinueRequest, kind: str) -> tuple[str, list[dict[str,
     name = given[0]
     value = extra[name]
     if isinstance(value, str):
+        require_few_values(value)
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as cause:
@@ -169,6 +170,7 @@ def _require_flat(value: Any, loc: Sequence[str]) -> None:
 def _is_object(given: Any) -> bool:
     if not isinstance(given, str):
         return isinstance(given, dict)
+    require_few_values(given)
     try:
         return isinstance(orjson.loads(given), dict)
     except orjson.JSONDecodeError:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.dialects.agui.interrupts import decided
 from penstock.dialects.agui.vocabulary import CLIENT_KINDS
-from penstock.web.bodies import is_deep
+from penstock.web.bodies import has_many_values, is_deep
 
 JsonObject = dict[str, Any]
 
@@ -239,6 +239,8 @@ def _text(content: str | list[Part]) -> str:
 
 
 def _value(text: str) -> Any:
+    if has_many_values(text.encode()):
+        return text
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -11,6 +11,7 @@ from penstock.web.problems import Problem
 from penstock_edge.cursor import Cursor
 from penstock_edge.views import TYPED
 
+MAX_LISTED: Final = 100
 MAX_DIGITS: Final = 9  # of what is read as a number at all: int() refuses thousands of them
 
 
@@ -64,6 +65,13 @@ def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
 
 
 def listed(request: HTTPConnection, name: str) -> list[str]:
-    """The values of a parameter, given by commas or by repeating it."""
+    """The values of a parameter, each once, given by commas or by repeating it.
+
+    Raises Problem 422 for too many.
+    """
     given = request.query_params.getlist(name)
-    return [value.strip() for text in given for value in text.split(",") if value.strip()]
+    values = (value.strip() for text in given for value in text.split(","))
+    listed = list(dict.fromkeys(value for value in values if value))
+    if len(listed) > MAX_LISTED:
+        raise Problem(422, f"{name}: must have {MAX_LISTED} values at most")
+    return listed

@@ -15,6 +15,10 @@ from penstock.web.problems import Problem, invalid
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 MAX_LEVELS = 100
+# Of JSON: 10 MiB of empty lists are 3.4 million objects, 200 MiB and ten seconds of work, in which
+# the process does nothing else.
+MAX_VALUES: Final = 100_000
+_FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
 # of a route that takes none, but some clients send `{}`
 MAX_IGNORED_BYTES: Final = 64 * 1024
 # what is read of a refused body, so that its client comes to read the answer
@@ -36,6 +40,29 @@ def is_deep(value: object, levels: int = MAX_LEVELS) -> bool:
     return any(is_deep(each, levels - 1) for each in inner)
 
 
+def has_many_values(text: bytes, most: int = MAX_VALUES) -> bool:
+    """True for JSON of more values than that, give or take one for each object or list.
+
+    Found without reading it: by its brackets and commas that stand in no string.
+    """
+    if _marks(text) <= most:
+        return False
+    bare = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    if bare.count(b'"') > 4 * most:  # of a key and a text each
+        return True
+    return _marks(b" ".join(bare.split(b'"')[::2])) > most
+
+
+def _marks(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def require_few_values(text: bytes | str) -> None:
+    """Raises Problem 422 for JSON of too many values: to be asked before it is read."""
+    if has_many_values(text.encode() if isinstance(text, str) else text):
+        raise Problem(422, f"the JSON has more than {MAX_VALUES} values; send less at a time")
+
+
 async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
     """The whole body. Raises Problem 413 over the limit, before all of it was read."""
     declared = request.headers.get("content-length", "")
@@ -48,7 +75,10 @@ async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> byte
         if size > limit_bytes:
             raise _too_large(limit_bytes)
         pieces.append(piece)
-    return b"".join(pieces)
+    body = b"".join(pieces)
+    if not request.headers.get("content-type", "").startswith(_FORMS):
+        require_few_values(body)
+    return body
 
 
 async def ignore_body(request: Request) -> None:
