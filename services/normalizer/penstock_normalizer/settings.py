@@ -10,8 +10,9 @@ from penstock.settings import Settings
 class NormalizerSettings(Settings):
     """From the environment, as `PENSTOCK_<NAME>`."""
 
+    # longer than an election of the broker takes, in which nobody can renew
     partition_ttl_s: float = Field(
-        6.0, ge=1, description="After it the partitions of one that hangs move"
+        12.0, ge=1, description="After it the partitions of one that hangs move"
     )
     partition_renew_s: float = Field(2.0, gt=0, description="How often a partition is renewed")
     checkpoint_s: float = Field(1.0, gt=0, description="How often the progress is written down")

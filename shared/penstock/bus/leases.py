@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 SETTLE_S = 0.03  # members come and go in groups: look once
 ANSWER_AGAIN_S = 0.25
+RENEW_AGAIN_S = 0.5
 PARTS = ".parts"
 
 
@@ -68,6 +69,11 @@ class Lease:
         """
         steady = time.monotonic() >= self._steady_since + self._ttl_s / 2
         return self.held and steady and self._bus.clock.steady_for(self._ttl_s)
+
+    @property
+    def renewed_at(self) -> float:
+        """When the last renewal was asked for that was answered, on our own clock."""
+        return self._renewed_at
 
     @property
     def held(self) -> bool:
@@ -211,6 +217,7 @@ class FairShare:
         self._membership = Lease(bus, key, member, ttl_s, f"{len(parts)}", answers=True)
         self._others = Peers(bus, f"{group}.member.", member, on_dead=self._on_dead)
         self._renew_at = 0.0
+        self._is_renewed = False  # at the last attempt
         self._held: dict[int, Lease] = {}
         self._seen: dict[str, bytes] = {}  # the group's keys as they were last heard of
         self._changed = asyncio.Event()
@@ -231,6 +238,9 @@ class FairShare:
             while True:
                 self._renew_at = time.monotonic() + self._renew_s
                 await self._attempt(self._renew)
+                if not self._is_renewed:
+                    # as in an election: nothing may be added to it
+                    self._renew_at = time.monotonic() + min(self._renew_s, RENEW_AGAIN_S)
                 await self._attempt(self._balance)
                 while await self._something_changes():
                     await self._attempt(self._balance)
@@ -294,6 +304,8 @@ class FairShare:
             del self._seen[stored.subject]
 
     async def _renew(self) -> None:
+        self._is_renewed = False
+        begun_at = time.monotonic()
         held = tuple(self._held.items())
         # side by side, since a bus that hangs would let those expire that come last
         kept = await asyncio.gather(*(lease.renew() for _, lease in held))
@@ -305,6 +317,8 @@ class FairShare:
         await asyncio.gather(*map(self._stop, lost))
         if not (self._membership.held and await self._membership.renew()):
             await self._membership.acquire()
+        leases = (self._membership, *self._held.values())
+        self._is_renewed = all(lease.renewed_at >= begun_at for lease in leases)
 
     async def _balance(self) -> None:
         self._changed.clear()
