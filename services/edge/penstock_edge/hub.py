@@ -229,6 +229,7 @@ class Hubs:
         self._settings = settings
         self._budget = Budget(settings.max_ring_bytes)
         self._hubs: dict[tuple[str, ...], Hub] = {}
+        self._apart: set[Hub] = set()  # that nobody joins any more
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def join(self, view: View, place: Place) -> Client:
@@ -258,7 +259,8 @@ class Hubs:
         while True:
             await asyncio.sleep(period_s)
             self.streams.rotate()
-            clients = [client for hub in self._hubs.values() for client in hub.clients]
+            hubs = (*self._hubs.values(), *self._apart)
+            clients = [client for hub in hubs for client in hub.clients]
             for number, client in enumerate(clients, 1):
                 client.beat(period_s, self._settings)
                 if number % SLICE == 0:
@@ -270,16 +272,22 @@ class Hubs:
         The stream of one run can: its events have numbers, so what is made again is known. One
         over source frames or many runs cannot, nor one whose clients may have to read the past.
         """
-        for hub in tuple(self._hubs.values()):
+        for key, hub in tuple(self._hubs.items()):
             view = hub.view
-            of_one_run = view.sources is None and not view.over_raw
-            if view.followed.stream == loss.stream and not (of_one_run and not hub.base):
+            if view.followed.stream != loss.stream:
+                continue
+            if view.sources is None and not view.over_raw and not hub.base and hub.clients:
+                # whoever comes now begins in what was made again, with other sequences
+                del self._hubs[key]
+                self._apart.add(hub)
+            else:
                 self._forget(hub)
 
     async def close(self) -> None:
         """End every stream."""
-        hubs = tuple(self._hubs.values())
+        hubs = (*self._hubs.values(), *self._apart)
         self._hubs.clear()
+        self._apart.clear()
         await asyncio.gather(*(hub.stop() for hub in hubs), *self._stopping)
 
     def _left(self, client: Client) -> None:
@@ -289,7 +297,10 @@ class Hubs:
         hub.clients.discard(client)
         self.streams.discard(client)
         CLIENTS.labels(hub.view.dialect).dec()
-        if not hub.clients:
+        if not hub.clients and hub in self._apart:
+            self._apart.discard(hub)
+            self._forget(hub)
+        elif not hub.clients:
             loop = asyncio.get_running_loop()
             loop.call_later(self._settings.hub_grace_s, self._expire, hub)
 

@@ -43,9 +43,18 @@ class RunIndex:
         return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
     async def follow(
-        self, run_id: str, fold: RunFold, placed: list[Placed], first_event: int
+        self,
+        run_id: str,
+        fold: RunFold,
+        placed: list[Placed],
+        first_event: int,
+        *,
+        overrule: bool = False,
     ) -> None:
-        """Write down what these events changed; a repeat changes nothing."""
+        """Write down what these events changed; a repeat changes nothing.
+
+        `overrule`: also where the record tells of a later event, which must have been lost.
+        """
         telling = [event for event in placed if event.type in _STATUS]
         if not telling:
             return
@@ -58,7 +67,8 @@ class RunIndex:
                     if entry is not None and entry.value is not None
                     else _record(run_id, fold, event)
                 )
-                if record.sequence >= event.sequence:
+                stands = record.status == _STATUS[event.type] or not overrule
+                if record.sequence >= event.sequence and stands:
                     return
                 changes = _changes(fold, event, record.first_event or first_event)
                 record = record.model_copy(update=changes)

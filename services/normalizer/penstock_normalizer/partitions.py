@@ -50,6 +50,7 @@ class Partition:
         self._past = Past()
         self._past_revision = 0
         self._remembered_at = 0.0
+        self._halted = False
         self._looked_at = time.monotonic()
         self._seen = 0  # the last frame that was handed out
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
@@ -162,7 +163,15 @@ class Partition:
         if entry is not None:
             self._written, self._revision = int(entry.value), entry.revision
 
+    def halt(self) -> None:
+        """Publish nothing more: what is remembered may be of events that are gone."""
+        self._halted = True
+        for _, task in self._runs.values():
+            task.cancel()
+
     async def _take(self, stored: Stored) -> None:
+        if self._halted:
+            await asyncio.Event().wait()  # until the partition is begun anew
         self._seen = stored.sequence
         run_id = subjects.run_id_of(stored.subject)
         if run_id == NOBODY:

@@ -299,11 +299,8 @@ class Run:
     async def _break_off(self, fold: RunFold, frame: RawFrame) -> None:
         """End a run that nobody can go on with; not one that has ended."""
         record = await self._index.record(self._run_id)
-        if record is not None and record.status in ENDED:
-            if self._has_lost_its_end:
-                fold.sequence = max(fold.sequence, record.sequence)
-            else:
-                fold.ended = f"lifecycle.{record.status}"
+        if record is not None and record.status in ENDED and not await self._is_open():
+            fold.ended = f"lifecycle.{record.status}"
         fold.raw_first = self._raw_first
         facts = record.model_dump(include=FACTS) if record is not None else {"agent": ""}
         why = {"code": "history_lost", "error": HISTORY_LOST}
@@ -318,13 +315,14 @@ class Run:
                 *(self._run_id, frame.sequence),
             )
             telemetry.HISTORY_LOST.inc()
-        await self._publish(fold, ready)
+        # the list may know of events that are lost, and tell of another end
+        await self._publish(fold, ready, overrule=True)
 
-    @property
-    def _has_lost_its_end(self) -> bool:
-        """Of a run that is listed as ended: EVENTS has it, but not its end."""
-        is_open = bool(self._last) and self._last_type not in TERMINAL
-        return is_open and bool(self._bus.continuity.of(streams.EVENTS))
+    async def _is_open(self) -> bool:
+        """Whether EVENTS has the run, and no end of it: it was lost, or not published any more."""
+        pattern = subjects.event("lifecycle.*", self._run_id)
+        lifecycle = await fence.tail(self._bus, streams.EVENTS, pattern)
+        return lifecycle is not None and lifecycle.headers["ce-type"] not in TERMINAL
 
     async def _end(self, stored: Stored, text: str) -> None:
         """End a run that has stood for too long, where that can be written; its frames go by."""
@@ -366,7 +364,7 @@ class Run:
             missing = [each for each in ready.events if each[0].sequence > self._published]
             await self._append(fold, missing)
 
-    async def _publish(self, fold: RunFold, ready: Ready) -> None:
+    async def _publish(self, fold: RunFold, ready: Ready, *, overrule: bool = False) -> None:
         """Publish all of it, each event once; it is empty afterwards."""
         placed = [event for event, _ in ready.events]
         begun = bool(self._first)
@@ -374,10 +372,10 @@ class Run:
             await self._pauses.let_go(self._run_id)
         if begun:
             # before the events: who has seen a run's end finds it in the list of runs
-            await self._index.follow(self._run_id, fold, placed, self._first)
+            await self._index.follow(self._run_id, fold, placed, self._first, overrule=overrule)
         await self._append(fold, ready.events)
         if not begun:
-            await self._index.follow(self._run_id, fold, placed, self._first)
+            await self._index.follow(self._run_id, fold, placed, self._first, overrule=overrule)
         for received in ready.received:
             telemetry.FOLD_SECONDS.observe(max(0.0, self._bus.clock.age_s(received)))
         ready.clear()

@@ -11,6 +11,7 @@ from penstock import telemetry
 from penstock.bus import BusError, deadletters, migrate
 from penstock.bus.advisories import exhausted
 from penstock.bus.budget import Budget
+from penstock.bus.continuity import Loss
 from penstock.bus.leases import FairShare
 from penstock.bus.subjects import PARTITIONS
 from penstock.service import Context, Service
@@ -38,6 +39,7 @@ class NormalizerService(Service):
         self._settings = context.settings
         self._budget = Budget(self._settings.max_held_bytes)
         self._loss = asyncio.Event()
+        self._partitions: dict[int, Partition] = {}
         self._share = FairShare(
             self.bus,
             self.name,
@@ -56,7 +58,7 @@ class NormalizerService(Service):
 
     async def start(self) -> None:
         """Take part; partitions come within a renewal."""
-        self.bus.continuity.on_loss(lambda loss: self._loss.set())
+        self.bus.continuity.on_loss(self._on_loss)
         self.spawn("losses", self._begin_anew)
         self.spawn("share", self._take_part)
         advisories = exhausted(
@@ -69,6 +71,11 @@ class NormalizerService(Service):
         self.spawn("advisories", advisories.run)
         self.spawn("dead letters", self._count_dead_letters)
         await asyncio.sleep(0)
+
+    def _on_loss(self, loss: Loss) -> None:
+        for partition in self._partitions.values():
+            partition.halt()
+        self._loss.set()
 
     async def _begin_anew(self) -> None:
         """After a loss: what the partitions remember may be of events that are gone."""
@@ -100,8 +107,10 @@ class NormalizerService(Service):
 
     def _work_on(self, number: int) -> None:
         partition = Partition(self.bus, number, self._settings, self._budget, self.give_up)
+        self._partitions[number] = partition
         self.spawn(f"partition {number}", partition.work)
 
     async def _end(self, number: int) -> None:
+        self._partitions.pop(number, None)
         await self.cancel(f"partition {number}")
         telemetry.PARTITIONS.dec()

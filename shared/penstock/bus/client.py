@@ -350,6 +350,7 @@ class Bus:
             self._hold_back(reason)
             await asyncio.sleep(ORDER_S)
         PASSES.reset(passing)
+        await asyncio.sleep(0)  # first, whoever remembers what is lost hears of it
         self.client.held_back = ""
         self._settling = None
         self.health.worked("", "lost")

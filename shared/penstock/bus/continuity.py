@@ -215,6 +215,9 @@ class Continuity:
             if answer is not None:
                 look.last[stream] = answer["state"]["last_seq"]
                 look.now = max(look.now, answer["ts"])
+        # and again what was lost: another one may be putting a stream in order meanwhile
+        for entry in await self._bus.bucket(BUCKET).entries(f"{LOST}*"):
+            _read(entry, look)
         return look
 
     async def _state(self, stream: str) -> dict[str, Any] | None:

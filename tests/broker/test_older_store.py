@@ -1,0 +1,286 @@
+"""NATS comes back with an older store: a power cut, or a volume that was put back.
+
+Each case puts an earlier copy of some streams' files under a stopped server: `RAW` alone, say, so
+that everything else remembers what RAW has lost. Services live on, or are killed and started anew.
+A power cut is simulated by copies of all streams, taken at two moments: each stream is written to
+the disk at a moment of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from penstock.bus import continuity
+from support.bus import connected
+from support.deployment import Deployment, deployment
+from support.misbehaving import Answer, Misbehaving, misbehaving
+from support.nats import NatsServer
+from support.older import all_streams, copied, put_back
+from support.raw import agno
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+
+ENDS = {"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"}
+QUICK_FRAMES, SLOW_FRAMES, RATE = 5, 80, 20
+
+
+async def answers(answer: Answer) -> None:
+    """`quick`: a few words at once. `slow`: some seconds of words."""
+    slow = answer.request.form["message"].startswith("slow")
+    await answer.head()
+    await answer.send(agno("RunStarted"))
+    for number in range(SLOW_FRAMES if slow else QUICK_FRAMES):
+        await answer.send(agno("RunContent", content=f"{number} "))
+        if slow:
+            await asyncio.sleep(1 / RATE)
+    await answer.send(agno("RunCompleted", content="done"))
+    await answer.end()
+
+
+@dataclass
+class Scene:
+    """One of each service over one server, and what was started."""
+
+    nats: NatsServer
+    penstock: Deployment
+    upstream: Misbehaving
+    runs: dict[str, str] = field(default_factory=dict)  # run id to message
+    numbers: Any = field(default_factory=itertools.count)
+
+    async def start(self, kind: str, count: int) -> list[str]:
+        started = []
+        for _ in range(count):
+            message = f"{kind} {next(self.numbers)}"
+            run_id = await self.penstock.run("agent", message)
+            self.runs[run_id] = message
+            started.append(run_id)
+        return started
+
+    async def quick(self, count: int = 3) -> list[str]:
+        """Runs that have been seen to end."""
+        started = await self.start("quick", count)
+        for seen in await asyncio.gather(*map(self.penstock.all, started)):
+            assert seen[-1].type == "lifecycle.completed"
+        return started
+
+    async def slow(self, count: int = 3) -> list[str]:
+        """Runs that are under way."""
+        started = await self.start("slow", count)
+        for run_id in started:
+            await self.penstock.until(run_id, "llm.stream")
+        return started
+
+    async def restart(self, streams: list[str], kept: Path, *, alive: bool) -> None:
+        services = [] if alive else [each.service for each in self.penstock.instances]
+        for instance in () if alive else tuple(self.penstock.instances):
+            await self.penstock.kill(instance)
+        await asyncio.to_thread(put_back, self.nats, kept, *streams)
+        await asyncio.gather(*(self.penstock.start(service) for service in services))
+
+        async def ready() -> bool:
+            answers = [
+                await self.penstock.http.get(f"{instance.probes}/readyz")
+                for instance in self.penstock.instances
+            ]
+            return all(answer.is_success for answer in answers)
+
+        await eventually(ready, 30, "all services are ready")
+
+    async def noted(self) -> None:
+        """Until it is written down how far the streams reach now."""
+        async with connected(self.nats.url) as bus:
+            last = {
+                stream: (await bus.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
+                for stream in continuity.WATCHED
+            }
+
+            async def probe() -> bool:
+                entry = await bus.bucket("checkpoints").get("marks")
+                marks = json.loads(entry.value) if entry is not None else {}
+                return all(marks.get(stream, 0) >= last[stream] for stream in last)
+
+            await eventually(probe, 20, "it is noted how far the streams reach")
+
+    async def again(self, run_id: str) -> None:
+        """While its events are being made again, a client is told to try again."""
+
+        async def answered() -> bool:
+            url = f"{self.penstock.edge()}/v1/runs/{run_id}/events"
+            async with self.penstock.http.stream("GET", url) as answer:
+                return answer.status_code != 503
+
+        await eventually(answered, 30, f"{run_id} is there again")
+
+    async def check(self, run_id: str) -> str:
+        """A client that comes now: numbers 1 to n, one end, which the list knows too."""
+        await self.again(run_id)
+        async with asyncio.timeout(60):
+            seen = await self.penstock.all(run_id)
+        assert [event.sequence for event in seen] == [*range(1, len(seen) + 1)], run_id
+        assert [event.type for event in seen if event.type in ENDS] == [seen[-1].type]
+
+        async def listed() -> bool:
+            status = await self.penstock.status(run_id)
+            return f"lifecycle.{status}" == seen[-1].type
+
+        await eventually(listed, 20, f"{run_id} is listed as it ended: {seen[-1].type}")
+        message = self.runs[run_id]
+        calls = [call for call in self.upstream.calls if call.form["message"] == message]
+        assert len(calls) <= 1, f"{message} went upstream {len(calls)} times"
+        code = seen[-1].data.get("code", "")
+        return f"{await self.penstock.status(run_id)} {code}".strip()
+
+    async def outcomes(self, run_ids: list[str]) -> list[str]:
+        return list(await asyncio.gather(*map(self.check, run_ids)))
+
+    async def says(self, stream: str) -> None:
+        (edge,) = self.penstock.of("edge")
+
+        async def said() -> bool:
+            told = (await self.penstock.http.get(f"{edge.probes}/readyz")).json()
+            return any(f"NATS has lost data: {stream} " in text for text in told.get("notices", ()))
+
+        await eventually(said, 20, f"/readyz speaks of {stream}")
+        metrics = (await self.penstock.http.get(f"{edge.probes}/metrics")).text
+        (line,) = [
+            line
+            for line in metrics.splitlines()
+            if line.startswith(f'penstock_nats_lost_messages{{service="edge",stream="{stream}"}}')
+        ]
+        assert float(line.rpartition(" ")[2]) > 0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    folder = tmp_path_factory.mktemp("older")
+    nats = NatsServer(folder / "nats", name="older nats")
+    nats.start()
+    settings: dict[str, Any] = {"pod_ttl_s": 4, "pod_renew_s": 0.5, "reap_s": 0.5}
+    try:
+        async with misbehaving() as upstream:
+            upstream.script(answers)
+            agents = [{"id": "agent", "protocol": "agno", "url": upstream.url, "timeout_s": 60}]
+            async with deployment(nats.url, folder, agents, **settings) as penstock:
+                yield Scene(nats, penstock, upstream)
+    finally:
+        nats.remove()
+
+
+async def last_id(scene: Scene, run_id: str) -> str:
+    seen = await scene.penstock.all(run_id)
+    assert seen[-1].id is not None
+    return seen[-1].id
+
+
+def both(*streams: str, short: bool = False) -> list[Any]:
+    marks = [] if short else [pytest.mark.chaos]
+    name = "+".join(streams)
+    return [
+        pytest.param(list(streams), alive, id=f"{name}-{how}", marks=marks)
+        for alive, how in ((True, "alive"), (False, "restarted"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("older", "alive"),
+    [
+        *both("RAW", short=True),
+        *both("EVENTS", short=True),
+        *both("COMMANDS"),
+        *both("KV_runs"),
+        *both("KV_checkpoints"),
+        *both("KV_claims", "KV_sent", "KV_sessions"),
+        *both("COMMANDS", "KV_claims", "KV_sent"),
+        *both("COMMANDS", "RAW"),
+        *both("RAW", "EVENTS"),
+    ],
+)
+async def test_an_older_store_under_some_streams(
+    scene: Scene, older: list[str], alive: bool
+) -> None:
+    before = await scene.quick(2)
+    kept = copied(scene.nats, *older)
+    after = await scene.quick()
+    cursor = await last_id(scene, after[-1])
+    open_ones = await scene.slow()
+    await scene.noted()
+
+    await scene.restart(older, kept, alive=alive)
+
+    # new runs work at once
+    assert await scene.outcomes(await scene.start("quick", 3)) == ["completed"] * 3
+    assert set(await scene.outcomes(before)) == {"completed"}
+    ended = set(await scene.outcomes(after))
+    # both the events and what they were made of are gone
+    assert ended <= ({"failed history_lost"} if {"RAW", "EVENTS"} <= {*older} else {"completed"})
+    outcomes = set(await scene.outcomes(open_ones))
+    if alive and "RAW" not in older:
+        assert outcomes == {"completed"}
+    elif alive:
+        assert outcomes == {"failed history_lost"}
+    else:
+        assert outcomes <= {
+            *("failed history_lost", "failed upstream_lost", "failed outcome_unknown")
+        }
+    for stream in older:
+        if stream not in ("KV_checkpoints", "KV_sent", "KV_sessions"):
+            await scene.says(stream)
+    if "EVENTS" in older:
+        await refused(scene, after[-1], cursor)
+
+
+async def refused(scene: Scene, run_id: str, cursor: str) -> None:
+    """A cursor of what is lost gets 410, whatever is asked for with it, and is told what to do."""
+    edge, http = scene.penstock.edge(), scene.penstock.http
+    session = (await http.get(f"{edge}/v1/runs/{run_id}")).json()["session_id"]
+    paths = [
+        *(f"/v1/runs/{run_id}/events?dialect={name}" for name in ("canonical", "unified", "agui")),
+        f"/v1/sessions/{session}/events",
+        "/v1/events",
+    ]
+    for path, accept in itertools.product(paths, ("text/event-stream", "application/json")):
+        headers = {"last-event-id": cursor, "accept": accept}
+        answer = await http.get(f"{edge}{path}", headers=headers)
+        assert answer.status_code == 410, f"{path} {accept}: {answer.text}"
+        assert "Begin again without a cursor" in json.dumps(answer.json())
+    beyond = await http.get(
+        f"{edge}/v1/runs/{run_id}/events", headers={"last-event-id": "99999999-0"}
+    )
+    assert beyond.status_code == 410
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["alive", "restarted"])
+async def test_a_power_cut(scene: Scene, alive: bool) -> None:
+    """Every stream is as it was on the disk, and not all of the same moment."""
+    streams = all_streams(scene.nats)
+    before = await scene.quick(2)
+    first = copied(scene.nats, *streams[::2])
+    await scene.quick(2)
+    second = copied(scene.nats, *streams[1::2])
+    for stream in streams[1::2]:
+        (second / stream).rename(first / stream)
+    lost = [*await scene.quick(2), *await scene.slow(2)]
+    await scene.noted()
+
+    await scene.restart(streams, first, alive=alive)
+
+    assert await scene.outcomes(await scene.start("quick", 3)) == ["completed"] * 3
+    assert set(await scene.outcomes(before)) == {"completed"}
+    for run_id in lost:
+        # of some nothing is left at all: then that is what is said
+        with contextlib.suppress(AssertionError):
+            answer = await scene.penstock.http.get(f"{scene.penstock.edge()}/v1/runs/{run_id}")
+            assert answer.status_code == 404
+            continue
+        await scene.check(run_id)
