@@ -14,6 +14,7 @@ import yaml
 
 from penstock.bus.permissions import NAMES, OPERATOR, password_variable
 from penstock.settings import load_config
+from support.nats import binary as nats_binary
 from support.repository import ROOT, services
 
 LOCKS = [
@@ -115,6 +116,24 @@ def test_compose_builds_only_stages_that_there_are() -> None:
         if "build" in service:
             assert service["build"]["target"] in SHIPPED, name
             assert (ROOT / service["build"]["dockerfile"]).exists()
+
+
+def test_the_nats_of_compose_acknowledges_only_what_is_on_the_disk() -> None:
+    mounted = [
+        ROOT / volume.split(":")[0]
+        for volume in COMPOSE["services"]["nats"]["volumes"]
+        if volume.startswith("./deploy/nats")
+    ]
+    assert any(
+        "sync_interval: always" in file.read_text()
+        for each in mounted
+        for file in ([each] if each.is_file() else each.glob("*.conf"))
+    )
+    config = ROOT / "deploy" / "nats" / "jetstream.conf"
+    check = subprocess.run(
+        [nats_binary(), "-t", "-c", config], capture_output=True, text=True, check=False
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
 
 
 def test_compose_opens_nothing_beyond_loopback() -> None:

@@ -158,18 +158,19 @@ class Continuity:
             # a leader that was just elected may not have taken in all that it has
             await asyncio.sleep(AGAIN_S)
             before, look = look, await self._look()
-            behind = {
+            behind = self._behind(look)
+            still = {
                 stream: known
-                for stream, known in self._behind(look).items()
+                for stream, known in behind.items()
                 if look.last[stream] == before.last.get(stream)
             }
-        if behind and self._repairs:
-            for stream, known in sorted(behind.items()):
-                await self._put_in_order(look, stream, known)
-            look = await self._look()
-            behind = self._behind(look)
-        elif behind:
-            await self._raise_marks(look, behind)
+            if not self._repairs:
+                await self._raise_marks(look, still)
+            elif still:
+                for stream, known in sorted(still.items()):
+                    await self._put_in_order(look, stream, known)
+                look = await self._look()
+                behind = self._behind(look)
         self._learn(look)
         self._looked = None if behind else look
         waiting = [name for name in behind if name in NUMBERED]
