@@ -171,7 +171,8 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
         async with misbehaving() as upstream:
             upstream.script(answers)
             agents = [{"id": "agent", "protocol": "agno", "url": upstream.url, "timeout_s": 60}]
-            async with deployment(nats.url, folder, agents, **settings) as penstock:
+            count = {"normalizer": 1, "connector": 1, "edge": 1}
+            async with deployment(nats.url, folder, agents, count, **settings) as penstock:
                 yield Scene(nats, penstock, upstream)
     finally:
         nats.remove()
@@ -183,11 +184,16 @@ async def last_id(scene: Scene, run_id: str) -> str:
     return seen[-1].id
 
 
-def both(*streams: str, short: bool = False) -> list[Any]:
-    marks = [] if short else [pytest.mark.chaos]
+def both(*streams: str, short: tuple[bool, ...] = ()) -> list[Any]:
+    """With services alive, and restarted; those in `short` are in `make test`, too."""
     name = "+".join(streams)
     return [
-        pytest.param(list(streams), alive, id=f"{name}-{how}", marks=marks)
+        pytest.param(
+            list(streams),
+            alive,
+            id=f"{name}-{how}",
+            marks=[] if alive in short else [pytest.mark.chaos],
+        )
         for alive, how in ((True, "alive"), (False, "restarted"))
     ]
 
@@ -195,8 +201,8 @@ def both(*streams: str, short: bool = False) -> list[Any]:
 @pytest.mark.parametrize(
     ("older", "alive"),
     [
-        *both("RAW", short=True),
-        *both("EVENTS", short=True),
+        *both("RAW", short=(True, False)),
+        *both("EVENTS", short=(True,)),
         *both("COMMANDS"),
         *both("KV_runs"),
         *both("KV_checkpoints"),
@@ -260,7 +266,10 @@ async def refused(scene: Scene, run_id: str, cursor: str) -> None:
     assert beyond.status_code == 410
 
 
-@pytest.mark.parametrize("alive", [True, False], ids=["alive", "restarted"])
+@pytest.mark.parametrize(
+    "alive",
+    [pytest.param(True, id="alive", marks=pytest.mark.chaos), pytest.param(False, id="restarted")],
+)
 async def test_a_power_cut(scene: Scene, alive: bool) -> None:
     """Every stream is as it was on the disk, and not all of the same moment."""
     streams = all_streams(scene.nats)

@@ -122,7 +122,7 @@ class Deployment:
             except httpx.HTTPError:
                 return False
 
-        await eventually(ready, 30, f"{service} is ready")
+        await eventually(ready, 60, f"{service} is ready")
         return instance
 
     async def kill(self, instance: Instance) -> None:
