@@ -7,15 +7,13 @@ from pathlib import Path
 
 from support.nats import NatsServer
 
-_STREAMS = Path("jetstream") / "$G" / "streams"
-
 
 def copied(nats: NatsServer, *streams: str) -> Path:
     """The folders of these streams as they are now, consumers and all. The server may run."""
     number = len(list(nats.store.parent.glob("older-*")))
     kept = nats.store.parent / f"older-{number}"
     for stream in streams:
-        _copy(nats.store / _STREAMS / stream, kept / stream)
+        _copy(_streams(nats) / stream, kept / stream)
     return kept
 
 
@@ -23,10 +21,16 @@ def put_back(nats: NatsServer, kept: Path, *streams: str) -> None:
     """Kill the server, replace these streams' folders by the copies, start it again."""
     nats.kill()
     for stream in streams:
-        folder = nats.store / _STREAMS / stream
+        folder = _streams(nats) / stream
         shutil.rmtree(folder)
         _copy(kept / stream, folder)
     nats.start()
+
+
+def _streams(nats: NatsServer) -> Path:
+    """Where the one account's streams are."""
+    (folder,) = nats.store.glob("**/streams")
+    return folder
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -43,4 +47,4 @@ def _copy(source: Path, target: Path) -> None:
 
 def all_streams(nats: NatsServer) -> list[str]:
     """The streams that the server keeps, but for the leases, which end by themselves."""
-    return sorted({each.name for each in (nats.store / _STREAMS).iterdir()} - {"KV_leases"})
+    return sorted({each.name for each in _streams(nats).iterdir()} - {"KV_leases"})
