@@ -20,6 +20,9 @@ HISTORY_LOST = Counter(
 RUNS_STANDING = Gauge(
     "penstock_runs_standing", "Runs that this normalizer cannot work on, and tries again"
 )
+RUNS_STUCK = Counter(
+    "penstock_runs_stuck_total", "Open runs that nobody would ever have moved, and why", ["why"]
+)
 LEGS = Counter("penstock_legs_total", "Upstream requests, by how they ended", ["outcome"])
 STARTS_WAITING = Gauge(
     "penstock_starts_waiting", "Starts that this connector has fetched and has no leg for yet"

@@ -47,6 +47,7 @@ from penstock_connector.settings import ConnectorSettings
 from penstock_connector.succession import DIED, Succession
 from penstock_connector.turns import Turns
 from penstock_connector.upstreams.agui import client_tools
+from penstock_connector.watch import Stuck, Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,16 @@ class Commands:
         self._reading = asyncio.Semaphore(AT_ONCE)
         self.succession = Succession(
             bus, config, settings, pod, self._runs, self._claims, self.legs, self._orders
+        )
+
+        self.watchdog = Watchdog(
+            bus,
+            pod,
+            self._runs,
+            self._claims,
+            adopt=self.adopt_abandoned,
+            end=self.end_abandoned,
+            ttl_s=settings.pod_ttl_s,
         )
 
     @property
@@ -322,6 +333,39 @@ class Commands:
         elif not await self._runs.has_ended(run_id) and not await self.legs.is_held(run_id, last):
             await self._runs.end(run_id, last, "event", last_word)
 
+    # a run that nobody would ever move (see `watch`)
+
+    async def adopt_abandoned(self, run_id: str, last: Stored) -> None:
+        """Go on with an open leg whose connector is dead, or say how it ended."""
+        with self.legs.alone_with(run_id):
+            await self.succession.adopt_unless_held(run_id, last)
+
+    async def end_abandoned(self, run_id: str, stuck: Stuck, approval_id: str | None) -> None:
+        """End a run whose start, or whose decision, has been lost on its way.
+
+        First what would begin it is claimed, so that a command that still comes does nothing.
+        """
+        with self.legs.alone_with(run_id):
+            if stuck is Stuck.NEVER_STARTED:
+                standing = await self._claims.claim(run_id, "cancelled")
+                is_anothers = standing is not None and standing.state != "cancelled"
+                if is_anothers and not await self._claims.take_over(run_id, "cancelled"):
+                    raise Retry(0.5)
+                await self._open_and_end(run_id, _NEVER_STARTED)
+                return
+            assert approval_id is not None
+            noted = await self._claims.claim_sending(approval_id)
+            if noted is not None and noted[0].state == "claimed":
+                sent, revision = noted
+                if await self._claims.lives(sent.pod):
+                    raise Retry(0.5)
+                if not await self._claims.take_over_sending(approval_id, revision):
+                    raise Retry(0.5)
+            await self._claims.record_sending(approval_id, "refused")
+            last = await self._runs.tail(run_id)
+            if last is not None and kind_of(last) in CLOSED:
+                await self._runs.end(run_id, last, "event", _NEVER_SENT)
+
     async def _open_and_end(self, run_id: str, ending: dict[str, Any]) -> None:
         """The whole of a run whose upstream is never called."""
         record = await self._runs.record(run_id)
@@ -338,6 +382,20 @@ class Commands:
         await writer.write("event", orjson.dumps(ending), leg=1)
 
 
+_NEVER_STARTED = ending(
+    "lifecycle.failed",
+    code="internal",
+    error="the command to start the run was lost before a connector had it; the agent's server "
+    "was not called: start the run again",
+    retryable=True,
+)
+_NEVER_SENT = ending(
+    "lifecycle.failed",
+    code="internal",
+    error="the decision was taken, and was lost on its way to the agent's server; it was not "
+    "sent: start the run again",
+    retryable=True,
+)
 _LOST = ending(
     "lifecycle.failed",
     code="history_lost",

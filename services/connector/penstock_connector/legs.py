@@ -70,6 +70,10 @@ class Legs:
     def __contains__(self, run_id: str) -> bool:
         return run_id in self._legs
 
+    def works_on(self, run_id: str) -> bool:
+        """Whether a leg of the run is held here, or a command of it is being carried out."""
+        return run_id in self._legs or run_id in self._opening
+
     @property
     def room(self) -> int:
         """How many legs more this connector takes."""
@@ -306,7 +310,7 @@ class Legs:
         """Whether somebody sees the leg through that this frame belongs to."""
         pod = holder_of(last)
         if pod == self._pod:
-            return run_id in self._legs or run_id in self._opening
+            return self.works_on(run_id)
         return await self._claims.lives(pod)
 
 

@@ -87,6 +87,7 @@ class ConnectorService(Service):
         self.spawn("watch", watch.run)
         self.spawn("peers", self._peers.run)
         self.spawn("reaper", self._reap)
+        self.spawn("watchdog", self._watch)
         handlers = {
             "cancel": self._commands.cancel,
             "continue": self._continue,
@@ -204,3 +205,20 @@ class ConnectorService(Service):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.reap_s):
                     await self._somebody_left.wait()
+
+    async def _watch(self) -> None:
+        watchdog, look_s = self._commands.watchdog, self._settings.watch_s
+        loop = asyncio.get_running_loop()
+        look_at = loop.time() + look_s
+        try:
+            while True:
+                await asyncio.sleep(min(self._settings.pod_renew_s, look_s))
+                try:
+                    if await watchdog.beat() and loop.time() >= look_at:
+                        look_at = loop.time() + look_s
+                        await watchdog.look()
+                except BusError as error:
+                    log.warning("looking for runs that nobody would move: %s", error)
+        finally:
+            with suppress(BusError):
+                await asyncio.shield(watchdog.stop())

@@ -41,3 +41,6 @@ class ConnectorSettings(Settings):
         12.0, ge=1, description="After it a command that a dead connector had taken goes to another"
     )
     reap_s: float = Field(4.0, gt=0, description="How often runs of dead connectors are looked for")
+    watch_s: float = Field(
+        30.0, gt=0, description="How often one connector looks for runs that nobody would move"
+    )

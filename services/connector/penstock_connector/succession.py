@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 from pydantic import ValidationError
 
+from penstock import telemetry
 from penstock.bus import Bus, BusError, FenceConflict, Msg, Stored, Subscription
 from penstock.bus.direct import STORED_AT
 from penstock.bus.messages import raw_frame
@@ -67,6 +68,7 @@ class Succession:
         self._dead: set[str] = set()  # whose legs are not all dealt with
         self._gone: set[str] = set()  # who seems to be dead: what moves freely is taken over
         self._swept_at = float("-inf")
+        self._orphans: set[str] = set()  # runs that we note and do not hold, at the last sweep
         self._offers: Subscription | None = None
         self._taking: set[asyncio.Task[None]] = set()
 
@@ -96,7 +98,9 @@ class Succession:
     async def _look_for_dead(self) -> None:
         living = await self._claims.living()
         if time.monotonic() - self._swept_at > FULL_SWEEP_S:
-            away = {pod for pod, _ in await self._claims.active()} - living
+            noted = await self._claims.active()
+            await self._look_at_own({run_id for pod, run_id in noted if pod == self._pod})
+            away = {pod for pod, _ in noted} - living
             if self._claims.sees_others():
                 self._dead |= away
                 self._swept_at = time.monotonic()
@@ -105,6 +109,15 @@ class Succession:
         if self._claims.sees_others():
             self._dead |= self._living - living
             self._living = living
+
+    async def _look_at_own(self, noted: set[str]) -> None:
+        """What we note and do not hold, twice in a row, an error of ours has left behind."""
+        orphans = {run_id for run_id in noted if not self._legs.works_on(run_id)}
+        for run_id in orphans & self._orphans:
+            log.warning("run %s: it is noted as held here, and is not", run_id)
+            telemetry.RUNS_STUCK.labels("not_held_here").inc()
+            await self._inherit(self._pod, run_id, self._settle)
+        self._orphans = orphans
 
     async def _of_each_leg(
         self, pod: str, deal_with: Callable[[str, str], Awaitable[None]]

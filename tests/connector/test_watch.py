@@ -1,0 +1,154 @@
+"""The watchdog: a run that nobody would ever move is put in order or ended, and no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from penstock import telemetry
+from penstock.bus.fence import RawWriter
+from penstock.bus.messages import now
+from penstock.bus.records import ApprovalRecord, Decided, Decision
+from penstock_approvals.service import ApprovalsService
+from penstock_connector import succession, watch
+from penstock_connector.legs import Legs
+from penstock_connector.service import ConnectorService
+from penstock_normalizer.service import NormalizerService
+from support.connectors import DEAD, FAST
+from support.misbehaving import Misbehaving, agents, plays, stalls
+from support.nats import NatsServer
+from support.pipeline import PIPELINE, Pipeline, Services, pipeline
+from support.raw import agno, agno_approved, agno_pause, agno_text
+from support.waiting import eventually
+
+WITHOUT_CONNECTOR: Services = (NormalizerService, ApprovalsService)
+PEER: Services = (ConnectorService,)
+OFTEN: dict[str, Any] = {**FAST, "watch_s": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to wait until an edge would have sent its command."""
+    monkeypatch.setattr(watch, "UNSTARTED_S", 0.0)
+
+
+def found(why: str) -> float:
+    return float(telemetry.RUNS_STUCK.labels(why)._value.get())
+
+
+async def test_a_run_whose_start_was_lost_ends_and_is_not_begun_by_what_comes_late(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_text("x")))
+    before = found("never_started")
+    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+        command = await penstock.register("agno", "hello")
+        *_, last = await penstock.ended(command.run_id)
+        await penstock.command("start", command)
+        after = await penstock.start_run("agno", "another")
+        await penstock.ended(after)
+    assert (last.type, last.data["code"]) == ("lifecycle.failed", "internal")
+    assert "start the run again" in last.data["error"]
+    assert [call.form["run_id"] for call in upstream.calls] == [after]
+    assert found("never_started") == before + 1
+
+
+async def test_an_open_leg_that_a_dead_connector_has_not_noted_is_ended(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    before = found("nobody_holds")
+    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+        command = await penstock.register("agno", "hello")
+        dead = RawWriter(penstock.bus, command.run_id, "upstream", f"{DEAD}/1")
+        facts = command.model_dump(include={"agent", "session_id", "user_id", "message"})
+        await dead.write("open", orjson.dumps({**facts, "protocol": "agno"}), leg=1)
+        *_, last = await penstock.ended(command.run_id)
+    assert last.data["code"] == "outcome_unknown"
+    assert not upstream.calls
+    assert found("nobody_holds") == before + 1
+
+
+async def test_a_decision_that_is_not_on_its_way_any_more_ends_its_run_and_is_never_sent(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    """As when the stream of commands has lost it."""
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+        run_id = await penstock.start_run("agno", "delete")
+        *_, asked = await penstock.events_until(run_id, "lifecycle.paused")
+        approval_id = asked.data["approval_id"]
+        await decided_and_lost(penstock, approval_id)
+        *_, last = await penstock.ended(run_id)
+        await penstock.command("continue", await penstock.continue_command(approval_id))
+        await penstock.ended(await penstock.start_run("agno", "another"))
+    assert (last.type, last.data["code"]) == ("lifecycle.failed", "internal")
+    assert len([call for call in upstream.calls if call.path.endswith("/continue")]) == 0
+
+
+async def decided_and_lost(penstock: Pipeline, approval_id: str) -> None:
+    bucket = penstock.bus.bucket("approvals")
+    entry = await bucket.get(approval_id)
+    assert entry is not None
+    approval = ApprovalRecord.model_validate_json(entry.value)
+    items = [Decided(item_id=item["item_id"], decision="approve") for item in approval.items]
+    decision = Decision(outcome="approved", by="ada", at=now(), items=items)
+    update = {"status": "decided", "decision": decision}
+    value = approval.model_copy(update=update).dump()
+    assert await bucket.update(approval_id, value, entry.revision)
+
+
+async def test_a_leg_that_an_error_of_ours_has_left_open_is_dealt_with(
+    nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(succession, "FULL_SWEEP_S", 0.1)
+    upstream.script(plays(agno_text("x")))
+    before, see_through = found("not_held_here"), Legs.see_through
+
+    async def breaks(self: Legs, *arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(Legs, "see_through", see_through)
+        raise RuntimeError("a mistake")
+
+    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+        monkeypatch.setattr(Legs, "see_through", breaks)
+        session = "s-left-open"
+        run_id = await penstock.start_run("agno", "hello", session_id=session)
+        following = await penstock.start_run("agno", "next", session_id=session)
+        *_, last = await penstock.ended(run_id)
+        *_, next_last = await penstock.ended(following)
+    assert last.data["code"] == "outcome_unknown"
+    assert next_last.type == "lifecycle.completed"
+    assert found("not_held_here") == before + 1
+
+
+async def test_runs_that_somebody_will_move_are_let_be(
+    nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that streams, one behind it in its session, and one that waits for a person."""
+    why = [stuck.value for stuck in watch.Stuck]
+    before = [found(each) for each in why]
+    looked: list[str] = []
+    examine = watch.Watchdog._examine
+
+    async def examines(self: watch.Watchdog, run_id: str, watched: Any) -> None:
+        looked.append(run_id)
+        await examine(self, run_id, watched)
+
+    monkeypatch.setattr(watch.Watchdog, "_examine", examines)
+    upstream.script(plays(agno_pause()), plays(agno("RunStarted"), stalls))
+    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+        paused = await penstock.start_run("agno", "delete")
+        await penstock.events_until(paused, "lifecycle.paused")
+        runs = [await penstock.start_run("agno", n, session_id="s-let-be") for n in "12"]
+        for run_id in runs:
+            await penstock.events_until(run_id, "lifecycle.started")
+        looked.clear()
+
+        async def looked_at_each_often() -> bool:
+            return all(looked.count(run_id) >= 4 for run_id in (paused, *runs))
+
+        await eventually(looked_at_each_often, 30, "that each was looked at")
+        statuses = [(await penstock.record(run_id)).status for run_id in (paused, *runs)]
+    assert statuses == ["paused", "running", "running"]
+    assert [found(each) for each in why] == before
