@@ -13,6 +13,7 @@ import httpx
 import orjson
 import pytest
 
+from penstock.bus.fence import RawWriter
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock.settings import Config
 from penstock_approvals import decisions
@@ -21,7 +22,7 @@ from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.approving import approvals_process
 from support.nats import NatsServer
-from support.pauses import continues, pause, start_and_pause
+from support.pauses import asks, confirmation, continues, pause, start_and_pause
 from support.pipeline import Pipeline, Services, new_run_id, pipeline
 from support.waiting import eventually
 
@@ -242,3 +243,40 @@ async def test_two_processes_that_die_again_and_again_decide_each_request_once(
                 await done_once(penstock, approval)
     assert statuses == [[200, 409, 409]] * 60
     assert sum(kills.values()) > 5
+
+
+async def test_a_decision_is_told_once_though_the_run_has_paused_again_since(
+    nats: NatsServer,
+) -> None:
+    """Its process died before it had emptied the outbox, and the run went on meanwhile."""
+    async with pipeline(nats.url, Config(), WITHOUT) as penstock:
+        async with approvals_process(nats.url, dies_in=("decide", WRITES), outbox_s=60) as victim:
+            first = await pause(penstock)
+            await post(victim.url, first, decision(first, idempotency_key=new_run_id()))
+            assert await victim.process.wait() == -signal.SIGKILL
+        run_id = first.run_id
+        async with pipeline(nats.url, Config(), (ApprovalsService,), outbox_s=60):
+            upstream = await RawWriter.resume(penstock.bus, run_id, "upstream", "test/2")
+            opened = {"agent": "a", "approval_id": first.approval_id, "items": []}
+            await upstream.write("open", orjson.dumps(opened), leg=2)
+            await upstream.write("bytes", asks(confirmation("t2")), leg=2)
+            await upstream.write("end", b'{"outcome":"eof"}', leg=2)
+            *_, second = await penstock.events_until(
+                run_id, lambda event: event.type == "lifecycle.paused" and event.leg == 2
+            )
+        async with pipeline(nats.url, Config(), (ApprovalsService,), outbox_s=0.1):
+
+            async def nothing_left() -> bool:
+                return not await penstock.bus.bucket("approvals").keys("outbox.*")
+
+            await eventually(nothing_left, 20, "an empty outbox")
+            await penstock.decide(second.data["approval_id"])
+            events = await penstock.events_until(
+                run_id, lambda event: event.type == "approval.decided" and event.leg == 2
+            )
+        said = [orjson.loads(frame.payload) for frame in await penstock.raw(run_id, "approvals")]
+        [command, _] = await continues(penstock, run_id)
+    told = [event.data["approval_id"] for event in events if event.type == "approval.decided"]
+    assert told == [first.approval_id, second.data["approval_id"]]
+    assert [each["type"] for each in said] == ["lifecycle.paused", "approval.decided"] * 2
+    assert command.approval_id == first.approval_id

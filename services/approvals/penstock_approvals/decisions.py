@@ -16,6 +16,7 @@ from penstock import telemetry
 from penstock.bus import Bus, FenceConflict, Message, ObjectGone, Stored, objects
 from penstock.bus.fence import RawWriter, tail
 from penstock.bus.kv import Entry
+from penstock.bus.messages import LEG
 from penstock.bus.records import (
     ApprovalRecord,
     DecideReply,
@@ -273,11 +274,15 @@ class Approvals:
         return RunRecord.model_validate_json(entry.value)
 
     async def _say(self, run_id: str, leg: int, type_: str, data: Mapping[str, object]) -> None:
-        """A source event, once: a repeat finds it as the last one that we said of the run."""
+        """A source event, once: a repeat finds it as the last one that we said of the run.
+
+        Or something of a later leg, which has begun only after all was said of this one: a decision
+        is sent when it has been told.
+        """
         payload = orjson.dumps({"type": type_, "data": data})
         while True:
             said = await tail(self._bus, RAW, raw_stored(run_id, WRITER))
-            if said is not None and said.payload == payload:
+            if said is not None and (said.payload == payload or int(said.headers[LEG]) > leg):
                 return
             self._writes += 1
             connection = f"{self._pod}/{self._writes}"
