@@ -33,7 +33,7 @@ from penstock_edge.cursor import Cursor
 from penstock_edge.edge import Edge
 from penstock_edge.endpoint import route
 from penstock_edge.items import type_of
-from penstock_edge.locate import lifecycle_of, locate
+from penstock_edge.locate import lifecycle_of, locate, place_after
 from penstock_edge.query import cursor_of
 from penstock_edge.runs import Message
 from penstock_edge.start import Start
@@ -93,6 +93,7 @@ class Legacy:
         if found is not None:
             return await self._follow(*found)
         if after is not None:
+            await place_after(self._edge.bus, after)  # 410 for what NATS has lost
             raise Problem(400, f"the cursor {after} is not of this session")
 
         async def begun() -> EventStream | None:
