@@ -307,7 +307,18 @@ async def serve(
     try:
         # probes ask nobody; where other callers are asked, being reachable is no accident
         reachable = insecure or auth_config.asks
-        probes = Server(probe_routes(probed), settings.host, settings.probe_port, reachable)
+        # a kubelet asks by the pod's address; and a scraper by any name, where a page gets nothing
+        # from the other port
+        names = ("*",) if auth_config.asks else auth_config.hosts
+        probes = Server(
+            probe_routes(probed),
+            settings.host,
+            settings.probe_port,
+            reachable,
+            Auth(AuthConfig(hosts=names)),
+            setting="--probe-port (PENSTOCK_PROBE_PORT; 0 takes a free one)",
+            addresses=True,
+        )
         await probes.start()
         for number, service_type in enumerate(service_types):
             connecting = connect(service_type, settings, config, waiting[number])

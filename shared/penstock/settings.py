@@ -194,6 +194,7 @@ _BY_SECRET = frozenset({"HS256", "HS384", "HS512"})
 _BY_PUBLIC_KEY = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )
+_SCOPES = frozenset({"start", "read", "raw", "decide", "act-as", "administer", "none"})
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 
 
@@ -244,6 +245,16 @@ class AuthSettings(BaseSettings):
     token_warning_s: float = Field(
         3600.0, gt=0, description="Streams are told so long before their stream token expires"
     )
+    hosts: Words = Field(
+        (),
+        description="Names besides those of this machine under which requests are answered where "
+        "nobody is asked who they are; `*`: any",
+    )
+    default_scopes: Words = Field(
+        (),
+        description="What a token may do that names no scopes, of start, read, raw, decide, "
+        "act-as and administer; `none`: nothing; default `start read raw decide`",
+    )
     allow_unauthenticated_sse: Annotated[bool, BeforeValidator(_flag)] = Field(
         False,
         validation_alias="ALLOW_UNAUTHENTICATED_SSE",
@@ -282,6 +293,23 @@ class AuthSettings(BaseSettings):
             parts = urlsplit(origin)
             if origin != f"{parts.scheme}://{parts.netloc}" or not parts.netloc or "*" in origin:
                 raise ValueError(f"{origin} is no origin like https://app.example.com")
+        return value
+
+    @field_validator("hosts")
+    @classmethod
+    def _are_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if host != "*" and not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+", host):
+                raise ValueError(f"{host} is no host name: write it without scheme, port and path")
+        return value
+
+    @field_validator("default_scopes")
+    @classmethod
+    def _are_scopes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := set(value) - _SCOPES:
+            raise ValueError(f"{', '.join(sorted(unknown))}: none of {', '.join(sorted(_SCOPES))}")
+        if "none" in value and len(value) > 1:
+            raise ValueError("none stands alone")
         return value
 
     @model_validator(mode="after")

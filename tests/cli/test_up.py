@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jwt
 import pytest
 
+from penstock.settings import AuthSettings, Settings
+from penstock.web.auth import AuthConfig
+from penstock_cli import up as up_module
 from support.up import Up
 from support.waiting import wait_for
 
@@ -143,7 +147,7 @@ def test_it_outlives_its_nats_server(make_up: Callable[..., Up], config: str) ->
 def refused(*options: str, **environment: str) -> str:
     """What it says on stderr when it does not start: exit code 2, and nothing else printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "penstock_cli", "up", *options],
+        [sys.executable, "-m", "penstock_cli", "up", "--probe-port", "0", *options],
         capture_output=True,
         env=os.environ | environment,
         timeout=50,
@@ -205,3 +209,33 @@ def test_a_nats_server_that_does_not_answer_is_told(tmp_path: Path, config: str)
     assert told.splitlines()[-1].startswith(
         "penstock: cannot connect to NATS at nats://127.0.0.1:1"
     )
+
+
+def test_a_taken_probe_port_is_told_with_its_own_option(tmp_path: Path, config: str) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = str(listener.getsockname()[1])
+        told = refused(
+            *("--config", config, "--data", str(tmp_path / "d"), "--probe-port", port),
+            PENSTOCK_LOG_LEVEL="error",
+        )
+    assert told.startswith(f"penstock: cannot listen on 127.0.0.1:{port}")
+    assert "--probe-port (PENSTOCK_PROBE_PORT" in told
+
+
+def test_a_demo_with_a_key_wants_tokens_and_says_how_to_make_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (up_module.OPEN_TO_ALL, *up_module.KEYS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ENABLE_ADK_CANONICAL_STREAM", "false")  # what is set stays
+    up_module._switch_on_the_demo()
+    assert not AuthConfig(**AuthSettings().model_dump()).asks
+    monkeypatch.delenv(up_module.OPEN_TO_ALL)
+    monkeypatch.setenv("PENSTOCK_AUTH_JWT_SECRET", "0123456789abcdef0123456789abcdef")
+    up_module._switch_on_the_demo()
+    assert AuthConfig(**AuthSettings().model_dump()).asks
+    assert os.environ["ENABLE_ADK_CANONICAL_STREAM"] == "false"
+    command = up_module._how_to_get_a_token(Settings()).rsplit("$(", 1)[1].removesuffix(")")
+    made = subprocess.run(["sh", "-c", command], capture_output=True, check=True, text=True)
+    claims = jwt.decode(made.stdout.strip(), os.environ["PENSTOCK_AUTH_JWT_SECRET"], ["HS256"])
+    assert claims["sub"] == "me"

@@ -186,7 +186,7 @@ async def test_the_connection_of_a_stream_that_is_sent_away_is_closed(
     base = edge.http.base_url
     reader, writer = await asyncio.open_connection(base.host, base.port)
     path = f"/v1/runs/{run.run_id}/events"
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: penstock\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     await reader.readuntil(b"lifecycle")
     draining = edge.draining(grace_s=0.5)
     # a browser would come back on it, to the very edge that is about to stop

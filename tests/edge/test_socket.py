@@ -177,7 +177,7 @@ async def test_the_peer_is_pinged_as_often_as_streams_are_kept_alive(
     reader, writer = await asyncio.open_connection(edge.base_url.host, edge.base_url.port)
     path = url(edge, session_id).partition(str(edge.base_url.port))[2]
     writer.write(
-        f"GET {path} HTTP/1.1\r\nHost: penstock\r\nConnection: Upgrade\r\n"
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
         "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
@@ -19,7 +20,19 @@ _TAIL_LINES = 40
 LOGS: dict[str, Path] = {}
 
 # A server may outlive the fixture that started it; a forgotten Popen would warn of that.
-_STARTED: list[subprocess.Popen[bytes]] = []
+_STARTED: list[tuple[subprocess.Popen[bytes], int]] = []
+
+
+@atexit.register
+def _leave_none_behind() -> None:
+    for popen, owner_pid in _STARTED:
+        if popen.poll() is not None:
+            continue
+        if owner_pid == os.getpid():
+            Process(popen, Path(os.devnull)).stop()
+        else:
+            # its supervisor ends it with its owner; the Popen would warn that it still runs
+            popen.returncode = 0
 
 
 @dataclass(slots=True)
@@ -59,7 +72,7 @@ def start(
             cwd=cwd,
             env={**os.environ, **(env or {})},
         )
-    _STARTED.append(popen)
+    _STARTED.append((popen, owner_pid))
     return Process(popen, log)
 
 

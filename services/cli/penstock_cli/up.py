@@ -22,7 +22,7 @@ from penstock.bus.permissions import OPERATOR, SUBSCRIBER
 from penstock.service import Service, bus_settings, serve, stop_on_signals
 from penstock.settings import AgentConfig, Config, ConfigurationError, Settings, load_config
 from penstock.telemetry import configure_logging
-from penstock.web.auth import redact_logs
+from penstock.web.auth import AuthConfig, redact_logs
 from penstock.web.server import BindRefused
 from penstock_approvals.service import ApprovalsService
 from penstock_cli.child import StartFailed
@@ -42,8 +42,9 @@ SERVICES: list[type[Service]] = [
     ConnectorService,
     EdgeService,
 ]
-# What the contracts' own example requests need.
-DEMO_FLAGS = ("ENABLE_ADK_CANONICAL_STREAM", "ALLOW_UNAUTHENTICATED_SSE")
+OPEN_TO_ALL = "ALLOW_UNAUTHENTICATED_SSE"
+DEMO_FLAGS = ("ENABLE_ADK_CANONICAL_STREAM", OPEN_TO_ALL)
+KEYS = ("PENSTOCK_AUTH_JWT_SECRET", "PENSTOCK_AUTH_JWKS_URL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,7 @@ def up(options: Options) -> int:
     ready = asyncio.Event()
     try:
         if options.demo:
-            for flag in DEMO_FLAGS:
-                os.environ.setdefault(flag, "true")
+            _switch_on_the_demo()
         settings = _settings(options)
         configure_logging(settings.log_level, settings.log_format)
         redact_logs()
@@ -84,6 +84,13 @@ def up(options: Options) -> int:
     if failures:
         return 1 if ready.is_set() else 2
     return 0
+
+
+def _switch_on_the_demo() -> None:
+    """What the contracts' own example requests need, but no key that is configured is put aside."""
+    for flag in DEMO_FLAGS:
+        if flag != OPEN_TO_ALL or not any(map(os.environ.get, KEYS)):
+            os.environ.setdefault(flag, "true")
 
 
 async def _run(
@@ -150,18 +157,35 @@ async def _greet(
             f"Events on NATS: {nats.url}, user {SUBSCRIBER} (it may only read), "
             f"password in {credentials(options.data) / SUBSCRIBER}"
         )
+    asks = AuthConfig(**settings.auth.model_dump()).asks
+    if asks:
+        print(f"\nCallers are asked who they are. {_how_to_get_a_token(settings)}")
     if demos:
+        bearer = ' -H "Authorization: Bearer $PENSTOCK_TOKEN"' * asks
         print(
             "\nTry, in another terminal:\n",
             command(url, "run", "What is the weather in Paris?", "--agent", "assistant"),
             command(url, "run", "Please delete report.txt", "--agent", "vana"),
             f"curl -N {url}/api/service/v1/executions/trigger -H 'Content-Type: application/json'"
-            f" -d '{_DIAGNOSIS}'\n",
+            f"{bearer} -d '{_DIAGNOSIS}'\n",
             sep="\n  ",
         )
     sys.stdout.flush()
 
 
+def _how_to_get_a_token(settings: Settings) -> str:
+    if settings.auth.jwt_secret is None:
+        return "Set PENSTOCK_TOKEN to a token of your issuer, for the commands below."
+    return (
+        "A token for the commands below, where PENSTOCK_AUTH_JWT_SECRET is set:\n\n"
+        f"  export PENSTOCK_TOKEN=$({sys.executable} -c '{_TOKEN}')"
+    )
+
+
+_TOKEN = (
+    'import jwt, os, time; print(jwt.encode({"sub": "me", "exp": int(time.time()) + 86400}, '
+    'os.environ["PENSTOCK_AUTH_JWT_SECRET"]))'
+)
 _DIAGNOSIS = '{"topologyId": 123, "userMessage": "Analyze system state and health status."}'
 
 

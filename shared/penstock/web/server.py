@@ -18,6 +18,7 @@ from penstock.web.auth import Auth, AuthConfig, protection
 from penstock.web.auth.headers import SecurityHeaders
 from penstock.web.auth.origins import is_loopback
 from penstock.web.bodies import heard_out
+from penstock.web.hosts import HostCheck
 from penstock.web.problems import exception_handlers
 from penstock.web.protocol import BODY_S, HEAD_S, HttpProtocol, refusing_quietly
 
@@ -71,7 +72,11 @@ class Server:
 
     Without an `auth`, every caller is `anonymous`. A WebSocket whose peer does not answer a ping
     until the next one is due is closed (1011). `head_s` and `body_s`: what `HttpProtocol` gives a
-    client for its request.
+    client for its request. `setting`: by what another port is chosen, for people.
+
+    Where nobody is asked who they are, only requests for this machine, and for the names in the
+    configuration of `auth`, are answered, and with `addresses` those for an IP address: see
+    `hosts`.
     """
 
     def __init__(
@@ -84,20 +89,24 @@ class Server:
         ws_ping_s: float = WS_PING_S,
         head_s: float = HEAD_S,
         body_s: float = BODY_S,
+        setting: str = "--port (PENSTOCK_PORT)",
+        addresses: bool = False,
     ) -> None:
         auth = auth or Auth(AuthConfig())
         check_bind(host, asks=auth.asks, insecure=insecure)
         self._host = host
+        self._setting = setting
         self.port = port
         app = Starlette(
             routes=list(routes),
             exception_handlers=exception_handlers,
             middleware=protection(auth),
         )
+        guarded = app if auth.asks else HostCheck(app, auth.config.hosts, addresses=addresses)
         self._server = _Server(
             uvicorn.Config(
                 # around all, so that an internal error has them too
-                self._leading_away(heard_out(refusing_quietly(SecurityHeaders(app)))),
+                self._leading_away(heard_out(refusing_quietly(SecurityHeaders(guarded)))),
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -143,7 +152,7 @@ class Server:
             listener.close()
             raise BindRefused(
                 f"cannot listen on {self._host}:{self.port}: {error.strerror}. "
-                "Is another Penstock running? Choose another port with --port"
+                f"Is another Penstock running? Choose another port with {self._setting}"
             ) from error
         self.port = listener.getsockname()[1]
         listener.set_inheritable(True)

@@ -29,6 +29,7 @@ from penstock.web.auth.jwks import Jwks
 from penstock.web.auth.jwt import Secret, Verifier
 from penstock.web.auth.limits import Held, Requests
 from penstock.web.auth.origins import check_origin, is_local
+from penstock.web.auth.scopes import DEFAULT
 from penstock.web.auth.stream_tokens import StreamTokens
 from penstock.web.problems import Problem
 
@@ -179,6 +180,7 @@ def _verifier(config: AuthConfig) -> Verifier | None:
         "issuer": config.issuer,
         "audience": config.audience,
         "leeway_s": config.leeway_s,
+        "default_scopes": frozenset(config.default_scopes or DEFAULT) - {"none"},
     }
     if config.jwt_secret is not None:
         return Verifier(Secret(config.jwt_secret), config.pinned, **rules)

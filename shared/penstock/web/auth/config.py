@@ -34,6 +34,8 @@ class AuthConfig:
     max_requests_burst: int = 500
     token_warning_s: float = 3600.0
     allow_unauthenticated_sse: bool = False
+    hosts: tuple[str, ...] = ()
+    default_scopes: tuple[str, ...] = ()
 
     @property
     def configured(self) -> bool:

@@ -11,7 +11,7 @@ import jwt
 
 from penstock.web.auth.errors import Refused, invalid_token
 from penstock.web.auth.identity import ANONYMOUS_USER
-from penstock.web.auth.scopes import granted
+from penstock.web.auth.scopes import DEFAULT, granted
 
 MAX_TOKEN_CHARS: Final = 16 * 1024
 MAX_KID_CHARS: Final = 256
@@ -79,7 +79,10 @@ class Verifier:
         issuer: str | None = None,
         audience: str | None = None,
         leeway_s: float = 0.0,
+        default_scopes: frozenset[str] = DEFAULT,
     ) -> None:
+        """`default_scopes`: of a token that names none."""
+        self._default_scopes = default_scopes
         self._keys = keys
         self._algorithms = frozenset(algorithms)
         self._issuer = issuer
@@ -117,7 +120,11 @@ class Verifier:
         user_id = claims["sub"]
         if not _SUBJECT.fullmatch(user_id) or user_id == ANONYMOUS_USER:
             raise invalid_token("the subject of the token is no user of ours")
-        return Claims(user_id, granted(claims), float(int(claims["exp"])) + self._leeway_s)
+        return Claims(
+            user_id,
+            granted(claims, self._default_scopes),
+            float(int(claims["exp"])) + self._leeway_s,
+        )
 
     async def close(self) -> None:
         """Give the keys' source back."""

@@ -17,14 +17,16 @@ STREAM_TOKEN: Final = frozenset({"read"})
 CLAIMS: Final = ("scope", "scopes", "scp")
 
 
-def granted(claims: Mapping[str, Any]) -> frozenset[str]:
-    """The scopes of these claims. Words that are not ours are other services'.
+def granted(claims: Mapping[str, Any], default: frozenset[str] = DEFAULT) -> frozenset[str]:
+    """The scopes of these claims, `default` where none of them names any.
+
+    Words that are not ours are other services'.
 
     Raises ValueError for a claim that is neither a string nor a list of strings.
     """
     found = [claims[name] for name in CLAIMS if name in claims]
     if not found:
-        return DEFAULT
+        return default
     return frozenset(word for claim in found for word in _words(claim)) & SCOPES
 
 

@@ -1,0 +1,84 @@
+"""Under which names a process is called, where nobody is asked who they are.
+
+A page of a foreign name that resolves to this machine (DNS rebinding) may read every answer: for
+the browser it is that page's own server. Only the header Host tells, and the page cannot choose it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.web.auth.credentials import headers_of
+from penstock.web.auth.origins import is_loopback
+from penstock.web.problems import Problem, problem_response
+
+ANY: Final = "*"
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,255}))(?::[0-9]{1,5})?")
+
+
+def name_in(header: str) -> str | None:
+    """The name or address of a Host header, as names are compared; None where it is no host."""
+    match = _HOST.fullmatch(header)
+    if match is None:
+        return None
+    return (match[1] or match[2]).lower().removesuffix(".") or None
+
+
+class HostCheck:
+    """Answers requests for this machine and for `names`, and nothing else.
+
+    `addresses`: those for an IP address, too, which no page of a foreign name can send. `*` among
+    the names: every request is answered.
+    """
+
+    def __init__(
+        self, app: ASGIApp, names: Collection[str] = (), *, addresses: bool = False
+    ) -> None:
+        self._app = app
+        self._names = frozenset(name_in(name) or name for name in names)
+        self._addresses = addresses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        problem = self._problem(scope) if scope["type"] in ("http", "websocket") else None
+        if problem is None:
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await receive()  # websocket.connect
+            if "websocket.http.response" not in scope.get("extensions", {}):
+                await send({"type": "websocket.close", "code": 1008, "reason": ""})
+                return
+        await problem_response(problem)(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> Problem | None:
+        if ANY in self._names:
+            return None
+        headers = headers_of(scope, b"host")
+        if len(headers) != 1:
+            return Problem(400, "a request must have one Host header")
+        name = name_in(headers[0])
+        if name is None:
+            return Problem(400, "the Host header is no host name or address")
+        if is_loopback(name) or name in self._names or (self._addresses and _is_address(name)):
+            return None
+        return Problem(
+            421,
+            f"nobody is asked who they are here, so only requests for this machine (localhost, "
+            f"127.0.0.1) are answered, and {name} is another name. If it is right, add it to "
+            "PENSTOCK_AUTH_HOSTS, or ask callers who they are: PENSTOCK_AUTH_JWT_SECRET or "
+            "PENSTOCK_AUTH_JWKS_URL",
+        )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
