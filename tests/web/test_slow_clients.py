@@ -194,7 +194,7 @@ async def test_a_body_that_comes_steadily_has_all_the_time_it_needs(slow: Slow) 
 
 async def test_what_the_application_has_not_read_yet_is_not_the_clients_fault(slow: Slow) -> None:
     size = 4 * 1024 * 1024
-    head = b"POST /later HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % size
+    head = b"POST /later HTTP/1.1\r\nhost: [::1]\r\ncontent-length: %d\r\n\r\n" % size
     async with slow.connected(head) as (reader, writer):
         writer.write(b"x" * size)
         await asyncio.sleep(3 * BODY_S)
@@ -207,9 +207,9 @@ async def test_what_the_application_has_not_read_yet_is_not_the_clients_fault(sl
 @pytest.mark.parametrize(
     "begin",
     [
-        b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n" + HALF_A_HEAD,
-        b"POST /stream HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nhalf",
-        b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n" + HEAD + b"half",
+        b"GET /stream HTTP/1.1\r\nhost: [::1]\r\n\r\n" + HALF_A_HEAD,
+        b"POST /stream HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 9\r\n\r\nhalf",
+        b"GET /stream HTTP/1.1\r\nhost: [::1]\r\n\r\n" + HEAD + b"half",
     ],
     ids=["half a head", "half a body", "half of the next body"],
 )
@@ -225,7 +225,7 @@ async def test_a_stream_is_not_cut_for_half_a_request_behind_it(slow: Slow, begi
 async def test_a_client_reads_why_its_large_body_is_refused(slow: Slow, closes: bool) -> None:
     size = 8 * 1024 * 1024
     for path, status in (("/refuse", 403), ("/ignore", 413)):
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {size}\r\n"
         head += "connection: close\r\n\r\n" if closes else "\r\n"
         async with slow.connected(head.encode()) as (reader, writer), asyncio.timeout(PATIENCE_S):
             for _ in range(size // 65536):
@@ -235,12 +235,14 @@ async def test_a_client_reads_why_its_large_body_is_refused(slow: Slow, closes: 
 
 
 async def test_who_asks_before_sending_a_body_is_refused_at_once(slow: Slow) -> None:
-    head = b"POST /refuse HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n"
+    head = (
+        b"POST /refuse HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n"
+    )
     async with slow.connected(head) as (reader, _), asyncio.timeout(PATIENCE_S):
         assert (await reader.readline()).startswith(b"HTTP/1.1 403 ")
 
 
-CHUNKED = b"POST /%b HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /%b HTTP/1.1\r\nhost: [::1]\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize("path", [b"read", b"refuse"])
@@ -298,8 +300,9 @@ async def test_a_refused_websocket_logs_no_error(
             pass
     for leave in (True, False):
         head = (
-            b"GET /refused HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-            b"sec-websocket-version: 13\r\nsec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
+            b"GET /refused HTTP/1.1\r\nhost: [::1]\r\n"
+            b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+            b"sec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
         )
         async with slow.connected(head) as (reader, writer):
             if leave:
