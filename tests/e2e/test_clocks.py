@@ -22,7 +22,7 @@ import pytest
 
 from penstock.bus import Bus
 from support.bus import connected
-from support.clocks import ShiftedClock, libfaketime
+from support.clocks import ShiftedClock, forget_the_dead, libfaketime
 from support.deployment import SERVICES, Deployment, Event, Instance, deployment
 from support.misbehaving import Answer, Misbehaving, misbehaving
 from support.nats import NatsServer
@@ -240,26 +240,29 @@ async def world(
     assert LIBRARY is not None
     clocks = {name: ShiftedClock(LIBRARY, folder / name) for name in (*SERVICES, "steady")}
     steady = clocks.pop("steady")
-    async with misbehaving() as agents, connected(nats.url) as bus:
-        configured: list[dict[str, Any]] = [
-            {"id": "talker", "protocol": "agno", "url": agents.url},
-            {"id": "assistant", "protocol": "agno", "url": real.url, "agent": "demo-agent"},
-        ]
-        async with deployment(nats.url, folder / "of", configured, 0, **settings) as penstock:
-            made = World(penstock, bus, agents, real, clocks, steady)
-            agents.script(_talks(made.ends))
-            await asyncio.gather(
-                *(penstock.start(service, before=steady.command) for service in SERVICES),
-                *(made.start(service) for service in SERVICES if pairs),
-            )
-            try:
-                yield made
-            finally:
-                made.ends.set()
-                for task in made.following:
-                    task.cancel()
-                if made.following:
-                    await asyncio.wait(made.following)
+    try:
+        async with misbehaving() as agents, connected(nats.url) as bus:
+            configured: list[dict[str, Any]] = [
+                {"id": "talker", "protocol": "agno", "url": agents.url},
+                {"id": "assistant", "protocol": "agno", "url": real.url, "agent": "demo-agent"},
+            ]
+            async with deployment(nats.url, folder / "of", configured, 0, **settings) as penstock:
+                made = World(penstock, bus, agents, real, clocks, steady)
+                agents.script(_talks(made.ends))
+                await asyncio.gather(
+                    *(penstock.start(service, before=steady.command) for service in SERVICES),
+                    *(made.start(service) for service in SERVICES if pairs),
+                )
+                try:
+                    yield made
+                finally:
+                    made.ends.set()
+                    for task in made.following:
+                        task.cancel()
+                    if made.following:
+                        await asyncio.wait(made.following)
+    finally:
+        forget_the_dead()
 
 
 def _talks(ends: asyncio.Event) -> Any:

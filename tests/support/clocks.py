@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.bus.clock import Clock
 
+_SHARED = Path("/dev/shm")
 _FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 
 
@@ -18,6 +19,13 @@ def server_steps(clock: Clock, seconds: float) -> None:
     before = [replace(each, server_s=each.server_s - seconds) for each in estimate._kept]
     estimate._kept.clear()
     estimate._kept.extend(before)
+
+
+def forget_the_dead() -> None:
+    """Delete the shared memory that libfaketime leaves of each process that has ended."""
+    for left in (*_SHARED.glob("faketime_shm_*"), *_SHARED.glob("sem.faketime_sem_*")):
+        if not Path("/proc", left.name.rpartition("_")[2]).exists():
+            left.unlink(missing_ok=True)
 
 
 def libfaketime() -> Path | None:
