@@ -271,6 +271,27 @@ async def test_a_pause_of_another_user_under_the_same_names_keeps_nobody_from_an
     assert (site.deleted(path), site.deleted(other)) == (1, 0)
 
 
+@pytest.mark.parametrize("agent", ["graph", "graph-std"])
+async def test_what_runs_is_what_was_approved_and_not_what_came_after_it(
+    site: Site, agent: str
+) -> None:
+    """A graph waits at one place, for its whole thread, and asks nobody which run is answered."""
+    session = uuid.uuid4().hex
+    first = run_input(session, user("hello", "u0"))
+    assert (await site.ask("POST", f"/agui/{agent}", json=first)).status_code == 200
+    run_id, _, path = await site.paused(agent, session=session)
+    other = f"/tmp/{uuid.uuid4().hex[:8]}"
+    # the first message again, with other words: the graph begins anew from there
+    bait = run_input(session, user(f"delete {other}", "u0"))
+    answer = await site.ask("POST", f"/agui/{agent}", json=bait)
+    assert "waits for a decision" in answer.text
+    await site.approve(run_id)
+    await site.comes_to(run_id, "completed")
+    assert (site.deleted(path), site.deleted(other)) == (1, 0)
+    # decided, it keeps nobody any more
+    assert "I know" in await said(site, agent, session, "what do you know?")
+
+
 def _text(body: dict[str, Any]) -> str:
     return httpx.Request("POST", "http://x", json=body).content.decode()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import insort
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from penstock.bus import Bus, BusError, FenceConflict, Msg
@@ -26,6 +26,7 @@ LOOK_AGAIN_S = 2.0
 RETRY_S = 0.25
 MAX_RUNS_LISTED = 1000
 NOBODY = "nobody"  # no connector is called so, thus it counts as dead
+MAX_OPEN_OF_BEFORE = 50  # of a record that does not say which runs are over, the last ones
 
 
 async def patiently(step: Callable[[], Awaitable[T]]) -> T:
@@ -212,10 +213,20 @@ class Sessions:
         self._claims = claims
         self._bucket = bus.bucket("sessions")
 
-    async def join(self, key: str, agent: str, session_id: str, thread_id: str, mine: Turn) -> bool:
+    async def join(
+        self,
+        key: str,
+        agent: str,
+        session_id: str,
+        thread_id: str,
+        mine: Turn,
+        *,
+        watched: bool = False,
+    ) -> bool:
         """Stand in the queue; True when nobody is before us.
 
-        A session that is new is called `thread_id` upstream, now and for ever.
+        A session that is new is called `thread_id` upstream, now and for ever. Of a `watched` one
+        `others` tells which runs may wait.
         """
 
         def change(record: SessionRecord) -> None:
@@ -225,6 +236,10 @@ class Sessions:
                 # two connectors may join out of order; the first one may be running already
                 waiting = sorted([*record.queue[1:], mine], key=lambda turn: turn.sequence)
                 record.queue = [*record.queue[:1], *waiting]
+            if watched:
+                before = record.runs[-MAX_OPEN_OF_BEFORE:] if record.open is None else record.open
+                # the edge may have listed the run already, for the older pair
+                record.open = [*(each for each in before if each != mine.run_id), mine.run_id]
             if mine.run_id not in record.runs:
                 insort(record.runs, mine.run_id)  # UUIDv7: the order in which they were made
                 del record.runs[:-MAX_RUNS_LISTED]
@@ -238,6 +253,25 @@ class Sessions:
         entry = await self._bucket.get(key)
         record = _session(entry) if entry is not None else None
         return (record.thread_id or record.session_id) if record is not None else None
+
+    async def others(self, key: str, run_id: str) -> list[str]:
+        """The session's other runs that may wait for a decision: begun, and not seen to be over."""
+        entry = await self._bucket.get(key)
+        if entry is None:
+            return []
+        record = _session(entry)
+        # a decided run whose answer stands behind us in the queue waits as much as any other
+        queued = {turn.run_id for turn in record.queue if turn.leg == 1} | {run_id}
+        return [each for each in record.open or [] if each not in queued]
+
+    async def forget_ended(self, key: str, run_ids: Sequence[str]) -> None:
+        """These runs are over: nobody need look at them again."""
+
+        def change(record: SessionRecord) -> None:
+            if record.open is not None:
+                record.open = [each for each in record.open if each not in run_ids]
+
+        await self._change(key, change)
 
     async def take_over(self, key: str, mine: Turn) -> bool:
         """Stand where the leg's holder before us stood; True when nobody is before us.

@@ -23,6 +23,7 @@ from penstock.bus.records import CancelCommand
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import control
 from penstock.settings import AgentConfig
+from penstock_connector.at_rest import require_at_rest
 from penstock_connector.claims import Claims, Sessions, patiently
 from penstock_connector.leg import FRESH_S, RELEASED, TAKEN_OVER, Leg, Outcome, lost
 from penstock_connector.naming import thread_id
@@ -31,13 +32,14 @@ from penstock_connector.past import Past
 from penstock_connector.runs import Runs, holder_of
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams import upstreams
-from penstock_connector.upstreams.base import Upstream
+from penstock_connector.upstreams.base import Call, Upstream
 
 log = logging.getLogger(__name__)
 
 # A leg that is stopped says so; a bus that is away must not keep the process.
 STOP_S = 2.0
 STOP_TRIES = 3
+WATCHED = "agui"  # its servers may wait at one place for a whole thread
 STOPPED = "the connector was stopped, the upstream was not"
 
 
@@ -139,7 +141,8 @@ class Legs:
                 mine = order.turn(self._pod)
                 new = thread_id(agent, command, callers_known=self._callers_known)
                 is_first = await self.sessions.join(
-                    order.session, agent.id, command.session_id, new, mine
+                    *(order.session, agent.id, command.session_id, new, mine),
+                    watched=agent.protocol == WATCHED,
                 )
                 order = order.named(await self.sessions.thread_id(order.session) or new)
                 if order.thread_id != command.session_id:
@@ -219,7 +222,7 @@ class Legs:
             settings=self._settings,
             budget=self._budget,
             frame_budget=self._frame_budget,
-            prepare=partial(order.prepare, upstream, agent, order.thread_id),
+            prepare=partial(self._prepare, order, upstream, agent, called=past is not None),
             turn=partial(
                 patiently, partial(self.sessions.wait, order.session, order.turn(self._pod))
             ),
@@ -242,6 +245,17 @@ class Legs:
         )
         self._legs[run_id] = leg, task
         task.add_done_callback(lambda _: self._forget(run_id, task))
+
+    async def _prepare(
+        self, order: Order, upstream: Upstream, agent: AgentConfig, *, called: bool
+    ) -> Call:
+        """The leg's request. Raises NotAccepted for a start while its session waits."""
+        if order.leg == 1 and not called and agent.protocol == WATCHED:
+            key = order.session
+            others = await patiently(lambda: self.sessions.others(key, order.run_id))
+            if ended := await require_at_rest(self._bus, self._runs, others):
+                await patiently(lambda: self.sessions.forget_ended(key, ended))
+        return await order.prepare(upstream, agent, order.thread_id)
 
     def _forget(self, run_id: str, task: asyncio.Task[Outcome]) -> None:
         if run_id in self._legs and self._legs[run_id][1] is task:

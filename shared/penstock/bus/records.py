@@ -118,6 +118,9 @@ class SessionRecord(Record):
         "record of before has none: its server knows it by the session's own id",
     )
     runs: list[str] = []
+    open: list[str] | None = Field(
+        None, description="AG-UI: the runs that were not seen to have ended; none of before"
+    )
     queue: list[Turn] = Field([], description="The first one runs")
 
 
