@@ -109,6 +109,11 @@ def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up]) -> None:
     assert code == 0
     assert "approval.decided" in types(events)
 
+    # each service is a NATS user of its own, and may do what it needs
+    log = (up.data / "logs" / "nats.log").read_text()
+    assert "Violation" not in log, log
+    assert "Permissions" not in log, log
+
     up.signal(signal.SIGKILL)
     for name in ("agno", "adk"):
         wait_for(partial(finished_twice, up.data / "logs" / f"{name}.log"), 20, f"{name}'s end")
@@ -125,6 +130,8 @@ def test_sigint_drains_as_sigterm_does_and_leaves_the_data_free(
 ) -> None:
     up = make_up("--config", config)
     up.start()
+    password = up.data / "credentials" / "subscriber"
+    assert f"user subscriber (it may only read), password in {password}" in up.log()
     assert up.penstock("run", "hello", "--agent", "nobody")[0] == 1
     assert up.signal(signal.SIGINT) == 0
     up.start()

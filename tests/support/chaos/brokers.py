@@ -15,6 +15,7 @@ import orjson
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from support.bus import make_streams
 from support.chaos.links import Link
 from support.nats import NatsServer
 from support.nats_cluster import cluster
@@ -130,6 +131,7 @@ async def running(
 def _single(folder: Path, configs: Sequence[str]) -> Iterator[list[NatsServer]]:
     server = NatsServer(folder, name="chaos nats", config=configs[0])
     server.start()
+    asyncio.run(make_streams(server.url))
     try:
         yield [server]
     finally:
