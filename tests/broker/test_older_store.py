@@ -113,12 +113,12 @@ class Scene:
             await eventually(probe, 20, "it is noted how far the streams reach")
 
     async def again(self, run_id: str) -> None:
-        """While its events are being made again, a client is told to try again."""
+        """While its events are being made again (503), or its place in the list is (404)."""
 
         async def answered() -> bool:
             url = f"{self.penstock.edge()}/v1/runs/{run_id}/events"
             async with self.penstock.http.stream("GET", url) as answer:
-                return answer.status_code != 503
+                return answer.status_code not in (404, 503)
 
         await eventually(answered, 30, f"{run_id} is there again")
 

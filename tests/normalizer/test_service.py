@@ -681,18 +681,18 @@ async def checkpointed(bus: Bus, event: Stored) -> None:
 
 
 async def test_a_leg_that_outlived_its_frames_ends_when_its_normalizer_changes(
-    nats_server: NatsServer,
+    fresh_nats: NatsServer,
 ) -> None:
     """The run's beginning has aged out, so that nobody else can go on with the decoder's state."""
-    async with bus_to(nats_server.url) as bus:
+    async with bus_to(fresh_nats.url) as bus:
         run = Run(bus)
-        async with normalizer(nats_server.url):
+        async with normalizer(fresh_nats.url):
             await run.open()
             await run.bytes(agno("RunStarted") + agno("RunContent", content="one"))
             before = await run.until("llm.stream")
         pattern = subjects.raw_of_run(run.run_id)
         await bus.api("STREAM.PURGE.RAW", {"filter": pattern})
-        async with normalizer(nats_server.url):
+        async with normalizer(fresh_nats.url):
             await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
             await run.end()
             events = await run.until("lifecycle.failed")

@@ -25,6 +25,8 @@ from penstock_normalizer.index import RunIndex
 log = logging.getLogger(__name__)
 
 RUNS = "KV_runs"
+# What a run's state is known by; what the others have lost, connectors and approvals see to.
+TELLING = (streams.RAW, streams.EVENTS, streams.COMMANDS, RUNS)
 # By how much what is stamped by different clocks, or was on its way, may be older than the loss.
 MARGIN = timedelta(minutes=5)
 TEXT = (
@@ -35,8 +37,12 @@ TEXT = (
 
 async def settle(bus: Bus, partition: int, losses: Iterable[Loss]) -> None:
     """Bring the partition's runs into order, once all its frames are read. Raises BusError."""
-    found = tuple(losses)
+    found = tuple(loss for loss in losses if loss.stream in TELLING)
+    if not found:
+        return
     since = await _since(bus, found)
+    if any(loss.stream == RUNS for loss in found):
+        await _show_again(bus, partition, since)
     young = [
         record
         async for record in _records(bus, partition)
@@ -47,8 +53,6 @@ async def settle(bus: Bus, partition: int, losses: Iterable[Loss]) -> None:
         await asyncio.sleep(MIN_AGE_S)
     for record in young:
         await _settled(bus, record, since, young=False)
-    if any(loss.stream == RUNS for loss in found):
-        await _show_again(bus, partition, since)
 
 
 async def _since(bus: Bus, losses: Iterable[Loss]) -> datetime:
