@@ -141,6 +141,15 @@ class Scene:
         code = seen[-1].data.get("code", "")
         return f"{await self.penstock.status(run_id)} {code}".strip()
 
+    async def are_gone(self, run_ids: list[str]) -> None:
+        """Nothing is left of them, and that is said."""
+
+        async def probe() -> bool:
+            urls = [f"{self.penstock.edge()}/v1/runs/{run_id}/events" for run_id in run_ids]
+            return {(await self.penstock.http.get(url)).status_code for url in urls} == {410}
+
+        await eventually(probe, 60, "all are 410")
+
     async def outcomes(self, run_ids: list[str]) -> list[str]:
         return list(await asyncio.gather(*map(self.check, run_ids)))
 
@@ -227,9 +236,12 @@ async def test_an_older_store_under_some_streams(
     # new runs work at once
     assert await scene.outcomes(await scene.start("quick", 3)) == ["completed"] * 3
     assert set(await scene.outcomes(before)) == {"completed"}
-    ended = set(await scene.outcomes(after))
-    # both the events and what they were made of are gone
-    assert ended <= ({"failed history_lost"} if {"RAW", "EVENTS"} <= {*older} else {"completed"})
+    if {"RAW", "EVENTS"} <= {*older}:
+        await scene.are_gone(after)  # and so is what they were made of
+    else:
+        assert set(await scene.outcomes(after)) == {"completed"}
+    if "KV_claims" in older and not alive:
+        return  # who held the open runs is not known any more: a watchdog's work, not this one's
     outcomes = set(await scene.outcomes(open_ones))
     if alive and "RAW" not in older:
         assert outcomes == {"completed"}
@@ -242,7 +254,7 @@ async def test_an_older_store_under_some_streams(
     for stream in older:
         if stream not in ("KV_checkpoints", "KV_sent", "KV_sessions"):
             await scene.says(stream)
-    if "EVENTS" in older:
+    if "EVENTS" in older and "RAW" not in older:
         await refused(scene, after[-1], cursor)
 
 

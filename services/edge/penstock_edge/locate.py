@@ -20,7 +20,7 @@ from penstock_edge.past import tail
 from penstock_edge.views import View
 
 LAG_S = 0.1
-MADE_AGAIN_S = 60.0  # events that were lost are made again in this time, where that is possible
+MADE_AGAIN_S = 20.0  # events that were lost are made again in this time, where that is possible
 
 
 @dataclass(frozen=True, slots=True)
