@@ -18,13 +18,14 @@ from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_connector import claims
 from penstock_connector.claims import Claims, Sessions
+from penstock_connector.held import Held
 from penstock_connector.service import ConnectorService
 from penstock_connector.succession import Succession
 from penstock_normalizer.service import NormalizerService
-from support.connectors import FAST, Hurt, connector_process
+from support.connectors import DEAD, FAST, Hurt, connector_process
 from support.misbehaving import Misbehaving, agents, plays, stalls
 from support.nats import NatsServer
-from support.pipeline import Pipeline, Services, new_run_id, pipeline
+from support.pipeline import PIPELINE, Pipeline, Services, new_run_id, pipeline
 from support.raw import agno_approved, agno_pause, agno_text
 from support.steps import Step
 from support.waiting import eventually
@@ -178,6 +179,29 @@ async def test_two_kills_before_the_open_leave_nothing_that_holds_up_the_third(
             await nothing_left(penstock, session, run_id, following)
     assert lasts == ["lifecycle.completed"] * 2
     assert len(upstream.calls) == 2
+
+
+async def test_what_a_dead_one_has_left_of_the_same_leg_holds_nobody_up(
+    nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the start over from one that slept, and died; that one woke up and opened the leg."""
+    may_reap = reaps_later(monkeypatch)
+    monkeypatch.setattr(claims, "LOOK_AGAIN_S", 0.1)
+    upstream.script(plays(agno_text("x")))
+    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **FAST) as penstock:
+        command = await penstock.register("agno", "hello")
+        key = session_key("u1", "agno", command.session_id)
+        record = SessionRecord(agent="agno", session_id=command.session_id)
+        record.queue.append(Turn(run_id=command.run_id, leg=1, pod=DEAD))
+        await penstock.bus.bucket("sessions").create(key, record.dump())
+        noted = Held(1, 1, "start", command.dump())
+        await penstock.bus.bucket("claims").put(f"active.{DEAD}.{command.run_id}", noted.dump())
+        await penstock.command("start", command)
+        *_, last = await penstock.ended(command.run_id)
+        may_reap.set()
+        await nothing_left(penstock, command.session_id, command.run_id)
+    assert last.type == "lifecycle.completed"
+    assert len(upstream.calls) == 1
 
 
 async def test_what_became_of_a_decision_is_written_down_whoever_dies_before(

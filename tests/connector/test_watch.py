@@ -13,6 +13,7 @@ from penstock.bus.messages import now
 from penstock.bus.records import ApprovalRecord, Decided, Decision
 from penstock_approvals.service import ApprovalsService
 from penstock_connector import succession, watch
+from penstock_connector.held import Held
 from penstock_connector.legs import Legs
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
@@ -120,6 +121,32 @@ async def test_a_leg_that_an_error_of_ours_has_left_open_is_dealt_with(
     assert last.data["code"] == "outcome_unknown"
     assert next_last.type == "lifecycle.completed"
     assert found("not_held_here") == before + 1
+
+
+@pytest.mark.parametrize("whose", ["a living one's", "a dead one's"])
+async def test_a_note_that_a_killed_broker_has_brought_back_goes_away(
+    nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """A deleted key may stand again on a replica whose server was killed."""
+    monkeypatch.setattr(succession, "FULL_SWEEP_S", 0.1)
+    upstream.script(plays(agno_text("x")))
+    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        *_, last = await penstock.ended(run_id)
+        pod = (await penstock.raw(run_id))[0].connection.partition("/")[0]
+        held = Held(1, 1, "start", b"{}")
+        key = f"active.{DEAD if whose.startswith('a dead') else pod}.{run_id}"
+        claims = penstock.bus.bucket("claims")
+        await claims.put(key, held.dump())
+
+        async def is_gone() -> bool:
+            return await claims.get(key) is None
+
+        await eventually(is_gone, 20, "that the note is gone")
+        frames = await penstock.raw(run_id)
+    assert last.type == "lifecycle.completed"
+    assert [frame.kind for frame in frames] == ["open", "bytes", "end"]
+    assert len(upstream.calls) == 1
 
 
 async def test_runs_that_somebody_will_move_are_let_be(

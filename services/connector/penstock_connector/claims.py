@@ -338,9 +338,12 @@ class Sessions:
         while True:
             entry = await self._bucket.get(key)
             queue = _session(entry).queue if entry is not None else []
-            if mine not in queue or queue[0] == mine or not await self._is_abandoned(queue[0]):
+            if mine not in queue or queue[0] == mine:
                 return
             first = queue[0]
+            # the fence has let our `open` in: nobody else will run this leg
+            if not _same_leg(first, mine) and not await self._is_abandoned(first):
+                return
             log.warning("run %s leg %d: its turn is passed over", first.run_id, first.leg)
 
             def change(record: SessionRecord, first: Turn = first) -> None:

@@ -16,7 +16,9 @@ from support.steps import Step
 
 RUNS = (0, 1)
 PAUSES = 0  # this run does, at the end of its first leg
-START, CONTINUE, REAP, CANCEL, TAKE = "start", "continue", "reap", "cancel", "take"
+START, CONTINUE, REAP, CANCEL = "start", "continue", "reap", "cancel"
+WATCH = "watch"
+OFFER, TAKE = "offer", "take"  # of a leg that a stopping connector hands over
 NOBODY, CANCELLED = -1, -2
 COMMANDS = {(START, 0): 0, (START, 1): 1, (CONTINUE, PAUSES): 2, (CANCEL, PAUSES): 3}
 
@@ -33,13 +35,14 @@ class Rules:
     records_before_it_forgets: bool = True
     clears_after_the_open: bool = True
     looks_before_it_sends: bool = True
+    passes_over_the_same_leg: bool = True
     watches: bool = True
     alone: bool = False  # without the second run
     pods: int = 2
     kills: int = 1
     sleeps: int = 0
     cancels: int = 0
-    stops: int = 0
+    stops: int = 0  # 2: one is told to stop, and hands one leg over
 
 
 class Tail(NamedTuple):
@@ -71,7 +74,7 @@ class Turn(NamedTuple):
 class Op(NamedTuple):
     """Something that one pod does with one run, alone with it: at most one at a time."""
 
-    kind: str  # start | continue | reap | cancel | take (a leg that is handed over)
+    kind: str  # start | continue | reap | watch | cancel | offer | take
     at: str  # what comes next
     other: int = -1  # the pod that is dead, or was first
     seen: Tail = Tail()
@@ -292,6 +295,8 @@ class Protocol:
             "adopt: record": self._adopter_records,
             "adopt: forget others": self._adopter_forgets,
             "record": self._records_sent,
+            "offered": self._offers,
+            "asked": self._waits_for_the_taker,
             "open for nobody": self._opens_for_nobody,
             "end for nobody": self._ends_for_nobody,
         }
@@ -320,6 +325,11 @@ class Protocol:
                 if leg is not None:
                     for name, to in self._sees_through(state, pod, run, leg):
                         yield Move(name, f"{who} leg {leg.number}", to)
+                    is_stopping = is_at_work == "stopping" and state.stops > 0
+                    if is_stopping and op is None and leg.at in WORKING:
+                        yield Move("hands over", who, self._released(state, pod, run), True)
+                if op is not None and op.at == "asked":
+                    yield Move("waits no longer", who, self._kept(state, pod, run, op), True)
 
     # what happens to pods, and what others than connectors do
 
@@ -339,7 +349,7 @@ class Protocol:
                     pods=_with(state.pods, pod, "alive"), ops=_with(state.ops, pod, ops)
                 )
                 yield Move("wakes up", _name(pod), woken, is_fault=True)
-            if is_at_work == "alive" and state.stops:
+            if is_at_work == "alive" and state.stops > 1:
                 stopping = state._replace(
                     pods=_with(state.pods, pod, "stopping"), stops=state.stops - 1
                 )
@@ -374,6 +384,11 @@ class Protocol:
         for dead in range(len(state.pods)):
             if dead != pod and not lives(state, dead) and note_of(state, dead, run):
                 yield from self._settles(state, pod, run, Op(REAP, "", dead))
+        tail = state.raw[run]
+        is_open = tail.pod != NOBODY and tail.kind and not tail.is_closed
+        is_nobodys = is_open and not lives(state, tail.pod) and not note_of(state, tail.pod, run)
+        if is_nobodys and self._rules.watches:
+            yield "the watchdog finds it", self._adopting(state, pod, run, Op(WATCH, ""), tail)
 
     def _is_redelivered(self, state: State, at: int, by: int) -> bool:
         if state.pods[by] != "alive":
@@ -612,6 +627,34 @@ class Protocol:
             return doing(state, pod, run, op._replace(at="leave other"))
         return doing(state, pod, run, None)
 
+    # Succession._offer, Succession._take
+
+    def _released(self, state: State, pod: int, run: int) -> State:
+        """All that notes the leg as ours is there for whoever goes on with it."""
+        once = holding(state, pod, run, None)._replace(stops=state.stops - 1)
+        return doing(once, pod, run, Op(OFFER, "offered"))
+
+    def _offers(self, state: State, pod: int, run: int, op: Op) -> Steps:
+        tail, others = state.raw[run], [n for n, at in enumerate(state.pods) if at == "alive"]
+        for other in others:
+            if state.ops[other][run] is None and not tail.is_closed:
+                taking = self._adopting(state, other, run, Op(TAKE, ""), tail)
+                yield "asks a peer", doing(taking, pod, run, op._replace(at="asked", other=other))
+        if not others or tail.is_closed:
+            yield "finds no peer", self._kept(state, pod, run, op)
+
+    def _waits_for_the_taker(self, state: State, pod: int, run: int, op: Op) -> Steps:
+        taking = state.ops[op.other][run]
+        if not awake(state, op.other) or taking is None or taking.kind != TAKE:
+            yield "is answered, or nobody is there", self._kept(state, pod, run, op)
+
+    def _kept(self, state: State, pod: int, run: int, op: Op) -> State:
+        """Go on with it ourselves, if it is still ours."""
+        tail = state.raw[run]
+        if tail.is_closed or tail.pod != pod:
+            return doing(state, pod, run, None)
+        return self._adopting(state, pod, run, op, tail)
+
     # Commands.cancel
 
     def _cancels(self, state: State, pod: int, run: int) -> Steps:
@@ -673,7 +716,8 @@ class Protocol:
             to = written(state, run, leg.number, "end", pod)
             yield Step.END.name, self._next(to, pod, run, leg, "leave")
         elif leg.at == "turn" and not is_first(state, mine):
-            if self._is_abandoned(state, state.queue[0]):
+            is_same_leg = state.queue[0][:2] == mine[:2] and self._rules.passes_over_the_same_leg
+            if is_same_leg or self._is_abandoned(state, state.queue[0]):
                 yield Step.PASS_OVER.name, state._replace(queue=state.queue[1:])
         elif not ours:
             yield from self._lets_go(state, pod, run, leg, "gone: ")

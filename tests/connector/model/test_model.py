@@ -28,6 +28,7 @@ KILLED = Rules(kills=1)
 KILLED_TWICE = Rules(alone=True, pods=3, kills=2)
 CANCELLED = Rules(alone=True, kills=1, cancels=1)
 ASLEEP = Rules(alone=True, kills=0, sleeps=1)
+HANDED_OVER = Rules(alone=True, kills=0, stops=2, cancels=1)
 CANCELLED_ASLEEP = Rules(alone=True, kills=0, sleeps=1, cancels=1)
 
 
@@ -51,9 +52,15 @@ def wrong(rules: Rules) -> list[Found[State]]:
         pytest.param(KILLED_TWICE, id="two of three killed"),
         pytest.param(CANCELLED, id="killed and cancelled"),
         pytest.param(ASLEEP, id="asleep, and back"),
+        pytest.param(HANDED_OVER, id="stopped and cancelled"),
         pytest.param(CANCELLED_ASLEEP, id="asleep and cancelled", marks=pytest.mark.chaos),
+        pytest.param(
+            replace(KILLED_TWICE, kills=1, stops=2), id="stopped, killed", marks=pytest.mark.chaos
+        ),
+        pytest.param(
+            replace(KILLED_TWICE, kills=1, sleeps=1), id="asleep, killed", marks=pytest.mark.chaos
+        ),
         pytest.param(Rules(cancels=1), id="two runs, cancelled", marks=pytest.mark.chaos),
-        pytest.param(Rules(kills=0, sleeps=1), id="two runs, asleep", marks=pytest.mark.chaos),
     ],
 )
 def test_no_run_waits_for_ever_and_none_is_sent_twice(rules: Rules) -> None:
@@ -91,7 +98,7 @@ def test_no_run_waits_for_ever_and_none_is_sent_twice(rules: Rules) -> None:
             id="a note goes before what it tells is written down",
         ),
         pytest.param(
-            replace(KILLED_TWICE, clears_after_the_open=False),
+            replace(KILLED_TWICE, clears_after_the_open=False, passes_over_the_same_leg=False),
             WAITS,
             "TAKE_OVER_CLAIM",
             id="only the last dead one's things are cleared away",
