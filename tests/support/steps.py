@@ -32,6 +32,7 @@ class Step(StrEnum):
     TAKE_OVER_TURN = f"{CLAIMS}:Sessions.take_over"
     LEAVE = f"{CLAIMS}:Sessions.leave"
     PASS_OVER = f"{CLAIMS}:Sessions._pass_over"
+    FORGET_ENDED = f"{CLAIMS}:Sessions.forget_ended"  # runs that the session's list holds no more
     OPEN = f"{FENCE}:RawWriter.write open"
     CLAIM_LEG = f"{FENCE}:RawWriter.write claim"
     BYTES = f"{FENCE}:RawWriter.write bytes"

@@ -140,7 +140,7 @@ def is_done(state: State) -> bool:
     """Both runs have ended, and nothing is left of them."""
     return (
         all(tail.is_last_word for tail in state.raw)
-        and not state.queue
+        and all(is_over(state, turn) for turn in state.queue)  # those hold nobody up
         and not state.notes
         and state.sent[1] != "claimed"
         and all(command in ("done", "none") for command, _ in state.commands)

@@ -57,9 +57,6 @@ def wrong(rules: Rules) -> list[Found[State]]:
         pytest.param(
             replace(KILLED_TWICE, kills=1, stops=2), id="stopped, killed", marks=pytest.mark.chaos
         ),
-        pytest.param(
-            replace(KILLED_TWICE, kills=1, sleeps=1), id="asleep, killed", marks=pytest.mark.chaos
-        ),
         pytest.param(Rules(cancels=1), id="two runs, cancelled", marks=pytest.mark.chaos),
     ],
 )

@@ -26,8 +26,8 @@ from support.raw import agno_approved, agno_pause
 from support.steps import CLAIMS, Step
 
 WRITES = {"create", "put", "update", "delete", "_change"}
-# what is read of the body is nobody's to divide; what fails is given back, and comes again
-NOT_MODELLED = {Step.BYTES, Step.GIVE_BACK, Step.GIVE_BACK_SENDING}
+# the body and a session's list of runs divide nothing; what fails is given back, and comes again
+NOT_MODELLED = {Step.BYTES, Step.FORGET_ENDED, Step.GIVE_BACK, Step.GIVE_BACK_SENDING}
 # what these say when they did write: whoever was first is none, and true
 DONE = {
     Step.CLAIM: None,
