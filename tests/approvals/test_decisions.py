@@ -106,6 +106,20 @@ async def test_a_decision_is_told_and_sent_on(nats: NatsServer) -> None:
     ]
 
 
+async def test_the_invocation_that_an_answer_named_stands_in_the_record_and_in_the_command(
+    nats: NatsServer,
+) -> None:
+    async with pipeline(nats.url, Config(), ONE) as penstock:
+        approval = await pause(penstock, confirmation("t1"))
+        named = YES.model_copy(update={"invocation_id": "e-1"})
+        reply = await penstock.ask(approval.approval_id, named)
+        await eventually(lambda: sent(penstock, approval.run_id))
+        (command,) = await continues(penstock, approval.run_id)
+    assert command.invocation_id == "e-1"
+    assert reply.approval is not None
+    assert reply.approval.going_on() == command
+
+
 async def test_of_many_decisions_at_once_one_wins(nats: NatsServer) -> None:
     async with pipeline(nats.url, Config(), TWO, outbox_s=0.2) as penstock:
         approval = await pause(penstock)

@@ -110,8 +110,13 @@ DOCUMENT = Document(
         otherwise(
             "AD22",
             "invocationId is optional and forwarded",
-            "It goes on with a run that waits. So it is taken beside an answer, where the pause's "
-            "own is sent; a new run that has one is 422, since it would go round the approval.",
+            "It goes on with a run that waits. So it is taken beside an answer, if it is the "
+            "pause's own, and another is 422; a new run that has one is 422, since it would go "
+            "round the approval.",
+            "edge/run_sse::the_invocation_that_an_answer_names_goes_with_the_decision_if_it_is_the"
+            "_pauses_own",
+            "connector/adk_adapter::1_16_is_given_the_pauses_own_invocation_when_the_answer_names"
+            "_it",
             "edge/starts::what_could_answer_a_pause_is_422_and_named_on_every_surface",
             _FIELDS,
         ),

@@ -156,10 +156,18 @@ async def answered(
     resume: dict[str, Any],
     items: list[Decided],
     facts: dict[str, Any] | None = None,
+    invocation_id: str | None = None,
     **fields: Any,
 ) -> tuple[Call, dict[str, Any]]:
     command = ContinueCommand(
-        run_id="r", agent="a", session_id="s-1", user_id="u1", leg=2, approval_id="p", items=items
+        run_id="r",
+        agent="a",
+        session_id="s-1",
+        user_id="u1",
+        leg=2,
+        approval_id="p",
+        items=items,
+        invocation_id=invocation_id,
     )
     fold = {"facts": facts or {}}
     pause = PauseRecord(
@@ -240,6 +248,15 @@ async def test_the_invocation_is_not_named_to_1_16_unless_its_app_is_resumable()
     _, body = await answered(versioned(404), RESUME, APPROVED)
     assert "invocationId" not in body
     _, body = await answered(Server({}), RESUME, APPROVED, resumable=True)
+    assert body["invocationId"] == "e-1"
+
+
+async def test_1_16_is_given_the_pauses_own_invocation_when_the_answer_names_it() -> None:
+    _, body = await answered(versioned(404), RESUME, APPROVED, invocation_id="e-1")
+    assert body["invocationId"] == "e-1"
+    _, body = await answered(versioned(404), RESUME, APPROVED, invocation_id="e-2")
+    assert "invocationId" not in body
+    _, body = await answered(versioned(), RESUME, APPROVED, invocation_id="e-2")
     assert body["invocationId"] == "e-1"
 
 

@@ -302,6 +302,7 @@ async def test_a_continue_that_says_something_else_than_was_decided_is_not_sent(
             {"items": [item.model_copy(update=each)]} for each in OTHERWISE.values()
         ]
         others += [{"leg": 3}, {"user_id": "mallory"}, {"session_id": "another"}]
+        others.append({"invocation_id": "e-2"})
         for other in others:
             said = await refused(penstock, command.model_copy(update=other), command.run_id)
             assert next(iter(other)) in said

@@ -14,7 +14,7 @@ from websockets.exceptions import InvalidStatus
 
 from penstock.bus import Bus
 from penstock.bus.fence import RawWriter
-from penstock.bus.records import DecideRequest
+from penstock.bus.records import DecideRequest, PauseRecord
 from penstock_edge import adk_request
 from support.clients import Client, MakeEdge, Stream
 from support.pretend import PretendApprovals, PretendRun, command_of
@@ -482,6 +482,29 @@ def test_an_input_is_what_its_schema_asks_for_though_a_response_is_an_object(
     given = adk_request.Answer("C", "adk_request_input", {"result": "red"})
     asked = {"kind": "input", "input_schema": schema}
     assert adk_request.decided(given, asked, as_sent=True).value == value
+
+
+async def test_the_invocation_that_an_answer_names_goes_with_the_decision_if_it_is_the_pauses_own(
+    edge: Client, approvals: PretendApprovals, paused: PretendRun, bus: Bus
+) -> None:
+    approval_id = await confirmation(approvals, paused)
+    pause = PauseRecord(
+        run_id=paused.run_id,
+        approval_id=approval_id,
+        leg=1,
+        protocol="adk",
+        fold={},
+        resume={"invocation_id": "e-1", "requests": []},
+    )
+    await bus.bucket("pauses").put(paused.run_id, pause.dump())
+    body = answer(paused, {"confirmed": True})
+    refused = await edge.post("/run_sse", json={**body, "invocationId": "e-2"})
+    assert refused.status_code == 422
+    assert "invocationId" in refused.json()["detail"]
+    assert approvals.decisions == []
+    async with post(edge, {**body, "invocation_id": "e-1"}):
+        [decision] = approvals.decisions
+    assert decision.invocation_id == "e-1"
 
 
 async def test_the_second_answer_is_409(

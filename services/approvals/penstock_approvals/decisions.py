@@ -182,6 +182,7 @@ class Approvals:
                     note=request.note,
                     items=request.items,
                     idempotency_key=request.idempotency_key,
+                    invocation_id=request.invocation_id,
                 ),
             }
         )

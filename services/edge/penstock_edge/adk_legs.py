@@ -27,6 +27,7 @@ from penstock_edge.decide import (
     LOOKUP_RETRY_S,
     LOOKUP_S,
     find_alias,
+    kept_pause,
     place_of_next_leg,
     take,
 )
@@ -186,9 +187,24 @@ class AdkLegs:
             )
             for answer, alias in zip(answers, aliases, strict=True)
         ]
+        # of any other agent the invocation is a name of ours, which tells its server nothing
+        invocation_id = asked.invocation_id if native else None
+        if invocation_id is not None:
+            await self._require_own(run_id, approval_id, invocation_id)
         place = await place_of_next_leg(edge.bus, run_id, over_raw=native)
-        await take(edge.bus, approval_id, DecideRequest(by=asked.user_id, items=decided))
+        request = DecideRequest(by=asked.user_id, items=decided, invocation_id=invocation_id)
+        await take(edge.bus, approval_id, request)
         return OpenedLeg(agent, run_id, aliases[0].leg + 1, place)
+
+    async def _require_own(self, run_id: str, approval_id: str, invocation_id: str) -> None:
+        """Raises Problem 422 for an invocation that is not the one that waits for the answer."""
+        pause = await kept_pause(self._edge.bus, run_id)
+        if pause is None or pause.approval_id != approval_id:
+            return  # it was decided, as the approvals service will say
+        own = pause.resume.get("invocation_id")
+        if own and own != invocation_id:
+            text = f"invocationId: the answered request belongs to the invocation {own}"
+            raise Problem(422, f"{text}: name that one, or none")
 
     async def _items(self, approval_id: str) -> dict[str, dict[str, Any]]:
         """What was asked, by item id."""

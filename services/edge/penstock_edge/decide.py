@@ -77,11 +77,8 @@ async def _pause_of(bus: Bus, run_id: str) -> Pause | None:
 
 async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:
     """Requirements of an Agno upstream have ids of their own."""
-    entry = await bus.bucket("pauses").get(approval.run_id)
-    if entry is None or entry.value is None:
-        return {}
-    kept = PauseRecord.model_validate_json(await unwrap(bus, entry.value))
-    if kept.approval_id != approval.approval_id or kept.protocol != "agno":
+    kept = await kept_pause(bus, approval.run_id)
+    if kept is None or kept.approval_id != approval.approval_id or kept.protocol != "agno":
         return {}
     shown = {}
     for item_id, path in kept.resume.get("items", {}).items():
@@ -91,6 +88,14 @@ async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:
         if isinstance(id := target.get("id"), str):
             shown[id] = item_id
     return shown
+
+
+async def kept_pause(bus: Bus, run_id: str) -> PauseRecord | None:
+    """What is kept of the run's last pause. Raises BusError, ObjectGone."""
+    entry = await bus.bucket("pauses").get(run_id)
+    if entry is None or entry.value is None:
+        return None
+    return PauseRecord.model_validate_json(await unwrap(bus, entry.value))
 
 
 async def find_alias(

@@ -60,6 +60,9 @@ class ContinueCommand(Record):
     leg: int
     approval_id: str
     items: list[Decided]
+    invocation_id: str | None = Field(
+        None, description="ADK: the invocation that the answer named (see DecideRequest)"
+    )
 
 
 class CancelCommand(Record):
@@ -159,6 +162,7 @@ class Decision(Record):
     note: str | None = None
     items: list[Decided]
     idempotency_key: str | None = Field(None, description="By which a repeat of it is known")
+    invocation_id: str | None = Field(None, description="ADK: the invocation that the answer named")
 
 
 class ApprovalRecord(Record):
@@ -194,6 +198,7 @@ class ApprovalRecord(Record):
                 item if item.note or not note else item.model_copy(update={"note": note})
                 for item in self.decision.items
             ],
+            invocation_id=self.decision.invocation_id,
         )
 
 
@@ -206,6 +211,11 @@ class DecideRequest(Record):
     items: list[Decided]
     idempotency_key: str | None = Field(
         None, description="The same decision with the same key is answered as it was the first time"
+    )
+    invocation_id: str | None = Field(
+        None,
+        description="ADK: the invocation that the answer named. It is sent upstream if it is the "
+        "pause's own, and not otherwise",
     )
 
 

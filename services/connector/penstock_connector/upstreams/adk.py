@@ -88,8 +88,12 @@ class AdkUpstream:
             "streaming": pause.fold.get("facts", {}).get("streaming", True),
         }
         invocation_id = pause.resume.get("invocation_id")
-        # 1.16 refuses the run when its app is not resumable
-        if invocation_id and (agent.resumable or await self._version(client, agent)):
+        # 1.16 refuses the run when its app is not resumable, which a client that names it knows
+        if invocation_id and (
+            agent.resumable
+            or command.invocation_id == invocation_id
+            or await self._version(client, agent)
+        ):
             body["invocationId"] = invocation_id
         return Call(f"{agent.url}/run_sse", _HEADERS, orjson.dumps(body))
 
