@@ -51,7 +51,7 @@ async def test_live_events_take_no_turn_of_the_clients_task(
 ) -> None:
     body, count = await play(make_edge, run, sends)
     assert count == 0
-    assert body.count(b"\nevent: ") == 5
+    assert body.count(b"event: ") == 5
 
 
 async def test_another_server_gets_the_same_bytes_by_asgi(
@@ -60,7 +60,7 @@ async def test_another_server_gets_the_same_bytes_by_asgi(
     monkeypatch.setattr(direct, "TRIED", ("0.1.",))
     body, count = await play(make_edge, run, sends)
     assert count == 3
-    assert body.count(b"\nevent: ") == 5
+    assert body.count(b"event: ") == 5
 
 
 def test_a_server_that_is_not_uvicorn_is_written_to_by_asgi() -> None:

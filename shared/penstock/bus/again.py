@@ -32,6 +32,13 @@ async def first_answer(ask: Callable[[], Awaitable[T]]) -> T:
             if done:
                 return done.pop().result()
     finally:
-        for task in asked:
-            if not task.cancel() and not task.cancelled():
-                task.exception()  # asyncio complains of one that nobody looked at
+        _give_up(asked)
+
+
+def _give_up(asked: set[asyncio.Future[T]]) -> None:
+    for task in asked:
+        if not task.cancel() and not task.cancelled():
+            task.exception()  # asyncio complains of one that nobody looked at
+    # An error that is raised holds the frame it came through. If that frame still held the task
+    # that failed, both would stay in memory until the garbage collector finds the cycle.
+    asked.clear()
