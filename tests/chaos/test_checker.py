@@ -350,6 +350,51 @@ def test_what_is_wrong_with_a_run_is_found(wrong: Callable[[Evidence], None], ch
     assert check in {violation.check for violation in check_run(run, HARM)}
 
 
+# How a run looks whose end has not come yet, because somebody was slow. All else is a fault.
+LATE = {"without_an_end", "never_seen_to_its_end", "listed_otherwise"}
+
+
+def not_written_yet(run: Evidence) -> None:
+    """The normalizer has more to write, and its clients more to see."""
+    del run.bodies[-6:]
+    run.views[0].seen = run.events
+    del run.views[0].cursors[-6:]
+    run.views[0].finished = False
+    run.status = "running"
+
+
+def test_what_only_takes_longer_is_late_and_what_is_wrong_is_not() -> None:
+    (parameters,) = test_what_is_wrong_with_a_run_is_found.pytestmark  # type: ignore[attr-defined]
+    for wrong, check in parameters.args[1]:
+        run = approved()
+        wrong(run)
+        found = [violation for violation in check_run(run, HARM) if violation.check == check]
+        is_late = all(violation.late for violation in found)
+        assert is_late == (wrong.__name__ in LATE), f"{wrong.__name__}: {found}"
+
+
+def test_a_run_that_is_only_behind_has_no_other_content_and_no_other_words() -> None:
+    run = approved()
+    not_written_yet(run)
+    found = check_run(run, HARM)
+    assert {violation.check for violation in found} >= {"end", "views", "content"}
+    assert all(violation.late for violation in found), found
+    run.bodies[3] = changed(run.bodies[3], data={})
+    assert "content" in {
+        violation.check for violation in check_run(run, HARM) if not violation.late
+    }
+
+
+def test_a_run_that_was_there_when_a_stream_lost_its_end_may_end_with_that() -> None:
+    run = lost()
+    run.bodies[-1] = changed(run.bodies[-1], data={"code": "history_lost", "error": "x"})
+    assert {"outcome", "content"} <= {violation.check for violation in check_run(run, HARM)}
+    run.loses = frozenset({"RAW"})
+    assert check_run(run, HARM) == []
+    a_second_start(run)
+    assert [violation.check for violation in check_run(run, HARM)] == ["at most once"]
+
+
 def test_every_check_is_shown_to_find_something() -> None:
     (parameters,) = test_what_is_wrong_with_a_run_is_found.pytestmark  # type: ignore[attr-defined]
     assert {check for _, check in parameters.args[1]} | {"reason", "gone on"} == set(CHECKS)
@@ -514,3 +559,26 @@ def test_what_adk_says_is_read_once() -> None:
         ]
     )
     assert wire.adk([[body]]) == wire.Said("Let me see", [("weather", '{"city": "Rome"}')], 1)
+
+
+def test_what_ag_ui_says_is_read_over_both_legs() -> None:
+    def frames(*events: Any) -> bytes:
+        return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+
+    call = {"toolCallId": "c1"}
+    asks = frames(
+        {"type": "TEXT_MESSAGE_CONTENT", "delta": "Let "},
+        {"type": "TOOL_CALL_START", "toolCallName": "delete", **call},
+        {"type": "TOOL_CALL_ARGS", "delta": '{"path": ', **call},
+        {"type": "TOOL_CALL_ARGS", "delta": '"/x"}', **call},
+        {"type": "TOOL_CALL_END", **call},
+        {"type": "RUN_FINISHED", "outcome": {"type": "interrupt"}},
+    )
+    said = wire.Said("Let ", [("delete", '{"path": "/x"}')], 0, "paused")
+    assert wire.agui([[asks]]) == said
+    goes_on = frames(
+        {"type": "TOOL_CALL_RESULT", "content": "gone", **call},
+        {"type": "TEXT_MESSAGE_CONTENT", "delta": "me."},
+        {"type": "RUN_FINISHED"},
+    )
+    assert wire.agui([[asks], [goes_on]]) == wire.Said("Let me.", said.calls, 1, "completed")

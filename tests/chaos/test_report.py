@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from support.chaos.checker import Violation
+from support.chaos.load import EVERY_S, STARVED, WINDOW_S, Load, Sample, work
 from support.chaos.report import Report, Wait, check_floors, summary
 
 
@@ -16,6 +17,7 @@ def good(seed: int = 1) -> Report:
         reattached=1,
         waits=[Wait(float(seed), "connector", 10.0, f"r{seed}", ("pause broker 1",))],
         took_s=60,
+        load=Load([Sample(0.0, 1.0), Sample(5.0, 2.0)], [0.3], [0.1]),
     )
 
 
@@ -53,6 +55,7 @@ def test_a_round_that_measured_nothing_is_not() -> None:
 
 def test_the_rounds_are_summed_up_with_the_slowest_and_what_else_was_hurt() -> None:
     broken = good(2)
+    broken.load = Load([Sample(20.0, 1.2), Sample(25.0, 1.8)])
     broken.violations = [Violation("numbers", "r2", "the sequence is [1, 3]")]
     assert summary([good(1), broken]).splitlines() == [
         "all 2 rounds, seeds 1, 2: 20 runs, 200 events, 4 reconnects, 2 legs gone on with in 120 s",
@@ -63,6 +66,41 @@ def test_the_rounds_are_summed_up_with_the_slowest_and_what_else_was_hurt() -> N
         "  the slowest, and what else was hurt meanwhile:",
         "    2.0 s r2 after connector at 10 s, with pause broker 1",
         "    1.0 s r1 after connector at 10 s, with pause broker 1",
+        "  machine: not starved; work took 1.5 times as long, for 10 s 1.5 times; "
+        "event loop late 0.3 s at most, faults late 0.1 s at most",
         "  violations: 1 (1 numbers)",
         "    numbers: r2: the sequence is [1, 3]",
     ]
+
+
+def loaded(slower: float, for_s: float) -> Load:
+    """A machine that was so much slower for so long, and free before and after."""
+    return Load(
+        [
+            Sample(at * EVERY_S, slower if 60 <= at * EVERY_S < 60 + for_s else 1.0)
+            for at in range(int(180 / EVERY_S))
+        ]
+    )
+
+
+def test_a_machine_that_was_slow_for_a_while_was_starved() -> None:
+    assert loaded(STARVED + 1, for_s=WINDOW_S + 1).starved
+    assert not loaded(STARVED + 1, for_s=WINDOW_S / 4).starved
+    assert not loaded(STARVED - 1, for_s=60).starved
+    assert Load(loop_late_s=[3.0]).starved
+    assert not Load().starved
+
+
+def test_work_on_a_cpu_of_its_own_takes_no_longer() -> None:
+    assert min(work() for _ in range(50)) < STARVED / 2
+
+
+def test_what_is_only_late_does_not_count_on_a_starved_machine_and_what_is_wrong_does() -> None:
+    report = good()
+    late, wrong = Violation("end", "r1", "not yet", late=True), Violation("content", "r2", "other")
+    report.violations = [late, wrong]
+    assert (report.faults, report.excused) == ([late, wrong], [])
+    report.load = loaded(9, for_s=60)
+    assert (report.faults, report.excused) == ([wrong], [late])
+    assert "late on a starved machine: 1 (1 end)" in str(report)
+    assert "violations: 1 (1 content)" in summary([good(2), report])

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 
 from support.chaos.plans import plans
-from support.chaos.schedule import SETTLE_S, Fault, Shape, schedule, shown
+from support.chaos.schedule import (
+    EVERYTHING,
+    MAJORITY,
+    SETTLE_S,
+    Fault,
+    Shape,
+    schedule,
+    shown,
+)
 
 COUNT = {"connector": 2, "normalizer": 3, "approvals": 2, "edge": 2, "broker": 3, "upstream": 2}
 SHAPE = Shape(COUNT)
@@ -45,6 +54,23 @@ def test_pauses_are_longer_than_the_leases() -> None:
     assert all(fault.for_s >= SHAPE.pause_s[fault.target] for fault in pauses)
 
 
+def test_nothing_else_happens_while_many_are_away_at_once() -> None:
+    shape = replace(SHAPE, alone=(MAJORITY, EVERYTHING))
+    for seed in SEEDS:
+        faults = schedule(seed, 63, shape)
+        assert faults == sorted(faults, key=lambda fault: fault.at_s)
+        for many in (MAJORITY, EVERYTHING):
+            (alone,) = [fault for fault in faults if fault.target == many]
+            away = (alone.at_s - SETTLE_S, alone.at_s + alone.for_s + SETTLE_S)
+            assert not [
+                str(other)
+                for other in faults
+                if other is not alone
+                and other.at_s < away[1]
+                and other.at_s + other.for_s > away[0]
+            ]
+
+
 def test_what_cannot_be_paused_is_not() -> None:
     shape = Shape(COUNT, pause_s={"normalizer": 4.0})
     pauses = [f for seed in SEEDS for f in schedule(seed, 63, shape) if f.kind == "pause"]
@@ -68,12 +94,15 @@ def test_a_schedule_is_shown_with_its_seed() -> None:
 
 
 def test_every_kind_of_run_is_asked_for() -> None:
-    asked = list(islice(plans(1, "1"), 300))
+    asked = list(islice(plans(1, "1", ("agno", "adk", "resumable", "agui")), 300))
     assert {plan.decision for plan in asked} == {None, "approve", "reject", "none"}
-    assert {plan.agent for plan in asked} == {"agno", "adk"}
+    assert {plan.agent for plan in asked} == {"agno", "adk", "resumable", "agui"}
+    assert any(plan.leave_after is not None for plan in asked)
     assert any(plan.cancel_after is not None for plan in asked)
     assert any(plan.duel for plan in asked)
     assert any(plan.started_twice for plan in asked)
     sessions = Counter(plan.session_id for plan in asked)
-    assert any(count > 2 for count in sessions.values())
+    assert max(sessions.values()) > 10
+    shared = [plan for plan in asked if sessions[plan.session_id] > 1]
+    assert any(plan.decision is not None for plan in shared), "some wait for a decision"
     assert len({plan.message for plan in asked}) == len(asked)

@@ -61,6 +61,14 @@ class Brokers:
         """A connection of the test's own, past the links."""
         return connection([server.url for server in self.servers])
 
+    def refused(self) -> list[str]:
+        """What a service tried that its user may not.
+
+        An answer that comes too late is none of it: who was stopped for a while gives some.
+        """
+        found = [line for server in self.servers for line in server.violations()]
+        return [line for line in found if 'Publish Violation - Subject "_INBOX' not in line]
+
     async def whole(self) -> None:
         """Wait until every replica of every stream is current."""
         async with asyncio.timeout(_WHOLE_TIMEOUT_S), self.connect() as client:
@@ -118,8 +126,12 @@ async def running(
     # it waits for its servers, and runs a loop of its own
     servers = await asyncio.to_thread(context.__enter__)
     try:
+        for server in servers:
+            server.allow_violations()  # what was refused is looked at when all is over
         for link, server in zip(links, servers, strict=True):
             link.target = int(server.url.rpartition(":")[2])
+        if count == 1:  # a cluster has made them to see whether it stands
+            await make_streams(servers[0].url)
         yield servers
     finally:
         for number, server in enumerate(servers):  # their folders are removed

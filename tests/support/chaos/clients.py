@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,13 +42,17 @@ class Story:
     cancels: list[Answer] = field(default_factory=list)
     other_ids: set[str] = field(default_factory=set)
     arrivals: list[tuple[float, str]] = field(default_factory=list)
+    began: float = 0.0  # by the loop's clock
+    ended: float = math.inf
     _seen: int = 0  # the highest sequence that anybody saw
     _asked: dict[str, Any] | None = None  # the data of approval.requested
     _acting: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def live(self) -> None:
         """From the start to the end that the plan foresees."""
+        clock = asyncio.get_running_loop().time
         chance = random.Random(self.plan.number)
+        self.began = clock()
         self.run_id = await self._start(chance.randrange(len(self.edges)))
         if self.plan.started_twice:
             self.other_ids.add(await self._start(chance.randrange(len(self.edges))))
@@ -58,10 +63,11 @@ class Story:
             *(self._follow(view, number) for number, view in enumerate(self.views))
         )
         await asyncio.gather(*self._acting)
+        self.ended = clock()
 
     async def _start(self, first: int) -> str:
         body = {
-            "agent": self.plan.agent,
+            "agent": self.plan.agent_id,
             "message": self.plan.message,
             "session_id": self.plan.session_id,
             "idempotency_key": f"{self.plan.session_id}/{self.plan.mark}",
@@ -90,11 +96,18 @@ class Story:
             if answer.status_code >= 500:
                 await asyncio.sleep(AGAIN_S)
                 return
+            if answer.status_code == 410:  # what the cursor names is lost
+                view.begins_anew()
+                await asyncio.sleep(AGAIN_S)
+                return
             if answer.status_code != 200:
                 view.odd.append(f"{answer.status_code} {(await answer.aread())!r}")
                 view.finished = True
                 return
             view.connections += 1
+            leaves_at = math.inf
+            if self.plan.leave_after is not None:
+                leaves_at = len(view.seen) + self.plan.leave_after
             rest = b""
             chunks = answer.aiter_raw()
             while True:
@@ -106,7 +119,7 @@ class Story:
                 whole, blank, rest = rest.rpartition(b"\n\n")
                 for frame in wire.frames(whole + blank):
                     self._saw(view, frame)
-                if view.finished:
+                if view.finished or len(view.seen) >= leaves_at:
                     return
 
     def _saw(self, view: View, frame: wire.Sse) -> None:

@@ -12,6 +12,7 @@ from support.chaos.plans import Plan
 from support.chaos.recorder import Exchange
 
 Request = Literal["start", "continue", "resume"]
+RUN_ID_CHARACTERS = 36  # a UUID
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,13 @@ class View:
     connections: int = 0
     odd: list[str] = field(default_factory=list)  # what no client should meet
     finished: bool = False  # it saw the end, or what it was to wait for
+    restarts: int = 0  # it was told that what its cursor names is lost
+
+    def begins_anew(self) -> None:
+        """Without a cursor, from the run's first event."""
+        self.restarts += 1
+        self.seen.clear()
+        self.cursors.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,7 @@ class Evidence:
     other_ids: set[str] = field(default_factory=set)  # given for the same key
     tool_runs: int = 0
     status: str = ""  # in the list of runs
+    loses: frozenset[str] = frozenset()  # streams that may have lost something of it
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -101,6 +110,7 @@ class Remains:
     outbox: list[str] = field(default_factory=list)  # decisions that were not sent on
     strangers: list[str] = field(default_factory=list)  # runs that nobody asked for
     exits: list[str] = field(default_factory=list)  # processes that ended by themselves
+    refused: list[str] = field(default_factory=list)  # by NATS: what a service's user may not
 
 
 def request_of(exchange: Exchange) -> tuple[Request, str] | None:
@@ -115,7 +125,18 @@ def request_of(exchange: Exchange) -> tuple[Request, str] | None:
             return ("continue" if request == "continue" else "resume"), run_id
         case ["run_sse"]:
             return _request_of_adk(json.loads(exchange.request))
+        case [_]:
+            return _request_of_agui(json.loads(exchange.request))
     return None
+
+
+def _request_of_agui(body: dict[str, Any]) -> tuple[Request, str] | None:
+    """A later leg has the run's id with its number behind it."""
+    run_id = body.get("runId")
+    if not isinstance(run_id, str):
+        return None
+    is_first = len(run_id) == RUN_ID_CHARACTERS
+    return "start" if is_first else "continue", run_id[:RUN_ID_CHARACTERS]
 
 
 def _request_of_adk(body: dict[str, Any]) -> tuple[Request, str]:
@@ -131,9 +152,9 @@ def exchanges_of(
     plan: Plan, run_id: str, exchanges: Iterable[Exchange]
 ) -> list[tuple[Request, Exchange]]:
     """Those of one run, in the order of their requests."""
-    # Agno is given our id; ADK knows a start by its text, and an answer by its session
-    names = {run_id} if plan.agent == "agno" else {plan.message}
-    if plan.decision is not None:
+    # Agno and AG-UI are given our id; ADK knows a start by its text, all else by its session
+    names = {run_id} if plan.agent in ("agno", "agui") else {plan.message}
+    if plan.agent == "resumable" or (plan.agent == "adk" and plan.decision is not None):
         names.add(plan.session_id)
     found = []
     for exchange in exchanges:
@@ -141,3 +162,31 @@ def exchanges_of(
         if asked is not None and asked[1] in names:
             found.append((asked[0], exchange))
     return found
+
+
+def told(run: Evidence, found: Iterable[str]) -> str:
+    """All of one run in words: what is wrong, its events, its source frames, its requests."""
+    lines = [*found, "", f"plan: {run.plan}", f"listed as {run.status}", "", "events:"]
+    lines += [body.decode() for body in run.bodies]
+    lines += ["", f"a fold of RAW makes {len(run.folded)}, of which are not there:"]
+    lines += [body.decode() for body in run.folded if body not in run.bodies]
+    lines += ["", "source frames:"]
+    lines += [
+        f"{frame.stored_at:.3f} leg {frame.leg} {frame.kind} {frame.connection} "
+        f"{frame.payload[:200]!r}"
+        for frame in run.frames
+    ]
+    lines += ["", "requests to the agent server:"]
+    lines += [
+        f"{request} {each.path} {each.ended} {len(each.body)} bytes, "
+        f"last {bytes(each.body[-200:])!r}"
+        for request, each in run.exchanges
+    ]
+    lines += ["", "clients:"]
+    lines += [
+        f"{view.connections} connections, {view.restarts} restarts, finished: {view.finished}, "
+        f"saw {[event.get('sequence') for event in view.seen]}, odd: {view.odd}"
+        for view in run.views
+    ]
+    lines += [f"decisions: {run.decisions}", f"cancels: {run.cancels}"]
+    return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 
 from support import servers
+from support.chaos.hurt_at import HURT
+from support.clocks import ShiftedClock, libfaketime
 from support.deployment import free_port
 from support.repository import ROOT
 from support.waiting import eventually, wait_for
@@ -24,6 +26,9 @@ _READY_TIMEOUT_S = 120
 _END_TIMEOUT_S = 20
 _LOOK_EVERY_S = 0.2
 _START_AGAIN_S = 0.5
+_KILLED_ITSELF = -signal.SIGKILL % 256  # as its supervisor says it
+
+Clocks = Mapping[tuple[str, int], float]  # of a service's n-th process, how far ahead, in seconds
 
 
 @dataclass(slots=True)
@@ -37,7 +42,11 @@ class Exit:
 
 @dataclass(slots=True)
 class Slot:
-    """A place for one process of a service, at the same ports each time."""
+    """A place for one process of a service, at the same ports each time.
+
+    `crashes` says of each process that is started here in turn at which of its writes it kills
+    itself (see `hurt_at`); once there are no more, none does.
+    """
 
     service: str
     number: int
@@ -48,6 +57,8 @@ class Slot:
     probe_port: int = field(default_factory=free_port)
     pids: list[int] = field(default_factory=list)  # of all that were here, the last one last
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)  # one fault at a time
+    clock: ShiftedClock | None = None  # None: the real one
+    crashes: Iterator[str] | None = None
     _process: servers.Process | None = None
 
     @property
@@ -72,11 +83,12 @@ class Slot:
         """Start it; it is ready later."""
         process = servers.start(
             self.name,
-            self.command,
+            [*(self.clock.command if self.clock is not None else ()), *self.command],
             log=self.log,
             owner_pid=os.getpid(),
             env={
                 **self.environment,
+                HURT: next(self.crashes, "") if self.crashes is not None else "",
                 "PENSTOCK_PORT": str(self.port),
                 "PENSTOCK_PROBE_PORT": str(self.probe_port),
             },
@@ -118,6 +130,15 @@ class Slot:
             self._process = None
 
 
+@dataclass(slots=True)
+class Crash:
+    """A process that killed itself where it was told to."""
+
+    slot: Slot
+    pid: int
+    at_s: float  # by the loop's clock, when it was seen
+
+
 @dataclass
 class Fleet:
     """All slots. What ends by itself is noted, and started again as an orchestrator would."""
@@ -125,20 +146,26 @@ class Fleet:
     slots: list[Slot]
     http: httpx.AsyncClient
     exits: list[Exit] = field(default_factory=list)
+    crashes: list[Crash] = field(default_factory=list)
 
     def of(self, service: str) -> list[Slot]:
         return [slot for slot in self.slots if slot.service == service]
 
     async def ready(self, slot: Slot) -> None:
-        """Until it says so."""
+        """Until it says so, or that nothing but its clock is wrong, which was done on purpose.
+
+        One that kills itself is started again, and waited for.
+        """
 
         async def probe() -> bool:
             try:
-                return (
-                    await self.http.get(f"http://127.0.0.1:{slot.probe_port}/readyz")
-                ).is_success
+                answer = await self.http.get(f"http://127.0.0.1:{slot.probe_port}/readyz")
             except httpx.HTTPError:
                 return False
+            if answer.is_success or slot.clock is None:
+                return answer.is_success
+            reasons = answer.json()["services"][slot.service]
+            return bool(reasons) and all("clock" in reason for reason in reasons)
 
         await eventually(probe, _READY_TIMEOUT_S, f"{slot.name} is ready")
 
@@ -148,11 +175,24 @@ class Fleet:
             for slot in self.slots:
                 code = slot.exit_code
                 if code is not None:
-                    self.exits.append(Exit(slot.name, code, servers.tail(slot.log)))
+                    if slot.crashes is not None and code == _KILLED_ITSELF:
+                        at_s = asyncio.get_running_loop().time()
+                        self.crashes.append(Crash(slot, slot.pid, at_s))
+                    else:
+                        self.exits.append(Exit(slot.name, code, servers.tail(slot.log)))
                     await asyncio.sleep(_START_AGAIN_S)
                     if slot.exit_code is not None:
                         await asyncio.to_thread(slot.start)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _clock(folder: Path, service: str, number: int, clocks: Clocks) -> ShiftedClock | None:
+    library, ahead_s = libfaketime(), clocks.get((service, number))
+    if library is None or ahead_s is None:
+        return None
+    clock = ShiftedClock(library, folder / f"{service}-{number}.clock")
+    clock.set(ahead_s)
+    return clock
 
 
 @asynccontextmanager
@@ -162,8 +202,14 @@ async def fleet(
     environment: Mapping[str, str],
     launchers: Mapping[str, Sequence[str]],
     http: httpx.AsyncClient,
+    clocks: Clocks,
+    crashes: Mapping[str, Iterable[str]],
 ) -> AsyncIterator[Fleet]:
-    """Started and ready. `launchers`: of a service that is not started as `-m penstock_<name>`."""
+    """Started and ready. `launchers`: of a service that is not started as `-m penstock_<name>`.
+
+    `crashes`: of a service, where each of its processes in turn kills itself (see `hurt_at`).
+    """
+    hurts = {service: iter(points) for service, points in crashes.items()}
     paths = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     common = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     slots = [
@@ -173,6 +219,8 @@ async def fleet(
             [sys.executable, "-m", *launchers.get(service, (f"penstock_{service}",))],
             folder / f"{service}-{number}.log",
             common,
+            clock=_clock(folder, service, number, clocks),
+            crashes=hurts.get(service),
         )
         for service, count in counts.items()
         for number in range(count)

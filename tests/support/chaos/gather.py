@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +20,7 @@ from penstock.bus.messages import raw_frame
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.fold import RunFold
 from support.chaos.brokers import Brokers
+from support.chaos.checker import outcome_of
 from support.chaos.clients import Story
 from support.chaos.evidence import Evidence, RawFrame, Remains, exchanges_of
 from support.chaos.fleet import CANNOT_START, Fleet
@@ -32,15 +33,42 @@ _GONE = ("KV-Operation", "Nats-Marker-Reason")
 _REMAINS_TIMEOUT_S = 40.0
 _LOOK_AGAIN_S = 1.0
 _CLOCKS_S = 10.0
+_STILL_S = 20.0  # so long nothing may have moved before it is judged
 
 
 async def runs(
     brokers: Brokers,
     recorders: Sequence[Recorder],
-    stories: Iterable[Story],
+    stories: Sequence[Story],
+    tool_runs: Callable[[], Sequence[dict[str, Any]]],
+) -> list[Evidence]:
+    """What is left of each run, once nothing more comes of it.
+
+    Who follows a run leaves at its end: what comes afterwards may still be on its way then, or its
+    end in the list of runs. It is read again as long as anything moves, and some seconds longer.
+    """
+    deadline, before = 0.0, -1
+    while True:
+        found = await _runs(brokers, recorders, stories, tool_runs())
+        under_way = [run for run in found if run.bodies != run.folded or not _is_listed(run)]
+        stands = sum(len(run.bodies) + len(run.folded) for run in found) - len(under_way)
+        if stands != before:
+            deadline, before = time.monotonic() + _STILL_S, stands
+        if not under_way or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+def _is_listed(run: Evidence) -> bool:
+    return run.status == outcome_of(run).partition(" ")[0]
+
+
+async def _runs(
+    brokers: Brokers,
+    recorders: Sequence[Recorder],
+    stories: Sequence[Story],
     tool_runs: Sequence[dict[str, Any]],
 ) -> list[Evidence]:
-    """What is left of each run."""
     async with brokers.connect() as client:
         events = _by_run(await read(client, "EVENTS"), -1)
         frames = _by_run(await read(client, "RAW"), 2)
@@ -76,6 +104,7 @@ async def remains(brokers: Brokers, fleet: Fleet, stories: Sequence[Story]) -> R
     async with brokers.connect() as client:
         while True:
             left = await _remains(client, fleet, known)
+            left.refused = brokers.refused()
             transient = (left.commands, left.leases, left.claims, left.queues, left.outbox)
             if not any(transient) or time.monotonic() > deadline:
                 return left

@@ -1,8 +1,9 @@
 """One round: the system is started, loaded and hurt; then every run is looked at.
 
 ```python
-report = await play(Round(7, 60, shape, runs=200, runs_per_s=1), folder, agno_server, adk_server)
-assert not report.violations, report
+servers = {"agno": agno_server, "adk": adk_server}
+report = await play(Round(7, 60, shape, runs=200, runs_per_s=1), folder, servers)
+assert not report.faults, report
 ```
 """
 
@@ -13,7 +14,7 @@ import math
 import time
 from bisect import bisect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
@@ -36,16 +37,29 @@ from support.chaos.checker import (
     reattached,
 )
 from support.chaos.clients import Story
-from support.chaos.fleet import Fleet, Slot, fleet
-from support.chaos.plans import plans
+from support.chaos.evidence import Evidence, told
+from support.chaos.fleet import Clocks, Fleet, Slot, fleet
+from support.chaos.load import measured
+from support.chaos.plans import Agent, agui_scripts, plans
 from support.chaos.recorder import Recorder, recorder
 from support.chaos.report import Report, Wait
-from support.chaos.schedule import Fault, Shape, schedule, shown
+from support.chaos.schedule import EVERYTHING, MAJORITY, Fault, Shape, schedule, shown
+from support.older import copied, put_back
 from support.upstreams import Upstream
 
-# Without a broker nobody renews a lease, and nobody is judged for it. Behind one that is stopped,
-# only those are cut off who were connected to it.
-_SPLITS = ("broker", "pause")
+
+def _splits(fault: Fault) -> bool:
+    """Whether it cuts off some processes, and not others.
+
+    Without a broker nobody renews a lease, and nobody is judged for it. Behind one that is stopped,
+    only those are cut off who were connected to it.
+    """
+    return (fault.target, fault.kind) == ("broker", "pause")
+
+
+_LOOK_S = 1.0
+CRASHED_S = 3.0  # until it is started again
+SETTLED_S = 10.0  # what is written around the time of a loss may be part of it
 STREAMING_S = 1.0  # a run that said something within the last second is streaming
 _SILENT = {
     *ENDS,
@@ -66,8 +80,12 @@ class Round:
     runs_per_s: float
     settings: Mapping[str, object] = field(default_factory=dict)  # as PENSTOCK_<NAME>
     launchers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    end_timeout_s: float = 120.0  # for the last runs to end, when all is whole again
+    # when all is whole again, and no client has seen anything new for so long, it is over
+    end_timeout_s: float = 120.0
     faults: Sequence[Fault] = ()  # instead of those that the seed makes
+    clocks: Clocks = field(default_factory=dict)  # of which process, how far ahead, in seconds
+    crashes: Mapping[str, Iterable[str]] = field(default_factory=dict)  # see `Slot.crashes`
+    older: Sequence[str] = ()  # the streams of which an older store is put back
 
 
 @dataclass(slots=True)
@@ -76,7 +94,7 @@ class Done:
 
     fault: Fault
     at_s: float
-    pid: int | None = None  # None: of no service
+    pids: frozenset[int] = frozenset()  # of services
     until_s: float = math.inf
 
     @property
@@ -91,21 +109,40 @@ class System:
     fleet: Fleet
     brokers: Brokers
     recorders: Sequence[Recorder]
+    older: Sequence[str] = ()
     done: list[Done] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)  # how late each fault was begun
     began: float = 0.0
 
     @property
     def kills(self) -> list[Done]:
         return [done for done in self.done if done.fault.kind == "kill"]
 
+    def note_crashes(self) -> None:
+        """Processes that killed themselves where they were told to are kills, too."""
+        for crash in self.fleet.crashes:
+            fault = Fault(crash.at_s - self.began, "kill", crash.slot.service, crash.slot.number, 0)
+            done = Done(fault, crash.at_s, frozenset({crash.pid}), crash.at_s + CRASHED_S)
+            self.done.append(done)
+
+    def lost_by(self, story: Story) -> frozenset[str]:
+        """The streams that may have lost something of this run."""
+        hit = any(
+            done.fault.kind == "older"
+            and story.began <= done.until_s + SETTLED_S
+            and story.ended >= done.at_s - SETTLED_S
+            for done in self.done
+        )
+        return frozenset(self.older if hit else ())
+
     def harm(self, lease_s: float) -> Harm:
         """What of it may lose an upstream; RAW's times are seconds since 1970."""
         since_1970_s = time.time() - asyncio.get_running_loop().time()
         return Harm(
             [
-                Hurt(done.pid, done.at_s + since_1970_s, done.until_s + since_1970_s)
+                Hurt(pid, done.at_s + since_1970_s, done.until_s + since_1970_s)
                 for done in self.done
-                if done.pid is not None or (done.fault.target, done.fault.kind) == _SPLITS
+                for pid in done.pids or ((None,) if _splits(done.fault) else ())
             ],
             lease_s,
         )
@@ -120,6 +157,13 @@ class System:
                 async with self.brokers.alone():
                     with self._noted(fault):
                         await self._hurt_broker(fault)
+            case target if target == MAJORITY:
+                async with self.brokers.alone():
+                    with self._noted(fault):
+                        others = {*range(len(self.brokers.servers))} - {fault.number}
+                        await self._kill_brokers(others, fault.for_s)
+            case target if target == EVERYTHING:
+                await self._kill_everything(fault)
             case service:
                 slot = self.fleet.of(service)[fault.number]
                 async with slot.alone:
@@ -131,11 +175,36 @@ class System:
             await self.brokers.kill(number)
             await asyncio.sleep(fault.for_s)
             await self.brokers.start(number)
+        elif fault.kind == "older":
+            server = self.brokers.servers[number]
+            kept = await asyncio.to_thread(copied, server, *self.older)
+            await asyncio.sleep(fault.for_s)
+            await asyncio.to_thread(put_back, server, kept, *self.older)
         else:
             server = self.brokers.servers[number]
             server.pause()
             await asyncio.sleep(fault.for_s)
             server.go_on()
+
+    async def _kill_brokers(self, numbers: Iterable[int], for_s: float) -> None:
+        numbers = tuple(numbers)
+        await asyncio.gather(*map(self.brokers.kill, numbers))
+        await asyncio.sleep(for_s)
+        await asyncio.gather(*map(self.brokers.start, numbers))
+
+    async def _kill_everything(self, fault: Fault) -> None:
+        """As if the machine had crashed, but that no disk forgets anything."""
+        slots = self.fleet.slots
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.brokers.alone())
+            for slot in slots:
+                await stack.enter_async_context(slot.alone)
+            with self._noted(fault, *(slot.pid for slot in slots)):
+                for slot in slots:
+                    slot.kill()
+                await self._kill_brokers(range(len(self.brokers.servers)), fault.for_s)
+                await asyncio.gather(*(asyncio.to_thread(slot.start) for slot in slots))
+                await asyncio.gather(*map(self.fleet.ready, slots))
 
     async def _hurt_slot(self, fault: Fault, slot: Slot) -> None:
         pid = slot.pid
@@ -160,24 +229,31 @@ class System:
                         link.heal(pid)
 
     @contextmanager
-    def _noted(self, fault: Fault, pid: int | None = None) -> Iterator[None]:
+    def _noted(self, fault: Fault, *pids: int) -> Iterator[None]:
         """It lasts as long as this."""
         clock = asyncio.get_running_loop().time
-        done = Done(fault, clock(), pid)
+        done = Done(fault, clock(), frozenset(pids))
         self.done.append(done)
         yield
         done.until_s = clock()
 
 
-async def play(round_: Round, folder: Path, agno: Upstream, adk: Upstream) -> Report:
-    """Play a round. The report has every violation."""
-    faults = list(round_.faults) or schedule(round_.seed, round_.kills, round_.shape)
+async def play(round_: Round, folder: Path, upstreams: Mapping[str, Upstream]) -> Report:
+    """Play a round. The report has every violation.
+
+    `upstreams`: the agent servers that are asked: `agno`, `adk`, `agui`.
+    """
+    faults = list(round_.faults)
+    if round_.kills:
+        faults += schedule(round_.seed, round_.kills, round_.shape)
     report = Report(round_.seed)
     begun = time.monotonic()
     counts = dict(round_.shape.count)
     brokers, _ = counts.pop("broker"), counts.pop("upstream")
     async with AsyncExitStack() as stack:
-        recorders = [await stack.enter_async_context(recorder(each.url)) for each in (agno, adk)]
+        recorders = [
+            await stack.enter_async_context(recorder(each.url)) for each in upstreams.values()
+        ]
         proxies = await stack.enter_async_context(links.links(brokers))
         servers = await stack.enter_async_context(running(brokers, proxies, folder))
         http = await stack.enter_async_context(
@@ -186,19 +262,33 @@ async def play(round_: Round, folder: Path, agno: Upstream, adk: Upstream) -> Re
             )
         )
         made = Brokers(servers, proxies)
-        environment = _environment(round_, folder, made.url, recorders, brokers)
+        urls = {name: each.url for name, each in zip(upstreams, recorders, strict=True)}
+        environment = _environment(round_, folder, made.url, urls, brokers)
         services = await stack.enter_async_context(
-            fleet(folder, counts, environment, round_.launchers, http)
+            fleet(
+                folder, counts, environment, round_.launchers, http, round_.clocks, round_.crashes
+            )
         )
-        system = System(services, made, recorders)
+        system = System(services, made, recorders, round_.older)
         print(f"\n{shown(round_.seed, faults)}", flush=True)
-        stories, report.violations = await _load(round_, faults, system, http)
+        report.load = await stack.enter_async_context(measured())
+        stories, report.violations = await _load(round_, faults, system, http, tuple(upstreams))
+        report.load.faults_late_s += system.late_s
         await made.whole()
-        runs = await gather.runs(made, recorders, stories, [*agno.tool_runs(), *adk.tool_runs()])
+        runs = await gather.runs(
+            made,
+            recorders,
+            stories,
+            lambda: [ran for each in upstreams.values() for ran in each.tool_runs()],
+        )
         remains = await gather.remains(made, services, stories)
+    system.note_crashes()
+    for run, story in zip(runs, stories, strict=True):
+        run.loses = system.lost_by(story)
     harm = system.harm(float(str(round_.settings.get("pod_ttl_s", POD_TTL_S))))
     report.violations += [violation for run in runs for violation in check_run(run, harm)]
     report.violations += check_remains(remains)
+    _write_down(folder, runs, report)
     report.kills = dict(Counter(done.fault.target for done in system.kills))
     report.outcomes = dict(Counter(outcome_of(run) for run in runs))
     report.events = sum(len(run.bodies) for run in runs)
@@ -210,28 +300,66 @@ async def play(round_: Round, folder: Path, agno: Upstream, adk: Upstream) -> Re
 
 
 def _environment(
-    round_: Round, folder: Path, url: str, recorders: Sequence[Recorder], replicas: int
+    round_: Round, folder: Path, url: str, urls: Mapping[str, str], replicas: int
 ) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
-    agno, adk = (each.url for each in recorders)
     config = folder / "penstock.yaml"
-    agents = [
-        {"id": "agno", "protocol": "agno", "url": agno, "agent": "demo-agent"},
-        {"id": "adk", "protocol": "adk", "url": adk, "agent": "demo"},
+    agents: list[dict[str, object]] = []
+    if "agno" in urls:
+        agents.append(
+            {"id": "agno", "protocol": "agno", "url": urls["agno"], "agent": "demo-agent"}
+        )
+    if "adk" in urls:
+        common = {"protocol": "adk", "url": urls["adk"]}
+        agents.append({"id": "adk", "agent": "demo", **common})
+        agents.append({"id": "resumable", "agent": "resumable", "resumable": True, **common})
+    agents += [
+        {"id": f"agui-{script}", "protocol": "agui", "url": f"{urls['agui']}/{script}"}
+        for script in (agui_scripts() if "agui" in urls else ())
     ]
     config.write_text(yaml.safe_dump({"agents": agents}))
-    settings = {"config": config, "nats_url": url, "replicas": replicas, **round_.settings}
+    settings = {"config": config, "nats_url": url, "replicas": replicas, **_OPEN, **round_.settings}
     return {f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()}
 
 
+# which agents are asked, and how often, by the servers that there are
+_ASKED: dict[str, tuple[Agent, ...]] = {
+    "agno": ("agno", "agno", "agno"),
+    "adk": ("adk", "resumable"),
+    "agui": ("agui",),
+}
+# All clients are one user, and nothing here is about quotas.
+_OPEN = {
+    "max_open_runs_per_user": 0,
+    "max_queued_runs_per_user": 0,
+    "max_connections_per_user": 0,
+    "max_streams_per_user": 0,
+    "max_requests_per_s": 0,
+}
+
+
+def _write_down(folder: Path, runs: Sequence[Evidence], report: Report) -> None:
+    """What is known of each run that something is wrong with, for who looks for the cause."""
+    for run in runs:
+        name = f"{run.plan.mark} {run.run_id}"
+        found = [str(each) for each in report.violations if each.run == name]
+        if found:
+            (folder / f"wrong-{run.plan.mark}.txt").write_text(told(run, found))
+
+
 async def _load(
-    round_: Round, faults: Sequence[Fault], system: System, http: httpx.AsyncClient
+    round_: Round,
+    faults: Sequence[Fault],
+    system: System,
+    http: httpx.AsyncClient,
+    servers: Sequence[str],
 ) -> tuple[list[Story], list[Violation]]:
     """Start runs at a steady pace while the faults happen, and see them all through."""
     hurting = asyncio.create_task(_hurt(faults, system))
     stories: list[Story] = []
     living: list[asyncio.Task[None]] = []
-    for plan in plans(round_.seed, _nonce()):
+    agents = [agent for name in servers for agent in _ASKED[name]]
+    for plan in plans(round_.seed, _nonce(), agents):
         if hurting.done() and len(stories) >= round_.runs:
             break
         story = Story(plan, system.fleet.of("edge"), system.fleet.of("approvals"), http)
@@ -239,16 +367,36 @@ async def _load(
         living.append(asyncio.create_task(story.live(), name=plan.mark))
         await asyncio.sleep(1 / round_.runs_per_s)
     broken = await hurting
-    _, late = await asyncio.wait(living, timeout=round_.end_timeout_s)
-    for task in late:
+    for task in await _until_still(living, stories, round_.end_timeout_s):
         task.cancel()
     ends = await asyncio.gather(*living, return_exceptions=True)
     broken += [
-        Violation("client", plan.mark, repr(end))
+        Violation("client", plan.mark, repr(end), isinstance(end, _NOT_IN_TIME))
         for plan, end in zip((story.plan for story in stories), ends, strict=True)
         if isinstance(end, BaseException)
     ]
     return stories, broken
+
+
+_NOT_IN_TIME = (TimeoutError, asyncio.CancelledError)
+
+
+async def _until_still(
+    living: Sequence[asyncio.Task[None]], stories: Sequence[Story], still_s: float
+) -> set[asyncio.Task[None]]:
+    """Until all have ended, or nobody has seen anything new for so long; who is left.
+
+    On a starved machine everything comes, but late: it is waited for as long as anything comes.
+    """
+    left = set(living)
+    clock = asyncio.get_running_loop().time
+    moved_at, before = clock(), -1
+    while left and clock() - moved_at < still_s:
+        _, left = await asyncio.wait(left, timeout=_LOOK_S)
+        stands = sum(len(story.arrivals) for story in stories) - len(left)
+        if stands != before:
+            moved_at, before = clock(), stands
+    return left
 
 
 def _nonce() -> str:
@@ -263,10 +411,11 @@ async def _hurt(faults: Sequence[Fault], system: System) -> list[Violation]:
     hurting = []
     for fault in faults:
         await asyncio.sleep(max(0.0, system.began + fault.at_s - clock()))
+        system.late_s.append(clock() - system.began - fault.at_s)
         hurting.append(asyncio.create_task(system.hurt(fault)))
     ends = await asyncio.gather(*hurting, return_exceptions=True)
     return [
-        Violation("not made good", "", f"{fault}: {end!r}")
+        Violation("not made good", "", f"{fault}: {end!r}", isinstance(end, _NOT_IN_TIME))
         for fault, end in zip(faults, ends, strict=True)
         if end is not None
     ]

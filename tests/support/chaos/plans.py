@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Agent = Literal["agno", "adk"]
+# `resumable`: an app of the ADK server whose runs are gone on with; `agui`: pydantic-ai's adapter,
+# which has an address for each script
+Agent = Literal["agno", "adk", "resumable", "agui"]
 Decision = Literal["approve", "reject", "none"]  # "none": it is left waiting
 
 # The first words select the scripted model's answer: see TRIGGERS.md and SCENARIOS.md in
@@ -15,17 +17,35 @@ Decision = Literal["approve", "reject", "none"]  # "none": it is left waiting
 _PLAIN: dict[Agent, tuple[str, ...]] = {
     "agno": ("text", "tool", "texttool", "tools", *["long"] * 5),
     "adk": ("plain hi", "weather", "burst 40", "parallel", "slow 50 60", *["slow 50 100"] * 3),
+    "resumable": ("weather", "burst 40", *["slow 50 100"] * 3),
+    "agui": ("text", "tool", "parallel", *["slow"] * 2),
 }
 _ASKING: dict[Agent, tuple[str, ...]] = {
     "agno": ("confirm", "textconfirm", "slowconfirm"),
     "adk": ("confirm",),
+    "resumable": ("confirm",),
+    "agui": ("approval",),
 }
-_ENDLESS: dict[Agent, str] = {"agno": "slow", "adk": "slow 300 60"}
+_ENDLESS: dict[Agent, str] = {
+    "agno": "slow",
+    "adk": "slow 300 60",
+    "resumable": "slow 300 60",
+    "agui": "slow",
+}
+# Scripts of runs that may share a session with others. The tools of ADK name their session and
+# nothing else, so that a run which asks has one of its own; a run of a resumable app is known
+# upstream by its session when it is gone on with; AG-UI's scripts go by the whole conversation.
+_SHARED: dict[Agent, tuple[str, ...]] = {
+    "agno": (*_PLAIN["agno"], *_ASKING["agno"]),
+    "adk": _PLAIN["adk"],
+    "resumable": (),
+    "agui": ("text", "slow"),
+}
 _DECISIONS: dict[Decision, int] = {"approve": 5, "reject": 3, "none": 1}
 
 # of a hundred runs
-ASKING, CANCELLED, SHARED, DUELS, TWICE = 0.33, 0.1, 0.25, 0.4, 0.15
-SHARED_SESSIONS = 6
+ASKING, CANCELLED, SHARED, DUELS, TWICE, LEAVES = 0.33, 0.1, 0.4, 0.4, 0.15, 0.2
+SHARED_SESSIONS = 3  # of each agent: what comes in faster than it ends waits in line
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,41 +62,65 @@ class Plan:
     decision: Decision | None = None
     duel: bool = False  # decided twice at once, one way and the other, by two processes
     cancel_after: int | None = None  # events that its client has seen
+    leave_after: int | None = None  # events on one connection: then it comes back on another edge
 
     @property
     def mark(self) -> str:
         return f"r{self.number:04d}-{self.nonce}"
 
     @property
+    def agent_id(self) -> str:
+        """As the configuration names it."""
+        return f"{self.agent}-{self.script}" if self.agent == "agui" else self.agent
+
+    @property
     def message(self) -> str:
         return f"{self.script} {self.mark}"
 
 
-def plans(seed: int, nonce: str) -> Iterator[Plan]:
-    """Runs without end. `nonce`: digits that tell this round's runs from another's."""
+def agui_scripts() -> list[str]:
+    """All that the AG-UI server is asked for."""
+    return sorted({*_PLAIN["agui"], *_ASKING["agui"], _ENDLESS["agui"]})
+
+
+def plans(
+    seed: int, nonce: str, agents: Sequence[Agent] = ("agno", "agno", "adk")
+) -> Iterator[Plan]:
+    """Runs without end. `nonce`: digits that tell this round's runs from another's.
+
+    `agents`: those that are there, as often as they are asked.
+    """
     chance = random.Random(f"plans {seed}")
     number = 0
     while True:
-        yield _plan(chance, nonce, number)
+        yield _plan(chance, nonce, number, chance.choice(agents))
         number += 1
 
 
-def _plan(chance: random.Random, nonce: str, number: int) -> Plan:
-    agent: Agent = chance.choice(("agno", "agno", "adk"))
-    followers, twice = chance.choice((1, 1, 2)), chance.random() < TWICE
-    own = f"s-{nonce}-{number}"  # a session of its own
-    kind = chance.random()
-    if kind < ASKING:
-        # the tools of ADK name their session and nothing else: so it is not shared
-        (decision,) = chance.choices(list(_DECISIONS), list(_DECISIONS.values()))
-        duel = decision != "none" and chance.random() < DUELS
+def _plan(chance: random.Random, nonce: str, number: int, agent: Agent) -> Plan:
+    asks = chance.random()
+    decision: Decision | None = None
+    cancel_after = None
+    if asks < ASKING:
         script = chance.choice(_ASKING[agent])
-        return Plan(nonce, number, agent, script, own, followers, twice, decision, duel)
-    if kind < ASKING + CANCELLED:
-        after = chance.choice((0, 1, 3, 8, 20))
-        return Plan(
-            nonce, number, agent, _ENDLESS[agent], own, followers, twice, cancel_after=after
-        )
+        (decision,) = chance.choices(list(_DECISIONS), list(_DECISIONS.values()))
+    elif asks < ASKING + CANCELLED:
+        script = _ENDLESS[agent]
+        cancel_after = chance.choice((0, 1, 3, 8, 20))
+    else:
+        script = chance.choice(_PLAIN[agent])
     shared = f"shared-{nonce}-{agent}-{chance.randrange(SHARED_SESSIONS)}"
-    session_id = shared if chance.random() < SHARED else own
-    return Plan(nonce, number, agent, chance.choice(_PLAIN[agent]), session_id, followers, twice)
+    may_share = cancel_after is None and script in _SHARED[agent]
+    return Plan(
+        nonce,
+        number,
+        agent,
+        script,
+        shared if may_share and chance.random() < SHARED else f"s-{nonce}-{number}",
+        followers=chance.choice((1, 1, 2)),
+        started_twice=chance.random() < TWICE,
+        decision=decision,
+        duel=decision not in (None, "none") and chance.random() < DUELS,
+        cancel_after=cancel_after,
+        leave_after=chance.choice((1, 5, 20)) if chance.random() < LEAVES else None,
+    )

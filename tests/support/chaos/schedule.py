@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Literal
 
-Kind = Literal["kill", "pause", "cut", "hang"]
+Kind = Literal["kill", "pause", "cut", "hang", "older"]
 
 # how often each is killed, of sixteen kills
 _KILLED = {"connector": 4, "normalizer": 4, "approvals": 3, "edge": 3, "broker": 2}
@@ -31,6 +31,11 @@ _BESIDES_PER_KILL = 5 / 12
 # anew, which takes seconds: hurt again at once, a cluster would never have any.
 _SETTLE_S = {"broker": 12.0}
 SETTLE_S = 5.0
+# What happens to many at once: nothing else happens meanwhile, nor until they had time to return.
+EVERYTHING, MAJORITY = "everything", "majority"
+_ALONE: dict[str, tuple[float, float]] = {EVERYTHING: (1.0, 5.0), MAJORITY: (6.0, 20.0)}
+_BEFORE_ALONE_S = 8.0
+_AFTER_ALONE_S = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class Fault:
 
     at_s: float
     kind: Kind
-    target: str  # a service, `broker` or an upstream
+    target: str  # a service, `broker` or an upstream; `everything`; a `majority` of the brokers
     number: int  # which of them
     for_s: float
 
@@ -47,6 +52,10 @@ class Fault:
         name = f"{self.target} {self.number}"
         if self.target == "upstream":
             what = f"cut every answer of {name}"
+        elif self.target == EVERYTHING:
+            what = f"kill -9 every process, started again after {self.for_s:.1f} s"
+        elif self.target == MAJORITY:
+            what = f"kill -9 all brokers but {self.number}, started again after {self.for_s:.1f} s"
         else:
             what = _WORDS[self.kind].format(name, self.for_s)
         return f"{self.at_s:6.1f} s  {what}"
@@ -57,6 +66,7 @@ _WORDS: dict[Kind, str] = {
     "pause": "SIGSTOP {0}, SIGCONT after {1:.1f} s",
     "cut": "cut the connections of {0}, refused for {1:.1f} s",
     "hang": "let the connections of {0} hang for {1:.1f} s",
+    "older": "{0} comes back with what some stream had {1:.1f} s before",
 }
 
 
@@ -71,6 +81,7 @@ class Shape:
         # both are out of date when it is back
         default_factory=lambda: {"connector": 17.0, "normalizer": 8.0, "broker": 16.0}
     )
+    alone: tuple[str, ...] = ()  # `everything` or `majority`, each once, spread over the round
 
 
 def schedule(seed: int, kills: int, shape: Shape) -> list[Fault]:
@@ -93,7 +104,28 @@ def schedule(seed: int, kills: int, shape: Shape) -> list[Fault]:
         # a cluster of three stands while one of them is away, not two
         hurt = range(shape.count[target]) if target == "broker" else [number]
         free_at.update({(target, each): back_s for each in hurt})
-    return sorted(faults, key=lambda fault: (fault.at_s, fault.target, fault.number))
+    faults = sorted(faults, key=lambda fault: (fault.at_s, fault.target, fault.number))
+    return _with_those_alone(chance, faults, shape)
+
+
+def _with_those_alone(chance: random.Random, faults: Sequence[Fault], shape: Shape) -> list[Fault]:
+    """Room is made for what hurts many at once, and what follows comes so much later."""
+    found: list[Fault] = []
+    places = {
+        len(faults) * (number + 1) // (len(shape.alone) + 1): target
+        for number, target in enumerate(shape.alone)
+    }
+    later_s = 0.0
+    for place, fault in enumerate(faults):
+        if place in places:
+            target = places[place]
+            at_s = max((each.at_s + each.for_s for each in found), default=0.0) + _BEFORE_ALONE_S
+            number = chance.randrange(shape.count["broker"])
+            for_s = round(chance.uniform(*_ALONE[target]), 1)
+            found.append(Fault(round(at_s, 1), "kill", target, number, for_s))
+            later_s = at_s + for_s + _AFTER_ALONE_S - fault.at_s
+        found.append(replace(fault, at_s=round(fault.at_s + later_s, 1)))
+    return found
 
 
 def shown(seed: int, faults: Sequence[Fault]) -> str:

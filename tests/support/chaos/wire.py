@@ -132,7 +132,47 @@ def adk(legs: Sequence[Sequence[bytes]]) -> Said:
     return said
 
 
-READERS: dict[str, Callable[[Sequence[Sequence[bytes]]], Said]] = {"agno": agno, "adk": adk}
+def agui(legs: Sequence[Sequence[bytes]]) -> Said:
+    """The legs of a run, each the events of AG-UI. A call's arguments come in pieces."""
+    said = Said()
+    called: set[str] = set()
+    done: set[str] = set()
+    for bodies in legs:
+        said.end = None
+        names: dict[str, str] = {}
+        pieces: dict[str, str] = {}
+        for frame in (frame for body in bodies for frame in frames(body)):
+            event = json.loads(frame.data)
+            id_ = event.get("toolCallId", "")
+            match event["type"]:
+                case "TEXT_MESSAGE_CONTENT":
+                    said.text += event["delta"]
+                case "TOOL_CALL_START":
+                    names[id_], pieces[id_] = event["toolCallName"], ""
+                case "TOOL_CALL_ARGS":
+                    pieces[id_] += event["delta"]
+                case "TOOL_CALL_END" if id_ not in called:
+                    called.add(id_)
+                    said.call(names[id_], json.loads(pieces[id_] or "{}"))
+                case "TOOL_CALL_RESULT" if id_ not in done:
+                    done.add(id_)
+                    said.results += 1
+                case "RUN_FINISHED":
+                    outcome = (event.get("outcome") or {}).get("type")
+                    said.end = "paused" if outcome == "interrupt" else "completed"
+                case "RUN_ERROR":
+                    said.end = "failed"
+    return said
+
+
+READERS: dict[str, Callable[[Sequence[Sequence[bytes]]], Said]] = {
+    "agno": agno,
+    "adk": adk,
+    "resumable": adk,
+    "agui": agui,
+}
+# Who says that it has ended. ADK's streams just end.
+SAY_THEIR_END = {"agno", "agui"}
 
 
 def events(bodies: Sequence[dict[str, Any]]) -> Said:

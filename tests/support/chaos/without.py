@@ -1,0 +1,98 @@
+"""`python -m support.chaos.without <fix> <module>`: a service from which a fix was taken out.
+
+For one purpose: to see that a round finds what the fix prevents. No setting of the product does
+this.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+from typing import Any
+
+from penstock.bus import Stored
+from penstock.bus.continuity import Continuity
+from penstock_connector.claims import Sessions
+from penstock_connector.orders import Order
+from penstock_connector.past import Past
+from penstock_connector.runs import CLOSED, Runs, holder_of, kind_of
+from penstock_connector.succession import DIED, Succession
+from support.chaos import hurt_at
+
+CLOCKS_DIFFER_S = 60.0
+
+
+def _passing_over() -> None:
+    """A turn of a dead connector stays in its session's queue, if the run has gone on since."""
+
+    async def is_abandoned(self: Any, turn: Any) -> bool:
+        if await self._claims.lives(turn.pod):
+            return False
+        return not await self._claims.is_noted(turn.run_id, turn.pod)
+
+    async def settle(self: Any, pod: str, run_id: str) -> None:
+        last = await self._runs.tail(run_id)
+        if last is not None and kind_of(last) not in CLOSED:
+            if holder_of(last) != pod and await self._legs.is_held(run_id, last):
+                return
+            if await self.adopt(run_id, last, DIED.format(holder_of(last))):
+                return
+            last = await self._runs.tail(run_id)
+        if last is None or kind_of(last) in CLOSED:
+            await self._clear(pod, run_id)
+
+    _replace(Sessions, "_is_abandoned", is_abandoned)
+    _replace(Succession, "_settle", settle)
+
+
+def _sequences() -> None:
+    """Where a leg begins in RAW goes by its connector's clock; without an `open`: not called."""
+    after, frames = Order.after, Runs.frames
+
+    def noted_now(self: Order, sequence: int) -> Order:
+        return after(self, int(time.time()))
+
+    async def since(self: Runs, run_id: str, noted_at: int, last: Stored) -> AsyncIterator[Stored]:
+        async for stored in frames(self, run_id, 0, last):
+            stored_at = datetime.fromisoformat(stored.stored_at).timestamp()
+            if stored_at >= noted_at - CLOCKS_DIFFER_S:
+                yield stored
+
+    _replace(Order, "after", noted_now)
+    _replace(Runs, "frames", since)
+    _replace(Past, "called", property(lambda self: self.claimed_to_call))
+
+
+def _continuity() -> None:
+    """A stream that came back shorter is taken for whole."""
+
+    def behind(self: Continuity, look: Any) -> dict[str, int]:
+        return {}
+
+    _replace(Continuity, "_behind", behind)
+
+
+def _replace(owner: type, name: str, value: object) -> None:
+    assert hasattr(owner, name), f"{owner.__name__}.{name} has another name now"
+    setattr(owner, name, value)
+
+
+FIXES: dict[str, Callable[[], None]] = {
+    "passing-over": _passing_over,
+    "sequences": _sequences,
+    "continuity": _continuity,
+}
+
+
+def main() -> None:
+    """Take the fix out, then run the service."""
+    FIXES[sys.argv[1]]()
+    hurt_at.told()
+    runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
