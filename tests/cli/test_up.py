@@ -92,7 +92,7 @@ def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up]) -> None:
         hello = client.post("/agents/mindrian-agent/runs", data=AGNO_RUN).text
         for name in ("RunStarted", "RunContent", "RunContentCompleted", "RunCompleted"):
             assert f"event: {name}\n" in hello
-        thread = f"/api/v1/agent/runs/{AGNO_RUN['session_id']}/events?user_id=anybody"
+        thread = f"/api/v1/agent/runs/{AGNO_RUN['session_id']}/events?until=idle&user_id=anybody"
         assert "event: RUN_FINISHED\n" in client.get(thread).text
 
     code, events = up.penstock("run", "delete b.txt", "--agent", "assistant", "--no-wait")

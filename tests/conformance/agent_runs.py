@@ -216,16 +216,20 @@ DOCUMENT = Document(
         holds(
             "AR39",
             "The stream after RUN_FINISHED",
+            "edge/threads::a_thread_stays_open_and_tells_the_runs_that_are_started_later",
+            "e2e/browser::an_eventsource_that_waits_for_a_thread_sees_both_of_its_runs",
             "edge/threads::a_thread_that_goes_on_is_followed_until_nothing_is_under_way",
             _CUT,
-            note="It goes on while a run is active or queued, then closes; who comes back to its "
-            "end gets 204.",
+            note="It stays open with keep-alives, and later runs of the thread follow. With "
+            "`until=idle` it ends when no run is active or queued; who comes back to that end gets "
+            "204.",
         ),
         holds(
             "AR40",
             "An unknown thread",
-            "edge/threads::an_unknown_thread_is_404",
-            note="404.",
+            "edge/threads::a_thread_that_nobody_has_heard_of_is_waited_for",
+            "edge/threads::an_unknown_thread_is_404_where_it_is_not_waited_for",
+            note="It is waited for. 404 in the history, and with `until=idle`.",
         ),
         holds(
             "AR41",

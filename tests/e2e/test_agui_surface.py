@@ -189,7 +189,7 @@ async def test_who_leaves_and_comes_back_has_what_one_who_stayed_has(
     await client.say("plain hi")
     run_id = await penstock.run("adk", "slow 25 60", session_id=client.thread)
     await penstock.until(run_id, "llm.stream")
-    url = f"{penstock.edge(1)}/agui/adk/threads/{client.thread}/events?prelude=1"
+    url = f"{penstock.edge(1)}/agui/adk/threads/{client.thread}/events?prelude=1&until=idle"
     options = ("--method", "GET", "--bypass", "--expect", "finished")
     report = await visit(version, url, {"threadId": client.thread}, client.folder, *options)
     assert report["ok"], report
@@ -209,7 +209,7 @@ async def test_an_agui_client_reads_the_runs_of_a_thread_with_our_fields_too(
     client = visitor("assistant", version)
     await client.say("tool")
     await client.say("text")
-    url = f"{client.penstock.edge()}/api/v1/agent/runs/{client.thread}/events"
+    url = f"{client.penstock.edge()}/api/v1/agent/runs/{client.thread}/events?until=idle"
     options = ("--method", "GET", "--bypass", "--expect", "finished")
     asked = {"threadId": client.thread}
     report = await visit(version, url, asked, client.folder, *options, strict=False)

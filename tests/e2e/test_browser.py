@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import json
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -52,9 +54,15 @@ def follows(
     penstock: Deployment, site: Site, run_id: str, folder: Path
 ) -> AbstractContextManager[None]:
     """A browser whose page follows the run."""
+    return opens(site, f"{penstock.edge()}/v1/runs/{run_id}/events", CATALOGUE, folder)
+
+
+def opens(
+    site: Site, stream: str, types: Iterable[str], folder: Path
+) -> AbstractContextManager[None]:
+    """A browser whose page follows the stream's events of these types."""
     site.reports.clear()
-    stream = f"{penstock.edge()}/v1/runs/{run_id}/events"
-    query = urlencode({"url": stream, "types": ",".join(CATALOGUE)})
+    query = urlencode({"url": stream, "types": ",".join(types)})
     return browser.opened(f"{site.url}/?{query}", folder)
 
 
@@ -94,6 +102,33 @@ async def test_an_eventsource_loses_its_edge_comes_back_and_misses_nothing(
     url = f"{penstock.edge()}/v1/runs/{run_id}/events"
     again = await penstock.http.get(url, headers={"last-event-id": str(whole[-1].id)})
     assert again.status_code == 204
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/api/v1/agent/runs/{thread}/events", "/agui/assistant/threads/{thread}/events?names=on"],
+)
+async def test_an_eventsource_that_waits_for_a_thread_sees_both_of_its_runs(
+    penstock: Deployment, site: Site, tmp_path: Path, path: str
+) -> None:
+    thread = str(uuid.uuid4())
+    url = penstock.edge() + path.format(thread=thread)
+    with opens(site, url, ("RUN_STARTED", "RUN_FINISHED"), tmp_path):
+
+        async def open() -> bool:
+            return any(report["opened"] for report in site.reports)
+
+        await eventually(open, 20, "the stream of a thread without runs is open")
+        runs = []
+        for number in (1, 2):
+            runs.append(await penstock.run("assistant", f"echoed {number}", session_id=thread))
+            await seen(site, 2 * number)
+    last = max(site.reports, key=lambda report: len(report["seen"]))
+    told = [json.loads(each["data"]) for each in last["seen"]]
+    assert [(each["type"], each["runId"]) for each in told] == [
+        (type, run) for run in runs for type in ("RUN_STARTED", "RUN_FINISHED")
+    ]
+    assert (last["opened"], last["closed"]) == (1, False)
 
 
 async def test_markup_and_fields_of_sse_in_what_is_said_are_text(

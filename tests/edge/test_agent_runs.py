@@ -23,7 +23,7 @@ def thread() -> str:
     return str(uuid.uuid4())
 
 
-def path(thread: str, what: str = "events") -> str:
+def path(thread: str, what: str = "events?until=idle") -> str:
     return f"/api/v1/agent/runs/{thread}/{what}"
 
 

@@ -40,7 +40,7 @@ async def cursors_are_refused(edge: Client, run: PretendRun, seed: str, count: i
         f"/v1/runs/{run.run_id}/events",
         "/v1/events",
         f"/v1/sessions/{run.session_id}/events?agent=assistant",
-        f"/api/v1/agent/runs/{run.session_id}/events",
+        f"/api/v1/agent/runs/{run.session_id}/events?until=idle",
     )
     for _ in range(count):
         path, cursor = rng.choice(paths), garbage(rng)

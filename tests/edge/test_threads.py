@@ -18,6 +18,7 @@ from support.clients import Client, MakeEdge, Stream, contents
 from support.pretend import PretendApprovals, PretendRun
 
 APPROVAL = str(uuid.uuid4())
+UNTIL_IDLE = "?until=idle"
 ASKED = {"item_id": "c1", "kind": "confirmation", "tool": "delete", "tool_call_id": "c1"}
 
 
@@ -33,9 +34,10 @@ def new_run(bus: Bus, thread: str) -> Callable[[], PretendRun]:
 
 @pytest.fixture
 def follow(edge: Client, thread: str) -> Callable[..., Stream]:
-    """Opens the thread's stream of agent-runs-sse.md."""
+    """Opens the thread's stream of agent-runs-sse.md, until nothing is under way."""
 
     def open(headers: dict[str, str] | None = None, **query: str) -> Stream:
+        query = {"until": "idle", **query}
         return Stream(edge, "GET", events_of(thread), params=query, headers=headers)
 
     return open
@@ -43,9 +45,10 @@ def follow(edge: Client, thread: str) -> Callable[..., Stream]:
 
 @pytest.fixture
 def come_back(edge: Client, thread: str) -> Callable[..., Stream]:
-    """Opens the thread's stream as AG-UI clients come back to it."""
+    """Opens the thread's stream as AG-UI clients come back to it, until nothing is under way."""
 
     def open(headers: dict[str, str] | None = None, **query: str) -> Stream:
+        query = {"until": "idle", **query}
         path = f"/agui/assistant/threads/{quote(thread, safe='')}/events"
         return Stream(edge, "GET", path, params=query, headers=headers)
 
@@ -136,10 +139,53 @@ async def test_a_cut_at_every_frame_gives_the_rest(
     for at, frame in enumerate(frames[:-1], 1):
         async with follow(after(frame)) as again:
             assert await again.rest() == frames[at:]
-        async with Stream(other, "GET", events_of(thread), headers=after(frame)) as again:
+        path = events_of(thread) + UNTIL_IDLE
+        async with Stream(other, "GET", path, headers=after(frame)) as again:
             assert await again.rest() == frames[at:]
-    given = await other.get(events_of(thread), headers=after(frames[-1]))
+    given = await other.get(events_of(thread) + UNTIL_IDLE, headers=after(frames[-1]))
     assert given.status_code == 204
+
+
+async def test_a_thread_stays_open_and_tells_the_runs_that_are_started_later(
+    new_run: Callable[[], PretendRun], edge: Client, thread: str
+) -> None:
+    first, second, third = new_run(), new_run(), new_run()
+    await play(first, "Hello")
+    async with Stream(edge, "GET", events_of(thread)) as stream:
+        await stream.until(b"event: RUN_FINISHED")
+        await play(second, "Again")
+        while (last := await stream.frame()).event != "RUN_FINISHED" or (
+            orjson.loads(last.data)["runId"] != second.run_id
+        ):
+            pass
+    # who comes back to the end waits for what follows
+    async with Stream(edge, "GET", events_of(thread), headers=after(last)) as again:
+        assert again.response.status_code == 200
+        await play(third, "Once more")
+        assert {(await again.event())["runId"] for _ in range(3)} == {third.run_id}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/agent/runs/{thread}/events",
+        "/agui/assistant/threads/{thread}/events",
+        "/agui/assistant/threads/{thread}/events?prelude=1",
+    ],
+)
+async def test_a_thread_that_nobody_has_heard_of_is_waited_for(
+    new_run: Callable[[], PretendRun], make_edge: MakeEdge, thread: str, path: str
+) -> None:
+    edge = await make_edge(keep_alive_s=0.15)
+    async with Stream(edge, "GET", path.format(thread=quote(thread, safe=""))) as stream:
+        assert stream.response.status_code == 200
+        await stream.until(b": keep-alive\n\n: keep-alive\n\n")
+        run = new_run()
+        await play(run, "Hello")
+        event = await stream.event()
+        assert (event["type"], event["runId"]) == ("RUN_STARTED", run.run_id)
+        while event["type"] != "RUN_FINISHED":
+            event = await stream.event()
 
 
 async def test_a_thread_that_goes_on_is_followed_until_nothing_is_under_way(
@@ -184,9 +230,9 @@ async def test_who_reads_slowly_misses_nothing_of_a_thread(
     edge = await make_edge(ring_bytes=1000)
     run = new_run()
     await play(run, "Hello", end=False)
-    async with Stream(edge, "GET", events_of(thread)) as slow:
+    async with Stream(edge, "GET", events_of(thread) + UNTIL_IDLE) as slow:
         first = await slow.frame()
-        async with Stream(edge, "GET", events_of(thread)) as quick:
+        async with Stream(edge, "GET", events_of(thread) + UNTIL_IDLE) as quick:
             for number in range(30):
                 await run.say("custom.event", protocol="agno", name=f"n{number}", value="x" * 300)
             await run.completed()
@@ -264,11 +310,11 @@ async def test_one_agents_runs_of_a_thread(
 
 
 @pytest.mark.parametrize("name", ["events", "history"])
-async def test_an_unknown_thread_is_404(edge: Client, name: str) -> None:
-    given = await edge.get(f"/api/v1/agent/runs/{uuid.uuid4()}/{name}")
+async def test_an_unknown_thread_is_404_where_it_is_not_waited_for(edge: Client, name: str) -> None:
+    given = await edge.get(f"/api/v1/agent/runs/{uuid.uuid4()}/{name}{UNTIL_IDLE}")
     assert given.status_code == 404
     assert given.headers["content-type"] == "application/problem+json"
-    back = await edge.get(f"/agui/assistant/threads/{uuid.uuid4()}/events")
+    back = await edge.get(f"/agui/assistant/threads/{uuid.uuid4()}/events{UNTIL_IDLE}")
     assert (back.status_code, set(back.json())) == (404, {"detail"})
 
 
@@ -290,7 +336,7 @@ async def test_what_is_no_longer_kept_is_410(
     run = new_run()
     await play(run, "Hello")
     await bus.api("STREAM.PURGE.EVENTS", {"filter": f"*.*.{run.run_id}"})
-    assert (await edge.get(events_of(thread))).status_code == 410
+    assert (await edge.get(events_of(thread) + UNTIL_IDLE)).status_code == 410
     assert (await edge.get(history_of(thread))).status_code == 410
 
 
@@ -358,7 +404,9 @@ async def test_another_method_is_405_and_a_limit_that_does_not_fit_422(
         assert "limit" in given.json()["detail"]
 
 
-@pytest.mark.parametrize("query", [{"prelude": "yes"}, {"prelude": ""}, {"names": "1"}])
+@pytest.mark.parametrize(
+    "query", [{"prelude": "yes"}, {"prelude": ""}, {"names": "1"}, {"until": "x"}]
+)
 async def test_a_wrong_parameter_is_422_and_named(
     three_runs: list[PretendRun], edge: Client, thread: str, query: dict[str, str]
 ) -> None:

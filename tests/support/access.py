@@ -142,7 +142,7 @@ ROWS = [
     *_agno("team"),
     *_agno("workflow"),
     # agent-runs-sse.md and AG-UI
-    Row("GET", f"{THREAD}/events", ("read",), 403, query="?user_id=alice"),
+    Row("GET", f"{THREAD}/events", ("read",), 403, query="?until=idle&user_id=alice"),
     Row("GET", f"{THREAD}/history", ("read",), 403, query="?user_id=alice"),
     Row("POST", "/agui/{id}", ("start",), shape="detail", body=AGUI),
     Row(
@@ -151,7 +151,7 @@ ROWS = [
         ("read",),
         403,
         shape="detail",
-        query="?user_id=alice",
+        query="?until=idle&user_id=alice",
     ),
     # approvals
     Row("GET", "/v1/approvals", ("read",)),

@@ -12,6 +12,7 @@ from penstock_edge.cursor import Cursor
 from penstock_edge.views import TYPED
 
 MAX_LISTED: Final = 100
+IDLE: Final = "idle"
 MAX_DIGITS: Final = 9  # of what is read as a number at all: int() refuses thousands of them
 
 
@@ -49,6 +50,14 @@ def switch(request: HTTPConnection, name: str, *, default: bool) -> bool:
     if text not in (None, "on", "off"):
         raise Problem(422, f"{name}: must be on or off")
     return default if text is None else text == "on"
+
+
+def until_idle(request: HTTPConnection) -> bool:
+    """Whether the stream is to end when no run is under way. Raises Problem 422."""
+    until = request.query_params.get("until")
+    if until not in (None, IDLE):
+        raise Problem(422, f"until: must be {IDLE}")
+    return until == IDLE
 
 
 def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:

@@ -24,7 +24,7 @@ from penstock_edge.forms import Form, Messages, Page, Sse
 from penstock_edge.locate import Place, marked, place_after, place_of_new
 from penstock_edge.many_events import place_of
 from penstock_edge.pages import MAX_PAGE, page_of_many
-from penstock_edge.query import cursor_of, number, switch, types_of, wants_page
+from penstock_edge.query import cursor_of, number, switch, types_of, until_idle, wants_page
 from penstock_edge.sessions import Session, is_cut, records_of, settled
 from penstock_edge.socket import EventSocket
 from penstock_edge.stream import EventStream
@@ -33,7 +33,6 @@ from penstock_edge.views import ENCODERS, View
 
 PATH: Final = "/v1/sessions/{session_id}/events"
 MAX_SESSION_ID: Final = 512
-IDLE: Final = "idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +118,9 @@ class SessionEvents:
         dialect = query.get("dialect", "canonical")
         if dialect not in ENCODERS:
             raise Problem(422, f"dialect: must be one of {', '.join(ENCODERS)}")
-        until = query.get("until")
-        if until not in (None, IDLE):
-            raise Problem(422, f"until: must be {IDLE}")
         agents = (agent,) if agent else tuple(each.id for each in self._edge.config.agents)
         session = Session(owner, session_id, agents, any_agent=agent is None)
-        return Asked(session, dialect, types_of(request, dialect), until == IDLE)
+        return Asked(session, dialect, types_of(request, dialect), until_idle(request))
 
     async def _place(self, request: HTTPConnection, asked: Asked) -> tuple[Place, int | None]:
         """Where the client begins, and after what it ends, if nothing is under way any more.

@@ -1,13 +1,14 @@
 """The streams of a thread: its runs one after another, as AG-UI, to be come back to.
 
 agent-runs-sse.md's `/events` and `/history`, and the way back for AG-UI clients, which the protocol
-itself does not have.
+itself does not have. A stream stays open, so that an EventSource sees the runs that are started
+later; with `until=idle` it ends when no run is active or queued.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -38,7 +39,7 @@ from penstock_edge.forms import Form, Page, Sse
 from penstock_edge.locate import Place, place_after, place_of_new
 from penstock_edge.pages import MAX_PAGE, page_of_many
 from penstock_edge.past import Past
-from penstock_edge.query import cursor_of, number, switch
+from penstock_edge.query import cursor_of, number, switch, until_idle
 from penstock_edge.sessions import Session, is_cut, records_of, settled
 from penstock_edge.stream import EventStream, Prefaced
 from penstock_edge.until_idle import UntilIdle
@@ -50,10 +51,15 @@ FLAGS: Final = {None: False, "0": False, "1": True}
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a client of a thread begins. `idle`: the last event, if nothing is under way."""
+    """Where a client of a thread begins.
+
+    `until_idle`: the stream ends when no run is under way. `idle`: then, the last event, if no run
+    is under way already.
+    """
 
     place: Place
-    idle: int | None
+    until_idle: bool = False
+    idle: int | None = None
 
 
 class Threads:
@@ -83,7 +89,7 @@ class Threads:
         edge = self._edge
         session = self._session(request, request.query_params.get("agent"))
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
-        place = (await self._standing(request, session)).place
+        place = await self._history_place(request, session)
         end = (await place_of_new(edge.bus, over_raw=False)).start
         source = self._source(session)
         await source.prepare()
@@ -122,7 +128,7 @@ class Threads:
         standing = await self._standing(request, session)
         frames = await self._prelude(identity_of(request), session, audience, seen, end)
         after = Cursor(end - 1, LAST_FRAME) if end > 1 else None
-        standing = Standing(Place(1, 1, after), standing.idle)
+        standing = replace(standing, place=Place(1, 1, after))
         return await self._stream(
             request, session, seen, standing, b"".join(map(form.notice, frames))
         )
@@ -143,23 +149,43 @@ class Threads:
         return Session(owner, thread_id, agents, any_agent=True)
 
     async def _standing(self, request: Request, session: Session) -> Standing:
+        """A thread that nobody has heard of yet is waited for, except with `until=idle`.
+
+        Raises Problem 400 for a foreign cursor, 422; with `until=idle` 404 for an unknown thread,
+        and 410 when none of its events is kept any more.
+        """
+        if not until_idle(request):
+            return Standing(await self._place(request, session))
+        idle = await self._settled(session)
+        place = replace(await self._place(request, session), ended=idle is not None)
+        return Standing(place, until_idle=True, idle=idle)
+
+    async def _history_place(self, request: Request, session: Session) -> Place:
         """Raises Problem 404, 410 when nothing is left to tell, 400 for a foreign cursor."""
-        bus, after = self._edge.bus, cursor_of(request)
-        idle = await settled(bus, session)
-        records = await records_of(bus, session)
+        await self._settled(session)
+        return await self._place(request, session)
+
+    async def _settled(self, session: Session) -> int | None:
+        """What `sessions.settled` says. Raises Problem 404 or 410 where there is no event."""
+        idle = await settled(self._edge.bus, session)
         if idle == 0:
-            if any(record.runs for record in records):
+            if any(record.runs for record in await records_of(self._edge.bus, session)):
                 raise Problem(410, "the events of this thread are no longer kept")
             raise Problem(404, f"there is no thread {session.session_id[:128]}")
+        return idle
+
+    async def _place(self, request: Request, session: Session) -> Place:
+        """Raises Problem 400 for a cursor of elsewhere, 410 for one beyond the end."""
+        bus, after = self._edge.bus, cursor_of(request)
         truncated = False
         if after is None:
-            truncated = await is_cut(bus, records)
+            truncated = await is_cut(bus, await records_of(bus, session))
         else:
             source = self._source(session)
             await source.prepare()
             truncated = (await place_after(bus, after, source.keep)).truncated
         # what is said of one run depends on the others: all is read
-        return Standing(Place(1, 1, after, truncated, ended=idle is not None), idle)
+        return Place(1, 1, after, truncated)
 
     async def _stream(
         self,
@@ -169,12 +195,14 @@ class Threads:
         standing: Standing,
         preface: bytes = b"",
     ) -> ASGIApp:
-        edge, idle = self._edge, standing.idle
+        edge = self._edge
         edge.streams.require_room(request.scope)
         client = await edge.hubs.join(seen, standing.place)
         stream = Prefaced(EventStream(client, ended=standing.place.ended), preface)
-        if idle is not None:
-            client.end_after(idle)
+        if not standing.until_idle:
+            return stream
+        if standing.idle is not None:
+            client.end_after(standing.idle)
         return UntilIdle(stream, client, edge.bus, session)
 
     async def _prelude(

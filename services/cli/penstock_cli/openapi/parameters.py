@@ -9,8 +9,8 @@ from penstock.dialects.unified import CATEGORY_OF
 from penstock_approvals.api import Query
 from penstock_cli.openapi.operation import Json, Parameter, one_of
 from penstock_edge.pages import MAX_PAGE
+from penstock_edge.query import IDLE
 from penstock_edge.runs import MAX_LISTED
-from penstock_edge.session_events import IDLE
 from penstock_edge.views import DIALECTS, ENCODERS
 
 SWITCH: Final = one_of("on", "off")

@@ -276,14 +276,21 @@ def _agui() -> list[Operation]:
             "A thread's runs in turn",
             _FOLLOWED,
             shape="detail",
-            parameters=(by.PRELUDE, by.PROTOCOL_VERSION, by.NAMES, by.USER, *by.CURSOR),
+            parameters=(
+                by.PRELUDE,
+                by.PROTOCOL_VERSION,
+                by.NAMES,
+                by.UNTIL,
+                by.USER,
+                *by.CURSOR,
+            ),
         ),
         operation(
             "GET",
             f"{contract}/events",
             "A thread's runs in turn, as the agent runs contract has them",
             _FOLLOWED,
-            parameters=(by.AGENT, by.USER, *by.CURSOR),
+            parameters=(by.AGENT, by.UNTIL, by.USER, *by.CURSOR),
         ),
         operation(
             "GET",
