@@ -27,8 +27,9 @@ from penstock.bus.kv import Bucket
 from penstock.bus.records import ContinueCommand, Decided, DecideRequest, PauseRecord, RunRecord
 from penstock_approvals import decisions
 from penstock_approvals.decisions import Approvals
-from support.bus import connected, new_run_id
+from support.bus import new_run_id
 from support.nats import NatsServer
+from support.world import World
 
 FUSES = st.none() | st.tuples(st.integers(0, 5), st.booleans())  # writes before, and the last one's
 
@@ -61,19 +62,6 @@ class Mortal:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bus, name)
-
-
-class World:
-    """A bus, and the loop that it lives in."""
-
-    def __init__(self, server: NatsServer) -> None:
-        self.runner = asyncio.Runner()
-        self.context = connected(server.url)
-        self.bus: Bus = self.runner.run(self.context.__aenter__())
-
-    def close(self) -> None:
-        self.runner.run(self.context.__aexit__(None, None, None))
-        self.runner.close()
 
 
 class Deciding(RuleBasedStateMachine):

@@ -24,7 +24,6 @@ from hypothesis.stateful import (
 from nats.aio.msg import Msg
 
 from fuzz.cases import examples
-from penstock.bus import Bus
 from penstock.bus.follow import Follow
 from penstock.sse import Frame, Parser
 from penstock_edge.client import Client
@@ -33,25 +32,12 @@ from penstock_edge.hub import Hubs
 from penstock_edge.locate import locate
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.views import view
-from support.bus import connected
 from support.nats import NatsServer
 from support.pretend import PretendRun
+from support.world import World
 
 READ_S = 0.03
 RING_BYTES = 2_000  # some frames
-
-
-class World:
-    """A bus, and the loop that it lives in."""
-
-    def __init__(self, server: NatsServer) -> None:
-        self.runner = asyncio.Runner()
-        self.context = connected(server.url)
-        self.bus: Bus = self.runner.run(self.context.__aenter__())
-
-    def close(self) -> None:
-        self.runner.run(self.context.__aexit__(None, None, None))
-        self.runner.close()
 
 
 class Reader:

@@ -23,24 +23,12 @@ from fuzz.cases import examples
 from penstock.bus import Bus, Stored, direct
 from penstock.bus import follow as following
 from penstock.bus.follow import Follow
-from support.bus import connected, event, new_run_id
+from support.bus import event, new_run_id
 from support.nats import NatsServer
 from support.waiting import eventually
+from support.world import World
 
 PROBE_S = 0.05
-
-
-class World:
-    """A bus, and the loop that it lives in."""
-
-    def __init__(self, server: NatsServer) -> None:
-        self.runner = asyncio.Runner()
-        self.context = connected(server.url)
-        self.bus: Bus = self.runner.run(self.context.__aenter__())
-
-    def close(self) -> None:
-        self.runner.run(self.context.__aexit__(None, None, None))
-        self.runner.close()
 
 
 class Line:

@@ -1,7 +1,7 @@
 """Leases and fair shares, however members come, go, die, sleep and lose their answers.
 
-Over a bucket in memory and a clock that the test moves: what a TTL decides cannot be tried in real
-time often enough. That the real bucket does the same, `test_kv` and `test_leases` show.
+Over a bucket on a real server and a clock that the test moves: what a TTL decides cannot be tried
+in real time often enough. That the server's own TTLs do the same, `test_kv` and `test_leases` show.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import secrets
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ from fuzz.cases import examples
 from penstock.bus.errors import BusUnavailable, OutcomeUnknown
 from penstock.bus.kv import Entry
 from penstock.bus.leases import FairShare
+from support.nats import NatsServer
+from support.world import World
 
 PARTS = range(7)
 TTL_S = 6.0
@@ -43,13 +46,17 @@ class Clock:
         return self.now_s
 
 
-class InMemory:
-    """The bucket `leases`: compare-and-set and TTLs as KV has them. `faults` come first."""
+class Expiring:
+    """The bucket `leases` on the server, whose TTLs pass by the test's clock. `faults` come first.
 
-    def __init__(self, clock: Clock) -> None:
+    `bus` for a FairShare too, which asks it for this bucket alone.
+    """
+
+    def __init__(self, world: World, clock: Clock) -> None:
+        self._bucket = world.bus.bucket("leases")
         self._clock = clock
-        self._revision = itertools.count(1)
-        self._kept: dict[str, tuple[bytes, int, float]] = {}  # value, revision, end
+        self._ends: dict[str, float] = {}
+        self._expiring = asyncio.Lock()
         self.faults: list[str] = []
 
     async def update(
@@ -63,46 +70,47 @@ class InMemory:
         fault = self._fault()
         if fault == "unavailable":
             raise BusUnavailable("as the test wants")
-        entry = self._stands(key)
-        if (entry.revision if entry else 0) != revision:
-            return None
         if fault == "not stored":
             raise OutcomeUnknown("as the test wants")
-        written = next(self._revision)
-        self._kept[key] = (value, written, self._clock.now_s + math.ceil(ttl_s or math.inf))
-        if fault == "stored":
-            raise OutcomeUnknown("as the test wants")
+        await self._expire()
+        written = await self._bucket.update(key, value, revision)
+        if written is not None:
+            self._ends[key] = self._clock.now_s + math.ceil(ttl_s or math.inf)
+            if fault == "stored":
+                raise OutcomeUnknown("as the test wants")
         return written
 
     async def get(self, key: str) -> Entry | None:
-        if self._fault() is not None:
-            raise BusUnavailable("as the test wants")
-        return self._stands(key)
+        await self._reach()
+        return await self._bucket.get(key)
 
     async def entries(self, pattern: str) -> list[Entry]:
-        if self._fault() is not None:
-            raise BusUnavailable("as the test wants")
-        return [entry for key in self._kept if (entry := self._stands(key))]
+        await self._reach()
+        return await self._bucket.entries(pattern)
 
     async def delete(self, key: str, revision: int | None = None) -> bool:
-        if self._fault() is not None:
-            raise BusUnavailable("as the test wants")
-        entry = self._stands(key)
-        if entry is None or entry.revision != revision:
-            return False
-        del self._kept[key]
-        return True
+        await self._reach()
+        return await self._bucket.delete(key, revision)
 
-    def write(self, key: str, value: bytes) -> None:
+    async def write(self, key: str, value: bytes) -> None:
         """Somebody writes it, for good."""
-        self._kept[key] = (value, next(self._revision), math.inf)
+        self._ends.pop(key, None)
+        await self._bucket.put(key, value)
 
-    def bucket(self, name: str) -> InMemory:
+    def bucket(self, name: str) -> Expiring:
         return self
 
-    def _stands(self, key: str) -> Entry | None:
-        value, revision, end = self._kept.get(key, (b"", 0, 0.0))
-        return Entry(key, value, revision) if end > self._clock.now_s else None
+    async def _reach(self) -> None:
+        if self._fault() is not None:
+            raise BusUnavailable("as the test wants")
+        await self._expire()
+
+    async def _expire(self) -> None:
+        async with self._expiring:  # who comes meanwhile must not find half of it
+            for key, end in tuple(self._ends.items()):
+                if end <= self._clock.now_s:
+                    del self._ends[key]
+                    await self._bucket.delete(key)
 
     def _fault(self) -> str | None:
         return self.faults.pop(0) if self.faults else None
@@ -111,10 +119,10 @@ class InMemory:
 class Member:
     """One that takes its turns when the test says. `working`: the parts between start and stop."""
 
-    def __init__(self, bus: Any, name: str) -> None:
+    def __init__(self, bus: Any, group: str, name: str) -> None:
         self.working: set[int] = set()
         self.share = FairShare(
-            *(bus, "g", name, PARTS),
+            *(bus, group, name, PARTS),
             start=self._start,
             stop=self._stop,
             ttl_s=TTL_S,
@@ -143,11 +151,13 @@ class Sharing(RuleBasedStateMachine):
     """Members on one bucket."""
 
     clock: Clock
+    world: World
 
     def __init__(self) -> None:
         super().__init__()
         self.clock.now_s = 1000.0
-        self.bucket = InMemory(self.clock)
+        self.group = f"g{secrets.token_hex(6)}"
+        self.bucket = Expiring(self.world, self.clock)
         self.names = itertools.count()
         self.parts = PARTS
         self.living: list[Member] = []
@@ -156,12 +166,12 @@ class Sharing(RuleBasedStateMachine):
     @rule()
     def join(self) -> None:
         if len(self.living) + len(self.asleep) < 5:
-            self.living.append(Member(self.bucket, f"m{next(self.names)}"))
+            self.living.append(Member(self.bucket, self.group, f"m{next(self.names)}"))
 
     @precondition(lambda self: self.living)
     @rule(data=st.data())
     def turn(self, data: st.DataObject) -> None:
-        _now(data.draw(st.sampled_from(self.living)).turn())
+        self._now(data.draw(st.sampled_from(self.living)).turn())
 
     @rule(seconds=st.sampled_from([0.3, 1.0, 2.0, 3.0, 5.9, 6.0, 7.0]))
     def time_passes(self, seconds: float) -> None:
@@ -171,7 +181,7 @@ class Sharing(RuleBasedStateMachine):
     def everybody_takes_a_turn(self) -> None:
         self.clock.now_s += RENEW_S
         for member in self.living:
-            _now(member.turn())
+            self._now(member.turn())
 
     @precondition(lambda self: self.living)
     @rule(data=st.data())
@@ -185,7 +195,7 @@ class Sharing(RuleBasedStateMachine):
         member = data.draw(st.sampled_from(self.living))
         self.living.remove(member)
         self.bucket.faults.clear()
-        _now(member.leave())
+        self._now(member.leave())
         assert not member.working
 
     @precondition(lambda self: self.living)
@@ -206,7 +216,7 @@ class Sharing(RuleBasedStateMachine):
     @rule(count=st.sampled_from([3, 7, 11]))
     def there_are_other_parts_now(self, count: int) -> None:
         self.parts = range(count)
-        self.bucket.write("g.parts", b"%d" % count)
+        self._now(self.bucket.write(f"{self.group}.parts", b"%d" % count))
 
     @rule(faults=st.lists(st.sampled_from(["unavailable", "stored", "not stored"]), max_size=4))
     def answers_are_lost(self, faults: list[str]) -> None:
@@ -233,26 +243,33 @@ class Sharing(RuleBasedStateMachine):
         for _ in range(math.ceil(TTL_S / RENEW_S) + 4):
             self.clock.now_s += RENEW_S
             for member in self.living:
-                _now(member.turn())
+                self._now(member.turn())
             self.no_part_is_believed_held_by_two()
         works = Counter(part for member in self.living for part in member.working)
         assert works == Counter(self.parts)
         shares = [len(member.working) for member in self.living]
         assert max(shares) - min(shares) <= 1
 
+    def _now(self, work: Coroutine[Any, Any, None]) -> None:
+        self.world.runner.run(work)
 
-def _now(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
+
+@pytest.fixture
+def world(nats_server: NatsServer) -> Iterator[World]:
+    world = World(nats_server)
+    yield world
+    world.close()
 
 
 @pytest.mark.timeout(300)  # what fails is made smaller first
 @examples(40)
 def test_every_part_has_one_holder_and_shares_are_fair(
-    monkeypatch: pytest.MonkeyPatch, count: int
+    world: World, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("penstock.bus.leases.time.monotonic", clock.monotonic)
-    machine = type("Members", (Sharing,), {"clock": clock})
+    # of that module alone: the loop and the connection live in real time
+    monkeypatch.setattr("penstock.bus.leases.time", clock)
+    machine = type("Members", (Sharing,), {"clock": clock, "world": world})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=count, stateful_step_count=40)
     )
