@@ -21,8 +21,8 @@ import pytest
 
 from penstock.bus import Bus, BusSettings
 from support.cpu import cpu_s
-from support.deployment import free_port
 from support.nats import NatsServer
+from support.ports import free_port
 from support.pretend import PretendRun
 from support.report import report
 from support.waiting import eventually

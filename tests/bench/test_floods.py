@@ -24,8 +24,9 @@ import pytest
 from penstock.bus import Bus, BusSettings, Msg, streams, subjects
 from support import servers
 from support.cpu import cpu_s
-from support.deployment import SERVICES, Deployment, deployment, frames, free_port
+from support.deployment import SERVICES, Deployment, deployment, frames
 from support.nats import NatsServer
+from support.ports import free_port
 from support.processes import forget_peak, peak_rss_bytes, pid_of, rss_bytes
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]

@@ -17,8 +17,9 @@ import pytest
 from penstock.sse import Parser
 from support import servers
 from support.cpu import cpu_s
-from support.deployment import Deployment, deployment, free_port
+from support.deployment import Deployment, deployment
 from support.nats import NatsServer
+from support.ports import free_port
 from support.report import report
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]

@@ -24,9 +24,10 @@ import pytest
 from penstock.bus import Bus, BusSettings
 from support import servers
 from support.cpu import cpu_s
-from support.deployment import SERVICES, Deployment, deployment, free_port
+from support.deployment import SERVICES, Deployment, deployment
 from support.nats import NatsServer
 from support.plot import charts
+from support.ports import free_port
 from support.processes import open_files, pid_of, rss_bytes, threads
 
 SOAK_S = float(os.environ.get("PENSTOCK_SOAK_S", "1200"))

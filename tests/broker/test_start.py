@@ -15,8 +15,8 @@ import pytest
 
 from support import servers
 from support.bus import make_streams
-from support.deployment import free_port
 from support.nats import NatsServer
+from support.ports import free_port
 from support.waiting import eventually
 
 USERS = """accounts {

@@ -29,10 +29,10 @@ from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
 from support.agui_requests import run_input, tool, user
-from support.deployment import free_port
 from support.issuer import SECRET, token
 from support.nats import NatsServer
 from support.pipeline import Pipeline
+from support.ports import free_port
 from support.secured import served
 from support.upstreams import Upstream
 from support.waiting import eventually

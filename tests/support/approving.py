@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from support.deployment import free_port
+from support.ports import free_port
 from support.waiting import eventually
 
 # The writes to the bus from a call's beginning on are counted; before one of them, SIGKILL.

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ import yaml
 from penstock.sse import Frame, Parser
 from support import servers
 from support.bus import make_streams
+from support.ports import free_port
 from support.waiting import eventually
 
 SERVICES = ("normalizer", "approvals", "connector", "edge")
@@ -233,10 +233,3 @@ async def deployment(
         yield penstock
     finally:
         await penstock.stop()
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

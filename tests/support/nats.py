@@ -20,6 +20,7 @@ import httpx
 
 from penstock.bus import permissions
 from support import servers
+from support.ports import free_port
 from support.waiting import wait_for
 
 _START_TIMEOUT_S = 20
@@ -72,7 +73,7 @@ class NatsServer:
         name: str = "nats",
         config: str = "",
         jetstream: str = "",
-        port: int = -1,
+        port: int | None = None,
         program: Sequence[str] = (),
         users: bool = True,
         violations: bool = False,
@@ -90,17 +91,17 @@ class NatsServer:
         self._config = config
         self._jetstream = jetstream
         self._program = program
-        self._port = port  # -1: the server picks one
+        self._port = free_port() if port is None else port
         self._process: servers.Process | None = None
 
     @property
     def url(self) -> str:
-        """`nats://127.0.0.1:<port>`; known after the first start."""
+        """`nats://127.0.0.1:<port>`."""
         return f"nats://127.0.0.1:{self._port}"
 
     @property
     def port(self) -> int:
-        """Its port for clients; known after the first start."""
+        """Its port for clients."""
         return self._port
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from penstock.bus.streams import Retention
 from support.bus import connected
 from support.cutter import Gate
 from support.nats import NatsServer
+from support.ports import free_port
 from support.waiting import eventually
 
 REPLICATED = Retention(replicas=3)
@@ -25,7 +25,7 @@ REPLICATED = Retention(replicas=3)
 @contextmanager
 def cluster(folder: Path, configs: Sequence[str] = ("", "", "")) -> Iterator[list[NatsServer]]:
     """Started, with every stream and bucket on all three; `configs`: further lines for each."""
-    ports = [_free_port() for _ in range(3)]
+    ports = [free_port() for _ in range(3)]
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
     servers = [
         NatsServer(
@@ -162,7 +162,7 @@ async def _is_whole(bus: Bus, stream: str) -> bool:
 @asynccontextmanager
 async def network(folder: Path) -> AsyncIterator[Network]:
     """A cluster whose connections, its clients' and its own, can be taken away."""
-    clients, ports = [_free_port() for _ in range(3)], [_free_port() for _ in range(3)]
+    clients, ports = [free_port() for _ in range(3)], [free_port() for _ in range(3)]
     gates = [Gate(port) for port in clients]
     routes = {(a, b): Gate(ports[b]) for a in range(3) for b in range(3) if a != b}
     for gate in (*gates, *routes.values()):
@@ -205,10 +205,3 @@ async def _formed(url: str) -> None:
                     return
             except BusError:
                 continue
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -20,8 +20,8 @@ from penstock_approvals.service import ApprovalsService
 from penstock_edge.service import EdgeService
 from support.access import Row
 from support.clients import Stream
-from support.deployment import free_port
 from support.issuer import SECRET, token
+from support.ports import free_port
 from support.pretend import PretendConnector, PretendRun
 
 NOWHERE = "http://127.0.0.1:9"

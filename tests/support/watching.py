@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from support import servers
-from support.deployment import Deployment, Event, free_port
+from support.deployment import Deployment, Event
+from support.ports import free_port
 from support.repository import ROOT
 from support.waiting import eventually
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from penstock.bus import (
 from penstock.bus.errors import ApiError
 from support.bus import connected, event, publish_events
 from support.nats import NatsServer
+from support.ports import free_port
 from support.waiting import eventually
 
 USERS = """
@@ -84,9 +84,7 @@ async def server_that_says(info: dict[str, object]) -> AsyncIterator[str]:
 
 
 def unused_url() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"nats://127.0.0.1:{probe.getsockname()[1]}"
+    return f"nats://127.0.0.1:{free_port()}"
 
 
 async def test_where_nothing_listens_the_start_says_where_and_what() -> None:

@@ -22,8 +22,8 @@ from cryptography.x509.oid import NameOID
 from penstock.bus import Bus, BusSettings, StartUpError
 from penstock.bus.tls import Tls
 from support.bus import event, new_run_id
-from support.deployment import free_port
 from support.nats import NatsServer
+from support.ports import free_port
 from support.waiting import eventually
 
 

@@ -17,7 +17,7 @@ import httpx
 from support import servers
 from support.chaos.hurt_at import HURT
 from support.clocks import ShiftedClock, libfaketime
-from support.deployment import free_port
+from support.ports import free_port
 from support.repository import ROOT
 from support.waiting import eventually, wait_for
 
