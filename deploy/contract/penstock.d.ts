@@ -443,6 +443,10 @@ export interface LlmToolProgress extends Envelope {
     status?: string | null;
     /** A piece of output. */
     delta?: string | null;
+    /** The tool that runs, where it is not what was approved. */
+    tool?: string | null;
+    /** Its arguments, where they are not what was approved. */
+    args?: Record<string, unknown> | null;
   };
 }
 
@@ -933,6 +937,8 @@ export interface SystemWarning extends Envelope {
     message: string;
     /** A short name of it. */
     code: string;
+    /** What else is known. */
+    detail?: unknown;
   };
 }
 

@@ -56,6 +56,30 @@ async def test_an_approved_tool_runs_once_and_a_rejected_one_never(
     assert result["outcome"] == ("ok" if times else "rejected")
 
 
+async def test_a_tool_that_runs_with_other_arguments_than_were_approved_is_told_as_it_ran(
+    nats_server: NatsServer, agno_server: Upstream
+) -> None:
+    title, another = new_run_id(), new_run_id()
+    async with (
+        cutter(agno_server.url, []) as proxy,
+        pipeline(nats_server.url, config(proxy.url), TWO) as penstock,
+    ):
+        run_id = await penstock.start_run("agent", f"confirm {title}")
+        *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
+        proxy.rewrites = (title.encode(), another.encode())  # Agno runs what the continue says
+        await penstock.decide(paused.data["approval_id"])
+        events = await penstock.ended(run_id)
+    assert (len(runs_with(agno_server, title)), len(runs_with(agno_server, another))) == (0, 1)
+    (warning,) = [event.data for event in events if event.type == "system.warning"]
+    assert warning["code"] == "not_what_was_approved"
+    assert warning["detail"]["approved"]["args"]["title"] == title
+    assert warning["detail"]["ran"]["args"]["title"] == another
+    (asked,) = [event.data for event in events if event.type == "llm.tool_call"]
+    assert asked["args"]["title"] == title
+    (runs,) = [event.data for event in events if event.type == "llm.tool_progress"]
+    assert runs["args"]["title"] == another
+
+
 async def test_a_decision_that_is_delivered_five_times_runs_the_tool_once(
     nats_server: NatsServer, agno_server: Upstream
 ) -> None:

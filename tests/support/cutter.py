@@ -7,7 +7,7 @@ is closed and opened by hand.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
@@ -25,6 +25,7 @@ class Cutter:
         self._after = list(after)
         self.cut = 0
         self.url = ""
+        self.rewrites: tuple[bytes, bytes] | None = None  # in requests: the same number of bytes
         self._tasks: set[asyncio.Task[None]] = set()
         self._standing: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
@@ -41,6 +42,9 @@ class Cutter:
         if self._standing:
             await asyncio.wait(self._standing)
 
+    def _rewritten(self, data: bytes) -> bytes:
+        return data if self.rewrites is None else data.replace(*self.rewrites)
+
     async def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -51,7 +55,7 @@ class Cutter:
         task = asyncio.current_task()
         assert task is not None
         self._standing[task] = upstream_writer
-        asking = asyncio.create_task(_copy(reader, upstream_writer))
+        asking = asyncio.create_task(_copy(reader, upstream_writer, self._rewritten))
         self._tasks.add(asking)
         asking.add_done_callback(self._tasks.discard)
         left = self._after.pop(0) if self._after else None
@@ -160,10 +164,14 @@ class Gate:
                 await writer.drain()
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    changed: Callable[[bytes], bytes],
+) -> None:
     with suppress(ConnectionError):
         while data := await reader.read(_READ_BYTES):
-            writer.write(data)
+            writer.write(changed(data))
             await writer.drain()
 
 

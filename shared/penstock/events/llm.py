@@ -99,6 +99,12 @@ class ToolProgress(Data, title="Tool progressed"):
     tool_call_id: str = Field(description="The call.")
     status: str | None = Field(default=None, description="`running`, or the tool's own word.")
     delta: str | None = Field(default=None, description="A piece of output.")
+    tool: str | None = Field(
+        default=None, description="The tool that runs, where it is not what was approved."
+    )
+    args: dict[str, Any] | None = Field(
+        default=None, description="Its arguments, where they are not what was approved."
+    )
 
 
 class ToolResult(Data, title="Tool answered"):

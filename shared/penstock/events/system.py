@@ -15,6 +15,7 @@ class Warned(Data, title="Warning"):
     TYPE: ClassVar[str] = "system.warning"
     message: str = Field(description="What to know, for people.")
     code: str = Field(description="A short name of it.")
+    detail: Any = Field(default=None, description="What else is known.")
 
 
 class Erred(Data, title="Error within a run"):

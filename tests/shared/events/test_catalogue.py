@@ -25,7 +25,7 @@ VOCABULARY = {
     "llm.reasoning": "thought reasoning_id title? final? debug?",
     "llm.tool_args": "tool_call_id tool delta? path? value?",
     "llm.tool_call": "tool args tool_call_id message_id? pending? args_text? execution?",
-    "llm.tool_progress": "tool_call_id status? delta?",
+    "llm.tool_progress": "tool_call_id status? delta? tool? args?",
     "llm.tool_result": "tool result tool_call_id outcome error? content? duration_s? message_id?",
     "dispatch.team": "team_name task",
     "dispatch.worker": "worker_name task subrun_id parent_subrun_id?",
@@ -56,7 +56,7 @@ VOCABULARY = {
     "state.messages": "messages",
     "artifact.updated": "name version? media_type? size_bytes? digest? uri?",
     "custom.event": "protocol name value",
-    "system.warning": "message code",
+    "system.warning": "message code detail?",
     "system.error": "message code detail?",
     "system.metrics": "cpu? memory_used? disk_free? containers_running?",
 }

@@ -10,6 +10,7 @@ from penstock.dialects.adk.asks import REQUESTS
 from penstock.dialects.adk.calls import Call, Calls
 from penstock.dialects.adk.event import Event
 from penstock.dialects.adk.values import Ids, array, has_content, obj, objects, text, words
+from penstock.dialects.approved import same_args, warning
 from penstock.dialects.base import (
     MAX_OPEN,
     Draft,
@@ -43,6 +44,7 @@ class Tools:
         self._calls = Calls()
         self._ids = Ids()
         self._asks: dict[str, _Ask] = {}
+        self._approved: dict[str, JsonObject] = {}  # by our call id: the tool and its arguments
 
     def arguments(self, call: JsonObject, event: Event) -> None:
         """Arguments under way. 1.39 gives each piece an id of its own: the first one counts."""
@@ -74,13 +76,39 @@ class Tools:
         name = text(call.get("name")) or ""
         if name in REQUESTS:
             self._ask(name, upstream_id, obj(call.get("args")), event)
-        elif name != TRANSFER:
+        elif name != TRANSFER and not self._is_approved_one(upstream_id, name, call, event):
             reserved = _take_streamed(streamed, upstream_id, name)
             announced = self._calls.announce(upstream_id, name, call.get("args"), reserved)
             if announced:
                 long_running = array(event.raw.get("longRunningToolIds"))
                 announced.long_running = upstream_id is not None and upstream_id in long_running
                 event.emit("llm.tool_call", _call_data(announced, message_id))
+
+    def _is_approved_one(
+        self, upstream_id: str | None, name: str, call: JsonObject, event: Event
+    ) -> bool:
+        """Whether it is a call that was approved, told again before it has its result."""
+        known = self._calls.find(upstream_id) if upstream_id else None
+        if known is None or known.upstream_id != upstream_id or known.id not in self._approved:
+            return False
+        if self._differs(known, (name or known.name, obj(call.get("args"))), event):
+            args = obj(known.args)
+            data = {"tool_call_id": known.id, "status": "running", "tool": known.name, "args": args}
+            event.emit("llm.tool_progress", data)
+        return True
+
+    def _differs(self, call: Call, ran: tuple[str, JsonObject], event: Event) -> bool:
+        """Warns, once, of an approved call that runs as another; it is that one from now on."""
+        approved = self._approved.get(call.id)
+        if approved is None:
+            return False
+        tool, args = approved["tool"], approved["args"]
+        if ran[0] == tool and same_args(args, ran[1]):
+            return False
+        event.emit("system.warning", warning(call.id, (tool, args), ran))
+        call.name, call.args = ran
+        self._approved[call.id] = {"tool": call.name, "args": call.args}
+        return True
 
     def _ask(self, name: str, upstream_id: str | None, args: JsonObject, event: Event) -> None:
         item_id = upstream_id or text(args.get("interruptId")) or self._ids.make("request")
@@ -116,6 +144,9 @@ class Tools:
             if call is None:
                 call = Call(self._calls.reserve(upstream_id), upstream_id, name or "", None)
             else:
+                if call.id in self._approved and name:  # a response does not repeat the arguments
+                    self._differs(call, (name, self._approved[call.id]["args"]), event)
+                self._approved.pop(call.id, None)
                 self._calls.close(call)
             media = [
                 found for part in objects(response.get("parts")) if (found := parts.media(part))
@@ -126,8 +157,13 @@ class Tools:
         """What was decided: `{item_id: {decision, note, value}}`. Values are not kept."""
         for item_id, decision in items.items():
             ask = self._asks.pop(item_id, None)
-            if ask and ask.item.tool_call_id and decision.get("decision") == "reject":
+            if ask is None or ask.item.tool_call_id is None:
+                continue
+            if decision.get("decision") == "reject":
                 self._calls.refuse(ask.item.tool_call_id)
+            elif ask.item.kind == "confirmation" and ask.item.tool:
+                approved = {"tool": ask.item.tool, "args": ask.item.args or {}}
+                self._approved[ask.item.tool_call_id] = approved
 
     def refused(self, source: Source) -> list[Draft]:
         """Results of the refused calls that the upstream never mentioned again."""
@@ -162,6 +198,7 @@ class Tools:
             "calls": self._calls.snapshot(),
             "ids": self._ids.snapshot(),
             "asks": [asdict(ask) for ask in self._asks.values()],
+            "approved": dict(self._approved),
         }
 
     def restore(self, state: JsonObject) -> None:
@@ -172,6 +209,7 @@ class Tools:
             ask["item"]["item_id"]: _Ask(ask["name"], PauseItem(**ask["item"]), ask["source"])
             for ask in state["asks"]
         }
+        self._approved = dict(state.get("approved", {}))  # older releases did not keep them
 
 
 def _call_data(call: Call, message_id: str | None) -> JsonObject:

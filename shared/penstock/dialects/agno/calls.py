@@ -26,6 +26,20 @@ class Call:
     kind: str | None = None  # of the pause item that it waits for
     decision: str | None = None
     value: Json = None  # what was answered
+    fields: JsonObject | None = None  # what it asks a person to fill in, and what already is
+
+    def approved_args(self) -> JsonObject:
+        """Its arguments as they were approved: those of the model, completed by the answer.
+
+        Agno takes of an answer only what it has asked for.
+        """
+        if self.kind != "input":
+            return self.args
+        answer = obj(self.value)
+        if self.fields is None:  # a snapshot of before does not know them
+            return {**self.args, **answer}
+        filled = {name: answer.get(name, value) for name, value in self.fields.items()}
+        return {**self.args, **filled}
 
 
 @dataclass(slots=True)
@@ -83,7 +97,9 @@ class Calls:
     def dump(self) -> JsonObject:
         """As JSON, between legs."""
         return {
-            "open": [asdict(call) for call in self.open],
+            # apart: releases before this one read calls without them
+            "open": [_without_fields(call) for call in self.open],
+            "fields": {call.id: call.fields for call in self.open if call.fields is not None},
             "used": dict(self.ids.used),
             "failed": [list(told) for told in self.failed.elements()],
         }
@@ -91,11 +107,18 @@ class Calls:
     @classmethod
     def load(cls, state: JsonObject) -> Calls:
         """The opposite of `dump`."""
+        fields = state.get("fields", {})
         return cls(
-            [Call(**call) for call in state["open"]],
+            [Call(**call, fields=fields.get(call["id"])) for call in state["open"]],
             Ids(state["used"]),
             Counter((run, upstream_id) for run, upstream_id in state["failed"]),
         )
+
+
+def _without_fields(call: Call) -> JsonObject:
+    dumped = asdict(call)
+    del dumped["fields"]
+    return dumped
 
 
 def tool_name(tool: JsonObject) -> str:

@@ -78,6 +78,15 @@ def workflow_needs(body: JsonObject) -> list[Need]:
     ]
 
 
+def filled_in(tool: JsonObject) -> JsonObject:
+    """The arguments that a person is asked for, with what the model has filled in already."""
+    return {
+        name: spec.get("value")
+        for spec in objects(tool.get("user_input_schema"))
+        if (name := string(spec.get("name"))) is not None
+    }
+
+
 def answered_by_decision(kind: str | None, tool: str) -> bool:
     """True where Agno takes the answer as the tool's result and tells nothing of the call."""
     return kind in ("external", "feedback") or tool in _ANSWERED_BY_DECISION

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from penstock.dialects.agno.calls import Call, Calls, call_id
-from penstock.dialects.agno.pauses import Need, answered_by_decision
+from penstock.dialects.agno.calls import Call, Calls, call_id, tool_args, tool_name
+from penstock.dialects.agno.pauses import Need, answered_by_decision, filled_in
 from penstock.dialects.agno.runs import Run, Runs
 from penstock.dialects.agno.speech import Speech
 from penstock.dialects.agno.values import number, obj, objects, string, text, tool_value
+from penstock.dialects.approved import same_args, warning
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject
 
 # A failure that comes without words.
@@ -36,7 +37,10 @@ class Tools:
         call = self._calls.find(run.key, tool, pending=True)
         if call is not None:
             call.pending = False
-            data = {"tool_call_id": call.id, "status": "running"}
+            data: JsonObject = {"tool_call_id": call.id, "status": "running"}
+            if differs := self._compared(run, call, tool):
+                drafts += differs
+                data |= {"tool": call.tool, "args": call.args}
             return [*drafts, self._runs.draft(run, "llm.tool_progress", data)]
         call = self._calls.add(run.key, tool, pending=False)
         self._remember_task(run, call)
@@ -63,6 +67,8 @@ class Tools:
             call = self._calls.add(run.key, tool, pending=True)
             drafts.append(self._asked(run, call, tool))
         call.pending, call.kind, call.decision = True, need.kind, None
+        if need.kind == "input":
+            call.fields = filled_in(tool)
         return call
 
     def waits(self, item_id: str, call: Call) -> None:
@@ -143,6 +149,7 @@ class Tools:
             # its start was not seen (a stream read from the middle), and a result needs a call
             call = self._calls.add(run.key, tool, pending=False)
             drafts.append(self._asked(run, call, tool))
+        drafts += self._compared(run, call, tool)
         self._calls.close(call, failed=error is not None)
         data = _result(call, tool_value(tool.get("result")), "ok" if error is None else "error")
         if error is not None:
@@ -151,6 +158,22 @@ class Tools:
         if duration_s is not None:
             data["duration_s"] = duration_s
         return [*drafts, self._runs.draft(run, "llm.tool_result", data)]
+
+    def _compared(self, run: Run, call: Call, tool: JsonObject) -> list[Draft]:
+        """A warning, once, where an approved call runs as another; the call is that from now on."""
+        if call.decision != "approve":
+            return []
+        approved = call.tool, call.approved_args()
+        ran = (
+            tool_name(tool) if "tool_name" in tool else call.tool,
+            tool_args(tool) if "tool_args" in tool else approved[1],
+        )
+        differs = ran[0] != approved[0] or not same_args(approved[1], ran[1])
+        call.tool, call.args = ran
+        call.value = call.fields = None  # they are in the arguments
+        if not differs:
+            return []
+        return [self._runs.draft(run, "system.warning", warning(call.id, approved, ran))]
 
     def _asked(self, run: Run, call: Call, tool: JsonObject) -> Draft:
         data: JsonObject = {"tool": call.tool, "args": call.args, "tool_call_id": call.id}

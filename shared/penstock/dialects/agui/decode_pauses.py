@@ -66,7 +66,7 @@ class Pauses:
         drafts = []
         for ask in asks:
             if ask.call is not None:
-                drafts += self._tools.waits(ask.call, ask.item.kind)
+                drafts += self._tools.waits(ask.call, ask.item.kind, editable=ask.item.editable)
                 ask.item.args = ask.call.args
                 self._waiting[ask.item.item_id] = ask.call.upstream_id
         return drafts
@@ -80,6 +80,8 @@ class Pauses:
             return [self._tools.answer(call, decision)]
         if decision.get("decision") == "reject":
             self._tools.refuse(call, string(decision.get("note")))
+        else:
+            self._tools.approve(call, decision.get("value"))
         return []
 
     def dump(self) -> JsonObject:

@@ -16,6 +16,7 @@ from penstock.dialects.agui.decode_values import (
     tool_value,
     with_metadata,
 )
+from penstock.dialects.approved import same_args, warning
 from penstock.dialects.base import Draft, Ids, Json, JsonObject, short
 from penstock.dialects.pieces import add_piece
 
@@ -56,10 +57,14 @@ class Tools:
         self._open: dict[str, Call] = {}  # by the upstream's id
         self._answered: set[str] = set()  # upstream ids
         self._fresh: list[Call] = []  # asked for since the agent spoke last
+        self._editable: set[str] = set()  # upstream ids of calls whose answer may edit arguments
+        self._approved: dict[str, JsonObject | None] = {}  # arguments by upstream id, where known
+        self._again: dict[str, tuple[str, list[str]]] = {}  # name and arguments, told once more
 
     def open(self, leg: int) -> None:
         """A leg begins."""
         self._leg = leg
+        self._again = {}
 
     def find(self, upstream_id: Json) -> Call | None:
         """The open call of that id."""
@@ -79,6 +84,9 @@ class Tools:
         known = self._open.get(upstream_id)
         if known is not None and known.leg < self._leg:
             known.leg = self._leg
+            if upstream_id in self._approved:
+                named = short(string(body.get("toolCallName")) or known.tool)
+                self._again[upstream_id] = (named, [])
             data = {"tool_call_id": known.id, "status": "running"}
             return [self._cast.draft(body, "llm.tool_progress", data)]
         if known is not None and not known.asked:
@@ -87,10 +95,13 @@ class Tools:
         return []
 
     def arguments(self, body: JsonObject) -> list[Draft] | None:
-        """TOOL_CALL_ARGS; those of a call that is told again say nothing new."""
+        """TOOL_CALL_ARGS; of a call that is told again they must be what was approved."""
         call, delta = self.find(body.get("toolCallId")), body.get("delta")
         if call is None or not isinstance(delta, str):
             return None
+        if call.upstream_id in self._again:
+            add_piece(self._again[call.upstream_id][1], delta)
+            return []
         if call.asked or not delta:
             return []
         add_piece(call.parts, delta)
@@ -100,7 +111,7 @@ class Tools:
     def ended(self, body: JsonObject) -> list[Draft] | None:
         """TOOL_CALL_END: the model has asked."""
         call = self.find(body.get("toolCallId"))
-        return None if call is None else self._ask(call)
+        return None if call is None else [*self._ask(call), *self._compared(call, body)]
 
     def result(self, body: JsonObject) -> list[Draft] | None:
         """TOOL_CALL_RESULT; of a call that has one already it is the upstream's own event."""
@@ -113,7 +124,7 @@ class Tools:
                 return None
             # its start was not seen (a stream read from the middle), and a result needs a call
             call = self._add(upstream_id, body)
-        drafts = self._ask(call)
+        drafts = [*self._ask(call), *self._compared(call, body)]
         outcome, error = "ok", string(body.get("error"))
         if call.refusal is not None:
             outcome, error = "rejected", call.refusal or text(content)
@@ -151,11 +162,28 @@ class Tools:
             if call.asked and not call.passed and call.leg == self._leg
         ]
 
-    def waits(self, call: Call, kind: str) -> list[Draft]:
-        """It is an item of the pause."""
+    def waits(self, call: Call, kind: str, *, editable: bool = False) -> list[Draft]:
+        """It is an item of the pause; `editable`: an answer may have other arguments."""
         drafts = self._ask(call)
         call.kind = kind
+        if editable:
+            self._editable.add(call.upstream_id)
         return drafts
+
+    def approve(self, call: Call, value: Json) -> None:
+        """It may run, with these arguments: those that were shown, or what the answer made of them.
+
+        What an answer to a question does to the arguments, the server alone knows.
+        """
+        given = value if isinstance(value, dict) else {}
+        args: JsonObject | None = call.args
+        if call.upstream_id in self._editable:
+            args = given or call.args
+        elif isinstance(given.get("values"), dict):  # Agno's interface fills them in
+            args = {**call.args, **given["values"]}
+        elif call.kind != "confirmation":
+            args = None
+        self._approved[call.upstream_id] = args
 
     def refuse(self, call: Call, note: str | None) -> None:
         """It was rejected: what the upstream says of it is no result of a run."""
@@ -185,6 +213,8 @@ class Tools:
             "ids": dict(self._ids.used),
             "open": [asdict(call) for call in self._open.values()],
             "answered": sorted(self._answered),
+            "editable": sorted(self._editable),
+            "approved": dict(self._approved),
         }
 
     def load(self, state: JsonObject) -> None:
@@ -193,6 +223,30 @@ class Tools:
         self._open = {call["upstream_id"]: Call(**call) for call in state["open"]}
         self._fresh = [call for call in self._open.values() if call.asked and not call.passed]
         self._answered = set(state["answered"])
+        # older releases did not keep these
+        self._editable = set(state.get("editable", ()))
+        self._approved = dict(state.get("approved", {}))
+
+    def _compared(self, call: Call, body: JsonObject) -> list[Draft]:
+        """A warning where an approved call is told again as another; it is that one from now on."""
+        again = self._again.pop(call.upstream_id, None)
+        if again is None:
+            return []
+        tool, said = again[0], "".join(again[1])
+        approved = self._approved[call.upstream_id]
+        told = _arguments(said)
+        ran = told if told is not None else {"": said}
+        if not said or approved is None or (told is None and not approved):
+            ran = approved or {}  # it does not say, or there is nothing to compare with
+        if tool == call.tool and same_args(approved or {}, ran):
+            return []
+        differs = warning(call.id, (call.tool, approved or {}), (tool, ran))
+        call.tool, call.args, self._approved[call.upstream_id] = tool, ran, ran
+        data = {"tool_call_id": call.id, "status": "running", "tool": tool, "args": ran}
+        return [
+            self._cast.draft(body, "system.warning", differs),
+            self._cast.draft(body, "llm.tool_progress", data),
+        ]
 
     def _add(self, upstream_id: str, body: JsonObject) -> Call:
         parent = string(body.get("parentMessageId"))
@@ -235,6 +289,9 @@ class Tools:
 
     def _close(self, call: Call) -> None:
         del self._open[call.upstream_id]
+        self._editable.discard(call.upstream_id)
+        self._approved.pop(call.upstream_id, None)
+        self._again.pop(call.upstream_id, None)
         self._answered.add(call.upstream_id)
 
 

@@ -1,0 +1,89 @@
+"""Whether a call that runs is the call that was approved. Pure.
+
+What frameworks do to a call between its approval and its run is no difference: another order of
+keys, `1.0` for `1`, an argument that is null or left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import orjson
+
+from penstock.dialects.base import Json, JsonObject
+
+NOT_APPROVED = "not_what_was_approved"
+MAX_SHOWN_BYTES = 16_384  # of arguments in `detail`; larger ones are known by their digest
+_MAX_WORDS = 300  # characters of a call in `message`
+_LEVELS_AROUND = 8  # of objects around the arguments in an event, and more
+_UNSHOWN = b"(nested too deeply to be shown)"
+
+
+def same_args(approved: JsonObject, ran: JsonObject) -> bool:
+    """Whether two calls have the same arguments."""
+    return _same(_given(approved), _given(ran))
+
+
+def warning(
+    call_id: str, approved: tuple[str, JsonObject], ran: tuple[str, JsonObject]
+) -> JsonObject:
+    """The data of `system.warning` for a call that differs; both are tool and arguments."""
+    return {
+        "message": f"the agent server ran {_words(*ran)} as the call {call_id}, and what was "
+        f"approved is {_words(*approved)}",
+        "code": NOT_APPROVED,
+        "detail": {
+            "tool_call_id": call_id,
+            "approved": _shown(*approved),
+            "ran": _shown(*ran),
+        },
+    }
+
+
+def _given(args: JsonObject) -> JsonObject:
+    return {name: value for name, value in args.items() if value is not None}
+
+
+def _same(one: Json, other: Json) -> bool:
+    """Equal as JSON values. A loop, since how deep they are, the upstream decides."""
+    pairs = [(one, other)]
+    while pairs:
+        left, right = pairs.pop()
+        if isinstance(left, dict) and isinstance(right, dict):
+            if left.keys() != right.keys():
+                return False
+            pairs += [(value, right[name]) for name, value in left.items()]
+        elif isinstance(left, list) and isinstance(right, list):
+            if len(left) != len(right):
+                return False
+            pairs += zip(left, right, strict=True)
+        elif isinstance(left, bool) is not isinstance(right, bool) or left != right:
+            return False  # for Python true is 1
+    return True
+
+
+def _words(tool: str, args: JsonObject) -> str:
+    said = f"{tool} {(_encoded(args) or _UNSHOWN).decode()}"
+    return said if len(said) <= _MAX_WORDS else f"{said[: _MAX_WORDS - 1]}…"
+
+
+def _shown(tool: str, args: JsonObject) -> JsonObject:
+    encoded = _encoded(args)
+    if encoded is None:
+        return {"tool": tool}
+    digest = hashlib.sha256(encoded).hexdigest()
+    shown: JsonObject = {"tool": tool, "args_digest": f"sha256:{digest}"}
+    if len(encoded) <= MAX_SHOWN_BYTES:
+        shown["args"] = args
+    return shown
+
+
+def _encoded(args: JsonObject) -> bytes | None:
+    """None for what is nested too deeply to be written within an event."""
+    wrapped: Json = args
+    for _ in range(_LEVELS_AROUND):
+        wrapped = [wrapped]
+    try:
+        return orjson.dumps(wrapped, option=orjson.OPT_SORT_KEYS)[_LEVELS_AROUND:-_LEVELS_AROUND]
+    except TypeError:
+        return None
