@@ -146,7 +146,8 @@ def _numbers(run: Evidence, harm: Harm) -> Iterator[str]:
 def _start(run: Evidence, harm: Harm) -> Iterator[str]:
     starts = [place for place, name in enumerate(types_of(run)) if name == "lifecycle.started"]
     if starts != [0]:
-        yield f"lifecycle.started stands at {starts}"
+        word = str if run.events else Late
+        yield word(f"lifecycle.started stands at {starts}")
 
 
 def _end(run: Evidence, harm: Harm) -> Iterator[str]:

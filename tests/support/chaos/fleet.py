@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ _READY_TIMEOUT_S = 120
 _END_TIMEOUT_S = 20
 _LOOK_EVERY_S = 0.2
 _START_AGAIN_S = 0.5
+_LIVES_S = 12.0  # who has not killed itself by then is killed
 _KILLED_ITSELF = -signal.SIGKILL % 256  # as its supervisor says it
 
 Clocks = Mapping[tuple[str, int], float]  # of a service's n-th process, how far ahead, in seconds
@@ -59,6 +61,8 @@ class Slot:
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)  # one fault at a time
     clock: ShiftedClock | None = None  # None: the real one
     crashes: Iterator[str] | None = None
+    hurt: str = ""  # where the process that is here kills itself
+    started_at: float = 0.0  # by the monotonic clock, which is the loop's
     _process: servers.Process | None = None
 
     @property
@@ -81,6 +85,8 @@ class Slot:
 
     def start(self) -> None:
         """Start it; it is ready later."""
+        self.hurt = next(self.crashes, "") if self.crashes is not None else ""
+        self.started_at = time.monotonic()
         process = servers.start(
             self.name,
             [*(self.clock.command if self.clock is not None else ()), *self.command],
@@ -88,7 +94,7 @@ class Slot:
             owner_pid=os.getpid(),
             env={
                 **self.environment,
-                HURT: next(self.crashes, "") if self.crashes is not None else "",
+                HURT: self.hurt,
                 "PENSTOCK_PORT": str(self.port),
                 "PENSTOCK_PROBE_PORT": str(self.probe_port),
             },
@@ -137,6 +143,7 @@ class Crash:
     slot: Slot
     pid: int
     at_s: float  # by the loop's clock, when it was seen
+    on_purpose: bool = True  # False: it did not come there, and was killed at any place
 
 
 @dataclass
@@ -169,11 +176,22 @@ class Fleet:
 
         await eventually(probe, _READY_TIMEOUT_S, f"{slot.name} is ready")
 
+    async def _kill_what_lives_too_long(self, slot: Slot) -> None:
+        """It has not come to the write at which it was to die: the next one shall have its turn."""
+        clock = asyncio.get_running_loop().time
+        if slot.exit_code is not None or not slot.hurt or clock() - slot.started_at < _LIVES_S:
+            return
+        crash = Crash(slot, slot.pid, clock(), on_purpose=False)
+        if slot.kill():
+            self.crashes.append(crash)
+        await asyncio.to_thread(slot.start)
+
     async def keep(self) -> None:
         """Start again what ended by itself, until cancelled."""
         while True:
             for slot in self.slots:
                 code = slot.exit_code
+                await self._kill_what_lives_too_long(slot)
                 if code is not None:
                     if slot.crashes is not None and code == _KILLED_ITSELF:
                         at_s = asyncio.get_running_loop().time()

@@ -40,7 +40,7 @@ from support.chaos.clients import Story
 from support.chaos.evidence import Evidence, told
 from support.chaos.fleet import Clocks, Fleet, Slot, fleet
 from support.chaos.load import measured
-from support.chaos.plans import Agent, agui_scripts, plans
+from support.chaos.plans import ASKING, Agent, agui_scripts, plans
 from support.chaos.recorder import Recorder, recorder
 from support.chaos.report import Report, Wait
 from support.chaos.schedule import EVERYTHING, MAJORITY, Fault, Shape, schedule, shown
@@ -85,6 +85,7 @@ class Round:
     faults: Sequence[Fault] = ()  # instead of those that the seed makes
     clocks: Clocks = field(default_factory=dict)  # of which process, how far ahead, in seconds
     crashes: Mapping[str, Iterable[str]] = field(default_factory=dict)  # see `Slot.crashes`
+    asking: float = ASKING  # the share of the runs that wait for a decision
     older: Sequence[str] = ()  # the streams of which an older store is put back
 
 
@@ -359,7 +360,7 @@ async def _load(
     stories: list[Story] = []
     living: list[asyncio.Task[None]] = []
     agents = [agent for name in servers for agent in _ASKED[name]]
-    for plan in plans(round_.seed, _nonce(), agents):
+    for plan in plans(round_.seed, _nonce(), agents, round_.asking):
         if hurting.done() and len(stories) >= round_.runs:
             break
         story = Story(plan, system.fleet.of("edge"), system.fleet.of("approvals"), http)

@@ -84,27 +84,31 @@ def agui_scripts() -> list[str]:
 
 
 def plans(
-    seed: int, nonce: str, agents: Sequence[Agent] = ("agno", "agno", "adk")
+    seed: int,
+    nonce: str,
+    agents: Sequence[Agent] = ("agno", "agno", "adk"),
+    asking: float = ASKING,
 ) -> Iterator[Plan]:
     """Runs without end. `nonce`: digits that tell this round's runs from another's.
 
-    `agents`: those that are there, as often as they are asked.
+    `agents`: those that are there, as often as they are asked. `asking`: the share of the runs that
+    wait for a decision.
     """
     chance = random.Random(f"plans {seed}")
     number = 0
     while True:
-        yield _plan(chance, nonce, number, chance.choice(agents))
+        yield _plan(chance, nonce, number, chance.choice(agents), asking)
         number += 1
 
 
-def _plan(chance: random.Random, nonce: str, number: int, agent: Agent) -> Plan:
+def _plan(chance: random.Random, nonce: str, number: int, agent: Agent, asking: float) -> Plan:
     asks = chance.random()
     decision: Decision | None = None
     cancel_after = None
-    if asks < ASKING:
+    if asks < asking:
         script = chance.choice(_ASKING[agent])
         (decision,) = chance.choices(list(_DECISIONS), list(_DECISIONS.values()))
-    elif asks < ASKING + CANCELLED:
+    elif asks < asking + CANCELLED:
         script = _ENDLESS[agent]
         cancel_after = chance.choice((0, 1, 3, 8, 20))
     else:

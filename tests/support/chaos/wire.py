@@ -132,6 +132,9 @@ def adk(legs: Sequence[Sequence[bytes]]) -> Said:
     return said
 
 
+_DENIED = "The tool call was denied."  # pydantic-ai's words for a tool that did not run
+
+
 def agui(legs: Sequence[Sequence[bytes]]) -> Said:
     """The legs of a run, each the events of AG-UI. A call's arguments come in pieces."""
     said = Said()
@@ -154,7 +157,7 @@ def agui(legs: Sequence[Sequence[bytes]]) -> Said:
                 case "TOOL_CALL_END" if id_ not in called:
                     called.add(id_)
                     said.call(names[id_], json.loads(pieces[id_] or "{}"))
-                case "TOOL_CALL_RESULT" if id_ not in done:
+                case "TOOL_CALL_RESULT" if id_ not in done and event["content"] != _DENIED:
                     done.add(id_)
                     said.results += 1
                 case "RUN_FINISHED":

@@ -26,7 +26,10 @@ CLOCKS_DIFFER_S = 60.0
 
 
 def _passing_over() -> None:
-    """A turn of a dead connector stays in its session's queue, if the run has gone on since."""
+    """A turn of a dead connector stays in its session's queue, if the run has gone on since.
+
+    The dead are found by their leases alone, so that decisions come before that.
+    """
 
     async def is_abandoned(self: Any, turn: Any) -> bool:
         if await self._claims.lives(turn.pod):
@@ -44,7 +47,11 @@ def _passing_over() -> None:
         if last is None or kind_of(last) in CLOSED:
             await self._clear(pod, run_id)
 
+    def nobody_answers(self: Any, pod: str) -> None:
+        pass
+
     _replace(Sessions, "_is_abandoned", is_abandoned)
+    _replace(Succession, "gone", nobody_answers)
     _replace(Succession, "_settle", settle)
 
 
