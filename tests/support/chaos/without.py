@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.bus import Stored
 from penstock.bus.continuity import Continuity
+from penstock.bus.direct import STORED_AT
 from penstock_connector.claims import Sessions
 from penstock_connector.orders import Order
 from penstock_connector.past import Past
@@ -64,7 +65,7 @@ def _sequences() -> None:
 
     async def since(self: Runs, run_id: str, noted_at: int, last: Stored) -> AsyncIterator[Stored]:
         async for stored in frames(self, run_id, 0, last):
-            stored_at = datetime.fromisoformat(stored.stored_at).timestamp()
+            stored_at = datetime.fromisoformat(stored.headers[STORED_AT]).timestamp()
             if stored_at >= noted_at - CLOCKS_DIFFER_S:
                 yield stored
 
