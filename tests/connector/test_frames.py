@@ -12,6 +12,7 @@ import pytest
 
 from penstock.bus.messages import RawFrame
 from penstock.settings import Config
+from penstock_connector.not_a_stream import MAX_BYTES
 from support.misbehaving import Answer, Misbehaving, Script, agents, cuts, plays, stalls
 from support.nats import NatsServer
 from support.pipeline import Pipeline, pipeline
@@ -247,7 +248,11 @@ FAILURES: dict[str, Failure] = {
     "cut in a frame": (plays(STARTED + HALF, cuts), "upstream_lost", "cut"),
     "an end in a frame": (plays(STARTED + HALF), "upstream_lost", "in the middle of a frame"),
     "an end too early": (plays(STARTED), "upstream_lost", ""),
-    "no events at all": (plays(b"<html>It works!</html>"), "upstream_lost", ""),
+    "a page that is called a stream": (
+        plays(b"<html>It works!</html>"),
+        "not_a_stream",
+        "what it calls text/event-stream and is none",
+    ),
     "its own error": (
         plays(STARTED + agno("RunError", content="model broke")),
         "upstream_error",
@@ -281,6 +286,85 @@ async def test_a_failure_ends_the_run_once_and_says_why(
     assert words in failed["error"]
     assert len(failed["error"]) < 5000
     assert len(upstream.calls) == 1
+
+
+JSON_TYPE = "application/json; charset=utf-8"
+EVENTS_OF_ADK = b'[{"author":"a","invocationId":"e","content":{"parts":[{"text":"Hi"}]}}]'
+
+# The body, its content type, and words of the failure.
+OTHER_BODIES: dict[str, tuple[bytes, str, str]] = {
+    "an object": (b'{"run_id":"r","status":"COMPLETED"}', JSON_TYPE, "with application/json"),
+    "a list of events": (EVENTS_OF_ADK, JSON_TYPE, "as ADK's /run gives it"),
+    "lines of objects": (b'{"a":1}\n\n{"a":2}\n\n', "application/x-ndjson", "application/x-ndjson"),
+    "a page": (b"<!doctype html>\n\n<title>Welcome</title>", "text/html", "a page for people"),
+    "a text": (b"It works!\n\n", "text/plain", "with text/plain"),
+    "an object that is called a stream": (b' \n{"ok":true}\n\n', "text/event-stream", "is none"),
+    "nothing": (b"", "text/html", "The answer was empty"),
+    "a few bytes": (b"dat", "text/plain", "It said: dat"),
+    "no type": (b"[]\n\n", "", "without a content type"),
+}
+
+
+@pytest.mark.parametrize("protocol", ["agno", "adk", "agui"])
+@pytest.mark.parametrize("case", OTHER_BODIES)
+async def test_an_answer_that_is_no_stream_is_told_as_what_it_is_and_kept(
+    nats_server: NatsServer, upstream: Misbehaving, protocol: str, case: str
+) -> None:
+    body, content_type, words = OTHER_BODIES[case]
+    upstream.scripted = lambda request: request.path != "/" and "/sessions/" not in request.path
+    upstream.script(lambda answer: answer.whole(body, content_type=content_type))
+    config = Config.model_validate(
+        {"agents": [{"id": "a", "protocol": protocol, "url": f"{upstream.url}/x"}]}
+    )
+    async with pipeline(nats_server.url, config) as penstock:
+        run_id = await penstock.start_run("a", "hello")
+        *_, failed = await penstock.ended(run_id)
+        kind, facts = await only_end(penstock, run_id)
+        stored = await penstock.body(run_id)
+    assert (failed.type, failed.data["code"]) == ("lifecycle.failed", "not_a_stream")
+    assert words in failed.data["error"]
+    assert repr(protocol) in facts["error"] or "a page for people" in facts["error"]
+    assert kind == "lost"
+    assert stored == body
+
+
+async def test_of_an_endless_answer_that_is_no_stream_a_beginning_is_read(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    async def endless(answer: Answer) -> None:
+        await answer.head(content_type="application/json")
+        while True:
+            await answer.send(b'{"a":1}\n\n' * 10_000)
+
+    upstream.script(endless)
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        *_, failed = await penstock.ended(run_id)
+        stored = await penstock.body(run_id)
+        await upstream.dropped()
+    assert failed.data["code"] == "not_a_stream"
+    assert len(failed.data["error"]) < 2000
+    assert len(stored) == MAX_BYTES
+
+
+async def test_a_stream_that_is_called_something_else_is_taken_as_it_is(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    body = agno_text("Hello")
+
+    async def called_a_text(answer: Answer) -> None:
+        await answer.head(content_type="text/plain")
+        for place in range(0, len(body), 3):
+            await answer.send(body[place : place + 3])
+        await answer.end()
+
+    upstream.script(called_a_text)
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        *_, last = await penstock.ended(run_id)
+        stored = await penstock.body(run_id)
+    assert last.type == "lifecycle.completed"
+    assert stored == body
 
 
 async def test_a_response_without_end_is_ended_at_its_limit(

@@ -27,6 +27,7 @@ from penstock.settings import AgentConfig
 from penstock.sse import Frame, FrameTooLarge
 from penstock.starts import NotAccepted
 from penstock_connector.body import Body, Frames
+from penstock_connector.not_a_stream import MAX_BYTES, Beginning
 from penstock_connector.past import Past
 from penstock_connector.private import without_secrets
 from penstock_connector.settings import ConnectorSettings
@@ -398,12 +399,19 @@ class Leg:
     async def _read(self, response: httpx.Response, body: Body, attached_before: bool) -> Outcome:
         frames = Frames(self.settings.max_frame_bytes, self.frame_budget)
         limit, read_bytes = self.settings.max_response_bytes, 0
+        beginning = Beginning(response.headers.get("content-type", ""))
         try:
             async for chunk in response.aiter_bytes():
                 read_bytes += len(chunk)
                 if read_bytes > limit:
                     words = f"a response is larger than {limit} bytes"
                     return lost("limit", f"the upstream sent too much: {words}")
+                beginning.feed(chunk)
+                if beginning.is_other:
+                    await body.put(chunk[: MAX_BYTES + len(chunk) - read_bytes])
+                    if read_bytes >= MAX_BYTES:
+                        break
+                    continue
                 for frame in await self._parsed(frames, chunk, body):
                     self._spoke = True
                     self.upstream.watch(frame, self._seen)
@@ -414,6 +422,9 @@ class Leg:
                 await body.put(chunk)
                 if attached_before and self._seen.over:
                     return ended("eof")  # what we came back by may go on after the leg
+            beginning.end()
+            if beginning.is_other:
+                return self._not_a_stream(response, beginning, attached_before)
             return ended("eof")
         except FrameTooLarge as error:
             return lost("limit", f"the upstream sent too much: {error}")
@@ -422,6 +433,14 @@ class Leg:
         finally:
             frames.drop()
             body.close()
+
+    def _not_a_stream(
+        self, response: httpx.Response, beginning: Beginning, attached_before: bool
+    ) -> Outcome:
+        error = beginning.error(response.status_code, self.agent.protocol, self.agent.url)
+        if attached_before:
+            return self._no_way_back(f"{self.why or 'the connection was cut'}, and {error}")
+        return lost("not_a_stream", error, detail=beginning.detail)
 
     async def _parsed(self, frames: Frames, chunk: bytes, body: Body) -> list[Frame]:
         try:

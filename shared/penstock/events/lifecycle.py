@@ -79,8 +79,8 @@ class Failed(Data, title="Run failed"):
         "credentials and addresses of internal machines."
     )
     code: str = Field(
-        description="`upstream_lost`, `upstream_http`, `upstream_error`, `timeout`, "
-        "`outcome_unknown`, `history_lost`, `limit`, `not_accepted` or `internal`."
+        description="`upstream_lost`, `upstream_http`, `not_a_stream`, `upstream_error`, "
+        "`timeout`, `outcome_unknown`, `history_lost`, `limit`, `not_accepted` or `internal`."
     )
     error_type: str | None = Field(default=None, description="The upstream's class of error.")
     step: str | None = Field(default=None, description="The step that failed.")
