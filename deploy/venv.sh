@@ -28,16 +28,46 @@ if [ "$wanted" = "$(cat "$folder/made-from" 2>/dev/null)" ]; then
     exit 0
 fi
 
-echo "Setting up $folder from $lock (takes a minute or two, once)"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+terminal=
+if [ -t 1 ]; then terminal=1; fi
+
+# pip_install HOW_MANY ARGUMENT…: installs so many packages, and says how far it is. What pip has to complain of is shown as
+# it is. On a terminal one line is written over and over, elsewhere one for each 25 packages.
+pip_install() {
+    total=$1
+    shift
+    {
+        "$folder/bin/python" -m pip install --progress-bar off "$@" || echo "failed $?"
+    } | awk -v total="$total" -v terminal="$terminal" '
+        function say(text) {
+            if (terminal) printf "\r  %-70.70s", text
+            else print "  " text
+            fflush()
+        }
+        /^ *(Collecting|Obtaining) / {
+            count++
+            if (terminal) say("fetching " count " of " total ": " $2)
+            else if (count % 25 == 0) say("fetching " count " of " total)
+        }
+        /^Installing collected packages/ { say("installing " total) }
+        /^failed / { status = $2 }
+        END { if (terminal) printf "\r%72s\r", ""; exit status }
+    '
+}
+
+echo "Setting up $folder from $lock (takes a minute or two, once)"
 rm -rf "$folder"
+echo "  making the environment with $("$python" --version)"
 "$python" -m venv "$folder"
-"$folder/bin/python" -m pip install -qq --require-hashes -r "$lock"
+pip_install "$(grep -c '^[^ #].*==' "$lock")" --require-hashes -r "$lock"
 editables=
 for member in "$@"; do editables="$editables -e ./$member"; done
 if [ -n "$editables" ]; then
+    echo "  adding $*"
     # The build backend is in the lock, so nothing is fetched here.
     # shellcheck disable=SC2086 # folder names of ours, without blanks
-    "$folder/bin/python" -m pip install -qq --no-deps --no-build-isolation $editables
+    pip_install $# --no-deps --no-build-isolation $editables
 fi
 printf '%s\n' "$wanted" >"$folder/made-from"
+echo "  done: $folder"

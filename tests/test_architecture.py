@@ -114,7 +114,12 @@ def test_every_service_has_the_same_skeleton(name: str) -> None:
 @pytest.mark.parametrize("name", services())
 def test_a_service_declares_what_it_imports(name: str) -> None:
     """Members install with --no-deps, so nothing else would notice a forgotten requirement."""
-    wheels = {"yaml": "pyyaml", "prometheus_client": "prometheus-client", "nats": "nats-py"}
+    wheels = {
+        "yaml": "pyyaml",
+        "jwt": "pyjwt",
+        "prometheus_client": "prometheus-client",
+        "nats": "nats-py",
+    }
     needed = {
         wheels.get(top, top.replace("_", "-"))
         for module in (ROOT / f"services/{name}/penstock_{name}").rglob("*.py")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -149,3 +152,62 @@ def test_an_image_copies_only_what_there_is_and_installs_only_by_hash(stage: str
         assert (ROOT / source).exists()
     for install in re.findall(r"pip install(?:[^\\\n]|\\\n)*", STAGES[stage]):
         assert "--require-hashes" in install or "--no-index" in install
+
+
+# An interpreter whose pip installs nothing, and says what a real one says.
+PYTHON = """#!/bin/sh
+case "$*" in
+*"-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+*"pip install"*)
+    for n in $(seq 30); do echo "Collecting package-$n==1.0"; done
+    echo "Installing collected packages: package-1"
+    exit "${PIP_ENDS_WITH:-0}"
+    ;;
+*--version*) echo "Python 3.11.0" ;;
+esac
+"""
+
+
+def set_up(folder: Path, terminal: bool, ends_with: int = 0) -> tuple[int, str]:
+    """What deploy/venv.sh says, and its exit code."""
+    python = folder / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    lock = folder / "lock.txt"
+    lock.write_text("".join(f"package-{n}==1.0 \\\n    --hash=sha256:0\n" for n in range(1, 31)))
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    process = subprocess.Popen(
+        ["sh", ROOT / "deploy/venv.sh", folder / "venv", lock],
+        stdout=theirs,
+        env=os.environ | {"PYTHON": str(python), "PIP_ENDS_WITH": str(ends_with)},
+    )
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # so ends a terminal
+        while read := os.read(ours, 4096):
+            said += read
+    os.close(ours)
+    return process.wait(10), said.decode()
+
+
+def test_setting_up_says_how_far_it_is(tmp_path: Path) -> None:
+    code, said = set_up(tmp_path, terminal=False)
+    assert code == 0
+    assert said.splitlines()[1:] == [
+        "  making the environment with Python 3.11.0",
+        "  fetching 25 of 30",
+        "  installing 30",
+        f"  done: {tmp_path / 'venv'}",
+    ]
+    assert set_up(tmp_path, terminal=False) == (0, "")  # it is there
+
+
+def test_setting_up_at_a_terminal_counts_every_package(tmp_path: Path) -> None:
+    code, said = set_up(tmp_path, terminal=True)
+    assert code == 0
+    assert "\r  fetching 7 of 30: package-7==1.0" in said
+
+
+def test_a_setup_that_failed_is_done_again(tmp_path: Path) -> None:
+    assert set_up(tmp_path, terminal=False, ends_with=1)[0] == 1
+    assert "fetching" in set_up(tmp_path, terminal=False)[1]

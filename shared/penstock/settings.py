@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -21,11 +23,13 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from penstock import starts
 
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
+
+MAX_NAMED = 20  # agents that an error lists
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -123,6 +127,13 @@ class Config(BaseModel):
         """The agent of that id."""
         return next((agent for agent in self.agents if agent.id == id), None)
 
+    def no_agent(self, id: str) -> str:
+        """What to say to who asks for an agent that there is not: which ones there are."""
+        ids = [agent.id for agent in self.agents]
+        more = f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else ""
+        listed = ", ".join(ids[:MAX_NAMED]) + more if ids else "none is configured"
+        return f"there is no agent {id[:128]}{did_you_mean(id, ids)} (agents: {listed})"
+
     def by_topology(self, topology_id: int) -> AgentConfig | None:
         """The agent that executions-sse.md calls so."""
         return next((a for a in self.agents if a.topology_id == topology_id), None)
@@ -147,18 +158,54 @@ def load_config(path: Path) -> Config:
         raise ConfigurationError("\n".join([f"{path}:", *lines])) from error
 
 
+def did_you_mean(asked: str, known: Iterable[str]) -> str:
+    """`: did you mean "…"?` where a known name is close to what was asked for, else nothing."""
+    folded = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(asked.lower()[:128], folded, n=1)
+    return f': did you mean "{folded[close[0]]}"?' if close else ""
+
+
 def read_settings(settings_type: type[SettingsT]) -> SettingsT:
     """The environment as settings. Raises ConfigurationError that names the variable."""
     try:
         return settings_type()
-    except ValidationError as error:
-        lines = [f"  {_variable_of(problem['loc'])}{problem['msg']}" for problem in error.errors()]
+    except (ValidationError, SettingsError) as error:
+        lines = [f"  {line}" for line in explained(error, settings_type)]
         raise ConfigurationError("\n".join(["the environment:", *lines])) from error
 
 
-def _variable_of(place: tuple[int | str, ...]) -> str:
+def explained(
+    error: ValidationError | SettingsError, settings_type: type[BaseSettings]
+) -> list[str]:
+    """What is wrong with these settings, a line for each problem that names its variable."""
+    if isinstance(error, SettingsError):
+        return [str(error)]
+    # a group of settings reads its own variables while the whole is made, and its error comes alone
+    groups = {each.__name__: each for each in _settings_types(settings_type)}
+    owner = groups.get(error.title, settings_type)
+    return [_variable_of(owner, problem["loc"]) + problem["msg"] for problem in error.errors()]
+
+
+def _settings_types(settings_type: type[BaseSettings]) -> Iterable[type[BaseSettings]]:
+    yield settings_type
+    for field in settings_type.model_fields.values():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseSettings):
+            yield from _settings_types(field.annotation)
+
+
+def _variable_of(settings_type: type[BaseSettings], place: tuple[int | str, ...]) -> str:
     """`PENSTOCK_<NAME>: `; nothing where it is about several, which the message names itself."""
-    return f"PENSTOCK_{'.'.join(map(str, place)).upper()}: " if place else ""
+    if not place:
+        return ""
+    name = str(place[0])
+    field = settings_type.model_fields.get(name)
+    if field is None:  # an alias is the whole name
+        return f"{name}: "
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseSettings):
+        return _variable_of(field.annotation, place[1:])
+    if isinstance(field.validation_alias, str):
+        return f"{field.validation_alias}: "
+    return f"{settings_type.model_config.get('env_prefix', '')}{name.upper()}: "
 
 
 def _expanded(value: Any, path: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -16,10 +17,12 @@ from typing import Any
 import httpx
 import jwt
 import pytest
+from typer.testing import CliRunner
 
 from penstock.settings import AuthSettings, Settings
 from penstock.web.auth import AuthConfig
 from penstock_cli import up as up_module
+from penstock_cli.main import app
 from support.up import Up
 from support.waiting import wait_for
 
@@ -243,6 +246,7 @@ def test_a_demo_with_a_key_wants_tokens_and_says_how_to_make_one(
     assert AuthConfig(**AuthSettings().model_dump()).asks
     assert os.environ["ENABLE_ADK_CANONICAL_STREAM"] == "false"
     command = up_module._how_to_get_a_token(Settings()).rsplit("$(", 1)[1].removesuffix(")")
-    made = subprocess.run(["sh", "-c", command], capture_output=True, check=True, text=True)
+    [_, *words] = shlex.split(command)  # the program is where it was called from: pytest
+    made = CliRunner().invoke(app, words)
     claims = jwt.decode(made.stdout.strip(), os.environ["PENSTOCK_AUTH_JWT_SECRET"], ["HS256"])
     assert claims["sub"] == "me"

@@ -26,6 +26,10 @@ GIVE_UP_S = 120.0
 CALL_GIVE_UP_S = 10.0
 _TRY_AGAIN = frozenset({502, 503, 504})
 CONFLICT = 409
+_ADVICE = {
+    401: ". Set PENSTOCK_TOKEN to a token for it; with its PENSTOCK_AUTH_JWT_SECRET in the "
+    "environment, `penstock token` makes one for development",
+}
 
 
 class CallFailed(Exception):
@@ -244,7 +248,8 @@ def _refusal(response: httpx.Response) -> ApiError:
         detail = response.json()["detail"]
     except (ValueError, KeyError, TypeError):
         detail = response.text.strip()[:200] or response.reason_phrase
-    return ApiError(response.status_code, f"{detail} ({response.status_code})")
+    advice = _ADVICE.get(response.status_code, "")
+    return ApiError(response.status_code, f"{detail} ({response.status_code}){advice}")
 
 
 def _segment(id: str) -> str:

@@ -13,20 +13,20 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from penstock.settings import ConfigurationError
 from penstock_cli import approvals, deadletters, runs, streams
 from penstock_cli.client import DEFAULT_URL, Api, CallFailed
 from penstock_cli.embedded_nats import check_sync_interval
 from penstock_cli.output import Output
 
 app = typer.Typer(
-    help="Penstock: the event streams of AI agents, over NATS JetStream.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 deadletters_app = typer.Typer(
@@ -58,6 +58,22 @@ OfService = Annotated[str | None, typer.Option("--service", help="Given up by th
 OfRun = Annotated[str | None, typer.Option("--run", help="Of this run only.")]
 Since = Annotated[str | None, typer.Option("--since", help="15m, 2h or 3d ago, or a time.")]
 Note = Annotated[str | None, typer.Option("--note", help="Why; the agent is told.")]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"penstock {version('penstock-cli')}")
+        raise typer.Exit
+
+
+@app.callback()
+def penstock(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """The event streams of AI agents, over NATS JetStream."""
 
 
 @contextmanager
@@ -358,6 +374,38 @@ def migrate_streams(
             lambda bus: streams.bring_forward(bus, output, partitions, dry_run), output, nats, data
         )
     )
+
+
+@app.command("token")
+def make_token(
+    user: Annotated[str, typer.Option(help="Whose runs it starts and reads (`sub`).")] = "me",
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="start, read, raw, decide, act-as, administer; several by commas. Without any: "
+            "what the services give to a token that names none.",
+        ),
+    ] = None,
+    lifetime: Annotated[str, typer.Option(help="Like 15m, 2h or 3d.", metavar="TIME")] = "1d",
+    as_json: AsJson = False,
+) -> None:
+    """Make a token for development, with PENSTOCK_AUTH_JWT_SECRET from the environment."""
+    from penstock_cli import token  # noqa: PLC0415 - the client needs no cryptography
+
+    try:
+        lifetime_s = token.parse_lifetime(lifetime)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--lifetime") from None
+    try:
+        scopes = token.parse_scopes(scope or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--scope") from None
+    output = Output(as_json)
+    try:
+        token.make(output, user, scopes, lifetime_s)
+    except ConfigurationError as error:
+        output.notice(f"penstock: {error}")
+        raise typer.Exit(2) from None
 
 
 def _some(numbers: list[int] | None, all_of_them: bool) -> list[int]:

@@ -15,17 +15,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from penstock.bus import Bus, BusError, subscribers
 from penstock.bus.leases import end_all
 from penstock.bus.permissions import OPERATOR, SUBSCRIBER
 from penstock.service import Service, bus_settings, serve, stop_on_signals
-from penstock.settings import AgentConfig, Config, ConfigurationError, Settings, load_config
+from penstock.settings import (
+    AgentConfig,
+    Config,
+    ConfigurationError,
+    Settings,
+    explained,
+    load_config,
+)
 from penstock.telemetry import configure_logging
 from penstock.web.auth import AuthConfig, redact_logs
 from penstock.web.server import BindRefused
 from penstock_approvals.service import ApprovalsService
 from penstock_cli.child import StartFailed
+from penstock_cli.client import DEFAULT_URL
 from penstock_cli.demo import RECIPES, DemoServer
 from penstock_cli.embedded_nats import SYNC_ALWAYS, EmbeddedNats, as_embedded, credentials
 from penstock_cli.output import command
@@ -77,8 +86,8 @@ def up(options: Options) -> int:
             runner.run(_run(options, settings, agents, ready))
     except* (ConfigurationError, BusError, BindRefused, StartFailed) as group:
         failures += [str(error) for error in _leaves(group)]
-    except* ValidationError as group:
-        failures += [_explained(error) for error in _leaves(group)]
+    except* (ValidationError, SettingsError) as group:  # of the options, or of the agents together
+        failures += ["; ".join(explained(error, Settings)) for error in _leaves(group)]
     for failure in failures:
         print(f"penstock: {failure}", file=sys.stderr)
     if failures:
@@ -178,14 +187,10 @@ def _how_to_get_a_token(settings: Settings) -> str:
         return "Set PENSTOCK_TOKEN to a token of your issuer, for the commands below."
     return (
         "A token for the commands below, where PENSTOCK_AUTH_JWT_SECRET is set:\n\n"
-        f"  export PENSTOCK_TOKEN=$({sys.executable} -c '{_TOKEN}')"
+        f"  export PENSTOCK_TOKEN=$({command(DEFAULT_URL, 'token')})"
     )
 
 
-_TOKEN = (
-    'import jwt, os, time; print(jwt.encode({"sub": "me", "exp": int(time.time()) + 86400}, '
-    'os.environ["PENSTOCK_AUTH_JWT_SECRET"]))'
-)
 _DIAGNOSIS = '{"topologyId": 123, "userMessage": "Analyze system state and health status."}'
 
 
@@ -220,15 +225,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         "uvloop"
     ).new_event_loop
     return factory
-
-
-def _explained(error: ValidationError) -> str:
-    """What is wrong in the environment, or in the agents together."""
-    problems = []
-    for problem in error.errors():
-        name = f"PENSTOCK_{problem['loc'][0]}: ".upper() if problem["loc"] else ""
-        problems.append(name + problem["msg"])
-    return "; ".join(problems)
 
 
 E = TypeVar("E", bound=Exception)

@@ -113,7 +113,7 @@ def agent_of(edge: Edge, id: str) -> AgentConfig:
     """Raises Problem 404."""
     agent = edge.config.agent(id)
     if agent is None:
-        raise Problem(404, f"there is no agent {id[:128]}")
+        raise Problem(404, edge.config.no_agent(id))
     return agent
 
 

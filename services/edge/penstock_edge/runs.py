@@ -87,7 +87,7 @@ class Runs:
         user_id = act_as(who, asked.user_id)
         agent = edge.config.agent(asked.agent)
         if agent is None:
-            raise Problem(404, f"there is no agent {asked.agent[:128]}")
+            raise Problem(404, edge.config.no_agent(asked.agent))
         with named_in_422("input"):
             starts.accepted_input(agent.protocol, agent.accepts, asked.input)
         streams = "text/event-stream" in request.headers.get("accept", "")

@@ -114,7 +114,7 @@ class SessionEvents:
         owner = act_as(caller, query.get("user_id"))
         agent = query.get("agent")
         if agent is not None and self._edge.config.agent(agent) is None:
-            raise Problem(404, f"there is no agent {agent[:128]}")
+            raise Problem(404, self._edge.config.no_agent(agent))
         dialect = query.get("dialect", "canonical")
         if dialect not in ENCODERS:
             raise Problem(422, f"dialect: must be one of {', '.join(ENCODERS)}")

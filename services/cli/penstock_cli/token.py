@@ -1,0 +1,78 @@
+"""A token for development, made with the secret that the services check tokens with."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jwt
+
+from penstock.settings import AuthSettings, ConfigurationError, read_settings
+from penstock.web.auth import AuthConfig
+from penstock.web.auth.scopes import SCOPES
+from penstock_cli.output import Output
+
+MAX_LIFETIME_S = 30 * 86400
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_lifetime(text: str) -> int:
+    """`90s`, `15m`, `2h`, `3d` as seconds. Raises ValueError."""
+    found = re.fullmatch(r"(\d{1,7})([smhd])", text)
+    if found is None:
+        raise ValueError(f"{text!r} is none: write it like 15m, 2h or 3d")
+    lifetime_s = int(found[1]) * _UNITS_S[found[2]]
+    if not 0 < lifetime_s <= MAX_LIFETIME_S:
+        raise ValueError("a token for development lives from 1s to 30d")
+    return lifetime_s
+
+
+def parse_scopes(given: Sequence[str]) -> list[str]:
+    """Scopes, separated by commas or blanks; each once. Raises ValueError for what is none."""
+    scopes = list(dict.fromkeys(word for text in given for word in re.findall(r"[^,\s]+", text)))
+    if unknown := [scope for scope in scopes if scope not in SCOPES]:
+        raise ValueError(f"{', '.join(unknown)}: none of {', '.join(sorted(SCOPES))}")
+    return scopes
+
+
+def make(output: Output, user: str, scopes: Sequence[str], lifetime_s: int) -> None:
+    """The token on stdout, what it is on stderr. Raises ConfigurationError without a secret."""
+    config = AuthConfig(**read_settings(AuthSettings).model_dump())
+    if config.jwt_secret is None:
+        raise ConfigurationError(_no_secret(config))
+    now = int(time.time())
+    claims: dict[str, Any] = {"sub": user, "iat": now, "exp": now + lifetime_s}
+    if scopes:
+        claims["scope"] = " ".join(scopes)
+    if config.issuer is not None:
+        claims["iss"] = config.issuer
+    if config.audience is not None:
+        claims["aud"] = config.audience
+    token = jwt.encode(claims, config.jwt_secret, config.pinned[0])
+    if output.as_json:
+        output.json_line({"token": token, "claims": claims})
+    else:
+        output.text(token)
+    may = ", ".join(scopes) if scopes else "those of a token that names none"
+    output.notice(
+        f"penstock: for development only: user {user}, scopes: {may}; expires in {lifetime_s} s, "
+        "and cannot be taken back before. In production an identity provider makes the tokens"
+    )
+    if config.allow_unauthenticated_sse:
+        output.notice(
+            "penstock: ALLOW_UNAUTHENTICATED_SSE is set here: such a service looks at no token"
+        )
+
+
+def _no_secret(config: AuthConfig) -> str:
+    if config.jwks_url is not None:
+        return (
+            "PENSTOCK_AUTH_JWKS_URL is set: the services take the tokens of that issuer alone, "
+            "so get one there"
+        )
+    return (
+        "set PENSTOCK_AUTH_JWT_SECRET to the secret of the services (at least 32 bytes). "
+        "Where they have none, they ask nobody for a token. To make a secret: openssl rand -hex 32"
+    )

@@ -1,0 +1,201 @@
+"""`penstock token`: a token that the services take, and words that lead there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+
+import httpx
+import jwt
+import pytest
+from typer.testing import CliRunner
+
+from penstock.settings import (
+    AuthSettings,
+    Config,
+    ConfigurationError,
+    Settings,
+    read_settings,
+)
+from penstock_cli.client import ApiError, _refusal
+from penstock_cli.main import app
+from penstock_connector.settings import ConnectorSettings
+from support.up import Up
+
+SECRET = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_AUTH_JWT_SECRET", SECRET)
+    for name in ("PENSTOCK_AUTH_JWKS_URL", "ALLOW_UNAUTHENTICATED_SSE", "PENSTOCK_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_token_alone_is_on_stdout_and_stderr_says_that_it_is_for_development() -> None:
+    made = CliRunner().invoke(
+        app, ["token", "--user", "ann", "--scope", "read,decide", "--lifetime", "2h"]
+    )
+    claims = jwt.decode(made.stdout.strip(), SECRET, ["HS256"])
+    assert (claims["sub"], claims["scope"]) == ("ann", "read decide")
+    assert claims["exp"] - claims["iat"] == 7200
+    assert "for development only" in made.stderr
+
+
+def test_a_token_has_the_issuer_audience_and_algorithm_that_the_services_want(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("ISSUER", "https://me"), ("AUDIENCE", "bridge"), ("ALGORITHMS", "HS512")):
+        monkeypatch.setenv(f"PENSTOCK_AUTH_{name}", value)
+    monkeypatch.setenv("PENSTOCK_AUTH_JWT_SECRET", SECRET * 2)
+    token = CliRunner().invoke(app, ["token"]).stdout.strip()
+    claims = jwt.decode(token, SECRET * 2, ["HS512"], audience="bridge", issuer="https://me")
+    assert "scope" not in claims  # so that the services' default applies
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--lifetime", "soon"], "'soon' is none: write it like 15m"),
+        (["--lifetime", "400d"], "lives from 1s to 30d"),
+        (["--scope", "root"], "root: none of act-as"),
+    ],
+)
+def test_what_cannot_be_a_token_is_told(arguments: list[str], told: str) -> None:
+    made = CliRunner().invoke(app, ["token", *arguments], env={"COLUMNS": "200"})
+    assert made.exit_code == 2
+    assert told in made.stderr
+    assert made.stdout == ""
+
+
+def test_without_a_secret_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_AUTH_JWT_SECRET")
+    made = CliRunner().invoke(app, ["token"])
+    assert made.exit_code == 2
+    assert "set PENSTOCK_AUTH_JWT_SECRET" in made.stderr
+    monkeypatch.setenv("PENSTOCK_AUTH_JWKS_URL", "https://issuer.example/keys")
+    assert "of that issuer alone" in CliRunner().invoke(app, ["token"]).stderr
+
+
+@pytest.mark.timeout(120)
+def test_a_penstock_with_a_secret_takes_it_and_the_terminal_says_what_is_missing(
+    make_up: Callable[..., Up],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    config = tmp_path_factory.mktemp("agents") / "penstock.yaml"
+    config.write_text("agents: [{id: assistant, protocol: agno, url: 'http://127.0.0.1:1'}]")
+    up = make_up("--config", str(config))
+    up.start()
+    command = [sys.executable, "-m", "penstock_cli", "run", "hi", "--url", up.url, "--agent"]
+
+    def said(agent: str, **environment: str) -> str:
+        done = subprocess.run(
+            [*command, agent],
+            capture_output=True,
+            text=True,
+            env=os.environ | environment,
+            check=False,
+        )
+        assert done.returncode == 2
+        return done.stderr
+
+    refused = said("assistant")
+    assert "(401). Set PENSTOCK_TOKEN to a token" in refused
+    assert "`penstock token` makes one for development" in refused
+
+    token = CliRunner().invoke(app, ["token"]).stdout.strip()
+    assert said("asistant", PENSTOCK_TOKEN=token) == (
+        'penstock: there is no agent asistant: did you mean "assistant"? '
+        "(agents: assistant) (404)\n"
+    )
+
+
+def test_an_unknown_agent_is_told_with_those_that_there_are() -> None:
+    agents = [{"id": f"a{n}", "protocol": "agno", "url": "http://a"} for n in range(22)]
+    assert Config().no_agent("x") == "there is no agent x (agents: none is configured)"
+    assert Config(agents=agents[:2]).no_agent("painter") == (
+        "there is no agent painter (agents: a0, a1)"
+    )
+    told = Config(agents=agents).no_agent("A1")
+    assert told.startswith('there is no agent A1: did you mean "a1"? (agents: a0, a1, ')
+    assert told.endswith("a19 and 2 more)")
+
+
+def test_only_a_401_names_the_variable_of_the_token() -> None:
+    def refusal(status: int) -> ApiError:
+        return _refusal(httpx.Response(status, json={"detail": "no"}))
+
+    assert "PENSTOCK_TOKEN" in str(refusal(401))
+    assert "PENSTOCK_TOKEN" not in str(refusal(403))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PENSTOCK_AUTH_JWT_SECRET", "short"),
+        ("PENSTOCK_AUTH_LEEWAY_S", "-1"),
+        ("PENSTOCK_AUTH_HOSTS", "http://a"),
+        ("PENSTOCK_PORT", "high"),
+        ("PENSTOCK_MAX_LEGS", "0"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_told_by_its_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError) as told:
+        read_settings(ConnectorSettings)
+    assert f"  {variable}: " in str(told.value)
+
+
+def test_settings_of_a_group_that_are_given_with_the_whole_have_their_own_names_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_AUTH", '{"leeway_s": -1}')
+    with pytest.raises(ConfigurationError, match="  PENSTOCK_AUTH_LEEWAY_S: "):
+        read_settings(Settings)
+    monkeypatch.setenv("PENSTOCK_AUTH", "no json")
+    with pytest.raises(ConfigurationError, match='field "auth"'):
+        read_settings(Settings)
+
+
+def test_up_names_the_variable_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_AUTH_JWT_SECRET", "short")
+    told = CliRunner().invoke(app, ["up"])
+    assert told.exit_code == 2
+    assert told.stderr.startswith("penstock: PENSTOCK_AUTH_JWT_SECRET: ")
+
+
+def test_every_setting_of_authentication_has_a_name_that_its_error_says() -> None:
+    aliases = {field.validation_alias for field in AuthSettings.model_fields.values()}
+    assert aliases == {None, "ALLOW_UNAUTHENTICATED_SSE"}
+
+
+def test_it_tells_its_version() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"penstock {version('penstock-cli')}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete_commands_and_options(shell: str) -> None:
+    def complete(line: str) -> str:
+        words = {
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split()) - 1),
+            "_TYPER_COMPLETE_ARGS": line,
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        }
+        program = "from penstock_cli.main import app; app(prog_name='penstock')"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            env=os.environ | words | {"_PENSTOCK_COMPLETE": f"complete_{shell}"},
+            check=False,
+        )
+        return done.stdout
+
+    assert "deadletters" in complete("penstock dead")
+    assert "--agent" in complete("penstock run --ag")
