@@ -29,6 +29,7 @@ from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
 from support.agui_requests import run_input, tool, user
+from support.bus import make_streams
 from support.issuer import SECRET, token
 from support.nats import NatsServer
 from support.pipeline import Pipeline
@@ -100,17 +101,8 @@ class Site:
     async def told(self, run_id: str, who: str = "alice") -> str:
         """All that a run tells its owner."""
         path = f"/v1/runs/{run_id}/events"
-        answer = (
-            await self.ask("GET", path, who, headers=None)
-            if False
-            else await self.http.get(
-                path,
-                headers={
-                    "authorization": f"Bearer {token(sub=who, scope='read')}",
-                    "accept": "application/json",
-                },
-            )
-        )
+        headers = {"accept": "application/json"}
+        answer = await self.ask("GET", path, who, scope="read", headers=headers)
         assert answer.status_code == 200, answer.text
         return answer.text
 
@@ -166,6 +158,7 @@ async def site(
         probe_port=free_port(),
         auth=AuthSettings(jwt_secret=SECRET, leeway_s=0),
     )
+    await make_streams(nats_server.url)
     async with AsyncExitStack() as stack:
         environment = stack.enter_context(pytest.MonkeyPatch.context())
         environment.setenv("ENABLE_ADK_CANONICAL_STREAM", "true")
