@@ -49,10 +49,13 @@ async def steps(remote: Any, action: str, message: str) -> list[Any]:
             return [await listed(remote.arun(message, stream=True, user_id="u1"))]
         case "cancel":
             events: list[dict[str, Any]] = []
+            is_cancelled = False
             async for event in remote.arun(message, stream=True):
                 events.append(told(event))
-                if event.event.endswith("RunContent") and event.content:
+                # pieces that came before the run ended are still read; a second cancel is a 409
+                if event.event.endswith("RunContent") and event.content and not is_cancelled:
                     assert await remote.acancel_run(event.run_id)
+                    is_cancelled = True
             return [events]
         case "confirm" | "reject":
             first, paused = await paused_of(remote.arun(message, stream=True))
