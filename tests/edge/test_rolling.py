@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from penstock.bus import Bus, BusSettings
+from support.bus import make_streams
 from support.deployment import Deployment, Instance
 from support.nats import NatsServer
 from support.pretend import PretendRun
@@ -36,6 +37,7 @@ async def bus(fresh_nats: NatsServer) -> AsyncIterator[Bus]:
 @pytest.fixture
 async def penstock(fresh_nats: NatsServer, tmp_path: Path) -> AsyncIterator[Deployment]:
     """No service yet; each that is started has `GRACE_S` to drain."""
+    await make_streams(fresh_nats.url)  # an edge may not
     config = tmp_path / "penstock.yaml"
     config.write_text("agents: []\n")
     environment = {"PENSTOCK_DRAIN_S": str(GRACE_S)}
