@@ -145,7 +145,9 @@ class Health:
         for kind in kinds or ("full", "denied", "away"):
             trouble = self._troubles.pop((kind, where), None)
             if trouble is not None and trouble.said_at > 0:
-                log.info("%s works again, after %.0f s", where, self.clock() - trouble.since)
+                log.info(
+                    "%s works again, after %.0f s", where or "NATS", self.clock() - trouble.since
+                )
 
     def denies(self, where: str) -> bool:
         """Whether NATS did not let us publish there a moment ago."""
