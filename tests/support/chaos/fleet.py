@@ -238,7 +238,8 @@ async def fleet(
             folder / f"{service}-{number}.log",
             common,
             clock=_clock(folder, service, number, clocks),
-            crashes=hurts.get(service),
+            # the last one lives: what every process that takes it dies of is put aside as poison
+            crashes=hurts.get(service) if number < count - 1 else None,
         )
         for service, count in counts.items()
         for number in range(count)
