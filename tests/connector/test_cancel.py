@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.bus import Stored
+from penstock.bus import Stored, streams, subjects
 from penstock.bus.pull import Retry
 from penstock.bus.records import CancelCommand
 from penstock.settings import AgentConfig
@@ -312,6 +312,26 @@ async def test_a_cancel_after_the_end_changes_nothing(
         await penstock.ended(later.run_id)
         assert (await the_end(penstock, run_id)).type == "lifecycle.completed"
         assert await penstock.raw(run_id) == before
+
+
+async def test_a_cancel_of_a_run_that_has_ended_and_lost_its_frames_is_done(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    """NATS came back with an older RAW: nothing says that the run's leg was ever open."""
+    upstream.script(plays(agno_text("x")))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await the_end(penstock, run_id)
+        lost = {"filter": subjects.raw_of_run(run_id)}
+        await penstock.bus.api(f"STREAM.PURGE.{streams.RAW}", lost)
+        await penstock.cancel(run_id, by="ada")
+
+        async def done() -> bool:
+            subject = subjects.command("connector", "cancel", run_id)
+            return await penstock.bus.tail(streams.COMMANDS, subject) is None
+
+        await eventually(done, what="that no connector has the cancel any more")
+        assert (await penstock.record(run_id)).status == "completed"
 
 
 async def test_two_cancels_are_one(nats_server: NatsServer, upstream: Misbehaving) -> None:

@@ -281,7 +281,9 @@ class Commands:
         told = {"by": command.by, "reason": command.reason}
         last = await self._runs.tail(run_id)
         if last is None:
-            await self._cancel_before_start(run_id, told)
+            # it was never begun, or NATS has lost its frames and it was ended for that
+            if not await self._runs.has_ended(run_id):
+                await self._cancel_before_start(run_id, told)
         elif kind_of(last) in CLOSED:
             await self._runs.cancel_between_legs(run_id, told)
         elif await self._never_to_be_called(run_id):
