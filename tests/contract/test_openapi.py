@@ -14,6 +14,7 @@ from penstock.web.auth.shapes import shape_of
 from penstock.web.problems import Problem
 from penstock_cli.openapi import document
 from penstock_cli.openapi.surfaces import OPERATIONS
+from penstock_edge.page.files import FOLDER
 from support.access import ROWS
 from support.contract import CONTRACT
 
@@ -37,6 +38,10 @@ def told() -> set[tuple[str, str]]:
 def test_what_is_committed_is_what_is_made() -> None:
     """Run `make contract` after a change of the API, and look at what it changed."""
     assert (CONTRACT / "openapi.json").read_text() == text(document())
+
+
+def test_the_edge_serves_what_is_committed() -> None:
+    assert (FOLDER / "openapi.json").read_text() == (CONTRACT / "openapi.json").read_text()
 
 
 def test_every_route_of_every_service_is_in_the_document() -> None:

@@ -21,7 +21,7 @@ from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes
 from penstock.web.server import BindRefused
 from penstock_cli.up import SERVICES
 from penstock_edge.views import DIALECTS
-from support.access import AGUI, ROWS, Row
+from support.access import AGUI, FILES, ROWS, Row
 from support.clients import contents
 from support.guarded import REMOTE, MemoryStore, StoreAway
 from support.issuer import token
@@ -140,7 +140,7 @@ async def test_every_route_of_every_service_has_a_row(nats: NatsServer) -> None:
         routes += service_type(context).routes
     served = {each for route in routes for each in _served(route)}
     await bus.close()
-    told = {(row.method, _pattern(row.route)) for row in ROWS}
+    told = {(row.method, _pattern(row.route)) for row in [*ROWS, *FILES]}
     # a WebSocket's refusal is tested below, that of /run_sse is a refusal of all
     told |= {("WS", _pattern(WS)), ("WS", "/run_sse")}
     assert served == told

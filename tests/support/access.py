@@ -100,6 +100,7 @@ ROWS = [
     Row("GET", "/v1/runs/{run_id}/events", ("read",), 404, headers=PAGE),
     Row("GET", "/v1/runs/{run_id}/events", ("read", "raw"), 404, query="?dialect=raw"),
     Row("POST", "/v1/runs/{run_id}/cancel", ("start",), 404, 409),
+    Row("GET", "/v1/agents", ("read",)),
     Row("GET", "/v1/events", ("read",), headers=PAGE),
     Row(
         "GET",
@@ -171,4 +172,23 @@ ROWS = [
     Row("GET", "/v1/tokens", ("read",)),
     Row("PATCH", "/v1/tokens/{token_id}", ("read",), 404, body={"lifetime_s": 60}),
     Row("DELETE", "/v1/tokens/{token_id}", ("read",), 404, 204),
+]
+
+# Static files: they hold nobody's data, and nobody is asked. They are no part of the API.
+FILES = [
+    Row("GET", route, public=True)
+    for route in (
+        "/",
+        "/docs",
+        "/openapi.json",
+        "/favicon.ico",
+        "/assets/icon.svg",
+        "/assets/page.css",
+        "/assets/page.js",
+        "/assets/api.js",
+        "/assets/text.js",
+        "/assets/approval.js",
+        "/assets/trial.js",
+        "/assets/docs.js",
+    )
 ]

@@ -17,6 +17,7 @@ from penstock_edge.direct import is_tried
 from penstock_edge.edge import Edge
 from penstock_edge.executions import Executions
 from penstock_edge.many_events import ManyEvents
+from penstock_edge.page import Agents, files
 from penstock_edge.runs import Runs
 from penstock_edge.session_events import SessionEvents
 from penstock_edge.settings import EdgeSettings
@@ -37,10 +38,12 @@ class EdgeService(Service):
         self.ws_ping_s = context.settings.keep_alive_s
         self._edge = Edge.of(context.bus, context.config, context.settings)
         self._adk = Adk(self._edge)
+        self._agents = Agents(self._edge)
         self.routes = [
             route
             for surface in (
                 Runs(self._edge),
+                self._agents,
                 ManyEvents(self._edge),
                 SessionEvents(self._edge),
                 Executions(self._edge),
@@ -51,6 +54,7 @@ class EdgeService(Service):
             )
             for route in surface.routes()
         ]
+        self.routes += files()
 
     async def start(self) -> None:
         """Keep the streams alive; they come with the requests."""
@@ -76,3 +80,4 @@ class EdgeService(Service):
         await self._edge.hubs.close()
         await self._edge.many.feed.close()
         await self._adk.close()
+        await self._agents.close()

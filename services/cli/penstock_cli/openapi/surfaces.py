@@ -43,6 +43,7 @@ from penstock_edge.adk_request import RunAgentRequest
 from penstock_edge.agno_request import ContinueRequest, RunRequest
 from penstock_edge.agno_surface import KINDS
 from penstock_edge.agui_request import RunAgentInput
+from penstock_edge.page import agents
 from penstock_edge.pages import MAX_PAGE
 from penstock_edge.runs import StartRequest
 
@@ -63,7 +64,15 @@ def _v1() -> list[Operation]:
     events = {200: _EVENTS, 204: _OVER}
     runs = partial(Operation, tag="runs")
     many = partial(Operation, tag="events")
+    agent = an_object(id=TEXT, name=TEXT, protocol=TEXT, kind=TEXT, answers={"type": "boolean"})
     return [
+        Operation(
+            "GET",
+            agents.PATH,
+            "The agents, and whether their servers answer",
+            {200: json("All of them", an_object(agents=a_list(agent)))},
+            tag="agents",
+        ),
         runs(
             "POST",
             "/v1/runs",

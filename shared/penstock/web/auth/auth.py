@@ -16,6 +16,8 @@ from penstock.web.auth import csrf
 from penstock.web.auth.config import AuthConfig
 from penstock.web.auth.cookies import credential_cookie, csrf_cookie
 from penstock.web.auth.credentials import (
+    PUBLIC_METHODS,
+    PUBLIC_PATHS,
     STREAM_PATHS,
     Credential,
     cookie_of,
@@ -64,6 +66,7 @@ class Auth:
         self._cookie = credential_cookie(config)
         self._csrf_cookie = csrf_cookie(config)
         self._stream_paths = path_patterns(stream_paths)
+        self._public_paths = path_patterns(PUBLIC_PATHS)
         if config.allow_unauthenticated_sse:
             log.warning(
                 "ALLOW_UNAUTHENTICATED_SSE IS ON: NOBODY IS ASKED WHO THEY ARE. Every caller is "
@@ -119,12 +122,21 @@ class Auth:
             return ANONYMOUS
         if scope["type"] == "http" and scope["path"] == LOGOUT:
             return NOBODY  # who has a cookie that no longer holds must still get rid of it
+        if self._is_public(scope):
+            return NOBODY
         credential = find(scope, self._cookie, self._stream_paths)
         if credential is None:
             raise nobody()
         if credential.kind == "stream_token":
             return await self._of_stream_token(credential)
         return await self._of_jwt(credential)
+
+    def _is_public(self, scope: Scope) -> bool:
+        return (
+            scope["type"] == "http"
+            and scope["method"] in PUBLIC_METHODS
+            and any(pattern.match(scope["path"]) for pattern in self._public_paths)
+        )
 
     async def _of_jwt(self, credential: Credential) -> Identity:
         assert self._verifier is not None

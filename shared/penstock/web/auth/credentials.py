@@ -25,6 +25,9 @@ STREAM_PATHS: Final = (
     "/agui/{agent}/threads/{thread}/events",
     "/apps/{app}/users/{user}/sessions/{session}/run",
 )
+# Static files of the first page and of /docs: nobody is asked, since they hold nobody's data.
+PUBLIC_PATHS: Final = ("/", "/docs", "/openapi.json", "/favicon.ico", "/assets/{file}")
+PUBLIC_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,82 @@
+"""The page's static files. They are public: what they show, their scripts ask the API for.
+
+They are served without the bus, so that the page can say that the API does not answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+FOLDER: Final = Path(__file__).with_name("static")
+
+# The browser loads nothing from elsewhere, runs no script in the markup, and sends forms nowhere.
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    )
+)
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+}
+# Each path is public (`penstock.web.auth.credentials.PUBLIC_PATHS`).
+PATHS: Final = {
+    "/": "index.html",
+    "/docs": "docs.html",
+    "/openapi.json": "openapi.json",
+    "/favicon.ico": "icon.svg",
+    "/assets/icon.svg": "icon.svg",
+    "/assets/page.css": "page.css",
+    "/assets/page.js": "page.js",
+    "/assets/api.js": "api.js",
+    "/assets/text.js": "text.js",
+    "/assets/approval.js": "approval.js",
+    "/assets/trial.js": "trial.js",
+    "/assets/docs.js": "docs.js",
+}
+
+
+class File:
+    """One file, read once; a browser that has this version gets 304."""
+
+    def __init__(self, path: Path) -> None:
+        self._body = path.read_bytes()
+        self._etag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
+        self._headers = {
+            "content-type": TYPES[path.suffix],
+            "content-security-policy": POLICY,
+            "cross-origin-opener-policy": "same-origin",
+            "cache-control": "no-cache",
+            "etag": self._etag,
+        }
+
+    async def __call__(self, request: Request) -> Response:
+        """The file."""
+        known = request.headers.get("if-none-match", "")
+        if self._etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
+            return Response(None, 304, self._headers)
+        return Response(self._body, headers=self._headers)
+
+
+def files() -> list[BaseRoute]:
+    """A route for each path."""
+    return [
+        Route(path, File(FOLDER / name).__call__, methods=["GET"]) for path, name in PATHS.items()
+    ]

@@ -1,0 +1,188 @@
+// openapi.json as a page to read: each request, what it takes, what it answers; every schema.
+
+import { make } from "./text.js";
+
+const METHODS = ["get", "post", "put", "patch", "delete"];
+
+const nameOf = (reference) => reference.split("/").at(-1);
+
+function resolved(document, value) {
+  if (!value?.$ref) return value;
+  return value.$ref
+    .slice(2)
+    .split("/")
+    .reduce((found, token) => found?.[token], document);
+}
+
+/** What a schema asks for, in words; references as links to the schema below. */
+function typeOf(schema) {
+  const span = make("span");
+  const words = (schemas, between) =>
+    schemas.forEach((each, index) => span.append(index ? between : "", typeOf(each)));
+  if (schema === true || schema === undefined || Object.keys(schema).length === 0) {
+    span.append("anything");
+  } else if (schema.$ref) {
+    const link = make("a", "", nameOf(schema.$ref));
+    link.href = `#schema-${nameOf(schema.$ref)}`;
+    span.append(link);
+  } else if (schema.enum) {
+    span.append(schema.enum.map((each) => JSON.stringify(each)).join(" | "));
+  } else if ("const" in schema) {
+    span.append(JSON.stringify(schema.const));
+  } else if (schema.anyOf ?? schema.oneOf) {
+    words(schema.anyOf ?? schema.oneOf, " | ");
+  } else if (schema.type === "array") {
+    span.append("list of ", typeOf(schema.items));
+  } else {
+    span.append([schema.type ?? "object"].flat().join(" | "));
+    if (schema.format) span.append(` (${schema.format})`);
+  }
+  return span;
+}
+
+function table(heads, rows) {
+  const scroll = make("div", "scroll");
+  const made = make("table");
+  const head = make("tr");
+  head.append(...heads.map((each) => make("th", "", each)));
+  made.append(head);
+  for (const cells of rows) {
+    const row = make("tr");
+    for (const cell of cells) {
+      const data = make("td");
+      data.append(cell ?? "");
+      row.append(data);
+    }
+    made.append(row);
+  }
+  scroll.append(made);
+  return scroll;
+}
+
+function fields(schema) {
+  const required = new Set(schema.required ?? []);
+  return Object.entries(schema.properties ?? {}).map(([name, field]) => [
+    name,
+    typeOf(field),
+    required.has(name) ? "required" : "",
+    field.description ?? "",
+  ]);
+}
+
+function schemaOf(schema) {
+  if (!schema?.properties) return typeOf(schema);
+  return table(["field", "type", "", ""], fields(schema));
+}
+
+function contents(content) {
+  const parts = make("span");
+  Object.entries(content ?? {}).forEach(([type, { schema }], index) => {
+    parts.append(index ? ", " : "", make("code", "", type), " ", schemaOf(schema));
+  });
+  return parts;
+}
+
+function needs(operation) {
+  if (!operation.security?.length) return "Nobody is asked who they are.";
+  const scopes = operation.security[0].bearer ?? [];
+  return scopes.length ? `Needs the scope ${scopes.join(", ")}.` : "Needs any token.";
+}
+
+function request(document, path, method, operation) {
+  const details = make("details", "doc");
+  details.id = operation.operationId;
+  const summary = make("summary");
+  summary.append(
+    make("span", "method", method.toUpperCase()),
+    make("span", "path", path),
+    " ",
+    make("span", "dim", operation.summary ?? ""),
+  );
+  details.append(summary, make("p", "dim", operation.description ?? ""), make("p", "", needs(operation)));
+  const parameters = (operation.parameters ?? []).map((each) => resolved(document, each));
+  if (parameters.length) {
+    details.append(
+      make("h4", "", "Parameters"),
+      table(
+        ["name", "in", "type", ""],
+        parameters.map((each) => [each.name, each.in, typeOf(each.schema), each.description]),
+      ),
+    );
+  }
+  if (operation.requestBody) {
+    details.append(make("h4", "", "Body"), contents(operation.requestBody.content));
+  }
+  details.append(
+    make("h4", "", "Answers"),
+    table(
+      ["status", "", ""],
+      Object.entries(operation.responses).map(([status, given]) => {
+        const answer = resolved(document, given);
+        return [status, answer.description, contents(answer.content)];
+      }),
+    ),
+  );
+  return details;
+}
+
+function show(document_) {
+  const page = document.getElementById("operations");
+  document.getElementById("description").textContent = document_.info.description;
+  const tags = new Map();
+  for (const [path, item] of Object.entries(document_.paths)) {
+    for (const method of METHODS.filter((each) => item[each])) {
+      const tag = item[method].tags?.[0] ?? "other";
+      if (!tags.has(tag)) tags.set(tag, []);
+      tags.get(tag).push(request(document_, path, method, item[method]));
+    }
+  }
+  for (const [tag, requests] of tags) {
+    const section = make("section");
+    section.append(make("h2", "", tag), ...requests);
+    page.append(section);
+  }
+  const section = make("section");
+  section.append(make("h2", "", "Schemas"));
+  for (const [name, schema] of Object.entries(document_.components.schemas)) {
+    const details = make("details", "doc");
+    details.id = `schema-${name}`;
+    details.append(
+      make("summary", "path", name),
+      make("p", "dim", schema.description ?? ""),
+      schemaOf(schema),
+    );
+    section.append(details);
+  }
+  page.append(section);
+}
+
+function openNamed() {
+  const named = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (named instanceof HTMLDetailsElement) {
+    named.open = true;
+    named.scrollIntoView();
+  }
+}
+
+function filter(text) {
+  const words = text.toLowerCase().split(/\s+/u).filter(Boolean);
+  for (const section of document.querySelectorAll("main section")) {
+    let any = false;
+    for (const details of section.querySelectorAll("details")) {
+      const said = details.querySelector("summary").textContent.toLowerCase();
+      details.hidden = !words.every((word) => said.includes(word));
+      any ||= !details.hidden;
+    }
+    section.hidden = !any;
+  }
+}
+
+try {
+  show(await (await fetch("/openapi.json")).json());
+  openNamed();
+} catch (error) {
+  document.getElementById("description").textContent = `openapi.json cannot be read: ${error.message}`;
+}
+window.addEventListener("hashchange", openNamed);
+const field = document.getElementById("filter");
+field.addEventListener("input", () => filter(field.value));

@@ -1,0 +1,167 @@
+// The first page: what runs here, three things to try, and who is asking.
+
+import { get, signIn, signOut } from "./api.js";
+import { ask } from "./approval.js";
+import { make, put, short } from "./text.js";
+import { trial } from "./trial.js";
+
+const LOOK_AGAIN_MS = 5000;
+const AFTER_A_CHANGE_MS = 400;
+const SHOWN_RUNS = 8;
+const TRIALS = [
+  {
+    title: "A streamed run",
+    about: "The answer as it comes, with a tool call on the way.",
+    message: "What is the weather in Paris?",
+  },
+  {
+    title: "A run that asks you first",
+    about: "The tool does not run before you approve it, with exactly these arguments.",
+    message: "Please delete report.txt",
+  },
+  {
+    title: "A stream to come back to",
+    about: "Leave in the middle: the run goes on. Come back: nothing is missing. Or cancel it.",
+    message: "Tell me a slow story",
+    leaves: true,
+  },
+];
+
+const byId = (id) => document.getElementById(id);
+const panels = new Map(); // approval id to {box, settle}
+
+function say(text) {
+  const notice = byId("notice");
+  notice.hidden = !text;
+  notice.replaceChildren();
+  put(notice, text);
+}
+
+function showAgents(agents) {
+  byId("agents").replaceChildren(
+    ...agents.map((agent) => {
+      const row = make("li");
+      row.append(
+        make("strong", "", agent.name),
+        make("span", "tag", agent.protocol),
+        make("span", agent.answers ? "good" : "bad", agent.answers ? "answers" : "does not answer"),
+      );
+      return row;
+    }),
+  );
+  if (!agents.length) byId("agents").append(make("li", "quiet-text", "None is configured."));
+  for (const each of trials) each.offer(agents);
+}
+
+function showRuns(runs) {
+  byId("no-runs").hidden = runs.length > 0;
+  byId("runs").replaceChildren(
+    ...runs.map((run) => {
+      const row = make("li");
+      const link = make("a", "", short(run.message, 60) || run.run_id);
+      link.href = `/v1/runs/${encodeURIComponent(run.run_id)}`;
+      row.append(link, make("span", "tag", run.agent), make("span", run.status, run.status));
+      return row;
+    }),
+  );
+}
+
+// Those that are there stay where they are, decided or not, so that no click hits another one.
+function showApprovals(approvals) {
+  const pending = new Set(approvals.map((approval) => approval.approval_id));
+  for (const approval of approvals) {
+    if (panels.has(approval.approval_id)) continue;
+    const box = make("div", "panel asked");
+    const settle = ask(box, approval);
+    box.prepend(make("p", "quiet-text", `${approval.agent} for ${approval.user_id}`));
+    byId("approvals").append(box);
+    panels.set(approval.approval_id, { box, settle });
+  }
+  for (const [id, { settle }] of panels) {
+    if (!pending.has(id)) settle("it does not wait any more");
+  }
+  byId("no-approvals").hidden = panels.size > 0;
+}
+
+function askWho(needed) {
+  const form = byId("sign-in");
+  if (needed && form.hidden) {
+    form.hidden = false;
+    byId("token").focus();
+  } else if (!needed) {
+    form.hidden = true;
+  }
+  document.querySelector("main").inert = needed;
+}
+
+async function part(path, show) {
+  try {
+    show(await get(path));
+    return null;
+  } catch (error) {
+    return error;
+  }
+}
+
+let looking = null;
+let again = null;
+
+async function look() {
+  clearTimeout(again);
+  looking ??= Promise.all([
+    part("/v1/agents", (body) => showAgents(body.agents)),
+    part(`/v1/runs?limit=${SHOWN_RUNS}`, (body) => showRuns(body.runs)),
+    part("/v1/approvals?status=pending", (body) => showApprovals(body.approvals)),
+  ]).finally(() => {
+    looking = null;
+  });
+  const errors = (await looking).filter((error) => error !== null);
+  const unknown = errors.some((error) => error.status === 401);
+  askWho(unknown);
+  say(unknown || !errors.length ? "" : [...new Set(errors.map((e) => e.message))].join(" "));
+  clearTimeout(again);
+  if (!unknown) again = setTimeout(lookIfSeen, LOOK_AGAIN_MS);
+  return !unknown;
+}
+
+function lookIfSeen() {
+  if (document.hidden) again = setTimeout(lookIfSeen, LOOK_AGAIN_MS);
+  else look();
+}
+
+function changed() {
+  clearTimeout(again);
+  again = setTimeout(look, AFTER_A_CHANGE_MS);
+}
+
+const trials = TRIALS.map((each) => trial(each, changed));
+byId("try").append(...trials.map((each) => each.card));
+
+byId("sign-in").addEventListener("submit", async (submitted) => {
+  submitted.preventDefault();
+  const outcome = byId("sign-in").querySelector(".outcome");
+  outcome.replaceChildren();
+  const token = byId("token").value.trim();
+  byId("token").value = "";
+  try {
+    const who = await signIn(token);
+    if (await look()) {
+      byId("who").hidden = false;
+      put(byId("who").querySelector("span"), `Signed in as ${who.user_id}`);
+    } else {
+      put(
+        outcome,
+        "The token holds, but the browser has not kept the cookie: it needs HTTPS, or " +
+          "PENSTOCK_AUTH_COOKIE_SECURE=false on the server.",
+      );
+    }
+  } catch (error) {
+    put(outcome, error.message);
+  }
+});
+byId("who").querySelector("button").addEventListener("click", async () => {
+  await signOut();
+  location.reload(); // nothing of theirs stays on the page
+});
+
+look();

@@ -1,0 +1,202 @@
+// One thing to try: a run, its stream as it comes, the decision it waits for, leaving and cancel.
+
+import { post } from "./api.js";
+import { ask } from "./approval.js";
+import { call, make, put, short } from "./text.js";
+
+const ENDS = new Set(["lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"]);
+const MOST_LINES = 500;
+
+// Lines of the log: event type to [class, text]; what is not here is not shown.
+const LINES = {
+  "lifecycle.started": (data) => ["dim", `▶ ${data.agent}`],
+  "lifecycle.resumed": () => ["dim", "▶ resumed"],
+  "llm.tool_call": (data) => [
+    "tool",
+    `→ ${call(data.tool, data.args)}${data.pending ? " (waits for an approval)" : ""}`,
+  ],
+  "llm.tool_result": (data) => ["tool", `← ${data.tool}: ${short(data.error ?? data.result)}`],
+  "approval.requested": () => ["dim", "? a person decides, below"],
+  "approval.decided": (data) => ["dim", `${data.outcome} by ${data.by}`],
+  "approval.expired": () => ["dim", "nobody decided in time"],
+  "approval.withdrawn": () => ["dim", "the decision is not needed any more"],
+  "system.warning": (data) => ["dim", `! ${data.message ?? data.code ?? ""}`],
+  "lifecycle.completed": () => ["dim", "completed"],
+  "lifecycle.cancelled": () => ["dim", "cancelled"],
+  "lifecycle.failed": (data) => ["bad", `failed (${data.code}): ${data.error}`],
+};
+const PIECES = {
+  "llm.stream": (data) => ["", data.message_id, data.content],
+  "llm.reasoning": (data) => ["dim", data.reasoning_id, data.thought],
+};
+
+/** `changed` is called whenever lists of runs or approvals may have changed. */
+export function trial({ title, about, message, leaves }, changed) {
+  const card = document.getElementById("trial").content.firstElementChild.cloneNode(true);
+  const part = (selector) => card.querySelector(selector);
+  const [form, log, asked, state] = ["form", ".log", ".asked", ".state"].map(part);
+  const [leave, back, cancel] = [".leave", ".back", ".cancel"].map(part);
+  part("h3").textContent = title;
+  part(".about").textContent = about;
+  part("input").value = message;
+  log.setAttribute("aria-label", `${title}: the run's stream`);
+  if (!leaves) {
+    leave.remove();
+    back.remove();
+  }
+
+  let runId = null;
+  let source = null;
+  let cursor = null;
+  let last = 0; // the sequence of the last event
+  let ended = true;
+  let speaking = null; // [id, paragraph] of the text under way
+  let settle = null;
+
+  const say = (text) => {
+    state.replaceChildren();
+    put(state, text);
+  };
+  const line = (className, text) => {
+    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    const element = make("p", className, text);
+    log.append(element);
+    while (log.children.length > MOST_LINES) log.firstElementChild.remove();
+    if (atEnd) log.scrollTop = log.scrollHeight;
+    return element;
+  };
+  const buttons = () => {
+    form.querySelector("button").disabled = !ended;
+    cancel.disabled = ended;
+    leave.disabled = ended || source === null;
+    back.disabled = runId === null || source !== null || ended;
+  };
+  const close = () => {
+    source?.close();
+    source = null;
+  };
+
+  const take = (message) => {
+    const event = JSON.parse(message.data);
+    cursor = message.lastEventId;
+    last = event.sequence;
+    const type = `${event.event.category}.${event.event.action}`;
+    const data = event.data;
+    if (type in PIECES) {
+      const [className, id, text] = PIECES[type](data);
+      if (speaking?.[0] !== id) speaking = [id, line(className, "")];
+      put(speaking[1], text);
+      log.scrollTop = log.scrollHeight;
+    } else if (type in LINES) {
+      speaking = null;
+      line(...LINES[type](data));
+    }
+    if (type === "approval.requested") {
+      asked.hidden = false;
+      asked.scrollTop = 0;
+      settle = ask(asked, data);
+      changed();
+    } else if (type.startsWith("approval.")) {
+      settle?.(type === "approval.decided" ? `${data.outcome} by ${data.by}` : LINES[type]()[1]);
+      changed();
+    }
+    say(`event ${last}${type === "lifecycle.paused" ? ", waits for a person" : ""}`);
+    if (ENDS.has(type)) {
+      ended = true;
+      close();
+      say(`${event.event.action} with event ${last}`);
+      settle?.("the run has ended");
+      changed();
+    }
+    buttons();
+  };
+
+  const follow = () => {
+    const after = cursor === null ? "" : `&after=${encodeURIComponent(cursor)}`;
+    const opened = new EventSource(
+      `/v1/runs/${encodeURIComponent(runId)}/events?names=off${after}`,
+    );
+    source = opened;
+    opened.onmessage = (message) => source === opened && take(message);
+    opened.onerror = () => {
+      if (source !== opened) return;
+      if (opened.readyState === EventSource.CLOSED) {
+        close();
+        say(`the stream was refused after event ${last}; come back, or look at the run below`);
+        ended = !leaves; // without the button to come back, another run can be started
+      } else {
+        say(`connection lost after event ${last}; the browser comes back by itself`);
+      }
+      buttons();
+    };
+    buttons();
+  };
+
+  form.addEventListener("submit", async (submitted) => {
+    submitted.preventDefault();
+    close();
+    log.replaceChildren();
+    asked.hidden = true;
+    asked.replaceChildren();
+    [runId, cursor, last, speaking, settle, ended] = [null, null, 0, null, null, false];
+    buttons();
+    cancel.disabled = true;
+    say("starting…");
+    try {
+      const run = await post("/v1/runs", {
+        agent: part("select").value,
+        message: part("input").value,
+      });
+      runId = run.run_id;
+      follow();
+    } catch (error) {
+      ended = true;
+      say(error.message);
+      buttons();
+    }
+    changed();
+  });
+  leave.addEventListener("click", () => {
+    close();
+    line("dim", `– you left after event ${last}; the run goes on –`);
+    say(`left after event ${last}`);
+    speaking = null;
+    buttons();
+    back.focus();
+  });
+  back.addEventListener("click", () => {
+    line("dim", `– you are back, from event ${last + 1} on –`);
+    follow();
+    leave.focus();
+  });
+  cancel.addEventListener("click", async () => {
+    cancel.disabled = true;
+    try {
+      await post(`/v1/runs/${encodeURIComponent(runId)}/cancel`, {});
+      if (source === null) follow(); // to see its end
+    } catch (error) {
+      say(error.message);
+      buttons();
+    }
+    changed();
+  });
+
+  return {
+    card,
+    /** Offer these agents; the one that was chosen stays chosen. */
+    offer(agents) {
+      const select = part("select");
+      const chosen = select.value;
+      const ids = agents.map((agent) => agent.id);
+      if ([...select.options].map((option) => option.value).join() === ids.join()) return;
+      select.replaceChildren(
+        ...agents.map((agent) => {
+          const option = make("option", "", agent.name);
+          option.value = agent.id;
+          return option;
+        }),
+      );
+      if (ids.includes(chosen)) select.value = chosen;
+    },
+  };
+}
