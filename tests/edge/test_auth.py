@@ -131,6 +131,20 @@ async def test_who_may_act_for_others_is_served_too(penstock: Secured, row: Row)
     assert answer.status_code == (404 if "{token_id}" in row.route else row.good), answer.text
 
 
+@pytest.mark.parametrize("row", FILES, ids=str)
+async def test_static_files_are_public_and_may_load_nothing_from_elsewhere(
+    penstock: Secured, row: Row
+) -> None:
+    answer = await penstock.http.get(row.route)
+    assert answer.status_code == 200
+    policy = answer.headers["content-security-policy"].split("; ")
+    assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"} <= set(policy)
+    assert "unsafe" not in " ".join(policy)
+    again = {"if-none-match": answer.headers["etag"]}
+    assert (await penstock.http.get(row.route, headers=again)).status_code == 304
+    assert (await penstock.http.post(row.route)).status_code == 401
+
+
 async def test_every_route_of_every_service_has_a_row(nats: NatsServer) -> None:
     bus = await Bus.connect(BusSettings(url=nats.url))
     auth = Auth(AuthConfig(), StreamTokens(MemoryStore(), StoreAway))

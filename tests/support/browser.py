@@ -79,11 +79,11 @@ def site(page: bytes) -> Iterator[Site]:
 
 
 @contextmanager
-def opened(url: str, folder: Path) -> Iterator[None]:
+def opened(url: str, folder: Path, *flags: str) -> Iterator[None]:
     """A browser of its own, new, with this page open; its profile and its log are in `folder`."""
     process = servers.start(
         "chromium",
-        [_chromium(), *FLAGS, f"--user-data-dir={folder / 'profile'}", url],
+        [_chromium(), *FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", url],
         log=folder / "chromium.log",
         owner_pid=os.getpid(),
     )

@@ -158,14 +158,14 @@ export function trial({ title, about, message, leaves }, changed) {
   });
   leave.addEventListener("click", () => {
     close();
-    line("dim", `– you left after event ${last}; the run goes on –`);
+    line("dim", `you left after event ${last}; the run goes on`);
     say(`left after event ${last}`);
     speaking = null;
     buttons();
     back.focus();
   });
   back.addEventListener("click", () => {
-    line("dim", `– you are back, from event ${last + 1} on –`);
+    line("dim", `you are back, from event ${last + 1} on`);
     follow();
     leave.focus();
   });
@@ -173,7 +173,7 @@ export function trial({ title, about, message, leaves }, changed) {
     cancel.disabled = true;
     try {
       await post(`/v1/runs/${encodeURIComponent(runId)}/cancel`, {});
-      if (source === null) follow(); // to see its end
+      if (source === null && !ended) follow(); // to see its end
     } catch (error) {
       say(error.message);
       buttons();
