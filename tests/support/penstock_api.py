@@ -82,6 +82,7 @@ class PenstockApi:
             "created_at": "2026-01-01T00:00:00.000Z",
             "message": "hi",
         }
+        self.agents: list[dict[str, Any]] = []
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.cursors: list[str | None] = []
         self.authorizations: set[str | None] = set()
@@ -94,6 +95,7 @@ class PenstockApi:
                 self._route("GET", "/v1/runs/{id}", self._run),
                 self._route("POST", "/v1/runs/{id}/cancel", self._cancel),
                 self._route("GET", "/v1/runs/{id}/events", self._events),
+                self._route("GET", "/v1/agents", self._agents),
                 self._route("GET", "/v1/approvals", self._approvals),
                 self._route("GET", "/v1/approvals/{id}", self._approval),
                 self._route("POST", "/v1/approvals/{id}/decision", self._decide),
@@ -159,6 +161,9 @@ class PenstockApi:
         if self.record["status"] == "completed":
             return problem(409, "the run is completed")
         return JSONResponse(self.record | {"status": "cancelled"})
+
+    async def _agents(self, request: Request) -> Response:
+        return JSONResponse({"agents": self.agents})
 
     async def _approvals(self, request: Request) -> Response:
         return JSONResponse({"approvals": [self.approval]})

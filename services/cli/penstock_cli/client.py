@@ -88,6 +88,10 @@ class Api:
         """`{"runs": [...], "next": …}`, newest first."""
         return self._call("GET", "/v1/runs", filters)
 
+    def agents(self) -> dict[str, Any]:
+        """`{"agents": [...]}`, as configured there."""
+        return self._call("GET", "/v1/agents")
+
     def cancel(self, run_id: str) -> dict[str, Any]:
         """Cancel a run; its record."""
         return self._call("POST", f"/v1/runs/{_segment(run_id)}/cancel")

@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from penstock.settings import ConfigurationError
-from penstock_cli import approvals, deadletters, runs, streams
+from penstock_cli import agents, approvals, deadletters, runs, streams
 from penstock_cli.client import DEFAULT_URL, Api, CallFailed
 from penstock_cli.embedded_nats import check_sync_interval
 from penstock_cli.output import Output
@@ -37,6 +37,8 @@ approvals_app = typer.Typer(help="What waits for a decision.", no_args_is_help=T
 app.add_typer(runs_app, name="runs")
 app.add_typer(approvals_app, name="approvals")
 app.add_typer(deadletters_app, name="deadletters")
+agents_app = typer.Typer(help="List agents, or check their servers.", invoke_without_command=True)
+app.add_typer(agents_app, name="agents")
 streams_app = typer.Typer(
     help="How the streams are kept. Speaks with NATS, as the services do.", no_args_is_help=True
 )
@@ -52,6 +54,7 @@ Nats = Annotated[
 ]
 Data = Annotated[Path, typer.Option("--data", help="The folder of a `penstock up`.")]
 DATA = Path(".penstock")
+AgentsFile = Annotated[Path | None, typer.Option("--config", help="The agents' file.")]
 Numbers = Annotated[list[int] | None, typer.Argument(help="The letters' numbers.")]
 All = Annotated[bool, typer.Option("--all", help="All that match, in place of numbers.")]
 OfService = Annotated[str | None, typer.Option("--service", help="Given up by this service only.")]
@@ -86,6 +89,15 @@ def _connected(url: str, as_json: bool) -> Iterator[tuple[Api, Output]]:
     except CallFailed as error:
         output.notice(f"penstock: {error}")
         raise typer.Exit(error.exit_code) from None
+
+
+@contextmanager
+def _configuration(output: Output) -> Iterator[None]:
+    try:
+        yield
+    except ConfigurationError as error:
+        output.notice(f"penstock: {error}")
+        raise typer.Exit(2) from None
 
 
 def _sync_interval(text: str) -> str:
@@ -212,6 +224,46 @@ def show_run(run_id: RunId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> 
     """Show one run."""
     with _connected(url, as_json) as (api, output):
         runs.show(output, api.run(run_id))
+
+
+@agents_app.callback()
+def list_agents(
+    context: typer.Context,
+    config: AgentsFile = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List the agents of the Penstock at --url, or with --config those of a file."""
+    if context.invoked_subcommand is not None:
+        return
+    if config is None:
+        with _connected(url, as_json) as (api, output):
+            agents.show_list(api, output)
+        return
+    output = Output(as_json)
+    with _configuration(output):
+        agents.show_configured(output, agents.configured(config))
+
+
+@agents_app.command("check")
+def check_agents(
+    ids: Annotated[list[str] | None, typer.Argument(help="These alone.")] = None,
+    config: Annotated[
+        Path, typer.Option(envvar="PENSTOCK_CONFIG", help="The agents' file.")
+    ] = Path("penstock.yaml"),
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Of one request.")
+    ] = 5.0,
+    as_json: AsJson = False,
+) -> None:
+    """Ask each agent's server from here whether it speaks the protocol and has the agent.
+
+    It starts no run. Exit code 1 where something is wrong.
+    """
+    output = Output(as_json)
+    with _configuration(output):
+        asked = agents.chosen(agents.configured(config), ids or [])
+        raise typer.Exit(agents.check(output, asked, timeout))
 
 
 @approvals_app.command("list")
@@ -401,11 +453,8 @@ def make_token(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--scope") from None
     output = Output(as_json)
-    try:
+    with _configuration(output):
         token.make(output, user, scopes, lifetime_s)
-    except ConfigurationError as error:
-        output.notice(f"penstock: {error}")
-        raise typer.Exit(2) from None
 
 
 def _some(numbers: list[int] | None, all_of_them: bool) -> list[int]:

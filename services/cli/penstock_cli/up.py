@@ -38,6 +38,7 @@ from penstock_cli.client import DEFAULT_URL
 from penstock_cli.demo import RECIPES, DemoServer
 from penstock_cli.embedded_nats import SYNC_ALWAYS, EmbeddedNats, as_embedded, credentials
 from penstock_cli.output import command
+from penstock_connector.checks import check_all
 from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
@@ -121,7 +122,7 @@ async def _run(
             await _prepare(settings)
         async with asyncio.TaskGroup() as group:
             greeting = _greet(options, settings, demos, ready, nats)
-            helpers = [group.create_task(greeting)]
+            helpers = [group.create_task(greeting), group.create_task(_warn(agents, ready))]
             if nats is not None:
                 helpers.append(group.create_task(nats.keep()))
             alone = nats is not None
@@ -180,6 +181,19 @@ async def _greet(
             sep="\n  ",
         )
     sys.stdout.flush()
+
+
+async def _warn(agents: list[AgentConfig], ready: asyncio.Event) -> None:
+    """Say which of the file's agents cannot work as they are configured. Nothing waits for it."""
+    try:
+        findings = await check_all(agents)
+    except Exception:
+        log.exception("the agents' servers could not be checked")
+        return
+    await ready.wait()  # so that it stands at the end of what is said
+    for finding in findings:
+        if not finding.is_fine:
+            log.warning("agent %s: %s", finding.agent, finding.said)
 
 
 def _how_to_get_a_token(settings: Settings) -> str:

@@ -1,0 +1,74 @@
+"""The agents in the terminal: which there are, and whether their servers are as configured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.settings import AgentConfig, Config, ConfigurationError, load_config
+from penstock_cli.client import Api
+from penstock_cli.output import Output
+
+DONE, WRONG = 0, 1
+
+
+def show_list(api: Api, output: Output) -> None:
+    """Those of the Penstock that is called."""
+    agents = api.agents()["agents"]
+    if output.as_json:
+        for agent in agents:
+            output.json_line(agent)
+        return
+    columns = ("id", "name", "protocol", "kind", "answers")
+    rows = [[_cell(agent.get(column)) for column in columns] for agent in agents]
+    output.table(("agent", *columns[1:]), rows)
+
+
+def show_configured(output: Output, config: Config) -> None:
+    """Those of a configuration file, with their addresses. Headers are not shown."""
+    if output.as_json:
+        for agent in config.agents:
+            output.json_line(agent.model_dump(mode="json", exclude={"headers"}))
+        return
+    rows = [(each.id, each.protocol, each.kind, each.agent, each.url) for each in config.agents]
+    output.table(("agent", "protocol", "kind", "upstream's id", "url"), rows)
+
+
+def configured(path: Path) -> Config:
+    """The file, which must be there. Raises ConfigurationError."""
+    if not path.exists():
+        raise ConfigurationError(
+            f"there is no {path} here: name your agents' file with --config (PENSTOCK_CONFIG)"
+        )
+    return load_config(path)
+
+
+def chosen(config: Config, ids: Sequence[str]) -> list[AgentConfig]:
+    """These agents of the file, or all. Raises ConfigurationError."""
+    for id in ids:
+        if config.agent(id) is None:
+            raise ConfigurationError(config.no_agent(id))
+    return [agent for agent in config.agents if not ids or agent.id in ids]
+
+
+def check(output: Output, agents: Sequence[AgentConfig], timeout_s: float) -> int:
+    """Ask each server; the exit code."""
+    from penstock_connector.checks import check_all  # noqa: PLC0415 - the client needs no service
+
+    findings = asyncio.run(check_all(agents, timeout_s))
+    for finding in findings:
+        if output.as_json:
+            verdict = {"agent": finding.agent, "verdict": finding.verdict, "said": finding.said}
+            output.json_line(verdict)
+        else:
+            output.text(f"{finding.agent}: {finding.verdict.replace('_', ' ')}: {finding.said}")
+    if not findings:
+        output.notice("no agent is configured")
+    return DONE if all(finding.is_fine for finding in findings) else WRONG
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)

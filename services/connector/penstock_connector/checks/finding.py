@@ -1,0 +1,42 @@
+"""What a check has found, and the words that several checks share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Verdict = Literal["ok", "unproven", "unreachable", "refused", "wrong_protocol", "wrong_agent"]
+
+MAX_LISTED: Final = 8
+MAX_SHOWN_CHARACTERS: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is known of one agent. `said` is for people: what is wrong, and what to change.
+
+    `unproven`: nothing speaks against it, and only a run could show more.
+    """
+
+    agent: str
+    verdict: Verdict
+    said: str
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether there is nothing to change."""
+        return self.verdict in {"ok", "unproven"}
+
+
+def shown(text: str) -> str:
+    """A server's words on one line, without control characters, and cut."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= MAX_SHOWN_CHARACTERS else line[: MAX_SHOWN_CHARACTERS - 1] + "…"
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first of them, and how many more there are."""
+    known = [shown(name) for name in names]
+    more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
+    return ", ".join(known[:MAX_LISTED]) + more if known else "none"

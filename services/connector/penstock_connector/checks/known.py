@@ -1,0 +1,124 @@
+"""What kind of server answers at an address: the guess where it is not the configured one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.settings import AgentConfig, did_you_mean
+from penstock_connector.checks.finding import Finding, listed
+from penstock_connector.checks.probe import Answer, NotReached, Probe
+
+KINDS: Final = ("agent", "team", "workflow")
+RUN_INPUT: Final = "RunAgentInput"  # what the official AG-UI packages call the body of a run
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOs:
+    """An Agno AgentOS: the ids of what it has, by kind, and the paths of its AG-UI interfaces."""
+
+    base: str
+    ids: dict[str, list[str]]
+    agui: list[str]
+
+    def __str__(self) -> str:
+        had = [f"{kind}s: {listed(ids)}" for kind, ids in self.ids.items() if ids]
+        return f"an Agno AgentOS ({'; '.join(had) or 'empty'}) answers at {self.base}"
+
+
+@dataclass(frozen=True, slots=True)
+class AdkServer:
+    """An ADK server: the names of its apps."""
+
+    base: str
+    apps: list[str]
+
+    def __str__(self) -> str:
+        return f"an ADK server (apps: {listed(self.apps)}) answers at {self.base}"
+
+
+def agent_os(answer: Answer, base: str) -> AgentOs | None:
+    """What `GET /config` tells, where it is an AgentOS that answers."""
+    config = answer.json
+    if not answer.is_success or not isinstance(config, dict):
+        return None
+    if not all(isinstance(config.get(f"{kind}s"), list) for kind in KINDS):
+        return None
+    ids = {kind: [_text(each, "id") for each in config[f"{kind}s"]] for kind in KINDS}
+    interfaces = config.get("interfaces")
+    routes = [
+        _text(each, "route")
+        for each in (interfaces if isinstance(interfaces, list) else [])
+        if _text(each, "type") == "agui"
+    ]
+    return AgentOs(base, ids, [f"{route.rstrip('/')}/agui" for route in routes])
+
+
+def adk_server(answer: Answer, base: str) -> AdkServer | None:
+    """What `GET /list-apps` tells, where it is ADK that answers."""
+    apps = answer.json
+    if not answer.is_success or not isinstance(apps, list):
+        return None
+    return AdkServer(base, apps) if all(isinstance(app, str) for app in apps) else None
+
+
+def agui_paths(document: Any) -> list[str]:
+    """The paths of an OpenAPI document that take an AG-UI run, by the name of their body."""
+    paths = document.get("paths") if isinstance(document, dict) else None
+    return [
+        path
+        for path, methods in (paths.items() if isinstance(paths, dict) else ())
+        if isinstance(methods, dict) and f"/{RUN_INPUT}" in str(_body(methods.get("post")))
+    ]
+
+
+async def what_answers(probe: Probe, agent: AgentConfig) -> str | None:
+    """What answers there instead, and what to set then; None where nobody knows. Never raises."""
+    try:
+        for base in probe.bases:
+            if (adk := adk_server(await probe.get(f"{base}/list-apps"), base)) is not None:
+                return f"{adk}: {_changes(agent, 'adk', base, adk.apps)}"
+            if (os := agent_os(await probe.get(f"{base}/config"), base)) is not None:
+                if agent.protocol == "agui" and os.agui:
+                    urls = listed(base + path for path in os.agui)
+                    return f"{os}; its AG-UI endpoints are {urls}: set `url` to one of them"
+                every = [id for ids in os.ids.values() for id in ids]
+                return f"{os}: {_changes(agent, 'agno', base, every)}"
+        if paths := agui_paths((await probe.get(f"{probe.origin}/openapi.json")).json):
+            urls = listed(probe.origin + path for path in paths)
+            return (
+                f"AG-UI endpoints there are {urls}: set `protocol: agui` and `url` to one of them"
+            )
+    except NotReached:
+        return None
+    return None
+
+
+def _changes(agent: AgentConfig, protocol: str, base: str, known: list[str]) -> str:
+    wanted = [f"`protocol: {protocol}`"] * (agent.protocol != protocol)
+    wanted += [f"`url: {base}`"] * (agent.url.rstrip("/") != base)
+    if agent.agent not in known:
+        guess = did_you_mean(agent.agent, known)
+        wanted.append(f"`agent` to one of them (it is {agent.agent}{guess})")
+    return "set " + " and ".join(wanted)
+
+
+def asks_who(answer: Answer, agent: AgentConfig) -> Finding | None:
+    """The finding where the server does not let us in."""
+    if not answer.asks_who:
+        return None
+    sent = ", ".join(agent.headers) or "none are"
+    return Finding(
+        agent.id,
+        "refused",
+        f"{answer}. Set the headers that it wants under `headers` ({sent} set)",
+    )
+
+
+def _body(operation: Any) -> Any:
+    return operation.get("requestBody") if isinstance(operation, dict) else None
+
+
+def _text(value: Any, name: str) -> str:
+    found = value.get(name) if isinstance(value, dict) else None
+    return found if isinstance(found, str) else ""

@@ -1,0 +1,123 @@
+"""GETs to one agent server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+import orjson
+
+from penstock_connector.checks.finding import shown
+
+MAX_BYTES: Final = 4 * 1024 * 1024  # a large AgentOS describes itself in some 100 KiB
+
+MAX_TEXT_BYTES: Final = 2000
+
+
+class NotReached(Exception):
+    """No HTTP answer came. The text names the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back; `json` is None where the body is none (or `null`)."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    json: Any
+    text: str
+
+    @property
+    def is_success(self) -> bool:
+        """2xx."""
+        return 200 <= self.status < 300
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether the server wants other credentials, or none of ours."""
+        return self.status in {401, 403, 407}
+
+    def __str__(self) -> str:
+        said = shown(self.text)
+        return f"{self.url} answered {self.status}{f': {said}' if said else ''}"
+
+
+class Probe:
+    """Asks the server of one agent, with the headers that the agent is called with."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, url: str, headers: Mapping[str, str], timeout_s: float
+    ) -> None:
+        self._client = client
+        self._url = url
+        self._headers = headers
+        self._timeout_s = timeout_s
+        self._known: dict[str, Answer] = {}
+
+    @property
+    def url(self) -> str:
+        """The agent's URL, without a password that stands in it."""
+        return _without_user(self._url)
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port of the server."""
+        return _origin(self.url)
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """Where a server's paths may begin: at the configured URL, or at its origin."""
+        return tuple(dict.fromkeys((self.url.rstrip("/"), self.origin)))
+
+    async def get(self, url: str) -> Answer:
+        """The answer, asked for once. Raises NotReached.
+
+        `url` begins with `url` or `origin`, so that headers go to the agent's own server alone.
+        """
+        if url not in self._known:
+            self._known[url] = await self._get(url)
+        return self._known[url]
+
+    async def _get(self, url: str) -> Answer:
+        user = urlsplit(self._url).netloc.rpartition("@")
+        parts = urlsplit(url)
+        called = urlunsplit(parts._replace(netloc="".join(user[:2]) + parts.netloc))
+        headers = {"accept": "application/json", **self._headers}
+        body = b""
+        try:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._client.stream("GET", called, headers=headers) as response,
+            ):
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > MAX_BYTES:
+                        break
+        except TimeoutError as error:
+            raise NotReached(f"{url} did not answer within {self._timeout_s:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise NotReached(
+                f"cannot reach {url} ({shown(str(error) or type(error).__name__)}): "
+                "is the server running there, and is `url` its address as seen from here?"
+            ) from error
+        try:
+            document = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            document = None
+        text = body[:MAX_TEXT_BYTES].decode("utf-8", "replace")
+        return Answer(url, response.status_code, response.headers, document, text)
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -1,0 +1,103 @@
+"""`penstock agents`, `penstock agents check`, and what `penstock up` says of agents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock_cli.main import app
+from support.penstock_api import PenstockApi
+from support.ports import free_port
+from support.up import Up
+from support.waiting import wait_for
+
+
+def penstock(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["agents", *arguments])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Two agents whose servers do not answer."""
+    path = tmp_path / "agents.yaml"
+    port = free_port()
+    path.write_text(
+        f"""
+agents:
+  - {{id: one, protocol: agno, url: "http://127.0.0.1:{port}", headers: {{X-Key: open-sesame}}}}
+  - {{id: two, protocol: adk, url: "http://127.0.0.1:{port}", agent: app}}
+"""
+    )
+    return path
+
+
+def test_the_agents_of_a_file_are_listed_without_their_headers(config: Path) -> None:
+    listed = penstock("--config", str(config))
+    assert listed.exit_code == 0
+    head, one, two = listed.stdout.splitlines()
+    assert head.split()[:3] == ["agent", "protocol", "kind"]
+    assert one.split()[:4] == ["one", "agno", "agent", "one"]
+    assert two.split()[:4] == ["two", "adk", "agent", "app"]
+    lines = penstock("--config", str(config), "--json").stdout
+    assert [json.loads(line)["id"] for line in lines.splitlines()] == ["one", "two"]
+    assert "open-sesame" not in listed.stdout + lines
+
+
+def test_the_agents_of_a_server_are_listed(api_with_agents: PenstockApi) -> None:
+    listed = penstock("--url", api_with_agents.url)
+    assert [line.split() for line in listed.stdout.splitlines()] == [
+        ["agent", "name", "protocol", "kind", "answers"],
+        ["a", "A", "agno", "agent", "yes"],
+        ["b", "B", "adk", "agent", "no"],
+    ]
+    lines = penstock("--url", api_with_agents.url, "--json").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == api_with_agents.agents
+
+
+@pytest.fixture
+def api_with_agents() -> Iterator[PenstockApi]:
+    """It knows two."""
+    api = PenstockApi([])
+    api.agents = [
+        {"id": "a", "name": "A", "protocol": "agno", "kind": "agent", "answers": True},
+        {"id": "b", "name": "B", "protocol": "adk", "kind": "agent", "answers": False},
+    ]
+    api.start()
+    yield api
+    api.stop()
+
+
+def test_a_check_says_what_is_wrong_with_each_and_ends_with_1(config: Path) -> None:
+    checked = penstock("check", "--config", str(config))
+    assert checked.exit_code == 1
+    one, two = checked.stdout.splitlines()
+    assert one.startswith("one: unreachable: cannot reach http://127.0.0.1:")
+    assert two.startswith("two: unreachable: cannot reach http://127.0.0.1:")
+    [line] = penstock("check", "two", "--config", str(config), "--json").stdout.splitlines()
+    assert json.loads(line)["verdict"] == "unreachable"
+
+
+def test_a_check_of_an_agent_or_a_file_that_there_is_not_is_told(config: Path) -> None:
+    told = penstock("check", "on", "--config", str(config))
+    assert told.exit_code == 2
+    assert told.stderr == (
+        'penstock: there is no agent on: did you mean "one"? (agents: one, two)\n'
+    )
+    told = penstock("check", "--config", str(config.with_name("none.yaml")))
+    assert told.exit_code == 2
+    assert "name your agents' file with --config (PENSTOCK_CONFIG)" in told.stderr
+
+
+@pytest.mark.timeout(120)
+def test_up_warns_of_agents_that_cannot_work_and_a_failed_run_names_the_address(
+    make_up: Callable[..., Up], config: Path
+) -> None:
+    up = make_up("--config", str(config))
+    up.start()
+    wait_for(lambda: "agent two: cannot reach http://" in up.log(), 30, "the warning")
+    assert "agent one: cannot reach http://" in up.log()
+    assert "open-sesame" not in up.log()
