@@ -80,6 +80,12 @@ class AgentConfig(BaseModel):
         description="agui, agno: which id of a session goes upstream where callers are known: one "
         "derived from owner, agent and session, or the client's own (the server then checks users)",
     )
+    starts_while_paused: Literal["refuse", "send"] = Field(
+        "refuse",
+        description="agui: what becomes of a start in a session of which a run waits for a "
+        "decision. `send` is for servers that keep nothing of a thread: one that does would run "
+        "the newer request with the older one's approval",
+    )
 
     @field_validator("url")
     @classmethod

@@ -70,13 +70,16 @@ def test_a_payload_of_the_unified_document_is_an_event_of_ours_and_back(name: st
     draft = from_custom(name, payload)
     assert draft is not None
     typed_data(draft.type, draft.data)
-    speaker = payload.get("agent", "writer")
+    # A message is said by its source; everything else names its agent in the payload itself.
+    speaker = payload["agent"] if name == "agent_message_start" else "another agent"
     source = {"agent_id": speaker, "agent_type": "agent", "agent_name": "A", "team_name": None}
     frames = UnifiedEncoder().feed(event(draft.type, draft.data, source=source))
     told = {frame.event: orjson.loads(frame.data)["payload"] for frame in frames}[name]
     if "message_id" in payload:
         assert told["message_id"] == f"{RUN_ID}/{payload['message_id']}"
         told["message_id"] = payload["message_id"]
+    if "run_id" in payload:
+        payload = {**payload, "run_id": RUN_ID}  # the run's own, in every payload
     assert {field: told[field] for field in payload} == payload
     assert told.keys() - payload.keys() <= {"run_id", "is_error"}
 

@@ -43,6 +43,8 @@ async def penstock(
             agent["tools"] = [PICK_COLOR]
         if agent["id"] == "agno-tool":
             agent["raw"] = "keep"
+    forgetful = {"url": urls["pydantic-ai-approval"], "starts_while_paused": "send"}
+    agents.append({"id": "pydantic-ai-forgetful", "protocol": "agui", **forgetful})
     async with pipeline(nats_server.url, Config.model_validate({"agents": agents})) as running:
         yield running
 
@@ -291,11 +293,20 @@ async def test_a_body_goes_on_verbatim(penstock: Pipeline) -> None:
     assert started["value"]["upstream_run_id"] == "r-1"
 
 
-async def test_a_new_message_while_a_run_waits_is_a_run_of_its_own(
+async def test_a_new_message_while_a_run_waits_is_not_sent(penstock: Pipeline) -> None:
+    session, agent = uuid.uuid4().hex, "pydantic-ai-approval"
+    run_id, _ = await paused(penstock, agent, f"delete {path()}", session_id=session)
+    second_id = await penstock.start_run(agent, f"delete {path()}", session_id=session)
+    events = await penstock.events_until(second_id, "lifecycle.failed")
+    assert only(events, "lifecycle.failed")["code"] == "not_accepted"
+    assert run_id in only(events, "lifecycle.failed")["error"]
+
+
+async def test_a_new_message_while_a_run_waits_is_a_run_of_its_own_where_the_server_may_take_it(
     penstock: Pipeline, upstreams: dict[str, Upstream]
 ) -> None:
     session, file, other = uuid.uuid4().hex, path(), path()
-    agent = "pydantic-ai-approval"
+    agent = "pydantic-ai-forgetful"
     run_id, asked = await paused(penstock, agent, f"delete {file}", session_id=session)
     second_id, second = await paused(penstock, agent, f"delete {other}", session_id=session)
     await decided(penstock, run_id, asked, "approve")

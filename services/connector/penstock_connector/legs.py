@@ -250,7 +250,8 @@ class Legs:
         self, order: Order, upstream: Upstream, agent: AgentConfig, *, called: bool
     ) -> Call:
         """The leg's request. Raises NotAccepted for a start while its session waits."""
-        if order.leg == 1 and not called and agent.protocol == WATCHED:
+        watched = agent.protocol == WATCHED and agent.starts_while_paused == "refuse"
+        if order.leg == 1 and not called and watched:
             key = order.session
             others = await patiently(lambda: self.sessions.others(key, order.run_id))
             if ended := await require_at_rest(self._bus, self._runs, others):
