@@ -343,6 +343,9 @@ async def serve(
         await until.asked.wait()
         log.info("draining for up to %g s; a second signal ends that", settings.drain_s)
         served = (server,) if server is not None else ()
+        if _closes_port(settings, alone=alone):
+            for each in served:
+                each.close_port()
         await drain(services, settings.drain_s, until.at_once, served)
     finally:
         await stop(services)
@@ -353,6 +356,17 @@ async def serve(
             await auth.close()
         for service in services:
             await service.bus.close()
+
+
+def _closes_port(settings: Settings, *, alone: bool) -> bool:
+    """Whether a drain begins with refusing connections, so that clients come back to the successor.
+
+    One that is not alone may stand behind a load balancer, which sends requests until it has
+    noticed; a refused one of those would be an error that its client sees.
+    """
+    if settings.draining_port is None:
+        return alone
+    return settings.draining_port == "closed"
 
 
 async def _unless(asked: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

@@ -428,6 +428,12 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     drain_s: float = Field(10.0, ge=0, description="How long SIGTERM waits for what runs")
+    draining_port: Literal["open", "closed"] | None = Field(
+        None,
+        description="What SIGTERM does to the HTTP port. `open`: it is served until the process "
+        "ends, since a load balancer still sends requests. `closed`: new connections are refused "
+        "at once. Default: `closed` for `penstock up` with its own NATS, else `open`",
+    )
     auth: AuthSettings = Field(default_factory=AuthSettings, description="See AuthSettings")
 
     @field_validator(

@@ -125,6 +125,7 @@ class Server:
         )
         self._task: asyncio.Task[None] | None = None
         self._letting_go = False
+        self._listener: socket.socket | None = None
 
     def _leading_away(self, app: ASGIApp) -> ASGIApp:
         async def leading_away(scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,11 +157,26 @@ class Server:
             ) from error
         self.port = listener.getsockname()[1]
         listener.set_inheritable(True)
+        self._listener = listener
         self._task = asyncio.create_task(self._server.serve([listener]))
         while not self._server.started:
             if self._task.done():
                 self._task.result()
             await asyncio.sleep(0.005)
+
+    def close_port(self) -> None:
+        """Refuse new connections from now on; requests that are under way are answered.
+
+        An EventSource tries a refused connection again and again, but gives up for good at a 503.
+        Idle connections are closed, for a client would send its next request over one of them.
+        """
+        for server in self._server.servers:
+            server.close()
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._server.server_state.connections):
+            if isinstance(connection, HttpProtocol):  # WebSockets are ended by their own drain
+                connection.shutdown()
 
     async def drain(self, grace_s: float) -> None:
         """Serve on, but lead clients away; returns when no request is under way, or in time."""
