@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from support.misbehaving import Misbehaving, misbehaving, plays, stalls
-from support.raw import agno, agno_text
+from support.raw import agno, agno_approved, agno_pause, agno_text
 from support.report import report
 from support.up import Up
 from support.waiting import eventually
@@ -76,6 +76,32 @@ async def test_what_a_killed_one_was_at_is_dealt_with_long_before_its_leases_are
         await asyncio.to_thread(up.start, **LONG)
         assert await reached(http, run_id, "failed", "completed") == "failed"
         assert await reached(http, await started(http), "failed", "completed") == "completed"
+    assert await asyncio.to_thread(up.signal, signal.SIGTERM) == 0
+
+
+@pytest.mark.timeout(120)
+async def test_an_approval_waits_through_a_kill_and_its_decision_is_sent_once(
+    up: Up, upstream: Misbehaving
+) -> None:
+    """The services of the next one are let in by the users that NATS had before."""
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    await asyncio.to_thread(up.start, **LONG)
+    async with httpx.AsyncClient(base_url=up.url) as http:
+        run_id = await started(http)
+        await reached(http, run_id, "paused")
+        users = {file: file.read_bytes() for file in (up.data / "credentials").rglob("*")}
+        await asyncio.to_thread(up.signal, signal.SIGKILL)
+        await asyncio.to_thread(up.start, **LONG)
+        await reached(http, run_id, "paused")
+        (approval,) = (await http.get(f"/v1/approvals?run_id={run_id}")).json()["approvals"]
+        items = [{"item_id": each["item_id"], "decision": "approve"} for each in approval["items"]]
+        decision = f"/v1/approvals/{approval['approval_id']}/decision"
+        answer = await http.post(decision, json={"items": items})
+        assert answer.status_code == 200, answer.text
+        assert await reached(http, run_id, "failed", "completed") == "completed"
+    assert users
+    assert all(file.read_bytes() == before for file, before in users.items())
+    assert [call.path.endswith("/continue") for call in upstream.calls] == [False, True]
     assert await asyncio.to_thread(up.signal, signal.SIGTERM) == 0
 
 
