@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from conformance.rows import Document, elsewhere, example, holds, otherwise
 
+_REAL_CALL = "conformance/real_path::a_recorded_call_has_the_documents_fields_from_start_to_result"
+_REAL_DATA = "conformance/real_path::an_agents_own_data_reaches_the_client_whatever_it_is_called"
+_REAL_ENDS = "conformance/real_path::a_recorded_answer_ends_as_it_came_to_its_end"
+_REAL_FAILS = (
+    "conformance/real_path::a_recorded_failure_is_told_in_the_upstreams_words_and_with_a_code"
+)
+_REAL_SAYS = "conformance/real_path::what_an_agent_tells_of_its_answer_reaches_the_client"
+_REAL_STATE = (
+    "conformance/real_path::an_agents_own_state_and_history_reach_the_client_whatever_their_keys"
+)
+_REAL_STEPS = "conformance/real_path::a_servers_own_steps_router_and_worker_pass_as_they_are"
 _SHAPE = "dialects/agui_encode_runs::every_recorded_run_has_the_documents_shape"
 _TOOL = "dialects/agui_encode_runs::a_tool_call_is_told_as_documented"
 _STATUS = "dialects/agui_encode_runs::a_tools_status_is_one_of_three"
@@ -77,6 +88,7 @@ DOCUMENT = Document(
         holds(
             "AR10",
             "RUN_ERROR's message is safe to show",
+            _REAL_FAILS,
             "dialects/agui_encode_runs::run_error_says_the_documents_words_instead_of_our_insides",
             _ERROR,
             note="The upstream's words; the document's own where the failure is ours.",
@@ -84,6 +96,7 @@ DOCUMENT = Document(
         holds(
             "AR11",
             "STEP_STARTED and STEP_FINISHED with stepName router or worker",
+            _REAL_STEPS,
             _STEP,
             _SHAPE,
             "dialects/agui_encode_runs::an_upstreams_own_router_and_worker_pass_as_they_are",
@@ -101,37 +114,43 @@ DOCUMENT = Document(
         holds(
             "AR13",
             "TOOL_CALL_START's fields",
+            _REAL_CALL,
             _TOOL,
             "dialects/agui_encode_runs::a_tool_call_names_the_message_that_asked_for_it",
         ),
         holds(
             "AR14",
             "TOOL_CALL_ARGS with args as an object",
+            _REAL_CALL,
+            _REAL_DATA,
             _TOOL,
             _OWN_DATA,
             "dialects/agui_encode_runs::the_arguments_are_told_once_however_they_came",
             note="`delta` stands besides, for clients of AG-UI.",
         ),
-        holds("AR15", "TOOL_CALL_END's fields", _TOOL),
+        holds("AR15", "TOOL_CALL_END's fields", _REAL_CALL, _TOOL),
         holds(
             "AR16",
             "TOOL_CALL_RESULT's fields",
+            _REAL_CALL,
             _TOOL,
             note="`toolCallId` and `content` stand besides, for clients of AG-UI.",
         ),
-        holds("AR17", "Its status is success, failure or partial", _STATUS),
+        holds("AR17", "Its status is success, failure or partial", _REAL_CALL, _STATUS),
         holds(
             "AR18",
             "Its result is a string, also of an object",
+            _REAL_CALL,
             "dialects/agui_encode_runs::a_tools_result_is_text_whatever_it_was",
         ),
-        holds("AR19", "Its error is null, or text where it failed", _TOOL, _TOOL_ERROR),
+        holds("AR19", "Its error is null, or text where it failed", _REAL_CALL, _TOOL, _TOOL_ERROR),
         holds(
             "AR20",
             "It has no ui_schema",
+            _REAL_CALL,
             "dialects/agui_encode_runs::a_tools_result_has_no_ui_schema",
         ),
-        holds("AR21", "tool_call_id is the call's toolCallId", _TOOL, _SHAPE),
+        holds("AR21", "tool_call_id is the call's toolCallId", _REAL_CALL, _TOOL, _SHAPE),
         holds(
             "AR22",
             "tool_call_id is unique for each call",
@@ -142,6 +161,8 @@ DOCUMENT = Document(
         holds(
             "AR23",
             "tool_call_args is what went in",
+            _REAL_CALL,
+            _REAL_DATA,
             _TOOL,
             _OWN_DATA,
         ),
@@ -165,10 +186,12 @@ DOCUMENT = Document(
             _SHAPE,
             _WIRE,
         ),
-        holds("AR27", "TEXT_MESSAGE_END's role is assistant, its stage worker", _END),
+        holds("AR27", "TEXT_MESSAGE_END's role is assistant, its stage worker", _REAL_ENDS, _END),
         holds(
             "AR28",
             "Its status is success, partial_success or failed",
+            _REAL_ENDS,
+            _REAL_SAYS,
             _END,
             _TOLD,
             _FAILED,
@@ -180,29 +203,57 @@ DOCUMENT = Document(
         holds(
             "AR29",
             "key_points, suggested_actions, ui_schema",
+            _REAL_ENDS,
+            _REAL_SAYS,
             _END,
             _TOLD,
             _OWN_DATA,
             note="What the upstream tells, else empty.",
         ),
-        holds("AR30", "result_type is one of four", _END, _TOLD, _FAILED, _CUT_OFF, _WORDS),
-        holds("AR31", "Its error is null, or text where it failed", _END, _FAILED, _CUT_OFF),
+        holds(
+            "AR30",
+            "result_type is one of four",
+            _REAL_ENDS,
+            _REAL_SAYS,
+            _END,
+            _TOLD,
+            _FAILED,
+            _CUT_OFF,
+            _WORDS,
+        ),
+        holds(
+            "AR31",
+            "Its error is null, or text where it failed",
+            _REAL_ENDS,
+            _END,
+            _FAILED,
+            _CUT_OFF,
+        ),
         holds(
             "AR32",
             "inputTokens, outputTokens, cost, latencyMs, model never leave",
+            _REAL_DATA,
             _COUNTERS,
             _NO_COUNTER,
             _OWN_DATA,
             note="They are the counters that a protocol or a framework tells. Arguments, results, "
             "state and custom values of the agent keep their keys, whatever these are called.",
         ),
-        holds("AR33", "STATE_SNAPSHOT and MESSAGES_SNAPSHOT are known", _SNAPSHOTS, _OWN_DATA),
+        holds(
+            "AR33",
+            "STATE_SNAPSHOT and MESSAGES_SNAPSHOT are known",
+            _REAL_STATE,
+            _SNAPSHOTS,
+            _OWN_DATA,
+        ),
         holds("AR34", "The history at /history", _HISTORY, note="`{threadId, events, next}`."),
         holds("AR35", "It has no counters either", _NO_COUNTER),
         holds("AR36", "Top-level names are type, threadId, runId", _SHAPE, _WIRE),
         holds(
             "AR37",
             "tool_name, tool_call_id, tool_call_args, ui_schema keep their names",
+            _REAL_CALL,
+            _REAL_SAYS,
             _TOOL,
             _END,
         ),

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from conformance.rows import Document, example, holds, not_yet
 
+_REAL_DISPATCH = "conformance/real_path::a_dispatch_as_the_document_writes_it_reaches_the_client"
+_REAL_SOURCES = (
+    "conformance/real_path::"
+    "the_source_of_a_recorded_run_is_null_at_its_start_and_where_it_is_cancelled"
+)
 _FRAMES = "edge/executions::every_frame_is_an_event_line_one_data_line_and_a_blank_one"
 _SIX_KEYS = "edge/executions::every_envelope_has_the_six_keys_and_documented_data_alone"
 _NUMBERS = "edge/executions::run_id_timestamp_and_sequence_are_as_documented"
@@ -87,7 +92,9 @@ DOCUMENT = Document(
             _SIX_KEYS,
             "dialects/executions_encode::a_source_has_exactly_its_four_keys",
         ),
-        holds("EX14", "source is null on lifecycle.started and cancelled", _NO_SOURCE),
+        holds(
+            "EX14", "source is null on lifecycle.started and cancelled", _REAL_SOURCES, _NO_SOURCE
+        ),
         holds("EX15", "event is {category, action}", _FRAMES),
         holds(
             "EX16",
@@ -115,6 +122,7 @@ DOCUMENT = Document(
         holds(
             "EX21",
             "llm.reasoning has data {thought}",
+            _REAL_SOURCES,
             _DATA,
             "dialects/adk_decode::thoughts_are_streamed_once_and_end_before_the_answer",
             "dialects/agno_decode::of_the_cumulative_text_of_a_step_only_the_new_part_is_said",
@@ -133,6 +141,7 @@ DOCUMENT = Document(
         holds(
             "EX24",
             "dispatch.team has data {team_name, task}",
+            _REAL_DISPATCH,
             _DATA,
             "dialects/agno_decode::a_team_that_is_given_work_is_told_by_a_custom_event_of_that_name",
             "dialects/agui_decode::a_custom_event_named_like_ours_is_ours_and_any_other_is_kept",
@@ -148,6 +157,8 @@ DOCUMENT = Document(
         holds(
             "EX26",
             "system.warning has data {message}",
+            _REAL_SOURCES,
+            _REAL_DISPATCH,
             _DATA,
             "dialects/adk_decode::a_model_that_stopped_early_is_a_warning_and_the_run_completes",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,16 +18,26 @@ DOCUMENTS: Final = tuple(module.DOCUMENT for module in (executions, unified, agn
 TESTS: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = TESTS.parent / "deploy/contract/conformance.md"
 
+# Tests of encoders alone, and tests that end at a decoder or at a model.
+_ENCODERS: Final = re.compile(r"/shared/dialects/test_(\w+_encode\w*|encoders_\w+)\.py$")
+_DECODERS: Final = re.compile(
+    r"/shared/dialects/test_((?!\w*encode)\w+)\.py$|/conformance/test_examples\.py$"
+)
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A test as its file has it. `skipped`: whatever the circumstances."""
+    """A test as its file has it. `skipped`: whatever the circumstances.
+
+    `by_hand`: it feeds an encoder with canonical events of its own, and with no recorded run.
+    """
 
     path: str  # from the repository's root
     name: str
     skipped: bool
+    by_hand: bool = False
 
 
 @cache
@@ -52,7 +63,37 @@ def read_tests(path: str, source: bytes) -> Iterator[Test]:
             skipped = none_runs or any(
                 _skips(each) for each in (*node.decorator_list, node.body[0])
             )
-            yield Test(path, node.name, skipped)
+            yield Test(path, node.name, skipped, _is_by_hand(path, node))
+
+
+def _is_by_hand(path: str, test: Function) -> bool:
+    """Of the tests of encoders those that name nothing recorded."""
+    if not _ENCODERS.search(path):
+        return False
+    names = {
+        *(each.id for each in ast.walk(test) if isinstance(each, ast.Name)),
+        *(each.arg for each in ast.walk(test) if isinstance(each, ast.arg)),
+    }
+    return not any("recorded" in name for name in names)
+
+
+def without_a_real_path(document: Document) -> list[str]:
+    """Statements that are said to hold, and that nothing drives from an agent server's bytes.
+
+    Of what clients read (EX, UN, AR) a test that ends at the decoder shows only half of the way.
+    """
+    return [
+        row.id
+        for row in document.rows
+        if row.verdict is Verdict.HOLDS
+        and not any(_is_real(known()[test], document.prefix) for test in row.tests)
+    ]
+
+
+def _is_real(test: Test, prefix: str) -> bool:
+    if test.by_hand:
+        return False
+    return prefix in ("AG", "AD") or not _DECODERS.search(test.path)
 
 
 def _marks_the_module(node: ast.stmt) -> bool:
@@ -85,7 +126,9 @@ def _lines() -> Iterator[str]:
     yield ""
     yield (
         f"The five documents make {len(rows)} statements that can be tested. For each: whether it "
-        "holds, the tests that show it, and what is done where the document is silent. Made by "
+        "holds, the tests that show it (of each that holds at least one from an agent server's "
+        "bytes to the client's, or of the running service), and what is done where the document "
+        "is silent. Made by "
         "`make contract` from tests/conformance; tests fail when a named test is not there."
     )
     yield ""

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from conformance.rows import Document, Verdict, holds
-from conformance.tables import DOCUMENTS, PAGE, known, page, read_tests, unknown
+from conformance.tables import (
+    DOCUMENTS,
+    PAGE,
+    known,
+    page,
+    read_tests,
+    unknown,
+    without_a_real_path,
+)
 
 # How many statements each document makes.
 STATEMENTS = {"EX": 42, "UN": 51, "AG": 59, "AD": 71, "AR": 43}
@@ -45,6 +53,28 @@ def test_what_holds_is_shown_and_what_does_not_says_why(document: Document) -> N
         if row.verdict is not Verdict.HOLDS:
             assert row.note, row.id
         assert len(row.tests) == len(set(row.tests)), row.id
+
+
+@each_document
+def test_what_holds_is_shown_from_an_agent_servers_bytes_on(document: Document) -> None:
+    assert without_a_real_path(document) == []
+
+
+def test_a_statement_that_only_events_made_by_hand_show_is_found_out() -> None:
+    path = "tests/shared/dialects/test_unified_encode.py"
+    source = b"""
+def test_by_hand():
+    assert encoded(run(("lifecycle.failed", {})))
+def test_over_all(recorded_run): ...
+def test_one():
+    encoded(recorded("agno/x"))
+"""
+    assert [test.by_hand for test in read_tests(path, source)] == [True, False, False]
+    by_hand = "dialects/executions_encode::started_and_cancelled_have_no_source"
+    half = "dialects/agno_decode::a_repeated_call_id_is_made_unique_also_across_legs"
+    rows = (holds("AR1", "so it is", by_hand), holds("AR2", "and this", half))
+    assert without_a_real_path(Document("d", "AR", "", rows, ())) == ["AR1", "AR2"]
+    assert without_a_real_path(Document("d", "AG", "", rows, ())) == ["AR1"]
 
 
 def test_a_name_without_a_test_is_found_out() -> None:

@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from conformance.rows import Document, elsewhere, example, holds, not_yet, otherwise
 
+_REAL_BREAKS = "conformance/real_path::a_recorded_run_that_breaks_off_is_told_why"
+_REAL_LONG = "conformance/real_path::a_recorded_tool_that_takes_long_tells_its_progress"
+_REAL_MOVES = (
+    "dialects/unified_encode::"
+    "a_recorded_workflow_is_one_run_whose_transitions_lead_from_step_to_step"
+)
+_REAL_PAUSES = "conformance/real_path::a_recorded_pause_interrupts_for_an_approval"
+_REAL_SAID = (
+    "conformance/real_path::"
+    "a_payload_of_the_document_that_an_agent_says_reaches_the_client_as_it_was"
+)
+_REAL_STEP_FAILS = "conformance/real_path::a_recorded_step_that_failed_is_a_run_error_that_names_it"
+_REAL_THOUGHTS = "conformance/real_path::recorded_thoughts_are_told_with_their_agent"
 _EXAMPLE = "dialects/unified_encode::each_example_of_the_document_is_made"
 _FRAMES = "dialects/unified_encode::a_recorded_run_is_of_the_document_in_every_frame"
 _COMPLETE = "dialects/unified_encode::a_recorded_run_is_complete"
@@ -95,6 +108,7 @@ DOCUMENT = Document(
         holds(
             "UN9",
             "Other reasons of session_ended",
+            _REAL_BREAKS,
             _FAILED,
             _CANCELLED,
             note="`failed` and `cancelled`.",
@@ -120,6 +134,7 @@ DOCUMENT = Document(
         holds(
             "UN16",
             "tool_call_delta {tool_call_id, delta}",
+            _REAL_LONG,
             _EXAMPLE,
             "dialects/adk_decode::a_long_running_tool_progresses_and_the_run_completes",
             note="What a running tool tells; never pieces of arguments.",
@@ -135,6 +150,7 @@ DOCUMENT = Document(
         holds(
             "UN18",
             "workflow_started {workflow, run_id}",
+            _REAL_MOVES,
             _EXAMPLE,
             _WORKFLOW,
             note="By runs of workflows alone.",
@@ -152,6 +168,7 @@ DOCUMENT = Document(
         holds(
             "UN21",
             "workflow_transition {run_id, from_step, to_step, reason}",
+            _REAL_MOVES,
             _EXAMPLE,
             _GRAPH,
             "dialects/agno_decode::a_router_tells_where_it_goes",
@@ -163,10 +180,20 @@ DOCUMENT = Document(
             _WORKFLOW,
             "dialects/unified_encode::a_workflow_result_is_an_object_with_a_summary",
         ),
-        holds("UN23", "agent_thought {agent, content, debug}", _EXAMPLE, _GOLDEN),
+        holds(
+            "UN23",
+            "agent_thought {agent, content, debug}",
+            _REAL_THOUGHTS,
+            _REAL_SAID,
+            _EXAMPLE,
+            _GOLDEN,
+        ),
         holds(
             "UN24",
             "run_error {error_type, message, agent, step}",
+            _REAL_BREAKS,
+            _REAL_STEP_FAILS,
+            _REAL_SAID,
             _EXAMPLE,
             _FAILED,
             "dialects/unified_encode::a_failed_step_is_a_run_error_that_names_the_step",
@@ -181,6 +208,8 @@ DOCUMENT = Document(
         holds(
             "UN26",
             "run_interrupted {reason, step}",
+            _REAL_BREAKS,
+            _REAL_PAUSES,
             _EXAMPLE,
             _CANCELLED,
             "dialects/unified_encode::"
@@ -190,6 +219,7 @@ DOCUMENT = Document(
         holds(
             "UN27",
             "retrieval_started {query, agent}",
+            _REAL_SAID,
             _EXAMPLE,
             _TAKEN,
             note="No framework tells it: a custom event of that name is one.",
@@ -197,6 +227,7 @@ DOCUMENT = Document(
         holds(
             "UN28",
             "retrieval_result {documents [{id, score, content}]}",
+            _REAL_SAID,
             _EXAMPLE,
             "dialects/adk_events::grounding_becomes_documents",
         ),
@@ -216,15 +247,17 @@ DOCUMENT = Document(
             _EXAMPLE,
             _TAKEN,
         ),
-        holds(
+        not_yet(
             "UN31",
             "A failed automation has no type",
+            "It will be automation_completed with `failed: …`; automations of our own come with "
+            "their service.",
             "dialects/unified_encode::a_failed_automation_is_a_completed_one_that_says_so",
-            note="automation_completed with `failed: …`.",
         ),
         holds(
             "UN32",
             "metrics_update {cpu, memory_used, disk_free, containers_running}",
+            _REAL_SAID,
             _EXAMPLE,
             _TAKEN,
             note="From agents, by a custom event of that name, in their run.",
@@ -302,6 +335,8 @@ DOCUMENT = Document(
         holds(
             "UN46",
             "Debug mode",
+            _REAL_SAID,
+            _REAL_THOUGHTS,
             _EXAMPLE,
             _TAKEN,
             note="`debug` of a thought is what its producer says; false else.",

@@ -7,7 +7,7 @@ from typing import Final
 
 from penstock.dialects.agui.context import NO_FACTS, Context, Said
 from penstock.dialects.agui.ledger import Step, Subagent
-from penstock.dialects.agui.vocabulary import EventType
+from penstock.dialects.agui.vocabulary import INTERNAL_EVENTS, EventType
 from penstock.dialects.base import JsonObject
 from penstock.events import TERMINAL
 
@@ -19,6 +19,9 @@ CONTRACT_STEPS: Final = frozenset({"router", "worker"})
 # Events that open no step: nothing is said at them, or a step begins anyway.
 _ENDS: Final = TERMINAL | {"lifecycle.paused"}
 _OUTSIDE: Final = frozenset({"lifecycle.started", "lifecycle.resumed", "approval.requested"})
+
+# What a server says of its own run before its first step begins.
+_BEFORE_ITS_STEPS: Final = INTERNAL_EVENTS | {"RUN_STARTED"}
 
 # Where an inner run comes from, if its upstream speaks AG-UI.
 _PARENTS: Final = {
@@ -68,6 +71,8 @@ class Inner:
         if self._had_step and type in _ENDS:
             return
         if type == "workflow.step_started" and self._is_contracts(data):
+            return
+        if type == "custom.event" and data["name"] in _BEFORE_ITS_STEPS:
             return
         step = self._open.steps[PROFILE_STEP] = Step(name, None)
         yield self._step(EventType.STEP_STARTED, step)
