@@ -56,6 +56,7 @@ DOCUMENT = Document(
             "GET …/events streams SSE",
             _WIRE,
             _REAL,
+            "edge/session_events::a_session_whose_id_has_slashes_is_found_by_every_path",
             "cli/up::the_demo_answers_stops_and_goes_on",
         ),
         holds(

@@ -221,6 +221,7 @@ DOCUMENT = Document(
             "EX38",
             "Cancel with a bad body",
             "edge/executions::a_cancel_with_a_bad_body_is_422",
+            "edge/executions::a_run_is_found_by_its_id_in_capitals",
             note="422 INVALID_REQUEST in the contract's shape.",
         ),
         holds(

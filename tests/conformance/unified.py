@@ -87,6 +87,7 @@ DOCUMENT = Document(
             "UN3",
             "session_id is a string, the one of the path",
             "edge/session_events::every_unified_event_has_the_session_of_its_path",
+            "edge/session_events::a_session_whose_id_has_slashes_is_found_by_every_path",
         ),
         holds("UN4", "timestamp is RFC 3339 with Z", _FRAMES),
         holds("UN5", "type is one of 22 in snake_case", _TYPES, _FRAMES),

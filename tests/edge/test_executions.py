@@ -299,7 +299,7 @@ async def test_the_cancel_of_a_finished_run_is_the_documents_failure(
     )
 
 
-@pytest.mark.parametrize("run_id", [str(uuid.UUID(int=7)), "nope", "", "a.b.*"])
+@pytest.mark.parametrize("run_id", [str(uuid.UUID(int=7)), "nope", " ", "a.b.*"])
 async def test_the_cancel_of_an_unknown_run_is_404(edge: Client, run_id: str) -> None:
     assert await refused(edge, CANCEL, json={"runId": run_id}) == (
         404,
@@ -308,7 +308,7 @@ async def test_the_cancel_of_an_unknown_run_is_404(edge: Client, run_id: str) ->
     )
 
 
-@pytest.mark.parametrize("body", [{}, {"runId": 5}, {"run_id": "x"}, []])
+@pytest.mark.parametrize("body", [{}, {"runId": 5}, {"runId": ""}, {"run_id": "x"}, []])
 async def test_a_cancel_with_a_bad_body_is_422(edge: Client, body: Any) -> None:
     status, code, message = await refused(edge, CANCEL, json=body)
     assert (status, code) == (422, "INVALID_REQUEST")
@@ -320,6 +320,21 @@ async def test_a_body_that_does_not_say_it_is_json_is_415(edge: Client, path: st
     """A foreign web page can send such a request without being asked first."""
     answer = await edge.post(path, content=b'{"topologyId": 123, "userMessage": "hi"}')
     assert answer.status_code == 415
+
+
+async def test_a_run_is_found_by_its_id_in_capitals(edge: Client, run: PretendRun) -> None:
+    await run.started()
+    await run.completed()
+    capitals = run.run_id.upper()
+    assert await refused(edge, CANCEL, json={"runId": capitals}) == (
+        409,
+        "CANCEL_FAILED",
+        "Execution already completed",
+    )
+    shown = await edge.get(f"/v1/runs/{capitals}")
+    assert shown.json()["run_id"] == run.run_id
+    answer = await edge.get(f"/v1/runs/{capitals}/events")
+    assert answer.text.count("event: lifecycle.completed\n") == 1
 
 
 async def test_of_two_cancels_at_once_one_succeeds(edge: Client, run: PretendRun, bus: Bus) -> None:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import orjson
 import pytest
+from websockets.asyncio.client import connect
 
 from penstock.bus import Bus, BusSettings, streams
 from penstock.sse import Frame
@@ -100,6 +101,31 @@ async def test_every_unified_event_has_the_session_of_its_path(
         events = contents(await stream.rest())
     assert {event["session_id"] for event in events} == {session_id}
     assert {event["payload"]["run_id"] for event in events} == {run.run_id for run in two_runs}
+
+
+@pytest.mark.parametrize("session_id", ["a/b", "/", "a%2Fb", "\x1a/\x1as", "é/?#"])
+async def test_a_session_whose_id_has_slashes_is_found_by_every_path(
+    edge: Client, bus: Bus, session_id: str
+) -> None:
+    session_id += f" {uuid.uuid4()}"
+    run = PretendRun(bus, session_id=session_id)
+    await run.join()
+    await run.started()
+    await run.completed("Hello")
+    id = quote(session_id, safe="")
+    for path in (
+        f"/v1/sessions/{id}/events?until=idle&dialect=unified",
+        f"/api/v1/agent/runs/{id}/events?until=idle",
+        f"/agui/assistant/threads/{id}/events?until=idle",
+    ):
+        async with Stream(edge, "GET", path) as stream:
+            told = contents(await stream.rest())
+        assert {each.get("session_id") or each["threadId"] for each in told} == {session_id}
+    shown = await edge.get(f"/apps/assistant/users/anonymous/sessions/{id}")
+    assert (shown.status_code, shown.json()["id"]) == (200, session_id)
+    socket = str(edge.base_url).replace("http://", "ws://").rstrip("/")
+    async with connect(f"{socket}/v1/sessions/{id}/events/ws?until=idle", proxy=None) as told_by:
+        assert {orjson.loads(each)["session_id"] async for each in told_by} == {session_id}
 
 
 @pytest.mark.parametrize("ring_bytes", [1, 4_000_000], ids=["from the stream", "from the ring"])

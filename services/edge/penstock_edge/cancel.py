@@ -46,6 +46,7 @@ class Canceller:
         also by another's cancel.
         """
         record = await run_of(self._bus, who, run_id)
+        run_id = record.run_id  # as the bus knows it
         place = await place_of_new(self._bus, over_raw=False)
         before = await lifecycle_of(self._bus, run_id)
         if before is not None and type_of(before) in TERMINAL:

@@ -51,7 +51,7 @@ class CancelRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    run_id: str = Field(alias="runId")
+    run_id: str = Field(alias="runId", min_length=1)
 
 
 class Executions:

@@ -94,7 +94,8 @@ def _place_from(sequence: int) -> Place:
 
 async def record_of(bus: Bus, run_id: str) -> RunRecord:
     """What KV says of the run. Raises Problem 404 when there is none."""
-    entry = await bus.bucket("runs").get(run_id) if subjects.is_run_id(run_id) else None
+    known_as = run_id.lower()  # a UUID is the same in capitals
+    entry = await bus.bucket("runs").get(known_as) if subjects.is_run_id(known_as) else None
     if entry is None or entry.value is None:
         raise Problem(404, f"there is no run {run_id[:64]}")
     return RunRecord.model_validate_json(entry.value)

@@ -21,6 +21,7 @@ from penstock.web.bodies import heard_out
 from penstock.web.hosts import HostCheck
 from penstock.web.problems import exception_handlers
 from penstock.web.protocol import BODY_S, HEAD_S, HttpProtocol, refusing_quietly
+from penstock.web.segments import keeping_segments, take_encoded_slashes
 
 log = logging.getLogger(__name__)
 
@@ -102,11 +103,14 @@ class Server:
             exception_handlers=exception_handlers,
             middleware=protection(auth),
         )
+        take_encoded_slashes(routes)
         guarded = app if auth.asks else HostCheck(app, auth.config.hosts, addresses=addresses)
         self._server = _Server(
             uvicorn.Config(
                 # around all, so that an internal error has them too
-                self._leading_away(heard_out(refusing_quietly(SecurityHeaders(guarded)))),
+                self._leading_away(
+                    heard_out(refusing_quietly(SecurityHeaders(keeping_segments(guarded))))
+                ),
                 log_config=None,
                 access_log=False,
                 server_header=False,
