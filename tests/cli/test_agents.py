@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from penstock_cli.main import app
 from support.penstock_api import PenstockApi
 from support.ports import free_port
 from support.up import Up
+from support.upstreams import Upstream
 from support.waiting import wait_for
 
 
@@ -100,4 +102,38 @@ def test_up_warns_of_agents_that_cannot_work_and_a_failed_run_names_the_address(
     up.start()
     wait_for(lambda: "agent two: cannot reach http://" in up.log(), 30, "the warning")
     assert "agent one: cannot reach http://" in up.log()
+    assert up.penstock("run", "hello", "--agent", "two")[0] == 1
+    wait_for(lambda: "agent two was called at http://127.0.0.1:" in up.log(), 30, "the address")
+    assert "set `url` to its address as seen from here" in up.log()
+
+
+@pytest.mark.real
+@pytest.mark.timeout(180)
+def test_a_failed_run_says_in_the_log_what_to_change_and_to_its_client_no_address(
+    make_up: Callable[..., Up], agno_server: Upstream, tmp_path: Path
+) -> None:
+    path = tmp_path / "agents.yaml"
+    path.write_text(
+        f"""
+agents:
+  - {{id: named, protocol: agno, url: "{agno_server.url}", agent: demoagent}}
+  - {{id: swapped, protocol: adk, url: "{agno_server.url}"}}
+"""
+    )
+    up = make_up("--config", str(path))
+    up.start()
+    changes = {"named": 'did you mean "demo-agent"?', "swapped": "set `protocol: agno`"}
+    for agent, change in changes.items():
+        for _ in range(2):
+            code, events = up.penstock("run", "hello", "--agent", agent)
+            assert code == 1
+            assert agno_server.url not in json.dumps(events)
+        called = f"agent {agent} was called at {agno_server.url}"
+        wait_for(partial(said_with, up, called, change), 30, f"the advice for {agent}")
+        assert up.log().count(called) == 1  # not of each run
+
+
+def said_with(up: Up, called: str, change: str) -> bool:
+    """Whether one line of the log has both."""
+    return any(called in line and change in line for line in up.log().splitlines())
     assert "open-sesame" not in up.log()

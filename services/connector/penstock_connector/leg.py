@@ -139,6 +139,11 @@ class Leg:
         self._let_go(lost("upstream_lost", text))
 
     @property
+    def called(self) -> str:
+        """Where the request went, or would have gone."""
+        return self._call.url if self._call is not None else self.agent.url
+
+    @property
     def moves_freely(self) -> bool:
         """Whether another connector can go on with it now as if nothing had been."""
         if self._call is None:

@@ -25,6 +25,7 @@ from penstock.bus.subjects import control
 from penstock.settings import AgentConfig
 from penstock_connector.at_rest import require_at_rest
 from penstock_connector.claims import Claims, Sessions, patiently
+from penstock_connector.diagnosis import Diagnosis
 from penstock_connector.leg import FRESH_S, RELEASED, TAKEN_OVER, Leg, Outcome, lost
 from penstock_connector.naming import thread_id
 from penstock_connector.orders import Order
@@ -59,6 +60,7 @@ class Legs:
         self._bus = bus
         self._settings = settings
         self._client = client
+        self._diagnosis = Diagnosis(client)
         self._pod = pod
         self._upstreams = upstreams(bus)
         self._runs = runs
@@ -92,6 +94,7 @@ class Legs:
 
     async def stop(self) -> None:
         """Say of what is left that it is lost."""
+        await self._diagnosis.stop()
         left = self.held
         for leg, _ in left.values():
             leg.abandon(STOPPED)
@@ -282,7 +285,9 @@ class Legs:
 
     async def _see_through(self, leg: Leg) -> Outcome:
         try:
-            return await leg.run()
+            outcome = await leg.run()
+            self._diagnosis.after(leg.run_id, leg.agent, leg.called, outcome)
+            return outcome
         except Exception:
             log.exception("run %s leg %d broke", leg.run_id, leg.number)
             broken = lost("internal", "the connector failed; its log has the details")

@@ -1,0 +1,81 @@
+"""Says in the log why runs of an agent fail before they begin: the address, and what to change.
+
+Clients are told neither. An agent is looked at once in `AGAIN_S`, however many of its runs fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+import httpx
+
+from penstock.settings import AgentConfig
+from penstock_connector.checks import check
+from penstock_connector.leg import Outcome
+from penstock_connector.private import without_secrets
+
+log = logging.getLogger(__name__)
+
+AGAIN_S: Final = 60.0
+_SERVER_ERROR: Final = 500  # from here on it is not the configuration that is wrong
+
+
+class Diagnosis:
+    """One for all legs of a process."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+        self._looked_at_s: dict[str, float] = {}
+        self._looking: set[asyncio.Task[None]] = set()
+
+    def after(self, run_id: str, agent: AgentConfig, url: str, outcome: Outcome) -> None:
+        """Look at the server if the leg ended before its stream began; nobody waits for it.
+
+        `url`: what was called.
+        """
+        reached = _has_answered(outcome)
+        now_s = time.monotonic()
+        if reached is None or now_s < self._looked_at_s.get(agent.id, -AGAIN_S) + AGAIN_S:
+            return
+        self._looked_at_s[agent.id] = now_s
+        task = asyncio.create_task(self._look(run_id, agent, url, outcome, reached))
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+
+    async def stop(self) -> None:
+        """Look no further."""
+        for task in self._looking:
+            task.cancel()
+        if self._looking:
+            await asyncio.wait(self._looking)
+
+    async def _look(
+        self, run_id: str, agent: AgentConfig, url: str, outcome: Outcome, reached: bool
+    ) -> None:
+        advice = "start it, or set `url` to its address as seen from here"
+        if reached:
+            try:
+                finding = await check(self._client, agent)
+            except Exception:
+                log.exception("agent %s: its server could not be checked", agent.id)
+                return
+            is_right = "nothing in its configuration: that fits the server"
+            advice = is_right if finding.is_fine else finding.said
+        facts = without_secrets(agent, {"url": url, "error": outcome.facts.get("error", "")})
+        log.warning(
+            "run %s: agent %s was called at %s: %s. What to change: %s",
+            *(run_id, agent.id, facts["url"], facts["error"], advice),
+        )
+
+
+def _has_answered(outcome: Outcome) -> bool | None:
+    """Whether the server answered; None where the configuration is not to blame."""
+    code = outcome.facts.get("code") if outcome.kind == "lost" else None
+    if code == "not_a_stream":
+        return True
+    if code == "upstream_http":
+        return True if outcome.facts.get("status_code", 0) < _SERVER_ERROR else None
+    return False if code == "upstream_lost" and outcome.facts.get("retryable") else None
