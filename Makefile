@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup upstreams node agui-client run test lint types imports contract bench chaos chaos-long lock format clean
+.PHONY: dist dist-check help setup upstreams node agui-client run test lint types imports contract bench chaos chaos-long lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/cli services/connector services/edge \
@@ -56,6 +56,15 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 	@cp deploy/contract/openapi.json services/edge/penstock_edge/page/static/openapi.json
 	@$(BIN)/python -m penstock.bus.permissions > deploy/nats/accounts.conf
 	@PYTHONPATH=tests $(BIN)/python -m conformance
+
+dist: setup ## Build the wheels and sdists of all members into dist/, with the lock they run on
+	@deploy/dist.sh $(BIN)/python dist $(MEMBERS)
+	@echo "dist/ has $$(ls dist/*.whl | wc -l) wheels. To install them into an environment:"
+	@echo "  pip install --require-hashes -r dist/requirements.txt"
+	@echo "  pip install --no-deps --no-index dist/*.whl"
+
+dist-check: setup upstreams ## Install the wheels into an empty environment, and run penstock from there
+	@$(BIN)/python -m pytest tests/test_dist.py -m dist -p no:xdist --timeout 900 -rs
 
 bench: setup upstreams ## Measure
 	@$(BIN)/python -m pytest tests/bench -m bench -p no:xdist --timeout 900 -s

@@ -6,23 +6,26 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from support.ports import free_port
 from support.waiting import wait_for
 
+HERE = (sys.executable, "-m", "penstock_cli")
+
 
 class Up:
     """One `penstock up`, with its data and its port over restarts."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, program: Sequence[str | Path] = HERE) -> None:
         self.data = folder / "data"
         self.url = f"http://127.0.0.1:{free_port()}"
         self._log = folder / "up.log"
         port = self.url.rsplit(":", 1)[1]
         self._command = [
-            *(sys.executable, "-m", "penstock_cli", "up", "--data", str(self.data)),
+            *(*program, "up", "--data", str(self.data)),
             *("--port", port, "--probe-port", "0", *options),
         ]
         self.process: subprocess.Popen[bytes] | None = None

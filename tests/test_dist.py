@@ -1,0 +1,150 @@
+"""What is shipped: the wheels and sdists hold what the repository has, and work by themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.repository import ROOT, files, services, toml
+from support.up import Up
+from support.upstreams import ADK, AGNO
+
+MEMBERS = ["shared", *(f"services/{name}" for name in services())]
+NO_INDEX = ("No matching distribution found", "Connection", "Network is unreachable")
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make dist` makes."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        ["sh", ROOT / "deploy/dist.sh", sys.executable, folder, *MEMBERS],
+        cwd=ROOT,
+        check=True,
+        timeout=50,
+    )
+    return folder
+
+
+def package(member: str) -> tuple[str, str, set[str]]:
+    """Distribution and version as a file name has them, and the files that belong into it."""
+    project = toml(f"{member}/pyproject.toml")
+    [name] = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    inside = [
+        path.relative_to(ROOT / member) for path in files() if path.is_relative_to(ROOT / member)
+    ]
+    own = {str(path) for path in inside if path.parts[0] == name}
+    distribution = project["project"]["name"].replace("-", "_")
+    return distribution, project["project"]["version"], own
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_wheel_and_sdist_have_all_files_of_the_package_and_no_others(
+    dist: Path, member: str
+) -> None:
+    name, version, own = package(member)
+    assert any(path.endswith(".py") for path in own)
+    with zipfile.ZipFile(dist / f"{name}-{version}-py3-none-any.whl") as wheel:
+        shipped = {path for path in wheel.namelist() if ".dist-info/" not in path}
+    assert shipped == own
+    with tarfile.open(dist / f"{name}-{version}.tar.gz") as sdist:
+        source = {path.removeprefix(f"{name}-{version}/") for path in sdist.getnames()}
+    assert own <= source
+    assert "pyproject.toml" in source
+
+
+def test_the_wheels_are_of_all_members_and_the_lock_lies_beside_them(dist: Path) -> None:
+    assert len(list(dist.glob("*.whl"))) == len(list(dist.glob("*.tar.gz"))) == len(MEMBERS)
+    lock = (ROOT / "deploy/requirements.txt").read_bytes()
+    assert (dist / "requirements.txt").read_bytes() == lock
+
+
+def test_make_dist_builds_every_member() -> None:
+    listed = subprocess.run(
+        ["make", "--dry-run", "--always-make", "dist"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    [line] = [line for line in listed.splitlines() if "deploy/dist.sh" in line]
+    assert set(line.split()) >= set(MEMBERS)
+
+
+# From here on: `make dist-check`. It installs from the package index, which takes a minute.
+
+
+@pytest.fixture(scope="module")
+def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment with the lock and the wheels, and nothing else."""
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip: list[str | Path] = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--no-input"]
+    locked = subprocess.run(
+        [*pip, "--require-hashes", "-r", dist / "requirements.txt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if locked.returncode and any(word in locked.stderr for word in NO_INDEX):
+        reason = f"no package index is reachable: {locked.stderr.splitlines()[-1]}"
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    assert locked.returncode == 0, locked.stderr
+    subprocess.run([*pip, "--no-deps", "--no-index", *dist.glob("*.whl")], check=True)
+    return folder / "bin"
+
+
+@pytest.mark.dist
+@pytest.mark.real
+@pytest.mark.timeout(900)
+def test_from_the_wheels_alone_penstock_up_and_the_terminal_work(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for recipe in (AGNO, ADK):
+        if not recipe.python.exists():
+            pytest.fail(f"no environment for the demo's {recipe.name} server: `make upstreams`")
+        monkeypatch.setenv(f"PENSTOCK_DEMO_{recipe.name.upper()}_PYTHON", str(recipe.python))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def said(*command: str | Path) -> str:
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=120
+        ).stdout
+
+    python = installed / "python"
+    said(python, "-m", "pip", "check")
+    where = said(
+        python, "-c", "import penstock, penstock_cli as c; print(penstock.__file__, c.__file__)"
+    )
+    assert all(path.startswith(str(installed.parent)) for path in where.split())
+    version = toml("services/cli/pyproject.toml")["project"]["version"]
+    assert said(installed / "penstock", "--version") == f"penstock {version}\n"
+
+    up = Up(tmp_path, "--demo", program=[installed / "penstock"])
+    up.start()
+    try:
+        for agent in ("assistant", "vana"):
+            lines = said(
+                *(installed / "penstock", "run", "What is the weather in Rome?"),
+                *("--agent", agent, "--url", up.url, "--json"),
+            ).splitlines()
+            last = json.loads(lines[-1])
+            assert last["event"]["action"] == "completed"
+            assert last["data"]["summary"].endswith("It is 21 degrees and clear in Rome.")
+        agents = said(installed / "penstock", "agents", "--url", up.url, "--json").splitlines()
+        assert {json.loads(line)["id"] for line in agents} >= {"assistant", "vana"}
+        with httpx.Client(base_url=up.url, trust_env=False, timeout=30) as client:
+            for path in ("/", "/docs", "/openapi.json"):
+                assert client.get(path).status_code == 200, path
+    finally:
+        assert up.signal(signal.SIGTERM) == 0
