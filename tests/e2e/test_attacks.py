@@ -285,6 +285,17 @@ async def test_what_runs_is_what_was_approved_and_not_what_came_after_it(
     assert "I know" in await said(site, agent, session, "what do you know?")
 
 
+async def test_a_pause_keeps_its_thread_when_its_run_is_not_listed_any_more(site: Site) -> None:
+    """The list of runs is kept for 30 days, a run may wait for longer."""
+    run_id, session, path = await site.paused("graph")
+    await site.bus.bus.bucket("runs").delete(run_id)
+    other = f"/tmp/{uuid.uuid4().hex[:8]}"
+    bait = run_input(session, user(f"delete {other}", "u0"))
+    answer = await site.ask("POST", "/agui/graph", json=bait)
+    assert "waits for a decision" in answer.text
+    assert (site.deleted(path), site.deleted(other)) == (0, 0)
+
+
 def _text(body: dict[str, Any]) -> str:
     return httpx.Request("POST", "http://x", json=body).content.decode()
 

@@ -30,19 +30,22 @@ async def require_at_rest(bus: Bus, runs: Runs, run_ids: Sequence[str]) -> list[
     """
     ended = []
     for run_id in run_ids:
-        if await patiently(partial(_has_ended, runs, run_id)):
+        if await patiently(partial(_has_ended, bus, runs, run_id)):
             ended.append(run_id)
         elif await patiently(partial(_waits_as_a_thread, bus, run_id)):
             raise _refused(f"run {run_id} of it waits for a decision; decide it, or cancel it")
     return ended
 
 
-async def _has_ended(runs: Runs, run_id: str) -> bool:
+async def _has_ended(bus: Bus, runs: Runs, run_id: str) -> bool:
     """False for one that waits, and for one that has not begun."""
     deadline = asyncio.get_running_loop().time() + SETTLES_S
     while True:
         record = await runs.record(run_id)
-        if record is None or record.status in ENDED:
+        if record is None:
+            # records are kept for 30 days, a pause for as long as it waits
+            return await bus.bucket("pauses").get(run_id) is None
+        if record.status in ENDED:
             return True
         if record.status == "paused":
             return False
