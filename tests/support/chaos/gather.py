@@ -13,6 +13,7 @@ from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from penstock.bus.direct import Stored, stored_of
@@ -33,6 +34,7 @@ _GONE = ("KV-Operation", "Nats-Marker-Reason")
 _REMAINS_TIMEOUT_S = 40.0
 _LOOK_AGAIN_S = 1.0
 _CLOCKS_S = 10.0
+_READ_TIMEOUT_S = 180.0
 _STILL_S = 20.0  # so long nothing may have moved before it is judged
 
 
@@ -157,7 +159,19 @@ async def _remains(client: Client, fleet: Fleet, known: set[str]) -> Remains:
 
 
 async def read(client: Client, stream: str) -> list[Msg]:
-    """Every message of a stream, in its order, by a consumer: any of the replicas may serve it."""
+    """Every message of a stream, in its order. On a starved machine it may take some tries."""
+    deadline = time.monotonic() + _READ_TIMEOUT_S
+    while True:
+        try:
+            return await _read(client, stream)
+        except (NatsError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+async def _read(client: Client, stream: str) -> list[Msg]:
+    """By a consumer: any of the replicas may serve it."""
     js = client.jetstream(timeout=10)
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.ALL, ack_policy=AckPolicy.NONE, inactive_threshold=30
