@@ -134,6 +134,7 @@ DOCUMENT = Document(
             "llm.tool_result has data {tool, result}, once a call; result is any JSON",
             _DATA,
             _REAL_TOOL,
+            "conformance/real_path::a_recorded_call_that_was_refused_or_failed_says_so_in_its_result",
             "dialects/agno_values::a_result_is_json_then_a_literal_then_text",
             "dialects/adk_decode::the_interim_response_of_a_confirmation_is_no_result",
             note="The result of a call that failed or was refused is `{outcome, error, result}`.",

@@ -350,3 +350,80 @@ def test_a_dispatch_as_the_document_writes_it_reaches_the_client(tmp_path: Path)
     bodies = executions(with_customs(tmp_path, *said.items()))
     told = {f"{body['event']['category']}.{body['event']['action']}": body for body in bodies}
     assert {type: told[type]["data"] for type in said} == said
+
+
+@each_recording
+def test_a_recorded_call_that_was_refused_or_failed_says_so_in_its_result(name: str) -> None:
+    events = recorded()[name]
+    outcomes = data_of(events, "llm.tool_result")
+    bodies = executions(events)
+    results = [each["data"] for each in bodies if each["event"]["action"] == "tool_result"]
+    assert len(results) == len(outcomes)
+    for told, came in zip(results, outcomes, strict=True):
+        if came["outcome"] == "ok":
+            assert told["result"] == came["result"]
+        else:
+            assert told["result"]["outcome"] == came["outcome"]
+            assert told["result"]["error"]
+
+
+# all dialects
+
+
+@each_recording
+def test_no_recorded_run_is_said_to_differ_from_what_was_approved(name: str) -> None:
+    warnings = data_of(recorded()[name], "system.warning")
+    assert "not_what_was_approved" not in [each["code"] for each in warnings]
+
+
+@each_recording
+def test_a_person_who_decides_is_shown_no_recorded_hint_for_programs(name: str) -> None:
+    asked = data_of(recorded()[name], "approval.requested")
+    items = [item for each in asked for item in each["items"]]
+    assert not any("FunctionResponse" in (item.get("description") or "") for item in items)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in recorded() if name.startswith(("agno/", "adk/"))]
+)
+def test_no_counter_of_a_framework_is_told_in_the_agent_runs_contract(name: str) -> None:
+    counters = ("input_tokens", "output_tokens", "inputTokens", "outputTokens", "latency_ms")
+    for each in of_type(encoded(RUNS_1, recorded()[name]), "CUSTOM"):
+        assert not any(f'"{counter}"' in json.dumps(each) for counter in counters)
+
+
+def test_a_second_pause_does_not_ask_again_for_a_requirement_that_agno_2_3_repeats(
+    tmp_path: Path,
+) -> None:
+    """2.3 repeats the first pause's requirements as they were; 3.1's recording is made so."""
+    name = "agno/3.1.10/confirm_twice"
+    first = data_of(recorded()[name], "approval.requested")[0]["items"][0]["item_id"]
+    kept: list[Any] = []
+
+    def repeats(body: bytes) -> bytes:
+        frames = body.split(b"\n\n")
+        for at, frame in enumerate(frames):
+            if b"event: RunPaused" in frame:
+                head, _, data = frame.partition(b"data: ")
+                paused = json.loads(data)
+                known = {each["tool_execution"]["tool_call_id"] for each in kept}
+                kept.extend(
+                    each
+                    for each in paused["requirements"]
+                    if each["tool_execution"]["tool_call_id"] not in known
+                )
+                paused["requirements"] = list(kept)
+                frames[at] = head + b"data: " + orjson.dumps(paused)
+        return b"\n\n".join(frames)
+
+    events = altered("agno", "3.1.10/confirm_twice", tmp_path, repeats)
+    assert len(kept) == 2
+    assert len({each["tool_execution"]["tool_call_id"] for each in kept}) == 2
+    asked = [
+        [item["item_id"] for item in each["items"]]
+        for each in data_of(events, "approval.requested")
+    ]
+    assert len(asked) == 2
+    assert asked[0] == [first]
+    assert first not in asked[1]
+    assert ended(events) == "lifecycle.completed"

@@ -58,12 +58,14 @@ def run_needs(body: JsonObject, *, team: bool) -> list[Need]:
     settled = {
         tool.get("tool_call_id")
         for tool in called
-        if isinstance(tool, dict) and _is_waiting_kind(tool) and _tool_kind(tool) is None
+        if isinstance(tool, dict) and _was_asked_about(tool) and _tool_kind(tool) is None
     }
+    settled -= {need.tool.get("tool_call_id") for need in tools if need.tool}  # an id comes again
     requirements = [
         need
         for need in _requirements(body.get("requirements"), ["requirements"], None, None)
-        if need.tool is None or need.tool.get("tool_call_id") not in settled
+        # `tools` has the run's own calls, and a member's may have the same id
+        if need.tool is None or need.run_id or need.tool.get("tool_call_id") not in settled
     ]
     return [*requirements, *tools] if team else [*tools, *requirements]
 
@@ -123,10 +125,19 @@ def _tool_need(
     yield need
 
 
-def _is_waiting_kind(tool: JsonObject) -> bool:
-    """Whether the call is one that waits, or waited, for a decision; its id is a text then."""
-    asks = ("external_execution_required", "requires_user_input", "requires_confirmation")
-    return string(tool.get("tool_call_id")) is not None and any(tool.get(ask) for ask in asks)
+def _was_asked_about(tool: JsonObject) -> bool:
+    """Whether the call is one that waits, or waited, for a decision; its id is a text then.
+
+    One that has run since has `confirmed` or `answered`, and `requires_confirmation: false`.
+    """
+    asks = (
+        "external_execution_required",
+        "requires_user_input",
+        "requires_confirmation",
+        "answered",
+    )
+    asked = any(tool.get(ask) for ask in asks) or tool.get("confirmed") is not None
+    return asked and string(tool.get("tool_call_id")) is not None
 
 
 def _tool_kind(tool: JsonObject) -> str | None:
