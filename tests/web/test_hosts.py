@@ -153,7 +153,7 @@ async def test_what_a_token_without_scopes_may_do_is_a_setting(text: str, scopes
     scope = {
         "type": "http",
         "method": "GET",
-        "path": "/",
+        "path": "/v1/runs",
         "query_string": b"",
         "client": ("127.0.0.1", 1),
         "headers": [(b"authorization", f"Bearer {token()}".encode())],
