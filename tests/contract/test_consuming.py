@@ -51,8 +51,15 @@ async def running(
 
 
 async def read(output: asyncio.StreamReader, lines: int) -> list[str]:
+    """The next lines that are about events; FastStream prints its log among them."""
+    found: list[str] = []
     async with asyncio.timeout(20):
-        return [(await output.readline()).decode().rstrip("\n") for _ in range(lines)]
+        while len(found) < lines:
+            line = (await output.readline()).decode()
+            assert line, f"the program has ended after {found}"
+            if line.startswith(RUN_ID):
+                found.append(line.rstrip("\n"))
+    return found
 
 
 async def is_acknowledged(guarded: Guarded) -> bool:
@@ -80,6 +87,27 @@ async def test_the_python_program_reads_every_event_of_its_durable(
     program = tmp_path / "reader.py"
     program.write_text(block("Python", "python"))
     await check([sys.executable, program], guarded, tmp_path)
+
+
+async def test_the_faststream_program_reads_every_event_of_its_durable(
+    guarded: Guarded, stored: list[Event], tmp_path: Path
+) -> None:
+    program = tmp_path / "reader.py"
+    program.write_text(block("FastStream", "python"))
+    await check([sys.executable, program], guarded, tmp_path)
+
+
+async def test_the_faststream_program_is_given_again_what_its_handler_failed_at(
+    guarded: Guarded, stored: list[Event], tmp_path: Path
+) -> None:
+    program = tmp_path / "reader.py"
+    given = '    """Yours. It may see the same `event_id` again."""\n'
+    fails = "    if not failed:\n        failed.append(event_id)\n        raise ValueError\n"
+    code = block("FastStream", "python").replace(given, given + fails)
+    program.write_text(code.replace("app = FastStream", "failed: list[str] = []\napp = FastStream"))
+    async with running([sys.executable, program], guarded, tmp_path) as output:
+        assert sorted(await read(output, len(PRINTED))) == sorted(PRINTED)
+        await eventually(lambda: is_acknowledged(guarded), what="every event acknowledged")
 
 
 async def test_the_typescript_program_reads_every_event_of_its_durable(
