@@ -86,6 +86,14 @@ def test_the_demo_answers_stops_and_goes_on(make_up: Callable[..., Up]) -> None:
 
     assert up.penstock("run", "fail on purpose", "--agent", "assistant")[0] == 1
 
+    code, agents = up.penstock("agents")
+    assert code == 0
+    assert {(each["id"], each["protocol"], each["answers"]) for each in agents} == {
+        ("assistant", "agno", True),
+        ("mindrian-agent", "agno", True),
+        ("vana", "adk", True),
+    }
+
     with httpx.Client(base_url=up.url, trust_env=False, timeout=30) as client:
         diagnosis = client.post("/api/service/v1/executions/trigger", json=DIAGNOSIS).text
         for name in ("llm.reasoning", "llm.tool_call", "llm.stream", "lifecycle.completed"):

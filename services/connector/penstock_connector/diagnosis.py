@@ -14,6 +14,7 @@ import httpx
 
 from penstock.settings import AgentConfig
 from penstock_connector.checks import check
+from penstock_connector.checks.finding import shown
 from penstock_connector.leg import Outcome
 from penstock_connector.private import without_secrets
 
@@ -67,7 +68,7 @@ class Diagnosis:
         facts = without_secrets(agent, {"url": url, "error": outcome.facts.get("error", "")})
         log.warning(
             "run %s: agent %s was called at %s: %s. What to change: %s",
-            *(run_id, agent.id, facts["url"], facts["error"], advice),
+            *(run_id, agent.id, facts["url"], shown(facts["error"]), advice),
         )
 
 
