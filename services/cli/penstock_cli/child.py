@@ -22,11 +22,13 @@ class StartFailed(Exception):
 class Child:
     """A running server. `stop` it; the guard in between stops it when we are killed."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, log: Path, log_start: int
+    ) -> None:
         self.name = name
         self.log = log
         self._process = process
-        self._log_start = log.stat().st_size
+        self._log_start = log_start  # bytes that were in the log before this process
 
     @classmethod
     async def start(
@@ -41,6 +43,8 @@ class Child:
         """Start it; its output is appended to `log`. Raises StartFailed."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
+            # Measured before the start: a process that fails at once may have written by then.
+            log_start = log.stat().st_size
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", guard.__file__, *command),
                 stdin=subprocess.PIPE,
@@ -51,7 +55,7 @@ class Child:
                 # Ctrl-C in a terminal is for us: our services drain before their servers go
                 start_new_session=True,
             )
-        return cls(name, process, log)
+        return cls(name, process, log, log_start)
 
     async def ended(self) -> int:
         """Wait until it has ended; its exit code."""
