@@ -205,7 +205,7 @@ def redacted(text: str, hosts: Sequence[str] = ()) -> str:
     """
     if len(text) > MAX_CHARACTERS:
         # at a space, so that no secret is cut into what does not look like one
-        begin = text[:MAX_CHARACTERS].rsplit(None, 1)[0]
+        begin = (text[:MAX_CHARACTERS].rsplit(None, 1) or [""])[0]  # none where all is blank
         text = f"{begin}… (cut: it has {len(text)} characters)"
     text = _PRIVATE_KEY.sub(SECRET, text)
     text = _AUTHORIZATION.sub(_after_name, text)

@@ -202,3 +202,7 @@ def test_eight_times_the_text_costs_no_more_than_its_length(piece: str) -> None:
     short, long = MAX_CHARACTERS // 16, MAX_CHARACTERS // 2
     small = _seconds((piece * short)[:short])
     assert _seconds((piece * long)[:long]) < 24 * small + 0.01
+
+
+def test_a_text_of_blanks_alone_is_cut_too() -> None:
+    assert redacted(" " * (MAX_CHARACTERS + 1)).startswith("… (cut:")
