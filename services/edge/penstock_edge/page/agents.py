@@ -57,8 +57,6 @@ class Agents:
         """`{agents: [{id, name, protocol, kind, answers}]}`, in the order of the configuration."""
         require(identity_of(request), "read")
         agents = self._edge.config.agents
-        # a caller that leaves must not end the question that others wait for
-        answers = await asyncio.gather(*(asyncio.shield(self._answers(each)) for each in agents))
         told = [
             {
                 "id": agent.id,
@@ -67,9 +65,15 @@ class Agents:
                 "kind": agent.kind,
                 "answers": answered,
             }
-            for agent, answered in zip(agents, answers, strict=True)
+            for agent, answered in zip(agents, await self.answers(), strict=True)
         ]
         return Response(orjson.dumps({"agents": told}), media_type="application/json")
+
+    async def answers(self) -> list[bool]:
+        """Whether each agent's server answers, in the order of the configuration."""
+        agents = self._edge.config.agents
+        # a caller that leaves must not end the question that others wait for
+        return await asyncio.gather(*(asyncio.shield(self._answers(each)) for each in agents))
 
     def _answers(self, agent: AgentConfig) -> asyncio.Task[bool]:
         now_s = time.monotonic()

@@ -1,0 +1,49 @@
+"""Whether agent servers answer: each is asked seldom, whoever wants to know."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+from penstock.settings import AgentConfig, Config
+from penstock_edge.edge import Edge
+from penstock_edge.page import Agents
+from support.ports import free_port
+
+
+def agents_at(*urls: str) -> Agents:
+    config = Config(
+        agents=[
+            AgentConfig(id=f"agent-{number}", protocol="agno", url=url, headers={"x-key": "secret"})
+            for number, url in enumerate(urls)
+        ]
+    )
+    return Agents(cast("Edge", SimpleNamespace(config=config)))
+
+
+async def test_a_server_of_many_agents_is_asked_once_for_many_callers_without_their_headers() -> (
+    None
+):
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        agents = agents_at(url, url)
+        told = await asyncio.gather(*(agents.answers() for _ in range(20)))
+        await agents.close()
+    assert told == [[True, True]] * 20
+    assert len(asked) == 1
+    assert b"secret" not in asked[0]
+
+
+async def test_a_server_that_is_not_there_does_not_answer() -> None:
+    agents = agents_at(f"http://127.0.0.1:{free_port()}")
+    assert await agents.answers() == [False]
+    await agents.close()
