@@ -142,6 +142,8 @@ ROWS = [
     *_agno("agent"),
     *_agno("team"),
     *_agno("workflow"),
+    *(Row("GET", path, ("read",), shape="detail") for path in ("/config", "/health")),
+    Row("GET", "/list-apps", ("read",), shape="detail"),
     # agent-runs-sse.md and AG-UI
     Row("GET", f"{THREAD}/events", ("read",), 403, query="?until=idle&user_id=alice"),
     Row("GET", f"{THREAD}/history", ("read",), 403, query="?user_id=alice"),

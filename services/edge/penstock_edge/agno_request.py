@@ -72,6 +72,7 @@ class RunRequest(BaseModel):
 
     message: Annotated[str, Field(min_length=1), AfterValidator(_not_blank)]
     stream: bool = False
+    background: bool = False  # every run goes on by itself; without a stream: answered at once
     session_id: Name
     user_id: Name
 

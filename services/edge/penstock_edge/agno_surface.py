@@ -80,13 +80,18 @@ class AgnoSurface:
         return _json(_shown(self._agent(request, kind)))
 
     async def start(self, request: Request, kind: str) -> ASGIApp:
-        """A new run: its first leg as a stream, or the run as JSON where `stream` is not true."""
+        """A new run: its first leg as a stream, or the run as JSON where `stream` is not true.
+
+        With `background` and without `stream`: 202 at once, as Agno 3 answers.
+        """
         edge, who = self._edge, identity_of(request)
         require(who, "start")
         agent = self._agent(request, kind)
         fields = await fields_of(request, edge.settings.max_body_bytes)
         asked = agno_request.parse(fields, RunRequest)
-        edge.streams.require_room(request.scope)
+        at_once = asked.background and not asked.stream
+        if not at_once:
+            edge.streams.require_room(request.scope)
         user_id = act_as(who, asked.user_id)
         native = is_native(agent)
         given: dict[str, Any] = {}
@@ -109,6 +114,12 @@ class AgnoSurface:
                 input=given or None,
             )
         )
+        if at_once:
+            record = started.record
+            accepted = {"run_id": record.run_id, "session_id": record.session_id}
+            answer = _json({**accepted, "status": "PENDING"}, 202)
+            answer.headers["penstock-run-id"] = record.run_id
+            return answer
         return await self._leg(agent, started.record.run_id, 1, place, stream=asked.stream)
 
     async def go_on(self, request: Request, kind: str) -> ASGIApp:

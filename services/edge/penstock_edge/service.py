@@ -16,6 +16,7 @@ from penstock_edge.agui_surface import AguiSurface
 from penstock_edge.direct import is_tried
 from penstock_edge.edge import Edge
 from penstock_edge.executions import Executions
+from penstock_edge.first_looks import FirstLooks
 from penstock_edge.many_events import ManyEvents
 from penstock_edge.page import Agents, files
 from penstock_edge.runs import Runs
@@ -49,6 +50,7 @@ class EdgeService(Service):
                 Executions(self._edge),
                 self._adk,
                 AgnoSurface(self._edge),
+                FirstLooks(self._edge),
                 AguiSurface(self._edge),
                 Threads(self._edge),
             )

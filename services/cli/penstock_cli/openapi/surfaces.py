@@ -231,6 +231,7 @@ def _agno(kind: str) -> list[Operation]:
     runs = f"{path}/{{id}}/runs"
     named = an_object(id=TEXT, name=TEXT)
     leg = {200: Answer("The leg as a stream, or the run", {SSE: STREAM, JSON: OBJECT})}
+    pending = {202: json("With `background` and without `stream`: it is begun", OBJECT)}
     operation = partial(Operation, tag="agno", shape="detail")
     begin = partial(operation, body_types=(*FORMS, JSON))
     return [
@@ -242,7 +243,15 @@ def _agno(kind: str) -> list[Operation]:
             {200: json("Its id and name", named)},
             refusals=(404,),
         ),
-        begin("POST", runs, "Start a run", leg, needs=_START, body=RunRequest, refusals=(404,)),
+        begin(
+            "POST",
+            runs,
+            "Start a run",
+            leg | pending,
+            needs=_START,
+            body=RunRequest,
+            refusals=(404,),
+        ),
         begin(
             "POST",
             f"{runs}/{{run_id}}/continue",
@@ -261,6 +270,17 @@ def _agno(kind: str) -> list[Operation]:
             parameters=(by.OF_SESSION,),
             refusals=(404, 409),
         ),
+    ]
+
+
+def _first_looks() -> list[Operation]:
+    agno = partial(Operation, tag="agno", shape="detail")
+    since = an_object(status=TEXT, instantiated_at=TEXT)
+    names = {200: json("The names, as `appName` takes them", a_list(TEXT))}
+    return [
+        agno("GET", "/config", "What there is, as AgentOSClient asks", {200: json("It", OBJECT)}),
+        agno("GET", "/health", "Whether the edge answers", {200: json("It does", since)}),
+        Operation("GET", "/list-apps", "The agents' names", names, tag="adk", shape="detail"),
     ]
 
 
@@ -400,6 +420,7 @@ OPERATIONS: Final = (
     *_executions(),
     *_adk(),
     *(operation for kind in KINDS for operation in _agno(kind)),
+    *_first_looks(),
     *_agui(),
     *_approvals(),
     *_credentials(),
