@@ -107,9 +107,11 @@ TEXT = [agno(CHUNK), agno(CITED), agno("RunContentCompleted"), agno("RunComplete
 BEFORE = [agno("RunStarted"), agno(CHUNK, content="")]
 TOOL = [agno("ToolCallStarted"), agno("ToolCallCompleted")]
 ENDS = ["llm.message_started", "llm.stream", "llm.message_completed", "lifecycle.completed"]
-# What the tool of the pause does once it is confirmed: the call of the example, under its id.
+# What the tool of the pause does once it is confirmed: the examples' call, as it was asked about.
+[PAUSED] = [tool for tool in AGNO["RunPaused"]["tools"] if tool["tool_call_id"] == ASKED]
+APPROVED = {key: PAUSED[key] for key in ("tool_call_id", "tool_name", "tool_args")}
 CONFIRMED = [
-    agno(each, tool={**AGNO[each]["tool"], "tool_call_id": ASKED, "tool_name": "create_document"})
+    agno(each, tool={**AGNO[each]["tool"], **APPROVED})
     for each in ("ToolCallStarted", "ToolCallCompleted")
 ]
 SEQUENCES: dict[str, tuple[list[list[Frame]], dict[str, Any], list[str]]] = {
