@@ -35,6 +35,7 @@ from penstock.bus.kv import Bucket
 from penstock.bus.records import PauseRecord, RunRecord
 from penstock.service import Context, pod_name
 from penstock.settings import Config
+from penstock_normalizer.index import RunIndex
 from penstock_normalizer.partitions import Partition
 from penstock_normalizer.service import NormalizerService
 from penstock_normalizer.settings import NormalizerSettings
@@ -156,6 +157,34 @@ async def test_the_list_of_runs_follows_the_lifecycle(nats_server: NatsServer) -
         failed = await eventually(lambda: status("failed"))
         assert failed.error == "it broke"
         assert failed.first_event is not None
+
+
+async def test_a_run_that_is_out_before_the_list_could_be_told_is_listed_as_it_ended(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = RunIndex.follow
+    failed: list[str] = []
+
+    async def failing(self: RunIndex, run_id: str, *args: Any, **options: Any) -> None:
+        if run_id == run.run_id and not failed:
+            failed.append(run_id)
+            raise RuntimeError("it fails between the events and the list")
+        await follow(self, run_id, *args, **options)
+
+    monkeypatch.setattr(RunIndex, "follow", failing)
+    async with bus_to(nats_server.url) as bus:
+        run = Run(bus)
+        await run.whole("one")  # in RAW before the normalizer: its events go out together
+
+        async def completed() -> bool:
+            entry = await bus.bucket("runs").get(run.run_id)
+            return entry is not None and b'"completed"' in entry.value
+
+        async with normalizer(nats_server.url):
+            events = await run.until("lifecycle.completed")
+            await eventually(completed, what="the list says that the run is completed")
+    assert failed
+    check_order(events, ["one"])
 
 
 async def test_a_large_backlog_of_one_run_goes_out_in_batches(nats_server: NatsServer) -> None:

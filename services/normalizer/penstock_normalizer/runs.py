@@ -234,6 +234,7 @@ class Run:
         if frame.opens_run and not self._first and not await self._was_spoken_of(frame):
             return fold  # the run begins; if it is a repeat, the fence tells
         await self._reload_tail()
+        await self._show()
         begun = frame.opens_run
         async for earlier in replay(self._bus, self._run_id, self._raw_first, frame.sequence):
             self._hear(earlier)
@@ -256,6 +257,18 @@ class Run:
         if not await self._is_whole(fold, frame):
             await self._break_off(fold, frame)
         return fold
+
+    async def _show(self) -> None:
+        """Bring the list of runs up to the events that are out.
+
+        The list is told of a run's first events after they are published. Whoever published them
+        may have failed, or lost the partition, before that; what is out is not published again,
+        so nobody else would tell the list.
+        """
+        if self._first:
+            pattern = subjects.event("lifecycle.*", self._run_id)
+            if (last := await fence.tail(self._bus, streams.EVENTS, pattern)) is not None:
+                await self._index.show(self._run_id, last)
 
     async def _was_spoken_of(self, frame: RawFrame) -> bool:
         """Whether something was said of the run before it was opened, as whoever read it knows."""
