@@ -8,11 +8,13 @@ import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from penstock.bus import Bus, FenceConflict, Stored, fence, streams, subjects
+from penstock.bus.errors import NotThereYet
 from penstock.bus.fence import RawWriter
 from penstock.bus.follow import Follow, raw
 from penstock.bus.pull import Reader
@@ -32,10 +34,18 @@ def servers() -> Iterator[list[NatsServer]]:
 async def buses(servers: list[NatsServer]) -> AsyncIterator[list[Bus]]:
     """One at each server."""
     async with AsyncExitStack() as stack:
+
+        async def joined(url: str) -> Bus | None:
+            """None while the cluster elects, as after a test that has killed a leader."""
+            try:
+                return await stack.enter_async_context(
+                    connected(url, publish_timeout_s=2, retention=REPLICATED)
+                )
+            except NotThereYet:
+                return None
+
         yield [
-            await stack.enter_async_context(
-                connected(server.url, publish_timeout_s=2, retention=REPLICATED)
-            )
+            await eventually(partial(joined, server.url), 30, "a leader of the cluster")
             for server in servers
         ]
 
