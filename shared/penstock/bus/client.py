@@ -22,7 +22,7 @@ from nats.errors import TimeoutError as NatsTimeout
 from penstock.bus import migrate
 from penstock.bus.again import first_answer
 from penstock.bus.clock import LIMIT_S, Clock
-from penstock.bus.connection import PASSES, Connection
+from penstock.bus.connection import PASSES, Connection, cancellations, obey_cancellation
 from penstock.bus.continuity import Continuity
 from penstock.bus.direct import Stored, stored_of
 from penstock.bus.errors import (
@@ -244,8 +244,8 @@ class Bus:
         """Flush what was published, then close."""
         if self.client.is_closed:
             return
-        tasks = (self._checking, self._pulse, self._ticking, self._subscribing, self._reconnecting)
-        for task in tasks:
+        connecting = (self._checking, self._subscribing, self._reconnecting)
+        for task in (*connecting, self._pulse, self._ticking, self._watching, self._settling):
             if task is not None:
                 task.cancel()
         try:
@@ -359,7 +359,11 @@ class Bus:
 
     async def _watch(self) -> None:
         """Note how far the streams reach; see that none of them ends before that."""
+        before = cancellations()
         while True:
+            # Whoever closes the bus would wait for the next look, if one that came in the middle
+            # of a request was lost.
+            obey_cancellation(before)
             await asyncio.sleep(NOTE_S if self.settings.repairs else LEARN_S)
             if not self.ready:
                 continue

@@ -118,11 +118,11 @@ class Connection(Client):
         headers: dict[str, Any] | None = None,
     ) -> None:
         """As nats-py's."""
-        before = _cancellations()
+        before = cancellations()
         try:
             await super().publish(subject, payload, reply, headers)
         finally:
-            _obey_cancellation(before)
+            obey_cancellation(before)
 
     async def request(
         self,
@@ -133,19 +133,19 @@ class Connection(Client):
         headers: dict[str, Any] | None = None,
     ) -> Msg:
         """As nats-py's."""
-        before = _cancellations()
+        before = cancellations()
         try:
             return await super().request(subject, payload, timeout, old_style, headers)
         finally:
-            _obey_cancellation(before)
+            obey_cancellation(before)
 
     async def flush(self, timeout: int = DEFAULT_FLUSH_TIMEOUT) -> None:
         """As nats-py's."""
-        before = _cancellations()
+        before = cancellations()
         try:
             await super().flush(timeout)
         finally:
-            _obey_cancellation(before)
+            obey_cancellation(before)
 
     async def _process_err(self, err_msg: str) -> None:
         if PERMISSIONS_ERR in err_msg:
@@ -200,17 +200,18 @@ class Connection(Client):
             writer.transport.abort()
 
 
-def _cancellations() -> int:
+def cancellations() -> int:
+    """How often the current task was told to end, for `obey_cancellation` afterwards."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
 
 
-def _obey_cancellation(before: int) -> None:
+def obey_cancellation(before: int) -> None:
     """Raise the CancelledError that was swallowed since.
 
     nats-py drops one that comes while it waits for the socket, and `asyncio.wait_for` of Python
     3.11, by which it waits for answers, one that comes together with the answer. The task would go
     on, and whoever cancelled it would wait for ever.
     """
-    if _cancellations() > before:
+    if cancellations() > before:
         raise asyncio.CancelledError
