@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import json
 import os
 import signal
@@ -60,6 +61,22 @@ def test_wheel_and_sdist_have_all_files_of_the_package_and_no_others(
         source = {path.removeprefix(f"{name}-{version}/") for path in sdist.getnames()}
     assert own <= source
     assert "pyproject.toml" in source
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_wheel_and_sdist_have_the_text_of_the_license(dist: Path, member: str) -> None:
+    text = (ROOT / "LICENSE").read_bytes()
+    name, version, _ = package(member)
+    inside = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(dist / f"{name}-{version}-py3-none-any.whl") as wheel:
+        assert wheel.read(f"{inside}/licenses/LICENSE") == text
+        metadata = email.message_from_bytes(wheel.read(f"{inside}/METADATA"))
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    with tarfile.open(dist / f"{name}-{version}.tar.gz") as sdist:
+        shipped = sdist.extractfile(f"{name}-{version}/LICENSE")
+        assert shipped is not None
+        assert shipped.read() == text
 
 
 def test_the_wheels_are_of_all_members_and_the_lock_lies_beside_them(dist: Path) -> None:
