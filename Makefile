@@ -53,7 +53,7 @@ format: setup ## Put the code into the one format
 contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release at a release)
 	@$(BIN)/python -m penstock.contract deploy/contract $(ARGS)
 	@$(BIN)/python -m penstock_cli.openapi deploy/contract/openapi.json
-	@cp deploy/contract/openapi.json services/edge/penstock_edge/page/static/openapi.json
+	@cp deploy/contract/openapi.json services/edge/penstock_edge/surfaces/page/static/openapi.json
 	@$(BIN)/python -m penstock.bus.permissions > deploy/nats/accounts.conf
 	@PYTHONPATH=tests $(BIN)/python -m conformance
 

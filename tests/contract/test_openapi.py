@@ -14,7 +14,7 @@ from penstock.web.auth.shapes import shape_of
 from penstock.web.problems import Problem
 from penstock_cli.openapi import document
 from penstock_cli.openapi.surfaces import OPERATIONS
-from penstock_edge.page.files import FOLDER
+from penstock_edge.surfaces.page.files import FOLDER
 from support.access import ROWS
 from support.contract import CONTRACT
 

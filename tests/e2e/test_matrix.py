@@ -19,7 +19,7 @@ from penstock import sse
 from penstock.settings import Config
 from penstock.sse import Frame
 from penstock_edge.service import EdgeService
-from penstock_edge.views import DIALECTS
+from penstock_edge.views.dialects import DIALECTS
 from support import agui_rules
 from support.nats import NatsServer
 from support.pipeline import PIPELINE, TERMINAL, Event, Pipeline, pipeline

@@ -13,7 +13,7 @@ import uuid_utils
 from penstock.bus import Bus
 from penstock.bus.records import DecideRequest
 from penstock.dialects.adk.encode import AdkEncoder
-from penstock_edge.adk_views import EncodedLeg
+from penstock_edge.surfaces.adk.views import EncodedLeg
 from support.clients import Client, MakeEdge, Stream, contents
 from support.pretend import PretendApprovals, PretendConnector, PretendRun, command_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.settings import AgentConfig, Config
-from penstock_edge import adk_sessions
+from penstock_edge.surfaces.adk import sessions as adk_sessions
 from support.adk_server import AdkSessionsServer
 from support.clients import Client, MakeEdge
 from support.pretend import PretendRun

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.bus.records import Decided
 from penstock.dialects.agno import forms
-from penstock_edge import agno_answers
-from penstock_edge.agno_request import (
+from penstock_edge.surfaces.agno import answers
+from penstock_edge.surfaces.agno.request import (
     BrokenAnswers,
     ContinueRequest,
     InvalidRequest,
@@ -77,7 +77,7 @@ def decide(
     *given: dict[str, Any],
     ids: dict[str, str] | None = None,
 ) -> list[Decided]:
-    return agno_answers.decided(items, ids or {}, agno_answers.answers(section, list(given)))
+    return answers.decided(items, ids or {}, answers.answers(section, list(given)))
 
 
 def one(item: dict[str, Any], section: str, given: dict[str, Any]) -> Decided:

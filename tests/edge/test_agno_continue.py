@@ -13,7 +13,7 @@ import pytest
 from penstock.bus import Bus, Stored
 from penstock.bus.records import PauseRecord
 from penstock.dialects.agno import forms
-from penstock_edge.locate import lifecycle_of
+from penstock_edge.sources.locate import lifecycle_of
 from support.agno_surface import CONFIG, Paused, named
 from support.clients import Client, MakeEdge, Stream
 from support.pretend import PretendRun
@@ -199,7 +199,7 @@ async def early(edge: Client, waits: Paused, monkeypatch: pytest.MonkeyPatch) ->
         looked.set()
         return found
 
-    monkeypatch.setattr("penstock_edge.decide.lifecycle_of", look)
+    monkeypatch.setattr("penstock_edge.runs.decide.lifecycle_of", look)
     data = form(tools=waits.tools(confirmed=True), stream="false")
     answering = asyncio.create_task(edge.post(path_of(waits), data=data))
     await looked.wait()

@@ -14,7 +14,7 @@ from penstock.bus import Bus
 from penstock.bus.fence import RawWriter
 from penstock.settings import AgentConfig
 from penstock.sse import Parser
-from penstock_edge.agno_views import EncodedLeg, UpstreamLeg, Words
+from penstock_edge.surfaces.agno.views import EncodedLeg, UpstreamLeg, Words
 from support.agno_surface import CONFIG, named
 from support.clients import Client, MakeEdge, Stream
 from support.pretend import PretendConnector, PretendRun, command_of

@@ -12,10 +12,10 @@ import pytest
 from penstock.bus import Bus
 from penstock.settings import AgentConfig, Config
 from penstock.sse import Parser
-from penstock_edge.agui_views import Audience
 from penstock_edge.edge import Edge
-from penstock_edge.locate import place_of_new
 from penstock_edge.settings import EdgeSettings
+from penstock_edge.sources.locate import place_of_new
+from penstock_edge.surfaces.agui.views import Audience
 from support.agui_requests import post, run_input, user
 from support.clients import Client, MakeEdge, Stream, contents
 from support.pretend import PretendRun, command_of

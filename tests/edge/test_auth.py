@@ -20,7 +20,7 @@ from penstock.service import Context
 from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes
 from penstock.web.server import BindRefused
 from penstock_cli.up import SERVICES
-from penstock_edge.views import DIALECTS
+from penstock_edge.views.dialects import DIALECTS
 from support.access import AGUI, FILES, ROWS, Row
 from support.clients import contents
 from support.guarded import REMOTE, MemoryStore, StoreAway

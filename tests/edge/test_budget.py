@@ -16,7 +16,7 @@ from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
 from penstock.web.read_turns import ReadTurns
 from penstock.web.server import Server
-from penstock_edge.endpoint import route
+from penstock_edge.surfaces.endpoint import route
 from support.clients import Client, MakeEdge, Stream
 from support.issuer import SECRET
 from support.pretend import PretendRun

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock.bus import Bus
-from penstock_edge.collector import Collector
-from penstock_edge.feed import Feed
-from penstock_edge.forms import Sse
-from penstock_edge.hub import Hub, Hubs
-from penstock_edge.locate import locate, place_of_now
-from penstock_edge.many import Many
-from penstock_edge.sessions import Records
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.views import view
+from penstock_edge.sources.feed import Feed
+from penstock_edge.sources.locate import locate, place_of_now
+from penstock_edge.sources.many import Many
+from penstock_edge.sources.sessions import Records
+from penstock_edge.stream.collector import Collector
+from penstock_edge.stream.hub import Hub, Hubs
+from penstock_edge.views.dialects import view
+from penstock_edge.views.framing import Sse
 from support.pretend import PretendRun
 from support.waiting import eventually
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from penstock_edge import direct
+from penstock_edge.stream import direct_write
 from support.clients import MakeEdge, Stream
 from support.pretend import PretendRun
 
@@ -43,7 +43,7 @@ async def play(make_edge: MakeEdge, run: PretendRun, sends: list[str]) -> tuple[
 
 
 def test_the_server_that_is_installed_was_tried() -> None:
-    assert direct.is_tried()
+    assert direct_write.is_tried()
 
 
 async def test_live_events_take_no_turn_of_the_clients_task(
@@ -57,7 +57,7 @@ async def test_live_events_take_no_turn_of_the_clients_task(
 async def test_another_server_gets_the_same_bytes_by_asgi(
     make_edge: MakeEdge, run: PretendRun, sends: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "TRIED", ("0.1.",))
+    monkeypatch.setattr(direct_write, "TRIED", ("0.1.",))
     body, count = await play(make_edge, run, sends)
     assert count == 3
     assert body.count(b"event: ") == 5
@@ -67,8 +67,8 @@ def test_a_server_that_is_not_uvicorn_is_written_to_by_asgi() -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
-    assert direct.direct_of(receive) is None
+    assert direct_write.direct_of(receive) is None
 
 
 def test_a_chunk_is_its_length_in_hex_and_its_bytes() -> None:
-    assert direct.http_chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"
+    assert direct_write.http_chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"

@@ -21,9 +21,9 @@ from penstock.events.catalogue import TERMINAL
 from penstock.service import Context, drain
 from penstock.sse import Frame
 from penstock.web.server import Server
-from penstock_edge import direct
 from penstock_edge.service import EdgeService
 from penstock_edge.settings import EdgeSettings
+from penstock_edge.stream import direct_write
 from support.clients import WAIT_S, Client, MakeEdge, Stream
 from support.nats import NatsServer
 from support.pretend import PretendRun
@@ -147,11 +147,11 @@ async def test_a_stream_is_told_to_come_back_and_goes_on_elsewhere_without_gap_o
         ]
 
 
-@pytest.mark.parametrize("tried", [direct.TRIED, ("0.1.",)], ids=["direct", "ASGI"])
+@pytest.mark.parametrize("tried", [direct_write.TRIED, ("0.1.",)], ids=["direct", "ASGI"])
 async def test_streams_leave_one_after_another_within_the_grace(
     serve: Serve, run: PretendRun, monkeypatch: pytest.MonkeyPatch, tried: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(direct, "TRIED", tried)
+    monkeypatch.setattr(direct_write, "TRIED", tried)
     edge = await serve()
     await run.started()
     loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ from penstock import sse
 from penstock.settings import Config
 from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
-from penstock_edge.views import DIALECTS, RAW_DIALECT
+from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_normalizer.service import NormalizerService
 from support.misbehaving import Answer, Misbehaving, misbehaving, plays
 from support.nats import NatsServer

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import connect
 
 from fuzz.cases import how_many
-from penstock_edge.cursor import Cursor
+from penstock_edge.views.cursor import Cursor
 from support.clients import Client
 from support.pretend import PretendRun
 

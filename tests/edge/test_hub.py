@@ -10,12 +10,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 from penstock.bus import Bus, BusSettings
-from penstock_edge import direct
-from penstock_edge.client import Client as Reader
-from penstock_edge.hub import Hubs
-from penstock_edge.locate import locate, place_of_new
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.views import leg_view, view
+from penstock_edge.sources.locate import locate, place_of_new
+from penstock_edge.stream import direct_write
+from penstock_edge.stream.client import Client as Reader
+from penstock_edge.stream.hub import Hubs
+from penstock_edge.views.dialects import leg_view, view
 from support.clients import MakeEdge, Stream
 from support.nats import NatsServer
 from support.pretend import PretendRun
@@ -156,11 +156,11 @@ def slow_clients() -> float:
     return REGISTRY.get_sample_value("penstock_slow_clients_total") or 0.0
 
 
-@pytest.mark.parametrize("tried", [direct.TRIED, ("0.1.",)], ids=["direct", "ASGI"])
+@pytest.mark.parametrize("tried", [direct_write.TRIED, ("0.1.",)], ids=["direct", "ASGI"])
 async def test_a_client_that_does_not_read_is_told_and_dropped_and_the_others_go_on(
     make_edge: MakeEdge, run: PretendRun, monkeypatch: pytest.MonkeyPatch, tried: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(direct, "TRIED", tried)
+    monkeypatch.setattr(direct_write, "TRIED", tried)
     edge = await make_edge(keep_alive_s=0.6, max_pending_bytes=100_000, ring_bytes=1_000_000)
     before = slow_clients()
     await run.started()

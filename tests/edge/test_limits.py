@@ -16,12 +16,12 @@ from prometheus_client import REGISTRY
 
 from penstock.bus import Bus
 from penstock.web.server import raise_file_limit
-from penstock_edge.client import Client as Reader
-from penstock_edge.hub import Hubs
-from penstock_edge.locate import locate
-from penstock_edge.open_streams import OTHER_FILES, OpenStreams
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.views import view
+from penstock_edge.sources.locate import locate
+from penstock_edge.stream.client import Client as Reader
+from penstock_edge.stream.hub import Hubs
+from penstock_edge.stream.open_streams import OTHER_FILES, OpenStreams
+from penstock_edge.views.dialects import view
 from support.clients import Client, MakeEdge
 from support.pretend import PretendRun
 from support.waiting import eventually

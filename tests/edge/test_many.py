@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from penstock.bus import Bus, BusSettings, Stored
-from penstock_edge.feed import Feed
-from penstock_edge.forms import Sse
-from penstock_edge.hub import Hubs
-from penstock_edge.locate import place_of_now
-from penstock_edge.many import Many
-from penstock_edge.sessions import Records
 from penstock_edge.settings import EdgeSettings
+from penstock_edge.sources.feed import Feed
+from penstock_edge.sources.locate import place_of_now
+from penstock_edge.sources.many import Many
+from penstock_edge.sources.sessions import Records
+from penstock_edge.stream.hub import Hubs
+from penstock_edge.views.framing import Sse
 from support.clients import Client, MakeEdge, Stream
 from support.nats import NatsServer
 from support.pretend import PretendRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.bus import Bus, Stored, streams, subjects
-from penstock_edge.past import LEAST, Past
+from penstock_edge.sources.history import LEAST, Past
 from support.pretend import PretendRun
 
 ROUNDS = 3 * LEAST

@@ -17,8 +17,8 @@ from penstock.bus.records import RunRecord
 from penstock.bus.streams import COMMANDS
 from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
-from penstock_edge import open_runs
-from penstock_edge.open_runs import OpenRuns
+from penstock_edge.runs import open_runs
+from penstock_edge.runs.open_runs import OpenRuns
 from support.clients import Client, MakeEdge
 from support.issuer import SECRET
 from support.pretend import PretendRun

@@ -15,7 +15,7 @@ from websockets.exceptions import InvalidStatus
 from penstock.bus import Bus
 from penstock.bus.fence import RawWriter
 from penstock.bus.records import DecideRequest, PauseRecord
-from penstock_edge import adk_request
+from penstock_edge.surfaces.adk import request as adk_request
 from support.clients import Client, MakeEdge, Stream
 from support.pretend import PretendApprovals, PretendRun, command_of
 

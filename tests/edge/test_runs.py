@@ -13,7 +13,7 @@ import uuid_utils
 from penstock.bus import Bus, streams, subjects
 from penstock.bus.direct import read
 from penstock.bus.messages import raw_frame
-from penstock_edge import locate
+from penstock_edge.sources import locate
 from support.clients import Client, MakeEdge, Stream
 from support.pretend import PretendRun, command_of
 

@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 
 from penstock.bus import Bus, BusSettings, streams
 from penstock.sse import Frame
-from penstock_edge.views import ENCODERS
+from penstock_edge.views.dialects import ENCODERS
 from support.clients import Client, MakeEdge, Stream, contents
 from support.nats import NatsServer
 from support.pretend import PretendRun

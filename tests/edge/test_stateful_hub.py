@@ -26,12 +26,12 @@ from nats.aio.msg import Msg
 from fuzz.cases import examples
 from penstock.bus.follow import Follow
 from penstock.sse import Frame, Parser
-from penstock_edge.client import Client
-from penstock_edge.cursor import Cursor
-from penstock_edge.hub import Hubs
-from penstock_edge.locate import locate
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.views import view
+from penstock_edge.sources.locate import locate
+from penstock_edge.stream.client import Client
+from penstock_edge.stream.hub import Hubs
+from penstock_edge.views.cursor import Cursor
+from penstock_edge.views.dialects import view
 from support.nats import NatsServer
 from support.pretend import PretendRun
 from support.world import World

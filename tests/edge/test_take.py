@@ -11,8 +11,8 @@ from penstock.bus import Bus, Msg
 from penstock.bus.records import Decided, DecideReply, DecideRequest
 from penstock.bus.subjects import decide
 from penstock.web.problems import Problem
-from penstock_edge import decide as handing_over
-from penstock_edge.decide import take
+from penstock_edge.runs import decide as handing_over
+from penstock_edge.runs.decide import take
 from support.bus import connected, new_run_id
 from support.nats import NatsServer
 

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.bus.direct import replay
-from penstock_edge import unsettled as module
-from penstock_edge.sessions import Session, settled
-from penstock_edge.unsettled import Unsettled
+from penstock_edge.sources import unsettled as module
+from penstock_edge.sources.sessions import Session, settled
+from penstock_edge.sources.unsettled import Unsettled
 from support.pretend import PretendRun
 
 

@@ -11,7 +11,7 @@ import orjson
 from penstock import sse
 from penstock.dialects.base import Encoder
 from penstock.sse import Frame, Parser
-from penstock_edge.views import ENCODERS
+from penstock_edge.views.dialects import ENCODERS
 from support import agui_out, agui_rules
 
 AUDIENCES = {str(audience): audience for audience in agui_out.AUDIENCES}

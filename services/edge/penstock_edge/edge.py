@@ -8,22 +8,22 @@ from penstock.bus import Bus
 from penstock.dialects.agui import PROFILES
 from penstock.settings import Config
 from penstock.web.read_turns import ReadTurns
-from penstock_edge.agui_runs import AguiRuns
-from penstock_edge.agui_views import AguiViews
-from penstock_edge.allowance import Allowance
-from penstock_edge.cancel import Canceller
-from penstock_edge.feed import Feed
-from penstock_edge.forms import Form
-from penstock_edge.hub import Hubs
-from penstock_edge.locate import Place
-from penstock_edge.many import Many
-from penstock_edge.open_runs import OpenRuns
-from penstock_edge.open_streams import OpenStreams
-from penstock_edge.sessions import Records
+from penstock_edge.runs.cancel import Canceller
+from penstock_edge.runs.open_runs import OpenRuns
+from penstock_edge.runs.start import Starter
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.start import Starter
-from penstock_edge.stream import EventStream
-from penstock_edge.views import NAMED, View, view
+from penstock_edge.sources.allowance import Allowance
+from penstock_edge.sources.feed import Feed
+from penstock_edge.sources.locate import Place
+from penstock_edge.sources.many import Many
+from penstock_edge.sources.sessions import Records
+from penstock_edge.stream.hub import Hubs
+from penstock_edge.stream.open_streams import OpenStreams
+from penstock_edge.stream.response import EventStream
+from penstock_edge.surfaces.agui.run_ids import AguiRuns
+from penstock_edge.surfaces.agui.views import AguiViews
+from penstock_edge.views.dialects import NAMED, View, view
+from penstock_edge.views.framing import Form
 
 
 @dataclass(frozen=True, slots=True)

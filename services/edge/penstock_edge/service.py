@@ -10,19 +10,20 @@ from penstock.bus.streams import EVENTS
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock.web.server import raise_file_limit
-from penstock_edge.adk import Adk
-from penstock_edge.agno_surface import AgnoSurface
-from penstock_edge.agui_surface import AguiSurface
-from penstock_edge.direct import is_tried
 from penstock_edge.edge import Edge
-from penstock_edge.executions import Executions
-from penstock_edge.first_looks import FirstLooks
-from penstock_edge.many_events import ManyEvents
-from penstock_edge.page import Agents, files
-from penstock_edge.runs import Runs
-from penstock_edge.session_events import SessionEvents
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.threads import Threads
+from penstock_edge.stream.direct_write import is_tried
+from penstock_edge.surfaces.adk.routes import Adk
+from penstock_edge.surfaces.agno.routes import AgnoSurface
+from penstock_edge.surfaces.agui.routes import AguiSurface
+from penstock_edge.surfaces.agui.threads import Threads
+from penstock_edge.surfaces.executions.routes import Executions
+from penstock_edge.surfaces.first_looks import FirstLooks
+from penstock_edge.surfaces.page.files import files
+from penstock_edge.surfaces.v1.agents import Agents
+from penstock_edge.surfaces.v1.events import ManyEvents
+from penstock_edge.surfaces.v1.runs import Runs
+from penstock_edge.surfaces.v1.sessions import SessionEvents
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from penstock.bus.records import RunStatus
 from penstock.dialects.unified import CATEGORY_OF
 from penstock_approvals.api import Query
 from penstock_cli.openapi.operation import Json, Parameter, one_of
-from penstock_edge.pages import MAX_PAGE
-from penstock_edge.query import IDLE
-from penstock_edge.runs import MAX_LISTED
-from penstock_edge.views import DIALECTS, ENCODERS
+from penstock_edge.stream.pages import MAX_PAGE
+from penstock_edge.surfaces.query import IDLE
+from penstock_edge.surfaces.v1.runs import MAX_LISTED
+from penstock_edge.views.dialects import DIALECTS, ENCODERS
 
 SWITCH: Final = one_of("on", "off")
 

@@ -29,23 +29,18 @@ from penstock_cli.openapi.operation import (
     an_object,
     json,
 )
-from penstock_edge import (
-    adk_apps,
-    adk_legacy,
-    adk_run,
-    agui_surface,
-    executions,
-    many_events,
-    run_sse,
-    session_events,
-)
-from penstock_edge.adk_request import RunAgentRequest
-from penstock_edge.agno_request import ContinueRequest, RunRequest
-from penstock_edge.agno_surface import KINDS
-from penstock_edge.agui_request import RunAgentInput
-from penstock_edge.page import agents
-from penstock_edge.pages import MAX_PAGE
-from penstock_edge.runs import StartRequest
+from penstock_edge.stream.pages import MAX_PAGE
+from penstock_edge.surfaces.adk import apps, legacy, run_sse
+from penstock_edge.surfaces.adk import run as adk_run
+from penstock_edge.surfaces.adk.request import RunAgentRequest
+from penstock_edge.surfaces.agno.request import ContinueRequest, RunRequest
+from penstock_edge.surfaces.agno.routes import KINDS
+from penstock_edge.surfaces.agui import routes as agui_surface
+from penstock_edge.surfaces.agui.request import RunAgentInput
+from penstock_edge.surfaces.executions import routes as executions
+from penstock_edge.surfaces.v1 import agents, sessions
+from penstock_edge.surfaces.v1 import events as many_events
+from penstock_edge.surfaces.v1.runs import StartRequest
 
 _START: Final = ("start",)
 _STREAM: Final = Answer("The stream", {SSE: STREAM})
@@ -127,7 +122,7 @@ def _v1() -> list[Operation]:
         ),
         many(
             "GET",
-            session_events.PATH,
+            sessions.PATH,
             "The events of a session's runs",
             events,
             parameters=(*by.SESSION, by.NAMES, by.limit(MAX_PAGE)),
@@ -135,7 +130,7 @@ def _v1() -> list[Operation]:
         ),
         many(
             "GET",
-            f"{session_events.PATH}/ws",
+            f"{sessions.PATH}/ws",
             "The same as a WebSocket; 404 where none is asked for",
             {101: Answer("The WebSocket: a text message an event")},
             parameters=(*by.SESSION, by.CURSORS),
@@ -168,7 +163,7 @@ def _executions() -> list[Operation]:
 
 
 def _adk() -> list[Operation]:
-    many, one = adk_apps.PATH, f"{adk_apps.PATH}/{{session}}"
+    many, one = apps.PATH, f"{apps.PATH}/{{session}}"
     # what an ADK server answers is relayed as it is
     upstream = (404, 409, 502, 504)
     session = json("The session", OBJECT)
@@ -196,7 +191,7 @@ def _adk() -> list[Operation]:
             "A user's sessions",
             {200: json("The sessions, without events", a_list(OBJECT))},
         ),
-        create("POST", many, "Create a session", {200: session}, body=adk_apps.CreateRequest),
+        create("POST", many, "Create a session", {200: session}, body=apps.CreateRequest),
         operation("GET", one, "A session with its events", {200: session}),
         create(
             "POST",
@@ -208,7 +203,7 @@ def _adk() -> list[Operation]:
         operation("DELETE", one, "Delete a session", {200: json("Null", _ANYTHING)}, needs=_START),
         operation(
             "GET",
-            adk_legacy.PATH,
+            legacy.PATH,
             "The session's latest run, in the legacy events",
             _FOLLOWED,
             parameters=by.CURSOR,
@@ -216,11 +211,11 @@ def _adk() -> list[Operation]:
         ),
         operation(
             "POST",
-            adk_legacy.PATH,
+            legacy.PATH,
             "Start a run in the session",
             {200: json("It is begun", an_object(success={"type": "boolean"}, sessionId=TEXT))},
             needs=_START,
-            body=adk_legacy.QueryRequest,
+            body=legacy.QueryRequest,
             refusals=(404,),
         ),
     ]

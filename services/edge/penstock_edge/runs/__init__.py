@@ -1,0 +1,1 @@
+"""Runs: started, cancelled and decided on behalf of a caller who is allowed to."""

@@ -1,0 +1,115 @@
+"""Cancelling a run: a command, its outcome, and the end that the edge makes when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+import uuid_utils
+
+from penstock.bus import Bus, Message, Stored, subjects
+from penstock.bus.fence import RawWriter
+from penstock.bus.follow import Follow, events
+from penstock.bus.records import ENDED, CancelCommand, RunRecord
+from penstock.events.catalogue import TERMINAL
+from penstock.web.auth import Identity
+from penstock.web.problems import Problem
+from penstock_edge.runs.access import run_of
+from penstock_edge.sources.locate import lifecycle_of, place_of_new
+from penstock_edge.views.items import type_of
+
+FORCED_WAIT_S: Final = 5.0
+WRITER: Final = "edge"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The run, and when it was cancelled; None where that is not known yet."""
+
+    record: RunRecord
+    at: str | None
+
+
+class Canceller:
+    """Cancels runs; of several calls for one run, one is told that it did."""
+
+    def __init__(self, bus: Bus, wait_s: float) -> None:
+        self._bus = bus
+        self._wait_s = wait_s
+
+    async def cancel(self, run_id: str, who: Identity) -> Cancelled:
+        """Returns once the run is cancelled, after `wait_s` at most ends it itself.
+
+        Raises Problem 404 for a run that is unknown or not the caller's, 409 when it has ended,
+        also by another's cancel.
+        """
+        record = await run_of(self._bus, who, run_id)
+        run_id = record.run_id  # as the bus knows it
+        place = await place_of_new(self._bus, over_raw=False)
+        before = await lifecycle_of(self._bus, run_id)
+        if before is not None and type_of(before) in TERMINAL:
+            raise _ended(type_of(before).removeprefix("lifecycle."))
+        if before is None and record.status in ENDED:
+            raise _ended(record.status)
+        end: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
+        follow = Follow(
+            self._bus,
+            events(run_id),
+            before.sequence if before else place.start,
+            lambda batch: _resolve(end, batch),
+        )
+        await follow.start()
+        try:
+            event = await self._end(record, who.user_id, end)
+        finally:
+            await follow.stop()
+        return Cancelled(record, orjson.loads(event.payload)["timestamp"] if event else None)
+
+    async def _end(self, record: RunRecord, by: str, end: asyncio.Future[Stored]) -> Stored | None:
+        leases = self._bus.bucket("leases")
+        lock = f"cancel.{record.run_id}"
+        lock_s = 2 * (self._wait_s + FORCED_WAIT_S)
+        mine = await leases.create(lock, by.encode(), lock_s) is not None
+        event = None
+        try:
+            if mine:
+                await self._command(CancelCommand(run_id=record.run_id, by=by))
+            event = await _within(end, self._wait_s)
+            if event is None:
+                # nobody has done it, perhaps since nobody is there: say so in the run itself
+                await self._force(record, by)
+                event = await _within(end, FORCED_WAIT_S)
+        finally:
+            if mine and event is None:
+                await leases.delete(lock)
+        if event is not None and not (mine and type_of(event) == "lifecycle.cancelled"):
+            raise _ended(type_of(event).removeprefix("lifecycle."))
+        return event
+
+    async def _command(self, command: CancelCommand) -> None:
+        subject = subjects.command("connector", "cancel", command.run_id)
+        await self._bus.publisher.publish(Message(subject, command.dump(), {}))
+
+    async def _force(self, record: RunRecord, by: str) -> None:
+        connection = f"cancel-{uuid_utils.uuid7()}"
+        writer = await RawWriter.resume(self._bus, record.run_id, WRITER, connection)
+        data = {"reason": "user_stop", "by": by, "confirmed": False}
+        payload = orjson.dumps({"type": "lifecycle.cancelled", "data": data})
+        await writer.write("event", payload, leg=max(record.legs, 1))
+
+
+def _resolve(end: asyncio.Future[Stored], batch: list[Stored]) -> None:
+    for stored in batch:
+        if type_of(stored) in TERMINAL and not end.done():
+            end.set_result(stored)
+
+
+async def _within(end: asyncio.Future[Stored], timeout_s: float) -> Stored | None:
+    done, _ = await asyncio.wait([end], timeout=timeout_s)
+    return end.result() if done else None
+
+
+def _ended(how: str) -> Problem:
+    return Problem(409, f"Execution already {how}")

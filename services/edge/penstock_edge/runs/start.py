@@ -1,0 +1,187 @@
+"""Starting runs: the record, the command, and the idempotency key that makes a repeat harmless."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import uuid_utils
+
+from penstock.bus import Bus, BusError, BusUnavailable, Message, OutcomeUnknown, subjects
+from penstock.bus.errors import StreamFull
+from penstock.bus.objects import wrap
+from penstock.bus.records import RunRecord, StartCommand
+from penstock.settings import AgentConfig
+from penstock.web.problems import Problem
+from penstock_edge.runs.open_runs import OpenRuns
+from penstock_edge.runs.trace import traceparent
+
+SHOWN_CHARACTERS = 200
+TRIES = 3
+RETRY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What somebody asks for. `key` and `request` are for idempotency: the key, and the bytes."""
+
+    agent: AgentConfig
+    message: str
+    session_id: str | None  # None for a new one
+    user_id: str
+    input: dict[str, Any] | None = None
+    body: str | None = None
+    key: str | None = None
+    request: bytes = b""
+    prepare: Callable[[str], Awaitable[object]] | None = None  # with the run's id, before it begins
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The run, and whether it is a new one."""
+
+    record: RunRecord
+    new: bool
+
+
+class Starter:
+    """Puts runs on the bus."""
+
+    def __init__(self, bus: Bus, open_runs: OpenRuns, *, callers_known: bool) -> None:
+        self._bus = bus
+        self._callers_known = callers_known
+        self._open_runs = open_runs
+
+    async def start(self, start: Start) -> Started:
+        """A new run, or the first one of the same key.
+
+        Raises Problem 409 when the key came with another body before, 429 when the user has too
+        many runs and this would be one more; BusError.
+        """
+        # ids tell the order of runs, so all edges take the time from one clock
+        run_id = str(uuid_utils.uuid7(nanoseconds=round(self._bus.clock.time() * 1e9)))
+        if not await self._open_runs.has_room(start.user_id) and not await self._is_repeat(start):
+            self._open_runs.refuse(start.user_id)
+        # before anything is waited for, or many starts at once would all have found room
+        self._open_runs.begin(start.user_id, run_id)
+        is_begun = False
+        try:
+            started = await self._start(start, run_id)
+            is_begun = started.record.run_id == run_id
+        finally:
+            if not is_begun:  # refused, failed, or a repeat of another one
+                self._open_runs.forget(run_id)
+        return started
+
+    async def _start(self, start: Start, run_id: str) -> Started:
+        if start.key is not None:
+            run_id, new = await self._first_of(start, run_id)
+        else:
+            new = True
+        command = _command(start, run_id, self._bus.clock.stamp()).model_copy(
+            update={"callers_known": self._callers_known}
+        )
+        record = await self._record(command)
+        # a repeat may find that the first attempt has not come this far; a claim is taken once
+        if record.status == "queued":
+            if start.prepare is not None:
+                await start.prepare(run_id)
+            try:
+                await self._publish(command)
+            except (BusUnavailable, StreamFull):
+                if new:  # of an earlier attempt nobody knows what became of its command
+                    await self._forget(run_id)
+                raise
+        return Started(record, new)
+
+    async def _is_repeat(self, start: Start) -> bool:
+        """Whether the key has a run on record: then nothing new is asked for."""
+        if start.key is None:
+            return False
+        entry = await self._bus.bucket("idempotency").get(_key_of(start))
+        if entry is None:
+            return False
+        return await self._bus.bucket("runs").get(orjson.loads(entry.value)["run_id"]) is not None
+
+    async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
+        bucket = self._bus.bucket("idempotency")
+        key = _key_of(start)
+        digest = hashlib.sha256(start.request).hexdigest()
+        value = orjson.dumps({"run_id": run_id, "sha256": digest})
+        if await bucket.create(key, value) is not None:
+            return run_id, True
+        entry = await bucket.get(key)
+        if entry is None or entry.value is None:
+            raise Problem(503, "the idempotency key has just expired; try again")
+        first = orjson.loads(entry.value)
+        if first["sha256"] != digest:
+            raise Problem(409, "this idempotency key came with another request before")
+        return str(first["run_id"]), False
+
+    async def _record(self, command: StartCommand) -> RunRecord:
+        record = RunRecord(
+            run_id=command.run_id,
+            agent=command.agent,
+            session_id=command.session_id,
+            user_id=command.user_id,
+            message=command.message[:SHOWN_CHARACTERS],
+            created_at=command.created_at,
+            updated_at=command.created_at,
+        )
+        runs = self._bus.bucket("runs")
+        if await runs.create(command.run_id, record.dump()) is not None:
+            return record
+        entry = await runs.get(command.run_id)
+        return RunRecord.model_validate_json(entry.value) if entry and entry.value else record
+
+    async def _publish(self, command: StartCommand) -> None:
+        payload = await wrap(self._bus, f"{command.run_id}.start", command.dump())
+        message = Message(
+            subjects.command("connector", "start", command.run_id),
+            payload,
+            {"Nats-Msg-Id": command.run_id},
+        )
+        failure: BusError | None = None
+        for _ in range(TRIES):
+            try:
+                await self._bus.publisher.publish(message)
+                return
+            except OutcomeUnknown as error:
+                failure = error
+            except (BusUnavailable, StreamFull) as error:
+                if not isinstance(failure, OutcomeUnknown):  # that one may be there
+                    failure = error
+            await asyncio.sleep(RETRY_S)
+        assert failure is not None
+        raise failure
+
+    async def _forget(self, run_id: str) -> None:
+        """Nothing was begun, and the caller is told so: the list of runs should show no run."""
+        with suppress(BusError):
+            await self._bus.bucket("runs").delete(run_id)
+
+
+def _key_of(start: Start) -> str:
+    return subjects.key_of(start.user_id, start.key)
+
+
+def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
+    return StartCommand(
+        run_id=run_id,
+        agent=start.agent.id,
+        # derived from the run, so that a repeat says the same
+        session_id=start.session_id or str(uuid.uuid5(uuid.UUID(run_id), "session")),
+        user_id=start.user_id,
+        message=start.message,
+        input=start.input,
+        body=start.body,
+        idempotency_key=start.key,
+        traceparent=traceparent(),
+        created_at=created_at,
+    )

@@ -1,0 +1,1 @@
+"""Sources: the messages of runs, sessions and many runs, read from the bus."""

@@ -1,0 +1,47 @@
+"""A session's stream that ends when no run of it is active or queued."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.bus import Bus, BusError
+from penstock_edge.sources.sessions import Session, settled
+from penstock_edge.stream.client import Client
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.5
+
+
+class UntilIdle:
+    """The response of one client, ended after the last event of the run that was the last."""
+
+    def __init__(self, stream: ASGIApp, client: Client, bus: Bus, session: Session) -> None:
+        self._stream = stream
+        self._client = client
+        self._bus = bus
+        self._session = session
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application of this one response."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            await self._stream(scope, receive, send)
+        finally:
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                last = await settled(self._bus, self._session)
+            except BusError as error:
+                log.warning("is session %r idle: %s", self._session.session_id[:128], error)
+                last = None
+            if last is not None:
+                self._client.end_after(last)
+                return
+            await asyncio.sleep(LOOK_S)

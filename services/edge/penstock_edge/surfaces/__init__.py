@@ -1,0 +1,1 @@
+"""Surfaces: the HTTP interfaces of the edge, one folder for each contract."""

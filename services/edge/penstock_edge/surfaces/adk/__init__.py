@@ -1,0 +1,1 @@
+"""The surface of adk-streaming.md, and what ADK's own clients call."""

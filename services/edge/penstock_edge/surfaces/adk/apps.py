@@ -1,0 +1,168 @@
+"""ADK's session endpoints, under /apps/{app}/users/{user}/sessions."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Any, Final
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from penstock import starts
+from penstock.web.auth import act_as, identity_of, require
+from penstock.web.auth.scopes import Permission
+from penstock.web.bodies import ignore_body, read_body, require_json
+from penstock.web.problems import Problem
+from penstock_edge.edge import Edge
+from penstock_edge.runs.accepted import named_in_422
+from penstock_edge.surfaces.adk.common import ADK, app_of, detail_shape, json_response, unfit
+from penstock_edge.surfaces.adk.server import AdkServers, relayed
+from penstock_edge.surfaces.adk.sessions import AdkSessions, Named
+from penstock_edge.surfaces.endpoint import route
+
+PATH: Final = "/apps/{app}/users/{user}/sessions"
+MAX_ID_CHARACTERS: Final = 512
+
+
+class CreateRequest(BaseModel):
+    """The body of a create; what else ADK knows goes on to its server."""
+
+    model_config = ConfigDict(extra="allow", strict=True, populate_by_name=True)
+
+    session_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)] | None = Field(
+        None, alias="sessionId"
+    )
+    state: dict[str, Any] | None = None
+    events: list[dict[str, Any]] | None = None
+
+
+class Apps:
+    """Handlers of the session endpoints."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._servers = AdkServers()
+        self._sessions = AdkSessions(edge.bus)
+
+    def routes(self) -> list[BaseRoute]:
+        """A user's sessions, and one of them; errors are `{detail}`."""
+        bus = self._edge.bus
+        many = {"GET": self.index, "POST": self.create}
+        one = {"GET": self.show, "POST": self.create_named, "DELETE": self.delete}
+        return [
+            route(bus, PATH, many, detail_shape),
+            route(bus, f"{PATH}/{{session}}", one, detail_shape),
+        ]
+
+    async def close(self) -> None:
+        """Close the connections to ADK servers."""
+        await self._servers.close()
+
+    async def index(self, request: Request) -> ASGIApp:
+        """The user's sessions, without their events."""
+        named = _readable_by(self._edge, request)
+        if named.agent.protocol == ADK:
+            return relayed(await self._servers.ask("GET", named.agent, named.user_id))
+        return json_response(
+            await self._sessions.index(
+                named.agent, named.app, named.user_id, self._edge.turns.named(identity_of(request))
+            )
+        )
+
+    async def show(self, request: Request) -> ASGIApp:
+        """One session with its events."""
+        named = _readable_by(self._edge, request)
+        if named.agent.protocol == ADK:
+            return relayed(await self._servers.ask("GET", named.agent, named.user_id, named.id))
+        return json_response(
+            await self._sessions.show(named, self._edge.turns.named(identity_of(request)))
+        )
+
+    async def create(self, request: Request) -> ASGIApp:
+        """A session; the body may give its id, else it is given one."""
+        named = named_by(self._edge, request, "start")
+        document = await self._document(request)
+        try:
+            asked = CreateRequest.model_validate(document)
+        except ValidationError as error:
+            raise unfit(error) from error
+        given = {
+            name: value
+            for name, value in document.items()
+            if value is not None and name not in ("sessionId", "session_id")
+        }
+        return await self._create(named, asked.session_id or str(uuid.uuid4()), given)
+
+    async def create_named(self, request: Request) -> ASGIApp:
+        """A session of the path's id; the body is its state, as in ADK."""
+        named = named_by(self._edge, request, "start")
+        state = await self._document(request)
+        return await self._create(named, named.id, {"state": state} if state else {})
+
+    async def delete(self, request: Request) -> ASGIApp:
+        """`null`, also where there was none; 409 while a run of it is not over."""
+        named = named_by(self._edge, request, "start")
+        await ignore_body(request)
+        await self._sessions.check_at_rest(named)
+        answer: Response = json_response(None)
+        if named.agent.protocol == ADK:
+            answer = relayed(
+                await self._servers.ask("DELETE", named.agent, named.user_id, named.id)
+            )
+        await self._sessions.forget(named)
+        return answer
+
+    async def _create(self, named: Named, session_id: str, given: dict[str, Any]) -> ASGIApp:
+        if named.agent.protocol == ADK:
+            with named_in_422():
+                starts.accepted_session(named.agent.accepts, given)
+            created = await self._servers.create(named.agent, named.user_id, session_id, given)
+            return relayed(created)
+        if lost := [name for name in ("state", "events") if given.get(name)]:
+            text = "only the sessions of ADK agents can be given one"
+            errors = [{"type": "not_portable", "loc": ["body", name], "msg": text} for name in lost]
+            raise Problem(422, text, errors=errors)
+        session = Named(named.agent, named.app, named.user_id, session_id)
+        return json_response(await self._sessions.create(session))
+
+    async def _document(self, request: Request) -> dict[str, Any]:
+        """The body's object; ADK takes none at all, too."""
+        body = await read_body(request, self._edge.settings.max_body_bytes)
+        if not body:
+            return {}
+        require_json(request)
+        try:
+            document = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise Problem(422, f"the body is not JSON: {error}") from error
+        if document is None:
+            return {}
+        if not isinstance(document, dict):
+            raise Problem(422, "the body must be an object")
+        return document
+
+
+def named_by(edge: Edge, request: Request, *needed: Permission) -> Named:
+    """The session that the path names; its id is empty where it names all.
+
+    Raises Problem 403 without these scopes, or for a user whom the caller may not act for; 404 for
+    an unknown app.
+    """
+    who = identity_of(request)
+    for permission in needed:
+        require(who, permission)
+    path = request.path_params
+    user_id = act_as(who, path["user"])
+    return Named(app_of(edge.config, path["app"]), path["app"], user_id, path.get("session", ""))
+
+
+def _readable_by(edge: Edge, request: Request) -> Named:
+    """The same, to be read: what an ADK server keeps are its own bytes."""
+    named = named_by(edge, request, "read")
+    if named.agent.protocol == ADK:
+        require(identity_of(request), "raw")
+    return named

@@ -1,0 +1,133 @@
+"""adk-streaming.md, "Legacy Pattern": a POST that starts a run, and a GET that streams it.
+
+The GET replays the session's latest run from its start, or waits for one. It follows a run over
+its pauses. Whoever comes back with a cursor is given the rest of that run, and after its end the
+one that followed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from penstock import starts
+from penstock.bus.direct import read
+from penstock.bus.streams import EVENTS
+from penstock.bus.subjects import run_id_of, turn
+from penstock.events.catalogue import TERMINAL
+from penstock.web.auth import identity_of
+from penstock.web.bodies import read_json
+from penstock.web.problems import Problem
+from penstock_edge.edge import Edge
+from penstock_edge.runs.accepted import named_in_422
+from penstock_edge.runs.start import Start
+from penstock_edge.sources.locate import lifecycle_of, locate, place_after
+from penstock_edge.stream.response import EventStream
+from penstock_edge.stream.waiting import WaitingStream
+from penstock_edge.surfaces.adk.apps import PATH as SESSIONS
+from penstock_edge.surfaces.adk.apps import named_by
+from penstock_edge.surfaces.adk.common import detail_shape, json_response, unfit
+from penstock_edge.surfaces.adk.sessions import AdkSessions, Named
+from penstock_edge.surfaces.adk.views import legacy_view
+from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.query import cursor_of
+from penstock_edge.surfaces.v1.runs import Message
+from penstock_edge.views.cursor import Cursor
+from penstock_edge.views.items import type_of
+
+PATH: Final = f"{SESSIONS}/{{session}}/run"
+
+
+class QueryRequest(BaseModel):
+    """The body of the POST."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    query: Message
+
+
+class Legacy:
+    """Handlers of the legacy pair; the contract's flag does not concern it."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._sessions = AdkSessions(edge.bus)
+
+    def routes(self) -> list[BaseRoute]:
+        """The one path; errors are `{detail}`."""
+        methods = {"GET": self.stream, "POST": self.start}
+        return [route(self._edge.bus, PATH, methods, detail_shape)]
+
+    async def start(self, request: Request) -> ASGIApp:
+        """A new run in the session."""
+        edge = self._edge
+        named = named_by(edge, request, "start")
+        body = await read_json(request, edge.settings.max_body_bytes)
+        try:
+            asked = QueryRequest.model_validate(body)
+        except ValidationError as error:
+            raise unfit(error) from error
+        with named_in_422():
+            starts.refuse_answers(asked.model_extra)
+        started = await edge.starter.start(Start(named.agent, asked.query, named.id, named.user_id))
+        run_id = started.record.run_id
+        # before the answer: a GET that follows it must not be given an earlier run
+        await self._sessions.note(named, run_id)
+        response: Response = json_response({"success": True, "sessionId": named.id})
+        response.headers["penstock-run-id"] = run_id
+        return response
+
+    async def stream(self, request: Request) -> ASGIApp:
+        """The session's latest run, or the rest of the one that the cursor is of."""
+        named = named_by(self._edge, request, "read")
+        if (grant := identity_of(request).grant) is not None:
+            grant.check_session(named.id)
+        self._edge.streams.require_room(request.scope)
+        after = cursor_of(request)
+        found = await self._run_of(named, after)
+        if found is not None:
+            return await self._follow(*found)
+        if after is not None:
+            await place_after(self._edge.bus, after)  # 410 for what NATS has lost
+            raise Problem(400, f"the cursor {after} is not of this session")
+
+        async def begun() -> EventStream | None:
+            found = await self._run_of(named, None)
+            return await self._follow(*found) if found is not None else None
+
+        edge = self._edge
+        return WaitingStream(
+            edge.bus, turn(named.key), begun, edge.settings.keep_alive_s, edge.streams
+        )
+
+    async def _follow(self, run_id: str, after: Cursor | None) -> EventStream:
+        view = legacy_view(run_id)
+        return await self._edge.stream(view, await locate(self._edge.bus, view, after))
+
+    async def _run_of(self, named: Named, after: Cursor | None) -> tuple[str, Cursor | None] | None:
+        """The run that the client is to be given, and its place in it; None while there is none."""
+        record = await self._sessions.get(named)
+        runs = record.runs if record is not None else []
+        if not runs:
+            return None
+        seen = await self._run_at(after.sequence) if after is not None else None
+        if after is None or seen not in runs:
+            return runs[-1], after
+        following = runs[runs.index(seen) + 1 :]
+        last = await lifecycle_of(self._edge.bus, seen)
+        ended = last is not None and type_of(last) in TERMINAL
+        if following and ended and last is not None and after.sequence >= last.sequence:
+            return following[0], None
+        return seen, after
+
+    async def _run_at(self, sequence: int) -> str | None:
+        """The run of the event at that place of the stream; None when it is not kept."""
+        found, _ = await read(self._edge.bus, EVENTS, ">", sequence, 1)
+        if not found or found[0].sequence != sequence:
+            return None
+        return run_id_of(found[0].subject)

@@ -1,0 +1,220 @@
+"""What a RunAgentRequest asks for: a new run, or the next leg of one whose pause it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from penstock import starts
+from penstock.bus.objects import unwrap
+from penstock.bus.records import ApprovalRecord, DecideRequest
+from penstock.dialects.adk.shapes import item_ids
+from penstock.settings import AgentConfig
+from penstock.web.auth import Identity, act_as, identity_of, require
+from penstock.web.bodies import read_body, require_json
+from penstock.web.problems import Problem
+from penstock_edge.edge import Edge
+from penstock_edge.runs.accepted import named_in_422
+from penstock_edge.runs.decide import (
+    LOOKUP_RETRY_S,
+    LOOKUP_S,
+    find_alias,
+    kept_pause,
+    place_of_next_leg,
+    take,
+)
+from penstock_edge.runs.start import Start
+from penstock_edge.sources.locate import Place, place_of_new
+from penstock_edge.surfaces.adk import request as adk_request
+from penstock_edge.surfaces.adk.common import ADK, app_of
+from penstock_edge.surfaces.adk.request import Answer, InvalidRequest, RunAgentRequest
+from penstock_edge.surfaces.adk.views import encoded_leg_view
+from penstock_edge.views.dialects import View, leg_view
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """What KV knows of a pending request's foreign id."""
+
+    approval_id: str
+    run_id: str
+    leg: int
+    item_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLeg:
+    """A leg that was asked for, and where it is read from."""
+
+    agent: AgentConfig
+    run_id: str
+    number: int
+    place: Place
+
+    def view(self, *, streaming: bool) -> View:
+        """The leg in ADK's events: an ADK upstream's bytes as they are, any other's encoded."""
+        timeout_s = self.agent.timeout_s
+        if self.agent.protocol == ADK:
+            return leg_view(self.run_id, self.number, timeout_s, self.agent.hosts)
+        return encoded_leg_view(self.run_id, self.number, timeout_s, streaming=streaming)
+
+
+class AdkLegs:
+    """Opens the legs that RunAgentRequests ask for."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    async def open(self, request: Request) -> tuple[RunAgentRequest, OpenedLeg]:
+        """The request's body, and the leg. Raises Problem where there is nothing to be run.
+
+        A new run needs the scope `start`, an answer to a pause `decide`; the upstream's own bytes
+        `raw` besides.
+        """
+        who = identity_of(request)
+        self._edge.streams.require_room(request.scope)
+        require_json(request)
+        body = await read_body(request, self._edge.settings.max_body_bytes)
+        try:
+            asked = adk_request.parse(body)
+            act_as(who, asked.user_id)
+            agent = app_of(self._edge.config, asked.app_name)
+            if agent.protocol == ADK:
+                require(who, "raw")
+            else:
+                adk_request.require_portable(asked)
+            answers = adk_request.answers_of(asked)
+            aliases = await self._pending(who, agent, asked, answers)
+            if aliases:
+                require(who, "decide")
+                return asked, await self._decide(agent, asked, answers, aliases)
+        except InvalidRequest as error:
+            raise Problem(422, str(error), errors=error.errors) from error
+        require(who, "start")
+        with named_in_422():
+            if agent.protocol == ADK:
+                starts.check_body(ADK, agent.accepts, body)
+            else:
+                starts.refuse_answers(orjson.loads(body))
+        return asked, await self._start(agent, asked, body)
+
+    async def _start(self, agent: AgentConfig, asked: RunAgentRequest, body: bytes) -> OpenedLeg:
+        edge = self._edge
+        native = agent.protocol == ADK
+        place = await place_of_new(edge.bus, over_raw=native)
+        start = Start(
+            agent,
+            adk_request.text_of(asked),
+            asked.session_id,
+            asked.user_id,
+            body=body.decode() if native else None,
+        )
+        started = await edge.starter.start(start)
+        return OpenedLeg(agent, started.record.run_id, 1, place)
+
+    async def _pending(
+        self,
+        who: Identity,
+        agent: AgentConfig,
+        asked: RunAgentRequest,
+        answers: Sequence[Answer],
+    ) -> list[Alias]:
+        """The pending requests that are answered: one for each answer, or none at all.
+
+        The id decides, whatever the name. Raises Problem 404 for an answer to nothing that anybody
+        knows: forwarded to an ADK server, it would be a way around the approval.
+        """
+        aliases = await self._lookup(who, agent, asked, answers)
+        # the answer may be faster than the record of what it answers
+        deadline = asyncio.get_running_loop().time() + LOOKUP_S
+        while None in aliases and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(LOOKUP_RETRY_S)
+            aliases = await self._lookup(who, agent, asked, answers)
+        found = [alias for alias in aliases if alias is not None]
+        for answer, alias in zip(answers, aliases, strict=True):
+            if alias is None:
+                raise Problem(404, f"no request with the id {answer.id[:128]!r} is pending")
+        if found and len(found) < len(asked.new_message.parts):
+            raise Problem(422, "newMessage.parts: answers to a pause come with nothing else")
+        if len({alias.approval_id for alias in found}) > 1:
+            raise Problem(422, "newMessage.parts: the answers belong to different pauses")
+        return found
+
+    async def _lookup(
+        self,
+        who: Identity,
+        agent: AgentConfig,
+        asked: RunAgentRequest,
+        answers: Sequence[Answer],
+    ) -> list[Alias | None]:
+        """What is known of each answer's request; another user's is as unknown as any other."""
+
+        async def alias_of(answer: Answer) -> Alias | None:
+            ids = [answer.id] if agent.protocol == ADK else item_ids(answer.id)
+            named = (asked.user_id, agent.id, asked.session_id)
+            entries = [await find_alias(self._edge.bus, *named, id) for id in ids]
+            entry = next(filter(None, entries), None)
+            if entry is None or entry.value is None:
+                return None
+            known = orjson.loads(entry.value)
+            approval = await self._approval(known["approval_id"])
+            if approval is not None and not who.sees(approval.user_id):
+                return None
+            return Alias(known["approval_id"], known["run_id"], known["leg"], known["item_id"])
+
+        return await asyncio.gather(*(alias_of(answer) for answer in answers))
+
+    async def _decide(
+        self,
+        agent: AgentConfig,
+        asked: RunAgentRequest,
+        answers: Sequence[Answer],
+        aliases: Sequence[Alias],
+    ) -> OpenedLeg:
+        """Hand the decision to the approvals service; the leg that follows is the answer."""
+        edge = self._edge
+        approval_id, run_id = aliases[0].approval_id, aliases[0].run_id
+        items = await self._items(approval_id)
+        native = agent.protocol == ADK
+        decided = [
+            adk_request.decided(
+                replace(answer, id=alias.item_id), items.get(alias.item_id, {}), as_sent=native
+            )
+            for answer, alias in zip(answers, aliases, strict=True)
+        ]
+        # of any other agent the invocation is a name of ours, which tells its server nothing
+        invocation_id = asked.invocation_id if native else None
+        if invocation_id is not None:
+            await self._require_own(run_id, approval_id, invocation_id)
+        place = await place_of_next_leg(edge.bus, run_id, over_raw=native)
+        request = DecideRequest(by=asked.user_id, items=decided, invocation_id=invocation_id)
+        await take(edge.bus, approval_id, request)
+        return OpenedLeg(agent, run_id, aliases[0].leg + 1, place)
+
+    async def _require_own(self, run_id: str, approval_id: str, invocation_id: str) -> None:
+        """Raises Problem 422 for an invocation that is not the one that waits for the answer."""
+        pause = await kept_pause(self._edge.bus, run_id)
+        if pause is None or pause.approval_id != approval_id:
+            return  # it was decided, as the approvals service will say
+        own = pause.resume.get("invocation_id")
+        if own and own != invocation_id:
+            text = f"invocationId: the answered request belongs to the invocation {own}"
+            raise Problem(422, f"{text}: name that one, or none")
+
+    async def _items(self, approval_id: str) -> dict[str, dict[str, Any]]:
+        """What was asked, by item id."""
+        record = await self._approval(approval_id)
+        if record is None:
+            raise Problem(404, f"there is no approval {approval_id}")
+        return {item["item_id"]: item for item in record.items}
+
+    async def _approval(self, approval_id: str) -> ApprovalRecord | None:
+        entry = await self._edge.bus.bucket("approvals").get(approval_id)
+        if entry is None:
+            return None
+        return ApprovalRecord.model_validate_json(await unwrap(self._edge.bus, entry.value))

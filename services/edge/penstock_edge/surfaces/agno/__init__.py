@@ -1,0 +1,1 @@
+"""The surface of agno-events.md, for Agno's clients."""

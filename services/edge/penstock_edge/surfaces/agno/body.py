@@ -1,0 +1,85 @@
+"""The body of a request on the Agno surface: a form in either encoding, or JSON, as fields."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from penstock.web.bodies import read_body
+from penstock.web.problems import Problem
+from penstock_edge.surfaces.agno.request import InvalidRequest, error, named
+
+MAX_FIELDS: Final = 1000
+
+
+async def fields_of(request: Request, limit_bytes: int) -> Mapping[str, Any]:
+    """The fields by name; of a form they are texts, and an empty one is not there.
+
+    Raises Problem 415 and 413, 400 for a broken multipart body; InvalidRequest for all else.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type == "multipart/form-data":
+        body = await read_body(request, limit_bytes)
+        return await _multipart(request.headers, body, limit_bytes)
+    if media_type == "application/x-www-form-urlencoded":
+        return _urlencoded(await read_body(request, limit_bytes))
+    if media_type == "application/json" or media_type.endswith("+json"):
+        return _json(await read_body(request, limit_bytes))
+    raise Problem(415, f"the body is {media_type or 'of no type'}; send a form, or JSON")
+
+
+def _urlencoded(body: bytes) -> Mapping[str, str]:
+    try:
+        given = parse_qsl(body.decode(), errors="strict", max_num_fields=MAX_FIELDS)
+    except ValueError as cause:
+        raise InvalidRequest([error("form_invalid", (), f"the form: {cause}")]) from cause
+    return _once(given)
+
+
+def _json(body: bytes) -> Mapping[str, Any]:
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as cause:
+        raise InvalidRequest([error("json_invalid", (), f"no JSON: {cause}")]) from cause
+    if not isinstance(fields, dict):
+        raise InvalidRequest([error("dict_type", (), "must be a JSON object")])
+    return fields
+
+
+async def _multipart(headers: Headers, body: bytes, limit_bytes: int) -> Mapping[str, str]:
+    async def whole() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    parser = MultiPartParser(
+        headers, whole(), max_fields=MAX_FIELDS, max_files=MAX_FIELDS, max_part_size=limit_bytes
+    )
+    try:
+        form = await parser.parse()
+    except MultiPartException as cause:
+        raise Problem(400, cause.message) from cause
+    try:
+        texts = []
+        for name, value in form.multi_items():
+            if isinstance(value, str):
+                texts.append((name, value))
+            elif value.filename or value.size:
+                raise InvalidRequest([error("files_unsupported", (name,), "takes no files")])
+    finally:
+        await form.close()
+    return _once((name, value) for name, value in texts if value)
+
+
+def _once(given: Iterable[tuple[str, str]]) -> Mapping[str, str]:
+    """Raises InvalidRequest for a name that is given twice: we and the upstream must agree."""
+    fields: dict[str, str] = {}
+    for name, value in given:
+        if name in fields:
+            raise InvalidRequest([error("given_twice", (named(name),), "is given more than once")])
+        fields[name] = value
+    return fields

@@ -1,0 +1,249 @@
+"""Runs as Agno's clients see them: one leg as a stream, or the run so far as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import orjson
+
+from penstock import sse
+from penstock.bus import Stored
+from penstock.bus.follow import events, raw
+from penstock.bus.messages import RawFrame, now, raw_frame
+from penstock.dialects.agno.encode import AgnoEncoder
+from penstock.dialects.agno.output import run_output
+from penstock.events.catalogue import TERMINAL
+from penstock.settings import AgentConfig
+from penstock_edge.views.dialects import View
+from penstock_edge.views.items import Encoding, Item, type_of
+from penstock_edge.views.run_source import UPSTREAM
+from penstock_edge.views.upstream_frames import INTERRUPTED, is_raw
+
+# The frames after which a leg has said how it ended, by the kind of its agent.
+LAST_WORDS: Final = {
+    "agent": frozenset({"RunCompleted", "RunPaused", "RunError", "RunCancelled"}),
+    "team": frozenset({"TeamRunCompleted", "TeamRunPaused", "TeamRunError", "TeamRunCancelled"}),
+    "workflow": frozenset(
+        {
+            "WorkflowCompleted",
+            "WorkflowPaused",
+            "WorkflowRunOutput",
+            "WorkflowError",
+            "WorkflowCancelled",
+        }
+    ),
+}
+_FRAME_END: Final = b"\n\n"
+
+
+@dataclass(slots=True)
+class Words:
+    """What the edge itself says in a stream of Agno's, as the run's agent would."""
+
+    agent: AgentConfig
+    run_id: str
+
+    def encoder(self) -> AgnoEncoder:
+        """A new one."""
+        return AgnoEncoder(self.agent.kind, self.agent.name or "")
+
+    def of(self, event: dict[str, Any]) -> list[bytes]:
+        """The frames of one event alone."""
+        encoder = self.encoder()
+        started = {"category": "lifecycle", "action": "started"}
+        encoder.feed({**event, "event": started, "data": {"agent": self.agent.id}})
+        return [sse.encode(frame.data, event=frame.event) for frame in encoder.feed(event)]
+
+    def interrupted(self) -> list[bytes]:
+        """That the stream ends before the run: there is no cursor, and a clean end misleads."""
+        return self.of(
+            {
+                "run_id": self.run_id,
+                "timestamp": now(),
+                "source": None,
+                "event": {"category": "lifecycle", "action": "failed"},
+                "data": {"error": INTERRUPTED, "error_type": "stream_interrupted"},
+            }
+        )
+
+
+@dataclass(slots=True)
+class UpstreamLeg(Encoding):
+    """One leg of an Agno upstream, byte for byte, and its end where the upstream did not say it.
+
+    What a cut connection left of a frame is dropped: the upstream repeats that frame.
+    """
+
+    words: Words
+    leg: int
+    _parser: sse.Parser = field(default_factory=sse.Parser)
+    _held: bytes = b""  # of a frame under way
+    _connection: str = ""
+    _told: bool = False  # the upstream said how the leg ended
+    _names: tuple[bytes, bytes] | None = None  # of the session: its server's, the client's
+
+    def feed(self, stored: Stored) -> Item:
+        """An item for each message; raises KeyError or ValueError on one that is not ours."""
+        if not is_raw(stored):
+            frames = [] if self._told else self.words.of(orjson.loads(stored.payload))
+            return Item(stored.sequence, frames, last=True)
+        raw = raw_frame(stored)
+        if raw.leg != self.leg:
+            return Item(raw.sequence, [])
+        if raw.is_body:
+            return Item(raw.sequence, [whole] if (whole := self._whole(raw)) else [])
+        if raw.kind == "open":
+            self._name(orjson.loads(raw.payload))
+        # a leg that was cut in silence is ended by the run's own end, which follows
+        return Item(raw.sequence, [], last=raw.kind in ("end", "lost") and self._told)
+
+    def cut(self) -> list[bytes]:
+        """A RunError."""
+        return self.words.interrupted()
+
+    def _whole(self, raw: RawFrame) -> bytes:
+        """The bytes up to the end of the last whole frame."""
+        if raw.connection != self._connection:
+            self._parser, self._held, self._connection = sse.Parser(), b"", raw.connection
+        self._follow(raw.payload)
+        body = self._held + raw.payload
+        end = body.rfind(_FRAME_END) + 1
+        end = end and end + 1
+        self._held = body[end:]
+        return body[:end].replace(*self._names) if self._names else body[:end]
+
+    def _name(self, opened: dict[str, Any]) -> None:
+        """A client goes on by the id of its session that it reads here."""
+        if "thread_id" in opened:
+            theirs, ours = opened["thread_id"], opened["session_id"]
+            self._names = theirs.encode(), orjson.dumps(ours)[1:-1]
+
+    def _follow(self, payload: bytes) -> None:
+        try:
+            frames = self._parser.feed(payload)
+        except sse.FrameTooLarge as error:
+            self._parser, frames = sse.Parser(), error.frames
+        names = LAST_WORDS[self.words.agent.kind]
+        # a nested team ends in the same words
+        self._told = self._told or any(
+            frame.event in names and not _is_inner(frame.data) for frame in frames
+        )
+
+
+@dataclass(slots=True)
+class EncodedLeg(Encoding):
+    """Canonical events as Agno's frames: one leg of them, to its pause or the run's end.
+
+    A leg that a policy goes on from by itself was never paused, so the next one follows.
+    """
+
+    words: Words
+    leg: int
+    _encoder: AgnoEncoder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._encoder = self.words.encoder()
+
+    def feed(self, stored: Stored) -> Item:
+        """Raises ValueError, KeyError or TypeError on a body that is no event."""
+        event = orjson.loads(stored.payload)
+        frames = self._encoder.feed(event)
+        if _before(event, stored, self.leg):
+            return Item(stored.sequence, [])
+        told = [sse.encode(frame.data, event=frame.event) for frame in frames]
+        return Item(stored.sequence, told, last=_ends(stored))
+
+    def cut(self) -> list[bytes]:
+        """A RunError."""
+        return self.words.interrupted()
+
+
+@dataclass(slots=True)
+class Output(Encoding):
+    """The whole run as one object, once the leg is over."""
+
+    words: Words
+    leg: int
+    _events: list[dict[str, Any]] = field(default_factory=list)
+
+    def feed(self, stored: Stored) -> Item:
+        """Raises ValueError, KeyError or TypeError on a body that is no event."""
+        event = orjson.loads(stored.payload)
+        self._events.append(event)
+        if _before(event, stored, self.leg) or not _ends(stored):
+            return Item(stored.sequence, [])
+        return Item(stored.sequence, self.cut(), last=True)
+
+    def cut(self) -> list[bytes]:
+        """The run as far as it is known: its status says that it goes on."""
+        return [orjson.dumps(run_output(self._events, self.words.encoder()))]
+
+
+def leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
+    """One leg as a stream: an Agno upstream's own bytes, any other's events encoded."""
+    words = Words(agent, run_id)
+    if is_native(agent):
+        return View(
+            (run_id, "agno", "bytes", str(leg)),
+            run_id,
+            "agno",
+            raw(run_id, UPSTREAM),
+            partial(UpstreamLeg, words, leg),
+            _no_notice,
+            over_raw=True,
+            stateful=True,
+            droppable=False,
+        )
+    return _encoded(run_id, leg, "events", partial(EncodedLeg, words, leg), kept_alive=True)
+
+
+def output_view(agent: AgentConfig, run_id: str, leg: int) -> View:
+    """The run as one object, when this leg is over."""
+    encoding = partial(Output, Words(agent, run_id), leg)
+    return _encoded(run_id, leg, "output", encoding, kept_alive=False)
+
+
+def is_native(agent: AgentConfig) -> bool:
+    """Whether its upstream speaks Agno itself."""
+    return agent.protocol == "agno"
+
+
+def _encoded(
+    run_id: str, leg: int, form: str, encoding: Callable[[], Encoding], *, kept_alive: bool
+) -> View:
+    return View(
+        (run_id, "agno", form, str(leg)),
+        run_id,
+        "agno",
+        events(run_id),
+        encoding,
+        _no_notice,
+        stateful=True,
+        droppable=False,
+        kept_alive=kept_alive,
+    )
+
+
+def _no_notice(code: str, message: str) -> bytes:
+    return b""
+
+
+def _before(event: dict[str, Any], stored: Stored, leg: int) -> bool:
+    """Whether it is of an earlier leg; a run may end before its leg was opened."""
+    return type_of(stored) not in TERMINAL and bool(event["leg"] < leg)
+
+
+def _ends(stored: Stored) -> bool:
+    type = type_of(stored)
+    return type in TERMINAL or type == "lifecycle.paused"
+
+
+def _is_inner(data: bytes) -> bool:
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return True
+    return not isinstance(body, dict) or bool(body.get("parent_run_id") or body.get("nested_depth"))

@@ -1,0 +1,1 @@
+"""The surface for AG-UI clients: agents, runs and threads."""

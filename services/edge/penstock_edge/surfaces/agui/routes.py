@@ -1,0 +1,121 @@
+"""POST /agui/{agent}: RunAgentInput in, one AG-UI run out, as HttpAgent and CopilotKit expect."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import orjson
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from penstock import starts
+from penstock.bus.records import DecideRequest
+from penstock.settings import AgentConfig
+from penstock.web.auth import Identity, identity_of, require
+from penstock.web.bodies import read_body, require_json
+from penstock.web.problems import Problem
+from penstock_edge.edge import Edge
+from penstock_edge.runs.accepted import named_in_422
+from penstock_edge.runs.decide import place_of_next_leg, take
+from penstock_edge.runs.start import Start
+from penstock_edge.sources.locate import locate, place_of_new
+from penstock_edge.surfaces.adk.common import detail_shape
+from penstock_edge.surfaces.agui import request as agui_request
+from penstock_edge.surfaces.agui.answers import Answer, Answers
+from penstock_edge.surfaces.agui.request import InvalidRequest, RunAgentInput
+from penstock_edge.surfaces.agui.run_ids import AGUI
+from penstock_edge.surfaces.agui.views import Audience
+from penstock_edge.surfaces.endpoint import route
+
+PATH: Final = "/agui/{agent}"
+
+
+class AguiSurface:
+    """The handler of /agui/{agent}."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    def routes(self) -> list[BaseRoute]:
+        """The one path; errors are `{detail}`."""
+        return [route(self._edge.bus, PATH, {"POST": self.post}, detail_shape)]
+
+    async def post(self, request: Request) -> ASGIApp:
+        """Start a run, or answer a pause; either way the leg that follows is the response."""
+        edge, who = self._edge, identity_of(request)
+        agent = agent_of(edge, request.path_params["agent"])
+        edge.streams.require_room(request.scope)
+        require_json(request)
+        body = await read_body(request, edge.settings.max_body_bytes)
+        try:
+            asked = agui_request.parse(body)
+            answer = await Answers(edge.bus, who, agent, asked).find()
+            if answer is not None:
+                require(who, "decide")
+                return await self._decide(who, asked, answer)
+            require(who, "start")
+            if agent.protocol != AGUI:
+                agui_request.require_portable(asked)
+        except InvalidRequest as error:
+            raise Problem(422, str(error), errors=error.errors) from error
+        with named_in_422():
+            if agent.protocol == AGUI:
+                starts.check_body(AGUI, agent.accepts, body)
+            else:
+                starts.refuse_answers(orjson.loads(body))
+        return await self._start(who, agent, asked, body)
+
+    async def _start(
+        self, who: Identity, agent: AgentConfig, asked: RunAgentInput, body: bytes
+    ) -> ASGIApp:
+        """The same request again is the same run."""
+        edge = self._edge
+        place = await place_of_new(edge.bus, over_raw=False)
+        digest = hashlib.sha256(body).hexdigest()
+        start = Start(
+            agent,
+            agui_request.text_of(asked),
+            asked.thread_id,
+            who.user_id,
+            body=body.decode() if agent.protocol == AGUI else None,
+            key=orjson.dumps([AGUI, agent.id, asked.thread_id, asked.run_id, digest]).decode(),
+            request=body,
+            prepare=lambda run_id: self._call(run_id, 1, asked),
+        )
+        started = await edge.starter.start(start)
+        view = edge.agui.of_leg(started.record.run_id, 1, _audience(asked))
+        return await edge.stream(view, place if started.new else await locate(edge.bus, view, None))
+
+    async def _decide(self, who: Identity, asked: RunAgentInput, answer: Answer) -> ASGIApp:
+        """Hand the decision to the approvals service."""
+        edge, approval = self._edge, answer.approval
+        run_id, leg = approval.run_id, approval.leg + 1
+        place = await place_of_next_leg(edge.bus, run_id, over_raw=False)
+        decision = DecideRequest(by=who.user_id, digest=approval.digest, items=answer.items)
+        named = await self._call(run_id, leg, asked)
+        try:
+            await take(edge.bus, approval.approval_id, decision)
+        except Problem as problem:
+            if problem.status != 503:
+                await edge.agui.runs.uncall(run_id, leg, named)
+            raise
+        # somebody whose decision came too late may have named it meanwhile
+        await self._call(run_id, leg, asked)
+        return await edge.stream(edge.agui.of_leg(run_id, leg, _audience(asked)), place)
+
+    async def _call(self, run_id: str, leg: int, asked: RunAgentInput) -> int:
+        return await self._edge.agui.runs.call(run_id, leg, asked.run_id)
+
+
+def agent_of(edge: Edge, id: str) -> AgentConfig:
+    """Raises Problem 404."""
+    agent = edge.config.agent(id)
+    if agent is None:
+        raise Problem(404, edge.config.no_agent(id))
+    return agent
+
+
+def _audience(asked: RunAgentInput) -> Audience:
+    return Audience(protocol_version=asked.protocol_version)

@@ -1,0 +1,240 @@
+"""The streams of a thread: its runs one after another, as AG-UI, to be come back to.
+
+agent-runs-sse.md's `/events` and `/history`, and the way back for AG-UI clients, which the protocol
+itself does not have. A stream stays open, so that an EventSource sees the runs that are started
+later; with `until=idle` it ends when no run is active or queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from penstock.bus import Stored
+from penstock.bus.streams import EVENTS
+from penstock.dialects.agui import RUNS, STRICT, AguiEncoder, prelude
+from penstock.dialects.agui.memory import Memory
+from penstock.dialects.agui.prelude import remember
+from penstock.dialects.base import JsonObject
+from penstock.sse import Frame
+from penstock.web.auth import Identity, act_as, identity_of, require
+from penstock.web.problems import Problem
+from penstock_edge.edge import Edge
+from penstock_edge.sources.encode import encode
+from penstock_edge.sources.history import Past
+from penstock_edge.sources.locate import Place, place_after, place_of_new
+from penstock_edge.sources.sessions import Session, is_cut, records_of, settled
+from penstock_edge.sources.whole_session import WholeSession
+from penstock_edge.stream.pages import MAX_PAGE, page_of_many
+from penstock_edge.stream.response import EventStream, Prefaced
+from penstock_edge.stream.until_idle import UntilIdle
+from penstock_edge.surfaces.adk.common import detail_shape
+from penstock_edge.surfaces.agui.request import MAX_ID
+from penstock_edge.surfaces.agui.routes import agent_of
+from penstock_edge.surfaces.agui.views import Audience, ThreadEncoding, Turns
+from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.query import cursor_of, number, switch, until_idle
+from penstock_edge.views.cursor import LAST_FRAME, Cursor
+from penstock_edge.views.dialects import View
+from penstock_edge.views.framing import Form, Page, Sse
+
+FLAGS: Final = {None: False, "0": False, "1": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a client of a thread begins.
+
+    `until_idle`: the stream ends when no run is under way. `idle`: then, the last event, if no run
+    is under way already.
+    """
+
+    place: Place
+    until_idle: bool = False
+    idle: int | None = None
+
+
+class Threads:
+    """Handlers of a thread's streams and of its history."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    def routes(self) -> list[BaseRoute]:
+        """The contract's paths answer errors as problem details, AG-UI's as `{detail}`."""
+        bus, contract = self._edge.bus, "/api/v1/agent/runs/{thread_id}"
+        back = "/agui/{agent}/threads/{thread_id}/events"
+        return [
+            route(bus, f"{contract}/events", {"GET": self.events}),
+            route(bus, f"{contract}/history", {"GET": self.history}),
+            route(bus, back, {"GET": self.come_back}, detail_shape),
+        ]
+
+    async def events(self, request: Request) -> ASGIApp:
+        """agent-runs-sse.md's stream: `id`, `event`, `data`."""
+        session = self._session(request, request.query_params.get("agent"))
+        seen = self._view(session, Audience(RUNS), Sse(id_first=True))
+        return await self._stream(request, session, seen, await self._standing(request, session))
+
+    async def history(self, request: Request) -> ASGIApp:
+        """`{threadId, events, next}`: what the stream has told; `next` goes into `?after=`."""
+        edge = self._edge
+        session = self._session(request, request.query_params.get("agent"))
+        limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
+        place = await self._history_place(request, session)
+        end = (await place_of_new(edge.bus, over_raw=False)).start
+        source = self._source(session)
+        await source.prepare()
+        seen = self._view(session, Audience(RUNS), Page())
+        page = await page_of_many(
+            edge.bus,
+            seen,
+            source,
+            place,
+            end,
+            limit,
+            edge.allowance(),
+            edge.turns.named(identity_of(request)),
+        )
+        body = orjson.dumps({"threadId": session.session_id, **page})
+        return Response(body, media_type="application/json")
+
+    async def come_back(self, request: Request) -> ASGIApp:
+        """From the cursor on; or, by `?prelude=1`, restated up to now and then on from there.
+
+        A cursor goes before a prelude: an EventSource that comes back sends both.
+        """
+        session = self._session(request, agent_of(self._edge, request.path_params["agent"]).id)
+        query = request.query_params
+        if query.get("prelude") not in FLAGS:
+            raise Problem(422, "prelude: must be 1 or 0")
+        form = Sse(switch(request, "names", default=False))
+        audience = Audience(STRICT, query.get("protocolVersion"))
+        seen = self._view(session, audience, form)
+        if not FLAGS[query.get("prelude")] or cursor_of(request) is not None:
+            return await self._stream(
+                request, session, seen, await self._standing(request, session)
+            )
+        # before the standing: what ends in between is told by the tail
+        end = (await place_of_new(self._edge.bus, over_raw=False)).start
+        standing = await self._standing(request, session)
+        frames = await self._prelude(identity_of(request), session, audience, seen, end)
+        after = Cursor(end - 1, LAST_FRAME) if end > 1 else None
+        standing = replace(standing, place=Place(1, 1, after))
+        return await self._stream(
+            request, session, seen, standing, b"".join(map(form.notice, frames))
+        )
+
+    def _session(self, request: Request, agent: str | None) -> Session:
+        """Raises Problem 403, 404 or 422."""
+        caller = identity_of(request)
+        require(caller, "read")
+        thread_id = request.path_params["thread_id"]
+        if len(thread_id) > MAX_ID:
+            raise Problem(422, f"thread_id: must have {MAX_ID} characters at most")
+        if caller.grant is not None:
+            caller.grant.check_session(thread_id)
+        owner = act_as(caller, request.query_params.get("user_id"))
+        if agent is not None:
+            return Session(owner, thread_id, (agent_of(self._edge, agent).id,), any_agent=False)
+        agents = tuple(each.id for each in self._edge.config.agents)
+        return Session(owner, thread_id, agents, any_agent=True)
+
+    async def _standing(self, request: Request, session: Session) -> Standing:
+        """A thread that nobody has heard of yet is waited for, except with `until=idle`.
+
+        Raises Problem 400 for a foreign cursor, 422; with `until=idle` 404 for an unknown thread,
+        and 410 when none of its events is kept any more.
+        """
+        if not until_idle(request):
+            return Standing(await self._place(request, session))
+        idle = await self._settled(session)
+        place = replace(await self._place(request, session), ended=idle is not None)
+        return Standing(place, until_idle=True, idle=idle)
+
+    async def _history_place(self, request: Request, session: Session) -> Place:
+        """Raises Problem 404, 410 when nothing is left to tell, 400 for a foreign cursor."""
+        await self._settled(session)
+        return await self._place(request, session)
+
+    async def _settled(self, session: Session) -> int | None:
+        """What `sessions.settled` says. Raises Problem 404 or 410 where there is no event."""
+        idle = await settled(self._edge.bus, session)
+        if idle == 0:
+            if any(record.runs for record in await records_of(self._edge.bus, session)):
+                raise Problem(410, "the events of this thread are no longer kept")
+            raise Problem(404, f"there is no thread {session.session_id[:128]}")
+        return idle
+
+    async def _place(self, request: Request, session: Session) -> Place:
+        """Raises Problem 400 for a cursor of elsewhere, 410 for one beyond the end."""
+        bus, after = self._edge.bus, cursor_of(request)
+        truncated = False
+        if after is None:
+            truncated = await is_cut(bus, await records_of(bus, session))
+        else:
+            source = self._source(session)
+            await source.prepare()
+            truncated = (await place_after(bus, after, source.keep)).truncated
+        # what is said of one run depends on the others: all is read
+        return Place(1, 1, after, truncated)
+
+    async def _stream(
+        self,
+        request: Request,
+        session: Session,
+        seen: View,
+        standing: Standing,
+        preface: bytes = b"",
+    ) -> ASGIApp:
+        edge = self._edge
+        edge.streams.require_room(request.scope)
+        client = await edge.hubs.join(seen, standing.place)
+        stream = Prefaced(EventStream(client, ended=standing.place.ended), preface)
+        if not standing.until_idle:
+            return stream
+        if standing.idle is not None:
+            client.end_after(standing.idle)
+        return UntilIdle(stream, client, edge.bus, session)
+
+    async def _prelude(
+        self, who: Identity, session: Session, audience: Audience, seen: View, end: int
+    ) -> Sequence[Frame]:
+        """What brings an empty client to where the thread stands before this stream sequence."""
+        bus, source = self._edge.bus, self._source(session)
+        await source.prepare()
+        memory = Memory()
+
+        def tell(encoder: AguiEncoder, event: JsonObject) -> Sequence[Frame]:
+            remember(memory, encoder, (event,))
+            return ()
+
+        turns = Turns(self._edge.agui.voices(audience), tell)
+        encoding = ThreadEncoding(turns, seen.form.event)
+        turn = self._edge.turns.named(who)
+        past = Past(bus, EVENTS, source.patterns, 1, source.keep, turn)
+        while batch := await past.below(end):
+            for stored in batch:
+                await encode(bus, seen, encoding, stored)
+        return prelude(turns.speaking, (), memory) if turns.speaking else ()
+
+    def _view(self, session: Session, audience: Audience, form: Form) -> View:
+        edge = self._edge
+        source = partial(WholeSession, edge.bus, edge.many, session, edge.turns)
+        return edge.agui.of_thread(session, audience, form, source)
+
+    def _source(self, session: Session) -> WholeSession:
+        edge = self._edge
+        return WholeSession(edge.bus, edge.many, session, edge.turns, _nowhere)
+
+
+def _nowhere(batch: list[Stored]) -> None:
+    """For a source that is only asked what its past is."""

@@ -1,0 +1,120 @@
+"""executions-sse.md: trigger and cancel, with its error shape `{code, message, data: null}`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from penstock import starts
+from penstock.web.auth import identity_of, require
+from penstock.web.bodies import read_model
+from penstock.web.problems import Problem
+from penstock_edge.edge import Edge
+from penstock_edge.runs.accepted import named_in_422
+from penstock_edge.runs.start import Start
+from penstock_edge.sources.locate import place_of_new
+from penstock_edge.surfaces.endpoint import Shape, route
+from penstock_edge.surfaces.v1.runs import Message
+from penstock_edge.views.dialects import view
+
+PATH: Final = "/api/service/v1/executions"
+CODES: Final = {
+    403: "FORBIDDEN",
+    404: "NOT_FOUND",
+    405: "METHOD_NOT_ALLOWED",
+    413: "PAYLOAD_TOO_LARGE",
+    415: "UNSUPPORTED_MEDIA_TYPE",
+    422: "INVALID_REQUEST",
+    429: "TOO_MANY_REQUESTS",
+    503: "UNAVAILABLE",
+}
+CANCEL_CODES: Final = CODES | {404: "CANCEL_FAILED", 409: "CANCEL_FAILED"}
+
+
+class TriggerRequest(BaseModel):
+    """The body of trigger: `topologyId` is a number, and nothing that could be read as one."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    topology_id: int = Field(alias="topologyId")
+    user_message: Message = Field(alias="userMessage")
+
+
+class CancelRequest(BaseModel):
+    """The body of cancel."""
+
+    model_config = ConfigDict(strict=True)
+
+    run_id: str = Field(alias="runId", min_length=1)
+
+
+class Executions:
+    """Handlers of the executions contract."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    def routes(self) -> list[BaseRoute]:
+        """Both endpoints."""
+        bus = self._edge.bus
+        return [
+            route(bus, f"{PATH}/trigger", {"POST": self.trigger}, _shape(CODES)),
+            route(bus, f"{PATH}/cancel", {"POST": self.cancel}, _shape(CANCEL_CODES)),
+        ]
+
+    async def trigger(self, request: Request) -> ASGIApp:
+        """A new run of the topology, streamed to its end whatever the request accepts."""
+        edge = self._edge
+        who = identity_of(request)
+        require(who, "start")
+        asked = await read_model(request, TriggerRequest, edge.settings.max_body_bytes)
+        agent = edge.config.by_topology(asked.topology_id)
+        if agent is None:
+            raise Problem(404, f"topologyId: there is no topology {asked.topology_id}")
+        with named_in_422():
+            starts.refuse_answers(asked.model_extra)
+        edge.streams.require_room(request.scope)
+        place = await place_of_new(edge.bus, over_raw=False)
+        started = await edge.starter.start(Start(agent, asked.user_message, None, who.user_id))
+        return await edge.stream(view(started.record.run_id, "executions"), place)
+
+    async def cancel(self, request: Request) -> ASGIApp:
+        """Answers when the run is cancelled."""
+        edge = self._edge
+        who = identity_of(request)
+        require(who, "start")
+        asked = await read_model(request, CancelRequest, edge.settings.max_body_bytes)
+        try:
+            cancelled = await edge.canceller.cancel(asked.run_id, who)
+        except Problem as problem:
+            if problem.status == 404:
+                raise Problem(404, "Execution not found") from problem
+            raise
+        if cancelled.at is None:
+            raise Problem(503, "The cancellation is not confirmed yet; ask for the run's state")
+        body = {
+            "code": "SUCCESS",
+            "message": "Execution cancelled",
+            "data": {
+                "type": "cancelled",
+                "runId": asked.run_id,
+                "content": "Execution was cancelled by user",
+                "timestamp": cancelled.at,
+            },
+        }
+        return Response(orjson.dumps(body), media_type="application/json")
+
+
+def _shape(codes: dict[int, str]) -> Shape:
+    def shape(problem: Problem) -> Response:
+        code = codes.get(problem.status, "ERROR")
+        body = {"code": code, "message": problem.detail, "data": None}
+        return Response(orjson.dumps(body), problem.status, media_type="application/json")
+
+    return shape

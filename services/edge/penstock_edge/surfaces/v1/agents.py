@@ -1,0 +1,92 @@
+"""`GET /v1/agents`: which agents are configured, and whether their servers answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import httpx
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from penstock.settings import AgentConfig
+from penstock.web.auth import identity_of, require
+from penstock_edge.edge import Edge
+from penstock_edge.surfaces.endpoint import route
+
+PATH: Final = "/v1/agents"
+TIMEOUT_S: Final = 2.0
+KNOWN_FOR_S: Final = 5.0  # so that many callers do not make many requests to an agent server
+AT_A_TIME: Final = 8
+
+
+@dataclass(slots=True)
+class _Known:
+    at_s: float
+    answers: asyncio.Task[bool]
+
+
+class Agents:
+    """Handler of /v1/agents. Each server is asked at most once in `KNOWN_FOR_S`."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        # its answer is not followed, and is given no credential: it only has to come
+        self._client = httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False)
+        self._known: dict[str, _Known] = {}
+        self._turns = asyncio.Semaphore(AT_A_TIME)
+
+    def routes(self) -> list[BaseRoute]:
+        """The one route; errors are problem details."""
+        return [route(self._edge.bus, PATH, {"GET": self.index})]
+
+    async def close(self) -> None:
+        """End what is being asked, and close the connections."""
+        asked = [known.answers for known in self._known.values()]
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        await self._client.aclose()
+
+    async def index(self, request: Request) -> ASGIApp:
+        """`{agents: [{id, name, protocol, kind, answers}]}`, in the order of the configuration."""
+        require(identity_of(request), "read")
+        agents = self._edge.config.agents
+        told = [
+            {
+                "id": agent.id,
+                "name": agent.name or agent.id,
+                "protocol": agent.protocol,
+                "kind": agent.kind,
+                "answers": answered,
+            }
+            for agent, answered in zip(agents, await self.answers(), strict=True)
+        ]
+        return Response(orjson.dumps({"agents": told}), media_type="application/json")
+
+    async def answers(self) -> list[bool]:
+        """Whether each agent's server answers, in the order of the configuration."""
+        agents = self._edge.config.agents
+        # a caller that leaves must not end the question that others wait for
+        return await asyncio.gather(*(asyncio.shield(self._answers(each)) for each in agents))
+
+    def _answers(self, agent: AgentConfig) -> asyncio.Task[bool]:
+        now_s = time.monotonic()
+        known = self._known.get(agent.url)
+        if known is None or (known.answers.done() and now_s - known.at_s > KNOWN_FOR_S):
+            known = _Known(now_s, asyncio.create_task(self._ask(agent.url)))
+            self._known[agent.url] = known
+        return known.answers
+
+    async def _ask(self, url: str) -> bool:
+        """Whether there is an HTTP answer, whatever it says (an AG-UI URL says 405 to a GET)."""
+        try:
+            async with self._turns, self._client.stream("GET", url):
+                return True
+        except (httpx.HTTPError, httpx.InvalidURL):
+            return False

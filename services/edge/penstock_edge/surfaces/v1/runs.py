@@ -1,0 +1,219 @@
+"""Our own API: /v1/runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_args
+
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from penstock import starts
+from penstock.bus.records import RunRecord, RunStatus
+from penstock.bus.subjects import is_run_id
+from penstock.web.auth import Identity, act_as, identity_of, require
+from penstock.web.bodies import ignore_body, read_json
+from penstock.web.problems import Problem, invalid
+from penstock_edge.edge import Edge
+from penstock_edge.runs.accepted import named_in_422
+from penstock_edge.runs.access import require_dialect, run_of
+from penstock_edge.runs.start import Start
+from penstock_edge.sources.locate import locate, marked, place_of_new
+from penstock_edge.stream.pages import MAX_PAGE, page
+from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, wants_page
+from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
+from penstock_edge.views.framing import Page, Sse
+
+LISTED = 50
+MAX_LISTED = 1000
+KEY_HEADER = "idempotency-key"
+
+
+def not_blank(text: str) -> str:
+    """Raises ValueError for a text of nothing but white space."""
+    if not text.strip():
+        raise ValueError("must not be empty or only white space")
+    return text
+
+
+Message = Annotated[str, AfterValidator(not_blank)]
+Key = Annotated[str, Field(min_length=1, max_length=256)]
+Id = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class StartRequest(BaseModel):
+    """The body of POST /v1/runs. `user_id` is the caller, unless it may act for others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    agent: str
+    message: Message
+    session_id: Id | None = None
+    user_id: Id | None = None
+    input: dict[str, Any] | None = None
+    idempotency_key: Key | None = None
+
+
+class Runs:
+    """Handlers of /v1/runs."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    def routes(self) -> list[BaseRoute]:
+        """All of them; errors are problem details."""
+        bus = self._edge.bus
+        return [
+            route(bus, "/v1/runs", {"GET": self.index, "POST": self.start}),
+            route(bus, "/v1/runs/{run_id}", {"GET": self.show}),
+            route(bus, "/v1/runs/{run_id}/events", {"GET": self.events}),
+            route(bus, "/v1/runs/{run_id}/cancel", {"POST": self.cancel}),
+        ]
+
+    async def start(self, request: Request) -> ASGIApp:
+        """202 with the run, or its stream where `text/event-stream` is accepted."""
+        edge = self._edge
+        who = identity_of(request)
+        require(who, "start")
+        body = await read_json(request, edge.settings.max_body_bytes)
+        try:
+            asked = StartRequest.model_validate(body)
+        except ValidationError as error:
+            raise invalid(error) from error
+        user_id = act_as(who, asked.user_id)
+        agent = edge.config.agent(asked.agent)
+        if agent is None:
+            raise Problem(404, edge.config.no_agent(asked.agent))
+        with named_in_422("input"):
+            starts.accepted_input(agent.protocol, agent.accepts, asked.input)
+        streams = "text/event-stream" in request.headers.get("accept", "")
+        dialect, named = _dialect(request)
+        if streams:
+            require_dialect(who, dialect)
+            edge.streams.require_room(request.scope)
+        place = await place_of_new(edge.bus, dialect == RAW_DIALECT) if streams else None
+        started = await edge.starter.start(
+            Start(
+                agent,
+                asked.message,
+                asked.session_id,
+                user_id,
+                input=asked.input,
+                key=_key(request, asked),
+                request=orjson.dumps(body, option=orjson.OPT_SORT_KEYS),
+            )
+        )
+        run_id = started.record.run_id
+        if place is None:
+            return _shown(who, started.record, 202 if started.new else 200)
+        seen = edge.view(run_id, dialect, Sse(named))
+        return await edge.stream(seen, place if started.new else await locate(edge.bus, seen, None))
+
+    async def index(self, request: Request) -> ASGIApp:
+        """The newest of the caller's runs first: `{runs, next}`; `next` goes into `?before=`."""
+        who = identity_of(request)
+        require(who, "read")
+        query = request.query_params
+        limit = number(query.get("limit"), "limit", LISTED, MAX_LISTED)
+        before, status = query.get("before"), query.get("status")
+        if before is not None and not is_run_id(before):
+            raise Problem(422, "before: must be a run id")
+        if status is not None and status not in get_args(RunStatus):
+            raise Problem(422, f"status: must be one of {', '.join(get_args(RunStatus))}")
+        wanted = {name: query[name] for name in ("agent", "session_id", "status") if name in query}
+        async with self._edge.turns.of(who.user_id):
+            entries = await self._edge.bus.bucket("runs").entries()
+        found: list[dict[str, Any]] = []
+        # run ids are UUIDv7: their order is that of the runs' creation
+        for entry in sorted(entries, key=lambda entry: entry.key, reverse=True):
+            if entry.value is None or (before is not None and entry.key >= before):
+                continue
+            record = orjson.loads(entry.value)
+            fits = all(record.get(name) == value for name, value in wanted.items())
+            if fits and who.sees(record["user_id"]):
+                if not who.may("administer"):
+                    record.pop("unredacted", None)
+                found.append(record)
+            if len(found) > limit:
+                break
+        more = len(found) > limit
+        runs = found[:limit]
+        return _json(orjson.dumps({"runs": runs, "next": runs[-1]["run_id"] if more else None}))
+
+    async def show(self, request: Request) -> ASGIApp:
+        """The run's record."""
+        who = identity_of(request)
+        require(who, "read")
+        record = await run_of(self._edge.bus, who, request.path_params["run_id"])
+        return _shown(who, record)
+
+    async def events(self, request: Request) -> ASGIApp:
+        """The run's stream from the cursor on, or a page of it where JSON is accepted."""
+        edge = self._edge
+        who = identity_of(request)
+        require(who, "read")
+        dialect, named = _dialect(request)
+        require_dialect(who, dialect)
+        types = types_of(request, dialect)
+        record = await run_of(edge.bus, who, request.path_params["run_id"])
+        paged = wants_page(request)
+        if not paged:
+            edge.streams.require_room(request.scope)
+        seen = edge.view(record.run_id, dialect, Page() if paged else Sse(named), types)
+        place = await locate(edge.bus, seen, cursor_of(request))
+        if not paged:
+            if switch(request, "markers", default=False) and not place.ended:
+                place = await marked(edge.bus, seen.followed.stream, [seen.followed.pattern], place)
+            return await edge.stream(seen, place)
+        if dialect == RAW_DIALECT:
+            raise Problem(406, "the upstream's bytes have no JSON pages; accept text/event-stream")
+        limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
+        return _json(
+            orjson.dumps(
+                await page(edge.bus, seen, place, limit, edge.allowance(), edge.turns.named(who))
+            )
+        )
+
+    async def cancel(self, request: Request) -> ASGIApp:
+        """200 once the run is cancelled, 202 while that is not known yet."""
+        who = identity_of(request)
+        require(who, "start")
+        await ignore_body(request)
+        run_id = request.path_params["run_id"]
+        cancelled = await self._edge.canceller.cancel(run_id, who)
+        body = {"run_id": run_id, "status": "cancelled", "timestamp": cancelled.at}
+        if cancelled.at is None:
+            return _json(orjson.dumps(body | {"status": "cancelling"}), 202)
+        return _json(orjson.dumps(body))
+
+
+def _json(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type="application/json")
+
+
+def _shown(who: Identity, record: RunRecord, status: int = 200) -> Response:
+    """The record as the caller may read it."""
+    if not who.may("administer"):
+        record = record.model_copy(update={"unredacted": None})
+    headers = {"location": f"/v1/runs/{record.run_id}", "penstock-run-id": record.run_id}
+    return Response(record.dump(), status, headers, "application/json")
+
+
+def _key(request: Request, asked: StartRequest) -> str | None:
+    header = request.headers.get(KEY_HEADER)
+    if header is not None and asked.idempotency_key not in (None, header):
+        raise Problem(422, "idempotency_key: the body and the header have different ones")
+    if header == "":
+        raise Problem(422, "Idempotency-Key: must not be empty")
+    return header or asked.idempotency_key
+
+
+def _dialect(request: Request) -> tuple[str, bool]:
+    dialect = request.query_params.get("dialect", "canonical")
+    if dialect not in DIALECTS:
+        raise Problem(422, f"dialect: must be one of {', '.join(DIALECTS)}")
+    return dialect, switch(request, "names", default=True)

@@ -1,0 +1,180 @@
+"""GET /v1/sessions/{session_id}/events: all runs of a session, over SSE or a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Final
+
+import orjson
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
+
+from penstock.bus import BusError, Stored
+from penstock.bus.streams import EVENTS
+from penstock.web.auth import act_as, identity_of, require
+from penstock.web.problems import Problem
+from penstock_edge.edge import Edge
+from penstock_edge.sources.locate import Place, marked, place_after, place_of_new
+from penstock_edge.sources.sessions import Session, is_cut, records_of, settled
+from penstock_edge.stream.client import Client
+from penstock_edge.stream.pages import MAX_PAGE, page_of_many
+from penstock_edge.stream.response import EventStream
+from penstock_edge.stream.until_idle import UntilIdle
+from penstock_edge.stream.websocket import EventSocket
+from penstock_edge.surfaces.endpoint import refusal, route
+from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, until_idle, wants_page
+from penstock_edge.surfaces.v1.events import place_of
+from penstock_edge.views.dialects import ENCODERS, View
+from penstock_edge.views.framing import Form, Messages, Page, Sse
+
+PATH: Final = "/v1/sessions/{session_id}/events"
+MAX_SESSION_ID: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request for a session's stream says."""
+
+    session: Session
+    dialect: str
+    types: frozenset[str] | None
+    until_idle: bool
+
+
+class SessionEvents:
+    """Handlers of a session's stream."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    def routes(self) -> list[BaseRoute]:
+        """Both paths; errors are problem details, also before a WebSocket is accepted."""
+        return [
+            route(self._edge.bus, PATH, {"GET": self.events}),
+            WebSocketRoute(f"{PATH}/ws", self.socket),
+        ]
+
+    async def events(self, request: Request) -> ASGIApp:
+        """The stream, or a page of it where JSON is accepted."""
+        edge = self._edge
+        asked = self._asked(request)
+        place, idle = await self._place(request, asked)
+        if wants_page(request):
+            return await self._page(request, asked, place)
+        edge.streams.require_room(request.scope)
+        form = Sse(switch(request, "names", default=True))
+        client = await self._join(request, asked, form, place)
+        stream = EventStream(client, ended=place.ended)
+        if not asked.until_idle:
+            return stream
+        if idle is not None:
+            client.end_after(idle)
+        return UntilIdle(stream, client, edge.bus, asked.session)
+
+    async def socket(self, websocket: WebSocket) -> None:
+        """The stream as messages. What is wrong with the request is said before it is accepted."""
+        try:
+            stream = await self._socket(websocket)
+            await stream(websocket.scope, websocket.receive, websocket.send)
+        except Problem as problem:
+            await websocket.send_denial_response(refusal(problem))
+        except BusError as error:
+            text = f"the bus does not answer; try again: {error}"
+            await websocket.send_denial_response(refusal(Problem(503, text)))
+
+    async def _socket(self, websocket: WebSocket) -> ASGIApp:
+        edge = self._edge
+        if not edge.bus.ready:
+            raise Problem(503, f"{edge.bus.hindrance}; try again")
+        edge.streams.require_room(websocket.scope)
+        asked = self._asked(websocket)
+        place, idle = await self._place(websocket, asked)
+        form = Messages(switch(websocket, "cursors", default=False))
+        client = await self._join(websocket, asked, form, place)
+        if not asked.until_idle:
+            return EventSocket(client)
+        if idle is not None:
+            client.end_after(idle)
+        return UntilIdle(EventSocket(client), client, edge.bus, asked.session)
+
+    def _asked(self, request: HTTPConnection) -> Asked:
+        """Raises Problem 403, 404 or 422."""
+        caller = identity_of(request.scope)
+        require(caller, "read")
+        query = request.query_params
+        session_id = request.path_params["session_id"]
+        if len(session_id) > MAX_SESSION_ID:
+            raise Problem(422, f"session_id: must have {MAX_SESSION_ID} characters at most")
+        if caller.grant is not None:
+            caller.grant.check_session(session_id)
+        owner = act_as(caller, query.get("user_id"))
+        agent = query.get("agent")
+        if agent is not None and self._edge.config.agent(agent) is None:
+            raise Problem(404, self._edge.config.no_agent(agent))
+        dialect = query.get("dialect", "canonical")
+        if dialect not in ENCODERS:
+            raise Problem(422, f"dialect: must be one of {', '.join(ENCODERS)}")
+        agents = (agent,) if agent else tuple(each.id for each in self._edge.config.agents)
+        session = Session(owner, session_id, agents, any_agent=agent is None)
+        return Asked(session, dialect, types_of(request, dialect), until_idle(request))
+
+    async def _place(self, request: HTTPConnection, asked: Asked) -> tuple[Place, int | None]:
+        """Where the client begins, and after what it ends, if nothing is under way any more.
+
+        A session that nobody has heard of yet is waited for. Raises Problem 400 for a cursor that
+        is not of this session, 410 when there is nothing left to give and nothing to wait for.
+        """
+        bus = self._edge.bus
+        idle = await settled(bus, asked.session) if asked.until_idle else None
+        records = await records_of(bus, asked.session)
+        if idle == 0 and any(record.runs for record in records):
+            raise Problem(410, "the events of this session are no longer kept")
+        after = cursor_of(request)
+        if after is not None:
+            source = self._edge.many.session(asked.session, _nowhere)
+            await source.prepare()
+            place = await place_after(bus, after, source.keep)
+        else:
+            place = await place_of(self._edge, request) or Place(
+                1, 1, truncated=await is_cut(bus, records)
+            )
+        return replace(place, ended=idle is not None), idle
+
+    async def _join(
+        self, request: HTTPConnection, asked: Asked, form: Form, place: Place
+    ) -> Client:
+        edge = self._edge
+        if switch(request, "markers", default=False):
+            source = edge.many.session(asked.session, _nowhere)
+            await source.prepare()
+            place = await marked(edge.bus, EVENTS, source.patterns(), place)
+        return await edge.hubs.join(self._view(asked, form), place)
+
+    async def _page(self, request: HTTPConnection, asked: Asked, place: Place) -> ASGIApp:
+        edge = self._edge
+        limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
+        source = edge.many.session(asked.session, _nowhere)
+        end, _ = await asyncio.gather(place_of_new(edge.bus, over_raw=False), source.prepare())
+        seen = self._view(asked, Page())
+        page = await page_of_many(
+            edge.bus,
+            seen,
+            source,
+            place,
+            end.start,
+            limit,
+            edge.allowance(),
+            edge.turns.named(identity_of(request.scope)),
+        )
+        return Response(orjson.dumps(page), media_type="application/json")
+
+    def _view(self, asked: Asked, form: Form) -> View:
+        return self._edge.many.of_session(asked.session, asked.dialect, form, asked.types)
+
+
+def _nowhere(batch: list[Stored]) -> None:
+    """For a source that is only asked what its past is."""
