@@ -12,9 +12,9 @@ from penstock.bus import Bus, BusSettings
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AgentConfig
 from penstock.sse import Frame
-from penstock_connector.threads import MAX_MESSAGES, Threads, newest
 from penstock_connector.upstreams.agui import AguiUpstream, client_tools
 from penstock_connector.upstreams.base import Attachment, Call
+from penstock_connector.upstreams.conversations import MAX_MESSAGES, Threads, newest
 from support.nats import NatsServer
 
 CLIENT = httpx.AsyncClient()  # nothing here calls anybody

@@ -13,7 +13,7 @@ from penstock.bus import Stored, streams, subjects
 from penstock.bus.pull import Retry
 from penstock.bus.records import CancelCommand
 from penstock.settings import AgentConfig
-from penstock_connector.commands import Commands
+from penstock_connector.commands.handlers import Commands
 from penstock_connector.service import ConnectorService
 from penstock_connector.settings import ConnectorSettings
 from penstock_normalizer.service import NormalizerService

@@ -17,8 +17,8 @@ from penstock.bus.leases import Lease
 from penstock.bus.messages import RawFrame
 from penstock.bus.records import Claim, Sent
 from penstock.settings import Config
-from penstock_connector.claims import Claims
 from penstock_connector.service import ConnectorService
+from penstock_connector.state.claims import Claims
 from penstock_normalizer.service import NormalizerService
 from support.bus import connected
 from support.clocks import server_steps

@@ -17,7 +17,7 @@ from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_connector import service as connector_service
 from penstock_connector.service import ConnectorService
-from penstock_connector.succession import Succession
+from penstock_connector.succession.takeover import Succession
 from penstock_normalizer.service import NormalizerService
 from support.connectors import claimed_by_the_dead, connector_process
 from support.cutter import Gate

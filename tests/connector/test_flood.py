@@ -11,7 +11,7 @@ import pytest
 
 from penstock.bus.budget import Budget
 from penstock.bus.fence import RawWriter
-from penstock_connector.body import Body
+from penstock_connector.legs.body import Body
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.misbehaving import Answer, Misbehaving, agents, misbehaving, plays

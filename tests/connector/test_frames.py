@@ -12,7 +12,7 @@ import pytest
 
 from penstock.bus.messages import RawFrame
 from penstock.settings import Config
-from penstock_connector.not_a_stream import MAX_BYTES
+from penstock_connector.legs.not_a_stream import MAX_BYTES
 from support.misbehaving import Answer, Misbehaving, Script, agents, cuts, plays, stalls
 from support.nats import NatsServer
 from support.pipeline import Pipeline, pipeline

@@ -16,11 +16,11 @@ from penstock.bus.streams import RAW
 from penstock.bus.subjects import raw_stored, session_key
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
-from penstock_connector import claims
-from penstock_connector.claims import Claims, Sessions
-from penstock_connector.held import Held
 from penstock_connector.service import ConnectorService
-from penstock_connector.succession import Succession
+from penstock_connector.state import claims
+from penstock_connector.state.claims import Claims, Sessions
+from penstock_connector.state.leg_note import Held
+from penstock_connector.succession.takeover import Succession
 from penstock_normalizer.service import NormalizerService
 from support.connectors import DEAD, FAST, Hurt, connector_process
 from support.misbehaving import Misbehaving, agents, plays, stalls

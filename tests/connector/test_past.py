@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.bus.messages import RawFrame
-from penstock_connector.held import Held
-from penstock_connector.past import Past
+from penstock_connector.state.leg_history import Past
+from penstock_connector.state.leg_note import Held
 from penstock_connector.upstreams.agno import AgnoUpstream
 from support.raw import Frames, agno
 

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.bus.records import SessionRecord, Turn
 from penstock.bus.subjects import session_key
-from penstock_connector import claims
 from penstock_connector.service import ConnectorService
+from penstock_connector.state import claims
 from support.connectors import DEAD, FAST
 from support.misbehaving import Answer, Misbehaving, agents, plays
 from support.nats import NatsServer

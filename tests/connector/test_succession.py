@@ -19,7 +19,7 @@ from penstock.bus.subjects import handover
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
-from penstock_connector.succession import AT_ONCE
+from penstock_connector.succession.takeover import AT_ONCE
 from penstock_normalizer.service import NormalizerService
 from support.connectors import FAST, ConnectorProcess, connector_process
 from support.misbehaving import Answer, Misbehaving, Request, Script, agents, plays, stalls

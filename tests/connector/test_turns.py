@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bus.pull import Retry
+from penstock_connector.commands.fair_turns import Turns, next_user
 from penstock_connector.service import ConnectorService
-from penstock_connector.turns import Turns, next_user
 from penstock_normalizer.service import NormalizerService
 from support.misbehaving import Answer, Misbehaving, agents
 from support.nats import NatsServer

@@ -12,10 +12,10 @@ from penstock.bus.fence import RawWriter
 from penstock.bus.messages import now
 from penstock.bus.records import ApprovalRecord, Decided, Decision
 from penstock_approvals.service import ApprovalsService
-from penstock_connector import succession, watch
-from penstock_connector.held import Held
-from penstock_connector.legs import Legs
+from penstock_connector.legs.registry import Legs
 from penstock_connector.service import ConnectorService
+from penstock_connector.state.leg_note import Held
+from penstock_connector.succession import takeover, watchdog
 from penstock_normalizer.service import NormalizerService
 from support.connectors import DEAD, FAST
 from support.misbehaving import Misbehaving, agents, plays, stalls
@@ -32,7 +32,7 @@ OFTEN: dict[str, Any] = {**FAST, "watch_s": 0.1}
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has to wait until an edge would have sent its command."""
-    monkeypatch.setattr(watch, "UNSTARTED_S", 0.0)
+    monkeypatch.setattr(watchdog, "UNSTARTED_S", 0.0)
 
 
 def found(why: str) -> float:
@@ -103,7 +103,7 @@ async def decided_and_lost(penstock: Pipeline, approval_id: str) -> None:
 async def test_a_leg_that_an_error_of_ours_has_left_open_is_dealt_with(
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(succession, "FULL_SWEEP_S", 0.1)
+    monkeypatch.setattr(takeover, "FULL_SWEEP_S", 0.1)
     upstream.script(plays(agno_text("x")))
     before, see_through = found("not_held_here"), Legs.see_through
 
@@ -128,7 +128,7 @@ async def test_a_note_that_a_killed_broker_has_brought_back_goes_away(
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     """A deleted key may stand again on a replica whose server was killed."""
-    monkeypatch.setattr(succession, "FULL_SWEEP_S", 0.1)
+    monkeypatch.setattr(takeover, "FULL_SWEEP_S", 0.1)
     upstream.script(plays(agno_text("x")))
     async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
         run_id = await penstock.start_run("agno", "hello")
@@ -153,16 +153,16 @@ async def test_runs_that_somebody_will_move_are_let_be(
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that streams, one behind it in its session, and one that waits for a person."""
-    why = [stuck.value for stuck in watch.Stuck]
+    why = [stuck.value for stuck in watchdog.Stuck]
     before = [found(each) for each in why]
     looked: list[str] = []
-    examine = watch.Watchdog._examine
+    examine = watchdog.Watchdog._examine
 
-    async def examines(self: watch.Watchdog, run_id: str, watched: Any) -> None:
+    async def examines(self: watchdog.Watchdog, run_id: str, watched: Any) -> None:
         looked.append(run_id)
         await examine(self, run_id, watched)
 
-    monkeypatch.setattr(watch.Watchdog, "_examine", examines)
+    monkeypatch.setattr(watchdog.Watchdog, "_examine", examines)
     upstream.script(plays(agno_pause()), plays(agno("RunStarted"), stalls))
     async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
         paused = await penstock.start_run("agno", "delete")

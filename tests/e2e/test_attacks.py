@@ -24,8 +24,8 @@ from penstock.bus.subjects import session_key
 from penstock.settings import AgentConfig, AuthSettings, Config, Settings
 from penstock.sse import Parser
 from penstock_approvals.service import ApprovalsService
-from penstock_connector.naming import thread_id
 from penstock_connector.service import ConnectorService
+from penstock_connector.upstreams.session_names import thread_id
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
 from support.agui_requests import run_input, tool, user

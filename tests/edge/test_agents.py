@@ -8,7 +8,7 @@ from typing import cast
 
 from penstock.settings import AgentConfig, Config
 from penstock_edge.edge import Edge
-from penstock_edge.page import Agents
+from penstock_edge.surfaces.v1.agents import Agents
 from support.ports import free_port
 
 

@@ -18,10 +18,10 @@ from penstock.bus.pull import Reader, WorkQueue
 from penstock.bus.subjects import run_id_of
 from penstock.service import Context, Service
 from penstock.settings import Settings
-from penstock_connector.claims import patiently
-from penstock_connector.commands import Commands, patient
-from penstock_connector.decided import NotDecided
+from penstock_connector.commands.handlers import Commands, patient
 from penstock_connector.settings import ConnectorSettings
+from penstock_connector.state.claims import patiently
+from penstock_connector.state.decided import NotDecided
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from typing import Any
 from penstock.bus import Stored
 from penstock.bus.continuity import Continuity
 from penstock.bus.direct import STORED_AT
-from penstock_connector.claims import Sessions
-from penstock_connector.orders import Order
-from penstock_connector.past import Past
-from penstock_connector.runs import CLOSED, Runs, holder_of, kind_of
-from penstock_connector.succession import DIED, Succession
+from penstock_connector.legs.orders import Order
+from penstock_connector.state.claims import Sessions
+from penstock_connector.state.leg_history import Past
+from penstock_connector.state.run_state import CLOSED, Runs, holder_of, kind_of
+from penstock_connector.succession.takeover import DIED, Succession
 from support.chaos import hurt_at
 
 CLOCKS_DIFFER_S = 60.0

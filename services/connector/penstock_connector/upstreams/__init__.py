@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.bus import Bus
-from penstock_connector.threads import Threads
 from penstock_connector.upstreams.adk import AdkUpstream
 from penstock_connector.upstreams.agno import AgnoUpstream
 from penstock_connector.upstreams.agui import AguiUpstream
 from penstock_connector.upstreams.base import Upstream
+from penstock_connector.upstreams.conversations import Threads
 
 
 def upstreams(bus: Bus) -> Mapping[str, Upstream]:

@@ -25,8 +25,8 @@ from penstock.dialects.agui.decode_transcript import Transcript, merged, settled
 from penstock.dialects.agui.decode_values import loads
 from penstock.settings import AgentConfig
 from penstock.sse import Frame
-from penstock_connector.threads import Thread, Threads
 from penstock_connector.upstreams.base import Attachment, Call, segment
+from penstock_connector.upstreams.conversations import Thread, Threads
 
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
 _LAST_WORDS = ("RUN_FINISHED", "RUN_ERROR")

@@ -38,16 +38,16 @@ from penstock.bus.records import (
 from penstock.bus.streams import COMMANDS, RAW
 from penstock.bus.subjects import control, run_id_of
 from penstock.settings import AgentConfig, Config
-from penstock_connector.claims import Claims
-from penstock_connector.decided import NotDecided
-from penstock_connector.legs import Legs
-from penstock_connector.orders import Order, Orders
-from penstock_connector.runs import CLOSED, Runs, ending, holder_of, kind_of, leg_of
+from penstock_connector.commands.fair_turns import Turns
+from penstock_connector.legs.orders import Order, Orders
+from penstock_connector.legs.registry import Legs
 from penstock_connector.settings import ConnectorSettings
-from penstock_connector.succession import DIED, Succession
-from penstock_connector.turns import Turns
+from penstock_connector.state.claims import Claims
+from penstock_connector.state.decided import NotDecided
+from penstock_connector.state.run_state import CLOSED, Runs, ending, holder_of, kind_of, leg_of
+from penstock_connector.succession.takeover import DIED, Succession
+from penstock_connector.succession.watchdog import Stuck, Watchdog
 from penstock_connector.upstreams.agui import client_tools
-from penstock_connector.watch import Stuck, Watchdog
 
 log = logging.getLogger(__name__)
 

@@ -23,17 +23,17 @@ from penstock.bus.records import CancelCommand
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import control
 from penstock.settings import AgentConfig
-from penstock_connector.at_rest import require_at_rest
-from penstock_connector.claims import Claims, Sessions, patiently
-from penstock_connector.diagnosis import Diagnosis
-from penstock_connector.leg import FRESH_S, RELEASED, TAKEN_OVER, Leg, Outcome, lost
-from penstock_connector.naming import thread_id
-from penstock_connector.orders import Order
-from penstock_connector.past import Past
-from penstock_connector.runs import Runs, holder_of
+from penstock_connector.legs.diagnosis import Diagnosis
+from penstock_connector.legs.leg import FRESH_S, RELEASED, TAKEN_OVER, Leg, Outcome, lost
+from penstock_connector.legs.orders import Order
 from penstock_connector.settings import ConnectorSettings
+from penstock_connector.state.at_rest import require_at_rest
+from penstock_connector.state.claims import Claims, Sessions, patiently
+from penstock_connector.state.leg_history import Past
+from penstock_connector.state.run_state import Runs, holder_of
 from penstock_connector.upstreams import upstreams
 from penstock_connector.upstreams.base import Call, Upstream
+from penstock_connector.upstreams.session_names import thread_id
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from penstock.bus import Bus, Stored, objects
 from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand, Turn
 from penstock.bus.subjects import session_key
 from penstock.settings import AgentConfig
-from penstock_connector.claims import patiently
-from penstock_connector.decided import Decisions
-from penstock_connector.held import Held
+from penstock_connector.state.claims import patiently
+from penstock_connector.state.decided import Decisions
+from penstock_connector.state.leg_note import Held
 from penstock_connector.upstreams.base import Call, Upstream
 
 

@@ -15,8 +15,8 @@ from functools import partial
 from penstock.bus import Bus, objects
 from penstock.bus.records import ENDED, PauseRecord
 from penstock.starts import NotAccepted, Refusal
-from penstock_connector.claims import patiently
-from penstock_connector.runs import CLOSED, Runs, kind_of
+from penstock_connector.state.claims import patiently
+from penstock_connector.state.run_state import CLOSED, Runs, kind_of
 
 SETTLES_S = 20.0  # a leg that has ended is paused, or over, when the normalizer has read it
 LOOK_S = 0.1

@@ -15,8 +15,8 @@ from penstock.bus.peers import Peers
 from penstock.bus.records import Claim, Sent, SessionRecord, Turn
 from penstock.bus.streams import RAW
 from penstock.bus.subjects import raw_stored, turn
-from penstock_connector.held import Held
-from penstock_connector.runs import WRITER, is_over
+from penstock_connector.state.leg_note import Held
+from penstock_connector.state.run_state import WRITER, is_over
 
 log = logging.getLogger(__name__)
 

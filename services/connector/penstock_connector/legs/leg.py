@@ -26,12 +26,12 @@ from penstock.bus.fence import RawWriter
 from penstock.settings import AgentConfig
 from penstock.sse import Frame, FrameTooLarge
 from penstock.starts import NotAccepted
-from penstock_connector.body import Body, Frames
-from penstock_connector.not_a_stream import MAX_BYTES, Beginning
-from penstock_connector.past import Past
-from penstock_connector.private import without_secrets
+from penstock_connector.legs.body import Body, Frames
+from penstock_connector.legs.not_a_stream import MAX_BYTES, Beginning
 from penstock_connector.settings import ConnectorSettings
+from penstock_connector.state.leg_history import Past
 from penstock_connector.upstreams.base import Attachment, Call, Refused, Upstream
+from penstock_connector.upstreams.secrets import without_secrets
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from penstock.bus.pull import Retry
 from penstock.bus.records import ENDED, ApprovalRecord, RunRecord
 from penstock.bus.streams import COMMANDS
 from penstock.bus.subjects import command
-from penstock_connector.claims import Claims
-from penstock_connector.runs import CLOSED, Runs, holder_of, kind_of, leg_of
+from penstock_connector.state.claims import Claims
+from penstock_connector.state.run_state import CLOSED, Runs, holder_of, kind_of, leg_of
 
 log = logging.getLogger(__name__)
 

@@ -23,14 +23,14 @@ from penstock.bus.pull import Retry
 from penstock.bus.records import CancelCommand
 from penstock.bus.subjects import handover, session_key
 from penstock.settings import AgentConfig, Config
-from penstock_connector.claims import Claims, patiently
-from penstock_connector.held import Held
-from penstock_connector.leg import RELEASED, Outcome, ended, lost
-from penstock_connector.legs import STOPPED, Legs, sending
-from penstock_connector.orders import Order, Orders
-from penstock_connector.past import Past
-from penstock_connector.runs import CLOSED, Runs, holder_of, kind_of, leg_of
+from penstock_connector.legs.leg import RELEASED, Outcome, ended, lost
+from penstock_connector.legs.orders import Order, Orders
+from penstock_connector.legs.registry import STOPPED, Legs, sending
 from penstock_connector.settings import ConnectorSettings
+from penstock_connector.state.claims import Claims, patiently
+from penstock_connector.state.leg_history import Past
+from penstock_connector.state.leg_note import Held
+from penstock_connector.state.run_state import CLOSED, Runs, holder_of, kind_of, leg_of
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Start, continue and cancel: the commands that the connector takes."""

@@ -1,0 +1,1 @@
+"""Legs: one request to an agent server each, its answer put on the bus verbatim."""

@@ -1,0 +1,1 @@
+"""What KV and RAW say of runs, sessions, claims and legs."""

@@ -1,0 +1,1 @@
+"""What happens when a connector dies or stops: its legs are taken over, or ended."""
