@@ -37,6 +37,7 @@ class Rules:
     looks_before_it_sends: bool = True
     passes_over_the_same_leg: bool = True
     watches: bool = True
+    keeps_the_order_of_starts: bool = True
     alone: bool = False  # without the second run
     pods: int = 2
     kills: int = 1
@@ -158,6 +159,17 @@ def runs_side_by_side(state: State) -> bool:
     """Two legs of the session are at the upstream, each held by a pod that thinks it is its."""
     at_work = [tail for tail in state.raw if tail.called and not tail.is_closed and tail.kind != ""]
     return len(at_work) > 1
+
+
+def is_overtaken(state: State) -> bool:
+    """The second run has begun, and the first, which nobody has cancelled, has not."""
+    return bool(state.raw[1].kind) and waits_to_begin(state, 0)
+
+
+def waits_to_begin(state: State, run: int) -> bool:
+    """As `SessionOrder` sees it: its command stands, it has no `open`, and nobody cancelled it."""
+    stands = state.commands[COMMANDS[START, run]][0] != "done"
+    return stands and not state.raw[run].kind and state.claims[run] != CANCELLED
 
 
 def awake(state: State, pod: int) -> bool:
@@ -405,6 +417,8 @@ class Protocol:
 
     def _starts(self, state: State, pod: int, run: int) -> Steps:
         op, tail, standing = Op(START, ""), state.raw[run], state.claims[run]
+        if run > 0 and self._rules.keeps_the_order_of_starts and waits_to_begin(state, 0):
+            return  # it is tried again
         if standing == NOBODY:
             claimed = state._replace(claims=_with(state.claims, run, pod))
             yield Step.CLAIM.name, doing(claimed, pod, run, op._replace(at="hold"))

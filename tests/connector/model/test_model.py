@@ -17,11 +17,13 @@ from connector.model.protocol import (
     State,
     begin,
     is_done,
+    is_overtaken,
     is_sent_twice,
     runs_side_by_side,
 )
 
 LIMIT = 3_000_000
+OVERTAKEN = "a later start of the session begins first"
 WAITS, TWICE, AT_ONCE = "waits for ever", "is sent twice", "two runs of a session are called"
 
 KILLED = Rules(kills=1)
@@ -40,6 +42,8 @@ def wrong(rules: Rules) -> list[Found[State]]:
     """What is wrong, each with the shortest way to it."""
     states = explored(rules)
     found = [states.first(TWICE, is_sent_twice), states.stuck(WAITS, is_done)]
+    if not rules.alone:
+        found.append(states.first(OVERTAKEN, is_overtaken))
     if not rules.sleeps:  # one that slept may be at the upstream still, and nobody can tell
         found.append(states.first(AT_ONCE, runs_side_by_side))
     return [each for each in found if each is not None]
@@ -105,6 +109,12 @@ def test_no_run_waits_for_ever_and_none_is_sent_twice(rules: Rules) -> None:
             TWICE,
             "calls the upstream",
             id="a sleeper may have sent what was taken over",
+        ),
+        pytest.param(
+            Rules(kills=0, keeps_the_order_of_starts=False),
+            OVERTAKEN,
+            "OPEN",
+            id="a connector begins what it is given, whatever waits elsewhere",
         ),
     ],
 )

@@ -39,6 +39,7 @@ from penstock.bus.streams import COMMANDS, RAW
 from penstock.bus.subjects import control, run_id_of
 from penstock.settings import AgentConfig, Config
 from penstock_connector.commands.fair_turns import Turns
+from penstock_connector.commands.session_order import Earlier, SessionOrder
 from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.legs.registry import Legs
 from penstock_connector.settings import ConnectorSettings
@@ -54,6 +55,9 @@ log = logging.getLogger(__name__)
 MAX_SHOWN_CHARACTERS = 50_000  # of the message, in lifecycle.started: an `open` is one message
 CONTROL_TIMEOUT_S = 2.0
 AT_ONCE = 64  # starts whose legs are opened side by side
+# An earlier start of the session that waits elsewhere for so long is begun here, where a leg is
+# free, or in any case: the connector that was given it may hang.
+TAKE_UP_S, TAKE_UP_ANYWAY_S = 2.0, 30.0
 ENDING_S = 1.0  # how often it is looked whether a cancelled leg has ended
 
 
@@ -80,6 +84,7 @@ class Commands:
         self.legs = Legs(bus, settings, client, pod, self._runs, self._claims)
         self.turns = Turns(lambda: self.legs.room, lambda run_id: run_id in self.legs, AT_ONCE)
         self._reading = asyncio.Semaphore(AT_ONCE)
+        self._order = SessionOrder(bus, self._runs, self._claims)
         self.succession = Succession(
             bus, config, settings, pod, self._runs, self._claims, self.legs, self._orders
         )
@@ -107,7 +112,34 @@ class Commands:
     # start
 
     async def start(self, stored: Stored) -> None:
-        """`command.connector.start.<run>`."""
+        """`command.connector.start.<run>`.
+
+        Raises Retry while an earlier start of the session still waits, here or elsewhere.
+        """
+        if (earlier := await self._order.before(stored)) is not None:
+            await self._let_begin(earlier, stored)
+            raise Retry(0)
+        try:
+            await self._start(stored)
+        finally:
+            self._order.has_begun(stored)
+
+    async def _let_begin(self, earlier: Earlier, stored: Stored) -> None:
+        """Wait for an earlier start of the session; begin it here when nobody else does."""
+        is_due = earlier.waited_s > (TAKE_UP_S if self.turns.is_free else TAKE_UP_ANYWAY_S)
+        if not is_due:
+            await self._order.wait(stored, earlier)
+            return
+        log.info("%s: begun here, as %s comes after it", earlier.stored.subject, stored.subject)
+        try:
+            await self.start(earlier.stored)
+        except (BusError, Retry):
+            await self._order.wait(stored, earlier)
+        except Exception:  # its own delivery makes it a dead letter
+            log.exception("%s: it comes again", earlier.stored.subject)
+            await self._order.wait(stored, earlier)
+
+    async def _start(self, stored: Stored) -> None:
         async with self._reading:
             order: Order | None = await self._orders.start(stored)
         assert order is not None

@@ -1,0 +1,166 @@
+"""Which start of a session comes before another one: the stream of commands says.
+
+Any connector may be given any start. One that gets a later start of a session could begin it while
+the earlier one still waits at another connector, for a leg or for its redelivery. So the order is
+that of the commands' sequences in their stream, which all connectors see alike, and a connector
+that is given a start first looks whether an earlier one of the session still waits there.
+
+The commands do not name their session in their subjects. Each connector therefore reads every start
+command once, as it comes to its own, and keeps its sequence by session. What it keeps is a hint
+only: whether a command still waits is asked of the leader each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from bisect import bisect_left, insort
+from contextlib import suppress
+from dataclasses import dataclass
+
+import orjson
+
+from penstock.bus import Bus, ObjectGone, Stored, direct, objects
+from penstock.bus.streams import COMMANDS
+from penstock.bus.subjects import command, run_id_of, session_key
+from penstock_connector.state.claims import Claims
+from penstock_connector.state.run_state import Runs
+
+log = logging.getLogger(__name__)
+
+STARTS = command("connector", "start", "*")
+LAG_S = 0.05  # until a replica that lags is asked again
+LOOK_S, MAX_LOOK_S = 0.1, 1.0  # between two looks: for each start that is before, and at most
+REBUILD_FROM = 10_000  # starts that are kept; beyond it, those that have gone are forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    run_id: str
+    session: str | None  # None for a command that cannot be read: it keeps nobody waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A start that must begin first, how many may, and for how long the later one has waited."""
+
+    stored: Stored
+    count: int
+    waited_s: float
+
+
+class SessionOrder:
+    """Tells of each start whether an earlier one of its session still waits to be begun."""
+
+    def __init__(self, bus: Bus, runs: Runs, claims: Claims) -> None:
+        self._bus = bus
+        self._runs = runs
+        self._claims = claims
+        self._reading = asyncio.Lock()
+        self._read_to = 0  # sequence in the stream
+        self._starts: dict[int, _Start] = {}  # by sequence
+        self._sequences: dict[str, list[int]] = {}  # of each session, rising
+        self._rebuild_from = REBUILD_FROM
+        self._waiting_since: dict[int, float] = {}  # by sequence, while an earlier one waits
+        self._moved: dict[str, asyncio.Event] = {}  # by session, while somebody waits here
+
+    async def before(self, stored: Stored) -> Earlier | None:
+        """The first start of the same session that must begin before this one; None without any.
+
+        Raises BusError.
+        """
+        run_id = run_id_of(stored.subject)
+        await self._read(stored.sequence, run_id)
+        mine = self._starts.get(stored.sequence)
+        if mine is None or mine.session is None:
+            return None
+        of_session = self._sequences.get(mine.session, [])
+        while of_session and of_session[0] < stored.sequence:
+            first = of_session[0]
+            waits = await self._still_waits(first)
+            if waits is not None:
+                since = self._waiting_since.setdefault(stored.sequence, time.monotonic())
+                count = bisect_left(of_session, stored.sequence)
+                return Earlier(waits, count, time.monotonic() - since)
+            if of_session and of_session[0] == first:  # nobody else was here meanwhile
+                del of_session[0]
+        self._waiting_since.pop(stored.sequence, None)
+        return None
+
+    async def wait(self, stored: Stored, earlier: Earlier) -> None:
+        """Until a start of the session has begun here, or it is time to look again."""
+        mine = self._starts.get(stored.sequence)
+        if mine is None or mine.session is None:
+            return
+        moved = self._moved.setdefault(mine.session, asyncio.Event())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(earlier.count * LOOK_S, MAX_LOOK_S)):
+                await moved.wait()
+
+    def has_begun(self, stored: Stored) -> None:
+        """A start was dealt with here: the next one of its session may look at once."""
+        self._waiting_since.pop(stored.sequence, None)
+        mine = self._starts.get(stored.sequence)
+        if mine is not None and mine.session is not None:
+            moved = self._moved.pop(mine.session, None)
+            if moved is not None:
+                moved.set()
+
+    async def _still_waits(self, sequence: int) -> Stored | None:
+        """The command, where nobody has begun its run.
+
+        A run's `open` is written after its place in the session's queue, which keeps the order from
+        then on. The command of a run that was cancelled may wait for long, and begins nothing.
+        """
+        start = self._starts.get(sequence)
+        if start is None:
+            return None
+        stored = await self._bus.at(COMMANDS, sequence)
+        if stored is None or run_id_of(stored.subject) != start.run_id:
+            return None
+        if await self._runs.tail(start.run_id) is not None:
+            return None
+        claim = await self._claims.claimed(start.run_id)
+        return stored if claim is None or claim.state != "cancelled" else None
+
+    async def _read(self, upto: int, run_id: str) -> None:
+        async with self._reading:
+            known = self._starts.get(upto)
+            if upto <= self._read_to and (known is None or known.run_id != run_id):
+                self._forget_all()  # the stream is an older one than it was
+            is_full = upto > self._read_to and len(self._starts) > self._rebuild_from
+            if is_full:
+                self._forget_all()
+            while self._read_to < upto:
+                found, pending = await direct.read(self._bus, COMMANDS, STARTS, self._read_to + 1)
+                for each in found:
+                    await self._note(each)
+                if self._read_to < upto and not pending:
+                    if await self._bus.at(COMMANDS, upto) is None:
+                        return  # another connector has dealt with it meanwhile
+                    await asyncio.sleep(LAG_S)  # a replica answered that is behind
+            if is_full:
+                self._rebuild_from = max(REBUILD_FROM, 2 * len(self._starts))
+
+    async def _note(self, stored: Stored) -> None:
+        session = await self._session(stored)
+        self._starts[stored.sequence] = _Start(run_id_of(stored.subject), session)
+        if session is not None:
+            insort(self._sequences.setdefault(session, []), stored.sequence)
+        self._read_to = stored.sequence
+
+    async def _session(self, stored: Stored) -> str | None:
+        try:
+            asked = orjson.loads(await objects.unwrap(self._bus, stored.payload))
+            ids = asked.get("user_id", "anonymous"), asked["agent"], asked["session_id"]
+        except (ObjectGone, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s: its session is not known: %r", stored.subject, error)
+            return None
+        return session_key(*ids)
+
+    def _forget_all(self) -> None:
+        self._read_to = 0
+        self._starts.clear()
+        self._sequences.clear()
+        self._waiting_since.clear()
