@@ -285,7 +285,10 @@ async def test_an_unknown_app_is_404_for_every_method(edge: Client, user: str) -
         ("POST", path),
         ("GET", f"{path}/s1"),
         ("POST", f"{path}/s1"),
+        ("PATCH", f"{path}/s1"),
         ("DELETE", f"{path}/s1"),
+        ("GET", f"{path}/s1/artifacts"),
+        ("GET", f"{path}/s1/artifacts/report.txt"),
     ]:
         refused = await edge.request(method, url)
         assert refused.status_code == 404
@@ -297,13 +300,13 @@ async def test_other_methods_media_types_and_sizes_are_refused(
 ) -> None:
     edge = await make_edge(max_body_bytes=1000)
     path = sessions(user)
-    put, patch = await edge.put(path), await edge.patch(f"{path}/s1")
+    put, put_one = await edge.put(path), await edge.put(f"{path}/s1")
     plain = await edge.post(path, content=b"{}", headers={"Content-Type": "text/plain"})
     large = await edge.post(path, content=orjson.dumps({"x": "y" * 2000}), headers=JSON)
-    answers = (put, patch, plain, large)
+    answers = (put, put_one, plain, large)
     assert [each.status_code for each in answers] == [405, 405, 415, 413]
     assert put.headers["allow"] == "GET, POST"
-    assert patch.headers["allow"] == "GET, POST, DELETE"
+    assert put_one.headers["allow"] == "GET, POST, PATCH, DELETE"
     assert all(set(each.json()) == {"detail"} for each in answers)
 
 

@@ -75,8 +75,6 @@ async def test_each_listed_app_can_be_called_by_its_name(edge: Client) -> None:
         # an ADK server's answer is its own; that of an unknown app would be 404 here
         answer = await edge.get(f"/apps/{name}/users/anonymous/sessions")
         assert answer.status_code in (200, 502), name
-    detailed = await edge.get("/list-apps", params={"detailed": "true"})
-    assert detailed.status_code == 422
 
 
 async def test_a_run_in_the_background_is_answered_at_once(edge: Client, bus: Bus) -> None:

@@ -135,7 +135,25 @@ ROWS = [
     Row("POST", SESSION, ("start",), 403, shape="detail", body={}),
     Row("GET", f"{SESSION}/{{session}}", ("read",), 403, shape="detail"),
     Row("POST", f"{SESSION}/{{session}}", ("start",), 403, 409, shape="detail", body={}),
+    Row(
+        "PATCH",
+        f"{SESSION}/{{session}}",
+        ("start",),
+        403,
+        good=422,  # only ADK agents have state
+        shape="detail",
+        body={"stateDelta": {"colour": "blue"}},
+    ),
     Row("DELETE", f"{SESSION}/{{session}}", ("start",), 403, shape="detail"),
+    Row("GET", f"{SESSION}/{{session}}/artifacts", ("read",), 403, shape="detail"),
+    Row(
+        "GET",
+        f"{SESSION}/{{session}}/artifacts/{{artifact}}",
+        ("read",),
+        403,
+        good=404,  # only ADK agents have artifacts
+        shape="detail",
+    ),
     Row("GET", f"{SESSION}/{{session}}/run", ("read",), 403, shape="detail"),
     Row("POST", f"{SESSION}/{{session}}/run", ("start",), 403, shape="detail", body={"query": "?"}),
     # agno-events.md
@@ -143,7 +161,7 @@ ROWS = [
     *_agno("team"),
     *_agno("workflow"),
     *(Row("GET", path, ("read",), shape="detail") for path in ("/config", "/health")),
-    Row("GET", "/list-apps", ("read",), shape="detail"),
+    *(Row("GET", path, ("read",), shape="detail") for path in ("/list-apps", "/version")),
     # agent-runs-sse.md and AG-UI
     Row("GET", f"{THREAD}/events", ("read",), 403, query="?until=idle&user_id=alice"),
     Row("GET", f"{THREAD}/history", ("read",), 403, query="?user_id=alice"),

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 from urllib.parse import unquote
 
-from starlette.convertors import Convertor, StringConvertor
+from starlette.convertors import Convertor, PathConvertor, StringConvertor
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -36,6 +36,12 @@ class _Segment(Convertor[str]):
         raise NotImplementedError("paths are matched here, never made")
 
 
+class _Segments(_Segment):
+    """The rest of a path (`{name:path}`): whether a slash came encoded makes no difference."""
+
+    regex = PathConvertor.regex
+
+
 def take_encoded_slashes(routes: Iterable[BaseRoute]) -> None:
     """Let the parameters of these routes hold slashes; to be used with `keeping_segments`."""
     for route in routes:
@@ -43,6 +49,8 @@ def take_encoded_slashes(routes: Iterable[BaseRoute]) -> None:
             for name, convertor in route.param_convertors.items():
                 if isinstance(convertor, StringConvertor):
                     route.param_convertors[name] = _Segment()
+                elif isinstance(convertor, PathConvertor):
+                    route.param_convertors[name] = _Segments()
 
 
 def keeping_segments(app: ASGIApp) -> ASGIApp:

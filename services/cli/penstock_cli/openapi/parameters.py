@@ -49,6 +49,12 @@ TYPES: Final = (
     Parameter("type", "Only these, by commas; as `category`", one_of(*sorted(CATEGORY_OF))),
 )
 OF_SESSION: Final = Parameter("session_id", "Only this session's")
+VERSION: Final = Parameter(
+    "version", "Which version of the artifact; without it: the newest", {"type": "integer"}
+)
+DETAILED: Final = Parameter(
+    "detailed", "Objects with descriptions instead of names", {"type": "boolean"}
+)
 RUN_EVENTS: Final = (DIALECT, NAMES, MARKERS, *TYPES, *CURSOR, limit(MAX_PAGE))
 RUNS: Final = (
     AGENT,
@@ -80,4 +86,5 @@ IDS: Final = {
     "app": "The appName",
     "user": "The user: the caller, unless it may act for others",
     "session": "The session's id",
+    "artifact": "The artifact's name, and what is below it: `report.txt`, `report.txt/versions/1`",
 }

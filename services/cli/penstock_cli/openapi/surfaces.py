@@ -30,7 +30,7 @@ from penstock_cli.openapi.operation import (
     json,
 )
 from penstock_edge.stream.pages import MAX_PAGE
-from penstock_edge.surfaces.adk import apps, legacy, run_sse
+from penstock_edge.surfaces.adk import apps, artifacts, legacy, run_sse
 from penstock_edge.surfaces.adk import run as adk_run
 from penstock_edge.surfaces.adk.request import RunAgentRequest
 from penstock_edge.surfaces.agno.request import ContinueRequest, RunRequest
@@ -200,7 +200,28 @@ def _adk() -> list[Operation]:
             {200: session},
             body={"type": ["object", "null"]},
         ),
+        operation(
+            "PATCH",
+            one,
+            "Change an ADK session's state without a run",
+            {200: session},
+            needs=_START,
+            body=apps.ChangeRequest,
+        ),
         operation("DELETE", one, "Delete a session", {200: json("Null", _ANYTHING)}, needs=_START),
+        operation(
+            "GET",
+            artifacts.PATH,
+            "The names of a session's artifacts",
+            {200: json("The names", a_list(TEXT))},
+        ),
+        operation(
+            "GET",
+            f"{artifacts.PATH}/{{artifact}}",
+            "An artifact; below its name, its versions, one version, and what is known of them",
+            {200: json("What the ADK server answers", _ANYTHING)},
+            parameters=(by.VERSION,),
+        ),
         operation(
             "GET",
             legacy.PATH,
@@ -271,11 +292,15 @@ def _agno(kind: str) -> list[Operation]:
 def _first_looks() -> list[Operation]:
     agno = partial(Operation, tag="agno", shape="detail")
     since = an_object(status=TEXT, instantiated_at=TEXT)
-    names = {200: json("The names, as `appName` takes them", a_list(TEXT))}
+    names_or_objects = {"oneOf": [a_list(TEXT), an_object(apps=a_list(OBJECT))]}
+    names = {200: json("The names, as `appName` takes them, or objects", names_or_objects)}
+    version = an_object(version=TEXT, language=TEXT, language_version=TEXT)
+    adk = partial(Operation, tag="adk", shape="detail")
     return [
         agno("GET", "/config", "What there is, as AgentOSClient asks", {200: json("It", OBJECT)}),
         agno("GET", "/health", "Whether the edge answers", {200: json("It does", since)}),
-        Operation("GET", "/list-apps", "The agents' names", names, tag="adk", shape="detail"),
+        adk("GET", "/list-apps", "The agents as ADK's apps", names, parameters=(by.DETAILED,)),
+        adk("GET", "/version", "Penstock's version", {200: json("It", version)}),
     ]
 
 

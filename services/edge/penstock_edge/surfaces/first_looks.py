@@ -1,7 +1,4 @@
-"""What official clients ask before anything else: is somebody there, and which agents are there.
-
-Agno's `AgentOSClient` asks `/config` and `/health`, `adk web` asks `/list-apps`.
-"""
+"""What Agno's `AgentOSClient` asks first: whether the server answers, and which agents it has."""
 
 from __future__ import annotations
 
@@ -13,9 +10,8 @@ from starlette.types import ASGIApp
 
 from penstock.bus.messages import now
 from penstock.web.auth import identity_of, require
-from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.adk.common import ADK, detail_shape, json_response
+from penstock_edge.surfaces.adk.common import detail_shape, json_response
 from penstock_edge.surfaces.agno.routes import KINDS
 from penstock_edge.surfaces.endpoint import route
 
@@ -23,7 +19,7 @@ OS_ID: Final = "penstock"
 
 
 class FirstLooks:
-    """Handlers of /config, /health and /list-apps."""
+    """Handlers of /config and /health."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -31,7 +27,7 @@ class FirstLooks:
 
     def routes(self) -> list[BaseRoute]:
         """All of them; errors are `{detail}`."""
-        handlers = {"/config": self.config, "/health": self.health, "/list-apps": self.apps}
+        handlers = {"/config": self.config, "/health": self.health}
         bus = self._edge.bus
         return [route(bus, path, {"GET": get}, detail_shape) for path, get in handlers.items()]
 
@@ -51,12 +47,3 @@ class FirstLooks:
         """That this edge answers; whether it should be given work is said by `/readyz`."""
         require(identity_of(request), "read")
         return json_response({"status": "ok", "instantiated_at": self._since})
-
-    async def apps(self, request: Request) -> ASGIApp:
-        """The names by which ADK's clients call the agents."""
-        require(identity_of(request), "read")
-        if request.query_params.get("detailed", "false") != "false":
-            raise Problem(422, "detailed: only the names of the apps are known here")
-        agents = self._edge.config.agents
-        names = [agent.agent if agent.protocol == ADK else agent.id for agent in agents]
-        return json_response(sorted(set(names)))

@@ -43,6 +43,7 @@ ERROR_SHAPES: Final[dict[str, Shape]] = {
     "/config": detail_response,
     "/health": detail_response,
     "/list-apps": detail_response,
+    "/version": detail_response,
     "/agents": detail_response,
     "/teams": detail_response,
     "/workflows": detail_response,

@@ -40,31 +40,40 @@ class CreateRequest(BaseModel):
     events: list[dict[str, Any]] | None = None
 
 
+class ChangeRequest(BaseModel):
+    """The body of a change, for the API's description; what it may hold is said by `starts`."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    state_delta: dict[str, Any] = Field(alias="stateDelta")
+
+
 class Apps:
     """Handlers of the session endpoints."""
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: Edge, servers: AdkServers) -> None:
         self._edge = edge
-        self._servers = AdkServers()
+        self._servers = servers
         self._sessions = AdkSessions(edge.bus)
 
     def routes(self) -> list[BaseRoute]:
         """A user's sessions, and one of them; errors are `{detail}`."""
         bus = self._edge.bus
         many = {"GET": self.index, "POST": self.create}
-        one = {"GET": self.show, "POST": self.create_named, "DELETE": self.delete}
+        one = {
+            "GET": self.show,
+            "POST": self.create_named,
+            "PATCH": self.change,
+            "DELETE": self.delete,
+        }
         return [
             route(bus, PATH, many, detail_shape),
             route(bus, f"{PATH}/{{session}}", one, detail_shape),
         ]
 
-    async def close(self) -> None:
-        """Close the connections to ADK servers."""
-        await self._servers.close()
-
     async def index(self, request: Request) -> ASGIApp:
         """The user's sessions, without their events."""
-        named = _readable_by(self._edge, request)
+        named = readable_by(self._edge, request)
         if named.agent.protocol == ADK:
             return relayed(await self._servers.ask("GET", named.agent, named.user_id))
         return json_response(
@@ -75,7 +84,7 @@ class Apps:
 
     async def show(self, request: Request) -> ASGIApp:
         """One session with its events."""
-        named = _readable_by(self._edge, request)
+        named = readable_by(self._edge, request)
         if named.agent.protocol == ADK:
             return relayed(await self._servers.ask("GET", named.agent, named.user_id, named.id))
         return json_response(
@@ -102,6 +111,25 @@ class Apps:
         named = named_by(self._edge, request, "start")
         state = await self._document(request)
         return await self._create(named, named.id, {"state": state} if state else {})
+
+    async def change(self, request: Request) -> ASGIApp:
+        """Change an ADK session's state without a run; answers with the whole session.
+
+        A `stateDelta` may change what a start's may, since the next run finds it all the same.
+        Raises Problem 409 while a run of the session is under way or waits for a decision: a tool
+        that was approved would run in another state than the person saw.
+        """
+        named = named_by(self._edge, request, "start")
+        if named.agent.protocol == ADK:
+            require(identity_of(request), "raw")
+        document = await self._document(request)
+        if named.agent.protocol != ADK:
+            raise Problem(422, "only the sessions of ADK agents have a state")
+        with named_in_422():
+            given = starts.accepted_input(ADK, named.agent.accepts, document)
+        await self._sessions.check_at_rest(named)
+        changed = await self._servers.ask("PATCH", named.agent, named.user_id, named.id, given)
+        return relayed(changed)
 
     async def delete(self, request: Request) -> ASGIApp:
         """`null`, also where there was none; 409 while a run of it is not over."""
@@ -160,8 +188,11 @@ def named_by(edge: Edge, request: Request, *needed: Permission) -> Named:
     return Named(app_of(edge.config, path["app"]), path["app"], user_id, path.get("session", ""))
 
 
-def _readable_by(edge: Edge, request: Request) -> Named:
-    """The same, to be read: what an ADK server keeps are its own bytes."""
+def readable_by(edge: Edge, request: Request) -> Named:
+    """The session that the path names, to be read. Raises Problem as `named_by`.
+
+    What an ADK server keeps of a session are the server's own bytes, so that needs the scope `raw`.
+    """
     named = named_by(edge, request, "read")
     if named.agent.protocol == ADK:
         require(identity_of(request), "raw")

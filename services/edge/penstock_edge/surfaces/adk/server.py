@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from penstock.web.problems import Problem
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 30.0
+DESCRIBED_S: Final = 3.0  # a list of many servers does not wait for one that hangs
 SHOWN_CHARACTERS: Final = 2000
 
 
@@ -44,13 +46,55 @@ class AdkServers:
         """
         parts = ["apps", agent.agent, "users", user_id, "sessions"]
         parts += [session_id] if session_id is not None else []
+        return await self._send(method, agent, parts, body)
+
+    async def artifact(
+        self,
+        agent: AgentConfig,
+        user_id: str,
+        session_id: str,
+        below: Sequence[str],
+        query: Mapping[str, str],
+    ) -> httpx.Response:
+        """The answer about a session's artifacts; `below`: the segments of the path after them.
+
+        Raises Problem 502 and 504, as `ask`.
+        """
+        parts = ["apps", agent.agent, "users", user_id, "sessions", session_id, "artifacts"]
+        return await self._send("GET", agent, [*parts, *below], query=query)
+
+    async def described(self, agent: AgentConfig) -> list[Any]:
+        """What the server says about its apps; empty for an older server, which lists names only.
+
+        Raises Problem 502 when the server cannot be asked, 504 after `DESCRIBED_S`.
+        """
+        query = {"detailed": "true"}
+        answer = await self._send("GET", agent, ["list-apps"], query=query, timeout_s=DESCRIBED_S)
+        try:
+            told = orjson.loads(answer.content)
+        except orjson.JSONDecodeError:
+            return []
+        apps = told.get("apps") if isinstance(told, dict) else None
+        return apps if isinstance(apps, list) else []
+
+    async def _send(
+        self,
+        method: str,
+        agent: AgentConfig,
+        parts: Sequence[str],
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> httpx.Response:
         url = "/".join([agent.url, *map(_segment, parts)])
         content = None if body is None else orjson.dumps(body)
         headers = {**agent.headers, "content-type": "application/json"}
         try:
-            return await self._client.request(method, url, headers=headers, content=content)
+            return await self._client.request(
+                method, url, headers=headers, content=content, params=query, timeout=timeout_s
+            )
         except httpx.TimeoutException as error:
-            raise Problem(504, f"the ADK server has not answered within {TIMEOUT_S:g} s") from error
+            raise Problem(504, f"the ADK server has not answered within {timeout_s:g} s") from error
         except httpx.HTTPError as error:
             words = redacted(repr(error), agent.hosts)
             log.warning("the server of agent %s cannot be asked: %r", agent.id, error)
