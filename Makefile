@@ -54,7 +54,7 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 	@$(BIN)/python -m penstock.contract deploy/contract $(ARGS)
 	@$(BIN)/python -m penstock_cli.openapi deploy/contract/openapi.json
 	@cp deploy/contract/openapi.json services/edge/penstock_edge/surfaces/page/static/openapi.json
-	@$(BIN)/python -m penstock.bus.permissions > deploy/nats/accounts.conf
+	@$(BIN)/python -m penstock.bus.admin.permissions > deploy/nats/accounts.conf
 	@PYTHONPATH=tests $(BIN)/python -m conformance
 
 dist: setup ## Build the wheels and sdists of all members into dist/, with the lock they run on

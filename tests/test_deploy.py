@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from penstock.bus.permissions import NAMES, OPERATOR, password_variable
+from penstock.bus.admin.permissions import NAMES, OPERATOR, password_variable
 from penstock.settings import load_config
 from support.repository import ROOT, services
 

@@ -35,17 +35,16 @@ from penstock.bus import (
     NotThereYet,
     StartUpError,
     Stored,
-    continuity,
-    deadletters,
-    objects,
+    WorkQueue,
     streams,
 )
-from penstock.bus.deadletters import DeadLetter
-from penstock.bus.permissions import inbox_prefix
-from penstock.bus.pull import WorkQueue
+from penstock.bus.admin.permissions import inbox_prefix
+from penstock.bus.connection.tls import Tls
+from penstock.bus.state import continuity, deadletters
+from penstock.bus.state.deadletters import DeadLetter
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import replay_of
-from penstock.bus.tls import Tls
+from penstock.bus.write import objects
 from penstock.settings import (
     Config,
     ConfigurationError,

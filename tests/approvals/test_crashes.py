@@ -13,7 +13,7 @@ import httpx
 import orjson
 import pytest
 
-from penstock.bus.fence import RawWriter
+from penstock.bus import RawWriter
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock.settings import Config
 from penstock_approvals import decisions

@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
-from penstock.bus import deadletters, pull
-from penstock.bus.putback import put_back
+from penstock.bus.admin.replay import put_back
+from penstock.bus.read import pull
+from penstock.bus.state import deadletters
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService

@@ -8,7 +8,8 @@ import time
 import orjson
 import pytest
 
-from penstock.bus import direct, streams, subjects
+from penstock.bus import streams, subjects
+from penstock.bus.read import direct
 from penstock.bus.records import Decided, DecideRequest
 from penstock.bus.subjects import key_of
 from penstock.settings import Config

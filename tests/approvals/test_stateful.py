@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 )
 
 from fuzz.cases import examples
-from penstock.bus import Bus, Message, Stored, direct, messages, streams, subjects
-from penstock.bus.kv import Bucket
+from penstock.bus import Bucket, Bus, Message, Stored, messages, streams, subjects
+from penstock.bus.read import direct
 from penstock.bus.records import ContinueCommand, Decided, DecideRequest, PauseRecord, RunRecord
 from penstock_approvals import decisions
 from penstock_approvals.decisions import Approvals

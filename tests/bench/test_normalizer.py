@@ -18,9 +18,8 @@ import orjson
 import pytest
 import uuid_utils
 
-from penstock.bus import Bus, BusSettings, Message, Stored, streams, subjects
-from penstock.bus.fence import RawWriter, append
-from penstock.bus.pull import Reader
+from penstock.bus import Bus, BusSettings, Message, RawWriter, Reader, Stored, streams, subjects
+from penstock.bus.write.fence import append
 from support.cpu import cpu_s
 from support.nats import NatsServer
 from support.raw import agno

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bus import streams, subjects
-from penstock.bus.direct import replay
-from penstock.bus.fence import RawWriter
+from penstock.bus import RawWriter, streams, subjects
+from penstock.bus.read.direct import replay
 from support.bus import connected, new_run_id
 from support.nats import NatsServer
 from support.waiting import eventually

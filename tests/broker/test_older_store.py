@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from penstock.bus import continuity
+from penstock.bus.state import continuity
 from support.bus import connected
 from support.deployment import Deployment, deployment
 from support.misbehaving import Answer, Misbehaving, misbehaving

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.bus import Bus, BusSettings
-from penstock.bus.deadletters import DeadLetter, Letter
+from penstock.bus.state.deadletters import DeadLetter, Letter
 from penstock_cli.main import app
 from penstock_cli.output import Output
 from support.bus import connected, new_run_id

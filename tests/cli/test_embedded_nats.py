@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.bus import Bus, BusSettings, StartUpError
-from penstock.bus.permissions import NAMES
+from penstock.bus.admin.permissions import NAMES
 from penstock_cli import embedded_nats
 from penstock_cli.child import StartFailed
 from penstock_cli.embedded_nats import EmbeddedNats, credentials

@@ -9,8 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.bus import Stored, streams, subjects
-from penstock.bus.pull import Retry
+from penstock.bus import Retry, Stored, streams, subjects
 from penstock.bus.records import CancelCommand
 from penstock.settings import AgentConfig
 from penstock_connector.commands.handlers import Commands

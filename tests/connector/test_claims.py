@@ -10,10 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.bus import FenceConflict
-from penstock.bus.fence import RawWriter
-from penstock.bus.kv import Bucket
-from penstock.bus.leases import Lease
+from penstock.bus import Bucket, FenceConflict, Lease, RawWriter
 from penstock.bus.messages import RawFrame
 from penstock.bus.records import Claim, Sent
 from penstock.settings import Config

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from penstock import telemetry
-from penstock.bus.fence import RawWriter
+from penstock.bus import RawWriter
 from penstock.bus.records import ApprovalRecord, ContinueCommand, Decided, PauseRecord, Sent
 from penstock.settings import Config
 from penstock_connector.service import ConnectorService

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from penstock.bus import Bus
-from penstock.bus.putback import CannotBePutBack, put_back
+from penstock.bus.admin.replay import CannotBePutBack, put_back
 from penstock.bus.records import CancelCommand
 from penstock_connector.service import ConnectorService
 from support.letters import buried, letter_about, the_letter

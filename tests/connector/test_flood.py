@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from penstock.bus import RawWriter
 from penstock.bus.budget import Budget
-from penstock.bus.fence import RawWriter
 from penstock_connector.legs.body import Body
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService

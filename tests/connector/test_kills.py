@@ -9,11 +9,11 @@ from signal import SIGKILL
 
 import pytest
 
-from penstock.bus import Stored
-from penstock.bus.fence import RawWriter, tail
+from penstock.bus import RawWriter, Stored
 from penstock.bus.records import Sent, SessionRecord, Turn
 from penstock.bus.streams import RAW
 from penstock.bus.subjects import raw_stored, session_key
+from penstock.bus.write.fence import tail
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService

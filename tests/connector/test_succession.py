@@ -11,8 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.bus import Msg
-from penstock.bus.fence import RawWriter
+from penstock.bus import Msg, RawWriter
 from penstock.bus.messages import RawFrame
 from penstock.bus.records import Sent
 from penstock.bus.subjects import handover

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bus.pull import Retry
+from penstock.bus import Retry
 from penstock_connector.commands.fair_turns import Turns, next_user
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from penstock import telemetry
-from penstock.bus.fence import RawWriter
+from penstock.bus import RawWriter
 from penstock.bus.messages import now
 from penstock.bus.records import ApprovalRecord, Decided, Decision
 from penstock_approvals.service import ApprovalsService

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.bus import messages
-from penstock.bus.leases import owner_of
+from penstock.bus.state.leases import owner_of
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.settings import ConnectorSettings

@@ -13,8 +13,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from penstock.bus.client import Bus, BusSettings
-from penstock.bus.publisher import Message
+from penstock.bus import Bus, BusSettings, Message
 from penstock.contract.asyncapi import headers
 from penstock.contract.notes import example
 from penstock.events import CATALOGUE, Event, parse, subject_of

@@ -9,8 +9,8 @@ import orjson
 import uuid_utils
 from jsonschema import Draft7Validator, Draft202012Validator
 
-from penstock.bus import Bus, BusSettings, Stored, direct, streams, subjects
-from penstock.bus.fence import RawWriter
+from penstock.bus import Bus, BusSettings, RawWriter, Stored, streams, subjects
+from penstock.bus.read import direct
 from penstock.service import Context, pod_name
 from penstock.settings import Config
 from penstock_normalizer.service import NormalizerService

@@ -15,20 +15,11 @@ import httpx
 import orjson
 import pytest
 
-from penstock.bus import (
-    Bus,
-    BusError,
-    BusSettings,
-    Message,
-    fence,
-    messages,
-    migrate,
-    streams,
-    subjects,
-)
-from penstock.bus.fence import RawWriter
+from penstock.bus import Bus, BusError, BusSettings, Message, RawWriter, messages, streams, subjects
+from penstock.bus.admin import migrate
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import partition_of
+from penstock.bus.write import fence
 from penstock.events import TERMINAL
 from penstock_edge.service import EdgeService
 from support.bus import connected

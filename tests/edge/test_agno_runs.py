@@ -10,8 +10,7 @@ import httpx
 import orjson
 import pytest
 
-from penstock.bus import Bus
-from penstock.bus.fence import RawWriter
+from penstock.bus import Bus, RawWriter
 from penstock.settings import AgentConfig
 from penstock.sse import Parser
 from penstock_edge.surfaces.agno.views import EncodedLeg, UpstreamLeg, Words

@@ -12,8 +12,7 @@ import uuid_utils
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from penstock.bus import Bus
-from penstock.bus.fence import RawWriter
+from penstock.bus import Bus, RawWriter
 from penstock.bus.records import DecideRequest, PauseRecord
 from penstock_edge.surfaces.adk import request as adk_request
 from support.clients import Client, MakeEdge, Stream

@@ -11,8 +11,8 @@ import pytest
 import uuid_utils
 
 from penstock.bus import Bus, streams, subjects
-from penstock.bus.direct import read
 from penstock.bus.messages import raw_frame
+from penstock.bus.read.direct import read
 from penstock_edge.sources import locate
 from support.clients import Client, MakeEdge, Stream
 from support.pretend import PretendRun, command_of

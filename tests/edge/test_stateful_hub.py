@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from nats.aio.msg import Msg
 
 from fuzz.cases import examples
-from penstock.bus.follow import Follow
+from penstock.bus import Follow
 from penstock.sse import Frame, Parser
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import locate

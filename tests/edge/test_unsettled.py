@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.bus import Bus
-from penstock.bus.direct import replay
+from penstock.bus.read.direct import replay
 from penstock_edge.sources import unsettled as module
 from penstock_edge.sources.sessions import Session, settled
 from penstock_edge.sources.unsettled import Unsettled

@@ -10,9 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.bus import Bus, Message, direct, fence, streams, subjects
+from penstock.bus import Bus, Message, RawWriter, streams, subjects
 from penstock.bus.budget import Budget, weight
-from penstock.bus.fence import RawWriter
+from penstock.bus.read import direct
+from penstock.bus.write import fence
 from penstock.settings import Config
 from penstock_normalizer.backlog import Backlog, read
 from penstock_normalizer.decoders import DECODERS

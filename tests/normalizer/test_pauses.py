@@ -7,8 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.bus.fence import RawWriter
-from penstock.bus.kv import Bucket
+from penstock.bus import Bucket, RawWriter
 from penstock.settings import Config
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.fold import RunFold

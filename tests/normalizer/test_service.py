@@ -17,22 +17,22 @@ import uuid_utils
 from prometheus_client import REGISTRY
 
 from penstock.bus import (
+    Bucket,
     Bus,
     BusSettings,
     Message,
+    MessageTooLarge,
+    RawWriter,
     Stored,
-    deadletters,
-    direct,
     messages,
-    objects,
     streams,
     subjects,
 )
 from penstock.bus.budget import Budget
-from penstock.bus.errors import MessageTooLarge
-from penstock.bus.fence import RawWriter
-from penstock.bus.kv import Bucket
+from penstock.bus.read import direct
 from penstock.bus.records import PauseRecord, RunRecord
+from penstock.bus.state import deadletters
+from penstock.bus.write import objects
 from penstock.service import Context, pod_name
 from penstock.settings import Config
 from penstock_normalizer.index import RunIndex

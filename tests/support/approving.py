@@ -18,7 +18,7 @@ from support.waiting import eventually
 # The writes to the bus from a call's beginning on are counted; before one of them, SIGKILL.
 _DIES = """
 import os, signal, sys
-from penstock.bus.publisher import Publisher
+from penstock.bus.write.publisher import Publisher
 from penstock.service import main
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.service import ApprovalsService

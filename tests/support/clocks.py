@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.bus.clock import Clock
+from penstock.bus.connection.clock import Clock
 
 _SHARED = Path("/dev/shm")
 _FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib")

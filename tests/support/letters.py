@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.bus import Bus, Message, Stored, deadletters
-from penstock.bus.deadletters import DeadLetter, Letter
+from penstock.bus import Bus, Message, Stored
+from penstock.bus.state import deadletters
+from penstock.bus.state.deadletters import DeadLetter, Letter
 from support.bus import new_run_id
 from support.waiting import eventually
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from penstock.bus import permissions
+from penstock.bus.admin import permissions
 from support import servers
 from support.ports import free_port
 from support.waiting import wait_for

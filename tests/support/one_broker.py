@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.bus import Bus, BusSettings, Message
-from penstock.bus.errors import StreamFull
+from penstock.bus import Bus, BusSettings, Message, StreamFull
 from support.cutter import Gate
 from support.deployment import Deployment, Instance, deployment
 from support.misbehaving import Misbehaving, misbehaving

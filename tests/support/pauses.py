@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from penstock.bus import direct, messages, streams, subjects
-from penstock.bus.fence import RawWriter
+from penstock.bus import RawWriter, messages, streams, subjects
+from penstock.bus.read import direct
 from penstock.bus.records import ApprovalRecord, ContinueCommand, RunRecord
 from support.pipeline import Event, Pipeline, new_run_id
 from support.raw import agno

@@ -21,18 +21,9 @@ import httpx
 import orjson
 import uuid_utils
 
-from penstock.bus import (
-    Bus,
-    BusSettings,
-    Message,
-    direct,
-    follow,
-    messages,
-    objects,
-    streams,
-    subjects,
-)
+from penstock.bus import Bus, BusSettings, Message, messages, streams, subjects
 from penstock.bus.messages import RawFrame, raw_frame
+from penstock.bus.read import direct, follow
 from penstock.bus.records import (
     ApprovalRecord,
     CancelCommand,
@@ -44,6 +35,7 @@ from penstock.bus.records import (
     RunRecord,
     StartCommand,
 )
+from penstock.bus.write import objects
 from penstock.service import Service, connect, drain, stop
 from penstock.settings import Config, Settings
 from penstock.web.server import Server

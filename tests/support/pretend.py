@@ -13,9 +13,7 @@ import orjson
 import uuid_utils
 from nats.aio.msg import Msg
 
-from penstock.bus import Bus, Message, messages, streams, subjects
-from penstock.bus.fence import RawWriter
-from penstock.bus.objects import unwrap, wrap
+from penstock.bus import Bus, Message, RawWriter, messages, streams, subjects
 from penstock.bus.records import (
     ApprovalRecord,
     DecideReply,
@@ -25,6 +23,7 @@ from penstock.bus.records import (
     StartCommand,
     Turn,
 )
+from penstock.bus.write.objects import unwrap, wrap
 from support.waiting import eventually
 
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from penstock.bus import Bus, Stored, direct, fence, messages, streams, subjects
-from penstock.bus.fence import RawWriter
-from penstock.bus.leases import owner_of
+from penstock.bus import Bus, RawWriter, Stored, messages, streams, subjects
+from penstock.bus.read import direct
+from penstock.bus.state.leases import owner_of
+from penstock.bus.write import fence
 from penstock.events import TERMINAL
 from support.bus import new_run_id
 from support.raw import agno

@@ -13,9 +13,7 @@ from hashlib import sha256
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus, FenceConflict, Message, ObjectGone, Stored, objects
-from penstock.bus.fence import RawWriter, tail
-from penstock.bus.kv import Entry
+from penstock.bus import Bus, Entry, FenceConflict, Message, ObjectGone, RawWriter, Stored
 from penstock.bus.messages import LEG
 from penstock.bus.records import (
     ApprovalRecord,
@@ -27,6 +25,8 @@ from penstock.bus.records import (
 )
 from penstock.bus.streams import EVENTS, RAW
 from penstock.bus.subjects import command, events_of_run, key_of, raw_stored
+from penstock.bus.write import objects
+from penstock.bus.write.fence import tail
 from penstock_approvals.rules import Unfit, check, outcome
 
 log = logging.getLogger(__name__)

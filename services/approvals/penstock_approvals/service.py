@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from pydantic import ValidationError
 
-from penstock.bus import BusError, Msg, ObjectGone, Stored, Subscription, streams
-from penstock.bus.fence import MAX_MESSAGE_BYTES
-from penstock.bus.pull import Retry, WorkQueue
+from penstock.bus import BusError, Msg, ObjectGone, Retry, Stored, Subscription, WorkQueue, streams
 from penstock.bus.records import DecideReply, DecideRequest
+from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock_approvals.api import routes

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bus import Bus, BusError, StartUpError
-from penstock.bus import deadletters as bus_letters
-from penstock.bus.deadletters import Letter
-from penstock.bus.permissions import OPERATOR
-from penstock.bus.putback import CannotBePutBack, put_back
+from penstock.bus.admin.permissions import OPERATOR
+from penstock.bus.admin.replay import CannotBePutBack, put_back
+from penstock.bus.state import deadletters as bus_letters
+from penstock.bus.state.deadletters import Letter
 from penstock.service import bus_settings
 from penstock.settings import ConfigurationError, Settings, read_settings
 from penstock_cli import embedded_nats, render

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import IO, NoReturn
 
-from penstock.bus import permissions
+from penstock.bus.admin import permissions
 from penstock.settings import Settings
 from penstock_cli.child import Child, StartFailed
 from penstock_cli.secret_files import password, private_folder, write_private
@@ -90,8 +90,8 @@ def as_embedded(settings: Settings, url: str, data: Path) -> Settings:
 class EmbeddedNats:
     """One nats-server over `data`. A second one over the same folder is refused.
 
-    Each user of `penstock.bus.permissions` has a password, made at the first start. Whoever deletes
-    a file of `credentials` gets another password there at the next start.
+    Each user of `penstock.bus.admin.permissions` has a password, made at the first start. After a
+    file of `credentials` was deleted, the next start makes another password for that user.
     """
 
     def __init__(

@@ -5,9 +5,10 @@ Speaks with NATS itself, as the services do: an operator's tool, not a client's.
 
 from __future__ import annotations
 
-from penstock.bus import Bus, migrate, subscribers
-from penstock.bus.migrate import Difference
-from penstock.bus.permissions import SUBSCRIBER
+from penstock.bus import Bus
+from penstock.bus.admin import migrate, subscribers
+from penstock.bus.admin.migrate import Difference
+from penstock.bus.admin.permissions import SUBSCRIBER
 from penstock_cli.deadletters import DONE
 from penstock_cli.output import Output
 

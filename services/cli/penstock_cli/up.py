@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from penstock.bus import Bus, BusError, subscribers
-from penstock.bus.leases import end_all
-from penstock.bus.permissions import OPERATOR, SUBSCRIBER
+from penstock.bus import Bus, BusError
+from penstock.bus.admin import subscribers
+from penstock.bus.admin.permissions import OPERATOR, SUBSCRIBER
+from penstock.bus.state.leases import end_all
 from penstock.service import Service, bus_settings, serve, stop_on_signals
 from penstock.settings import (
     AgentConfig,

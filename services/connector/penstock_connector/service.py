@@ -11,10 +11,8 @@ from typing import Any, ClassVar
 import httpx
 
 from penstock import telemetry
-from penstock.bus import BusError, Stored, streams
-from penstock.bus.leases import Lease, keep
-from penstock.bus.peers import Peers
-from penstock.bus.pull import Reader, WorkQueue
+from penstock.bus import BusError, Lease, Peers, Reader, Stored, WorkQueue, streams
+from penstock.bus.state.leases import keep
 from penstock.bus.subjects import run_id_of
 from penstock.service import Context, Service
 from penstock.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import ClassVar
 
-from penstock.bus.continuity import Loss
+from penstock.bus import Loss
 from penstock.bus.streams import EVENTS
 from penstock.service import Context, Service
 from penstock.settings import Settings

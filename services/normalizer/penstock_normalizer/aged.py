@@ -13,9 +13,9 @@ from uuid import uuid4
 import orjson
 from pydantic import ValidationError
 
-from penstock.bus import Bus, FenceConflict, direct, streams, subjects
-from penstock.bus.fence import RawWriter
-from penstock.bus.migrate import partitions
+from penstock.bus import Bus, FenceConflict, RawWriter, streams, subjects
+from penstock.bus.admin.migrate import partitions
+from penstock.bus.read import direct
 from penstock.bus.records import RunRecord
 
 log = logging.getLogger(__name__)

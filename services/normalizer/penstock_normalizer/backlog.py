@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from penstock.bus import Bus, BusError, Stored, direct, fence, streams, subjects
+from penstock.bus import Bus, BusError, Stored, streams, subjects
 from penstock.bus.budget import Budget, weight
+from penstock.bus.read import direct
+from penstock.bus.write import fence
 
 log = logging.getLogger(__name__)
 

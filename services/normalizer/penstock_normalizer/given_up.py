@@ -9,8 +9,9 @@ import logging
 
 from pydantic import ValidationError
 
-from penstock.bus import Bus, ObjectGone, Stored, messages, objects, streams, subjects
+from penstock.bus import Bus, ObjectGone, Stored, messages, streams, subjects
 from penstock.bus.records import ENDED, ContinueCommand, RunRecord
+from penstock.bus.write import objects
 from penstock_normalizer.aged import write_end
 
 log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from penstock.bus import Bus, BusError, Stored, messages, objects, streams
-from penstock.bus.errors import MessageTooLarge
-from penstock.bus.fence import RETRY_S
+from penstock.bus import Bus, BusError, MessageTooLarge, Stored, messages, streams
 from penstock.bus.records import RunRecord, RunStatus
+from penstock.bus.write import objects
+from penstock.bus.write.fence import RETRY_S
 from penstock.dialects.base import JsonObject
 from penstock_normalizer.fold import Placed, RunFold
 

@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
-from penstock.bus import Bus, Stored, direct, messages, streams, subjects
-from penstock.bus.continuity import Loss
-from penstock.bus.migrate import partitions
+from penstock.bus import Bus, Loss, Stored, messages, streams, subjects
+from penstock.bus.admin.migrate import partitions
+from penstock.bus.read import direct
 from penstock.bus.records import ENDED, RunRecord
 from penstock.events import TERMINAL
 from penstock_normalizer.aged import MIN_AGE_S, write_end

@@ -6,10 +6,9 @@ import asyncio
 import logging
 import time
 
-from penstock.bus import Bus, BusError, BusUnavailable, Stored, streams, subjects
+from penstock.bus import Bus, BusError, BusUnavailable, Loss, Reader, Stored, streams, subjects
 from penstock.bus.budget import Budget
-from penstock.bus.continuity import NOBODY, Loss
-from penstock.bus.pull import Reader
+from penstock.bus.state.continuity import NOBODY
 from penstock_normalizer import aged, lost
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.index import RunIndex

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from penstock.bus import Bus, BusError, ObjectGone, fence, objects
-from penstock.bus.errors import MessageTooLarge
+from penstock.bus import Bus, BusError, MessageTooLarge, ObjectGone
 from penstock.bus.records import PauseRecord
+from penstock.bus.write import fence, objects
 from penstock_normalizer.fold import RunFold
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from penstock.bus.continuity import Loss
+from penstock.bus import Loss
 from penstock.bus.streams import EVENTS
 
 MAX_POINTS = 48

@@ -21,19 +21,19 @@ from penstock.bus import (
     BusUnavailable,
     FenceConflict,
     Message,
+    MessageTooLarge,
     OutcomeUnknown,
     Stored,
-    fence,
+    StreamFull,
     messages,
-    objects,
     streams,
     subjects,
 )
 from penstock.bus.budget import Budget
-from penstock.bus.errors import MessageTooLarge, StreamFull
 from penstock.bus.messages import RawFrame, raw_frame
-from penstock.bus.publisher import EXPECTED_SEQUENCE, MAX_BATCH
 from penstock.bus.records import ENDED
+from penstock.bus.write import fence, objects
+from penstock.bus.write.publisher import EXPECTED_SEQUENCE, MAX_BATCH
 from penstock.events import TERMINAL
 from penstock_normalizer.aged import WRITER
 from penstock_normalizer.backlog import Backlog, replay

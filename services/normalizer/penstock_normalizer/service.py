@@ -8,11 +8,11 @@ from functools import partial
 from typing import ClassVar
 
 from penstock import telemetry
-from penstock.bus import BusError, deadletters, migrate
-from penstock.bus.advisories import exhausted
+from penstock.bus import BusError, FairShare, Loss
+from penstock.bus.admin import migrate
+from penstock.bus.admin.advisories import exhausted
 from penstock.bus.budget import Budget
-from penstock.bus.continuity import Loss
-from penstock.bus.leases import FairShare
+from penstock.bus.state import deadletters
 from penstock.bus.subjects import PARTITIONS
 from penstock.service import Context, Service
 from penstock.settings import Settings

@@ -1,35 +1,63 @@
-"""The bus: the only code of Penstock that speaks NATS."""
+"""The bus: the only code of Penstock that speaks NATS.
+
+What services use every day is imported from here: `from penstock.bus import Bus, RawWriter`.
+Subjects, streams, records and message headers are modules beside this file; functions live in
+`read`, `write`, `state` and `admin`.
+"""
 
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from penstock.bus.client import Bus, BusSettings
-from penstock.bus.direct import Stored
+from penstock.bus.bus import Bus, BusSettings
 from penstock.bus.errors import (
     BusError,
     BusUnavailable,
     FenceConflict,
     HistoryLost,
+    MessageTooLarge,
     NotThereYet,
     ObjectGone,
     OutcomeUnknown,
     StartUpError,
+    StreamFull,
 )
-from penstock.bus.publisher import Message
+from penstock.bus.read.direct import Stored
+from penstock.bus.read.follow import Follow, Followed
+from penstock.bus.read.pull import Reader, Retry, WorkQueue
+from penstock.bus.state.continuity import Loss
+from penstock.bus.state.kv import Bucket, Entry
+from penstock.bus.state.leases import FairShare, Lease
+from penstock.bus.state.peers import Peers
+from penstock.bus.write.fence import RawWriter
+from penstock.bus.write.publisher import Message
 
 __all__ = [
+    "Bucket",
     "Bus",
     "BusError",
     "BusSettings",
     "BusUnavailable",
+    "Entry",
+    "FairShare",
     "FenceConflict",
+    "Follow",
+    "Followed",
     "HistoryLost",
+    "Lease",
+    "Loss",
     "Message",
+    "MessageTooLarge",
     "Msg",
     "NotThereYet",
     "ObjectGone",
     "OutcomeUnknown",
+    "Peers",
+    "RawWriter",
+    "Reader",
+    "Retry",
     "StartUpError",
     "Stored",
+    "StreamFull",
     "Subscription",
+    "WorkQueue",
 ]

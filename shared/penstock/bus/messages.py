@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from penstock.bus.direct import Stored
+from penstock.bus.read.direct import Stored
 
 KIND = "Penstock-Kind"
 LEG = "Penstock-Leg"

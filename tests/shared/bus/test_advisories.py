@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.bus import Bus, BusError, Stored, deadletters, streams
-from penstock.bus.advisories import exhausted
+from penstock.bus import Bus, BusError, Stored, streams
+from penstock.bus.admin.advisories import exhausted
+from penstock.bus.state import deadletters
 from penstock.bus.subjects import MAX_DELIVERIES
 from support.bus import connected, event, new_run_id
 from support.letters import all_letters, publish, stored_command, the_letter

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from penstock.bus import again
-from penstock.bus.again import first_answer
+from penstock.bus.connection import retry
+from penstock.bus.connection.retry import first_answer
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(again, "AGAIN_S", 0.01)
+    monkeypatch.setattr(retry, "AGAIN_S", 0.01)
 
 
 async def test_what_is_answered_is_asked_once() -> None:

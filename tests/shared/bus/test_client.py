@@ -20,11 +20,11 @@ from penstock.bus import (
     Message,
     OutcomeUnknown,
     StartUpError,
-    direct,
     streams,
     subjects,
 )
 from penstock.bus.errors import ApiError
+from penstock.bus.read import direct
 from support.bus import connected, event, publish_events
 from support.nats import NatsServer
 from support.ports import free_port

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bus import Bus, BusUnavailable
-from penstock.bus.clock import DRIFT, FIRST_ASKED, KEPT, Clock, Estimate, Exchange
+from penstock.bus.connection.clock import DRIFT, FIRST_ASKED, KEPT, Clock, Estimate, Exchange
 from support.bus import connected
 from support.clocks import server_steps
 from support.nats import NatsServer
@@ -197,8 +197,8 @@ async def test_a_clock_that_is_far_off_is_no_longer_ready_and_says_what_to_do(
 async def test_the_log_tells_of_each_change_once(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.bus.clock.ASK_S", 0)
-    caplog.set_level(logging.INFO, logger="penstock.bus.clock")
+    monkeypatch.setattr("penstock.bus.connection.clock.ASK_S", 0)
+    caplog.set_level(logging.INFO, logger="penstock.bus.connection.clock")
     await world.clock.begin()
     running = asyncio.create_task(world.clock.run())
 

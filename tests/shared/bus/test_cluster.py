@@ -13,11 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bus import Bus, FenceConflict, OutcomeUnknown, Stored, fence, streams, subjects
-from penstock.bus.errors import NotThereYet
-from penstock.bus.fence import RawWriter
-from penstock.bus.follow import Follow, raw
-from penstock.bus.pull import Reader
+from penstock.bus import (
+    Bus,
+    FenceConflict,
+    Follow,
+    NotThereYet,
+    OutcomeUnknown,
+    RawWriter,
+    Reader,
+    Stored,
+    streams,
+    subjects,
+)
+from penstock.bus.read.follow import raw
+from penstock.bus.write import fence
 from support.bus import connected, event, new_run_id
 from support.nats import NatsServer
 from support.nats_cluster import REPLICATED, cluster

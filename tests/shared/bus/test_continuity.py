@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable, Message, NotThereYet, client, streams, subjects
-from penstock.bus.continuity import MARGIN, Loss
+from penstock.bus import Bus, BusUnavailable, Loss, Message, NotThereYet, streams, subjects
+from penstock.bus import bus as client
+from penstock.bus.state.continuity import MARGIN
 from support.bus import connected, event, new_run_id, publish_events
 from support.nats import NatsServer
 from support.older import copied, put_back

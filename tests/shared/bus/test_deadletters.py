@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.bus import Bus, BusSettings, Message, deadletters, streams, subjects
+from penstock.bus import Bus, BusSettings, Message, streams, subjects
+from penstock.bus.state import deadletters
 from support.bus import connected, new_run_id
 from support.letters import WHY, a_cancel, all_letters, buried, letter_about
 from support.nats import NatsServer

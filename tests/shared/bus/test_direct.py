@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable, direct, messages, streams, subjects
-from penstock.bus.direct import BATCH
+from penstock.bus import Bus, BusUnavailable, messages, streams, subjects
+from penstock.bus.read import direct
+from penstock.bus.read.direct import BATCH
 from support.bus import event, new_run_id, publish_events
 from support.nats import NatsServer
 

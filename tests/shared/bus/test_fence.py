@@ -7,8 +7,10 @@ from collections.abc import Awaitable
 
 import pytest
 
-from penstock.bus import Bus, FenceConflict, Message, direct, fence, streams, subjects
-from penstock.bus.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, error_of
+from penstock.bus import Bus, FenceConflict, Message, streams, subjects
+from penstock.bus.read import direct
+from penstock.bus.write import fence
+from penstock.bus.write.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, error_of
 from support.bus import connected, event, new_run_id
 from support.nats import NatsServer
 

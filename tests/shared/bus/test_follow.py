@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.aio.msg import Msg
 
-from penstock.bus import Bus, Stored, direct, streams, subjects
+from penstock.bus import Bus, Follow, Followed, RawWriter, Stored, streams, subjects
 from penstock.bus.budget import weight
-from penstock.bus.fence import MAX_MESSAGE_BYTES, RawWriter
-from penstock.bus.follow import Follow, Followed, events, raw
+from penstock.bus.read import direct
+from penstock.bus.read.follow import events, raw
+from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from support.bus import connected, event, new_run_id, publish_events
 from support.nats import NatsServer
 from support.waiting import eventually
@@ -76,7 +77,7 @@ async def test_a_run_that_begins_later_is_followed(bus: Bus, run_id: str) -> Non
 async def test_what_comes_while_the_past_is_read_is_kept_to_a_limit_and_not_lost(
     bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.bus.follow.MAX_EARLY_BYTES", 5 * weight(b"000"))
+    monkeypatch.setattr("penstock.bus.read.follow.MAX_EARLY_BYTES", 5 * weight(b"000"))
     reading = asyncio.Event()
 
     async def waits(*arguments: Any) -> Any:
@@ -84,7 +85,7 @@ async def test_what_comes_while_the_past_is_read_is_kept_to_a_limit_and_not_lost
         await reading.wait()
         return found
 
-    monkeypatch.setattr("penstock.bus.follow.read", waits)
+    monkeypatch.setattr("penstock.bus.read.follow.read", waits)
     await publish_events(bus, run_id, 1, 20)
     # so long a wait for the next look that it is not what finds the rest
     async with following(bus, events(run_id), probe_s=60) as (delivered, followed):

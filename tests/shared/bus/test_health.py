@@ -6,7 +6,14 @@ import logging
 
 import pytest
 
-from penstock.bus.health import AWAY_S, FORGOTTEN_S, SAY_AGAIN_S, Health, family, stream_of
+from penstock.bus.connection.health import (
+    AWAY_S,
+    FORGOTTEN_S,
+    SAY_AGAIN_S,
+    Health,
+    family,
+    stream_of,
+)
 
 
 class Clock:

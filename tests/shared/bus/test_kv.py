@@ -7,8 +7,8 @@ import secrets
 
 import pytest
 
-from penstock.bus import Bus, BusError, Message, OutcomeUnknown, kv
-from penstock.bus.kv import Bucket, Entry
+from penstock.bus import Bucket, Bus, BusError, Entry, Message, OutcomeUnknown
+from penstock.bus.state import kv
 from support.bus import connected
 from support.nats import NatsServer
 from support.waiting import eventually

@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable, Message, OutcomeUnknown
-from penstock.bus.kv import Bucket, Entry
-from penstock.bus.leases import FairShare, Lease, keep
+from penstock.bus import (
+    Bucket,
+    Bus,
+    BusUnavailable,
+    Entry,
+    FairShare,
+    Lease,
+    Message,
+    OutcomeUnknown,
+)
+from penstock.bus.state.leases import keep
 from support.bus import connected
 from support.clocks import server_steps
 from support.nats import NatsServer
@@ -32,7 +40,7 @@ class Clock:
         self._ahead_s = 0.0
         monotonic = time.monotonic
         monkeypatch.setattr(
-            "penstock.bus.leases.time.monotonic", lambda: monotonic() + self._ahead_s
+            "penstock.bus.state.leases.time.monotonic", lambda: monotonic() + self._ahead_s
         )
 
     def forward(self, seconds: float) -> None:

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable, ObjectGone, Stored, direct, objects
-from penstock.bus.fence import MAX_MESSAGE_BYTES
-from penstock.bus.objects import unwrap, wrap
+from penstock.bus import Bus, BusUnavailable, ObjectGone, Stored
+from penstock.bus.read import direct
+from penstock.bus.write import objects
+from penstock.bus.write.fence import MAX_MESSAGE_BYTES
+from penstock.bus.write.objects import unwrap, wrap
 
 LARGE = random.Random(1).randbytes(MAX_MESSAGE_BYTES + 1)
 

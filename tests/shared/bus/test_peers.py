@@ -10,12 +10,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable, Msg, Subscription
-from penstock.bus import peers as peers_module
-from penstock.bus.kv import Bucket
-from penstock.bus.leases import FairShare, Lease
-from penstock.bus.peers import Peers
-from penstock.bus.pull import Reader
+from penstock.bus import (
+    Bucket,
+    Bus,
+    BusUnavailable,
+    FairShare,
+    Lease,
+    Msg,
+    Peers,
+    Reader,
+    Subscription,
+)
+from penstock.bus.state import peers as peers_module
 from penstock.bus.subjects import alive
 from support.bus import connected
 from support.nats import NatsServer

@@ -14,8 +14,9 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from penstock.bus import Bus, BusSettings, StartUpError, permissions, subscribers
-from penstock.bus.permissions import NAMES, OPERATOR, SUBSCRIBER
+from penstock.bus import Bus, BusSettings, StartUpError
+from penstock.bus.admin import permissions, subscribers
+from penstock.bus.admin.permissions import NAMES, OPERATOR, SUBSCRIBER
 from support.bus import connected, event, new_run_id
 from support.nats import NatsServer, binary, login
 from support.repository import ROOT
@@ -309,7 +310,7 @@ async def test_that_is_why_subscribers_have_an_account_of_their_own(tmp_path: Pa
 
 def test_the_configuration_for_deployments_is_made_from_the_table() -> None:
     made = subprocess.run(
-        [sys.executable, "-m", "penstock.bus.permissions"],
+        [sys.executable, "-m", "penstock.bus.admin.permissions"],
         capture_output=True,
         check=True,
         text=True,

@@ -13,13 +13,14 @@ from penstock.bus import (
     BusUnavailable,
     FenceConflict,
     Message,
+    MessageTooLarge,
     OutcomeUnknown,
-    direct,
+    StreamFull,
     streams,
     subjects,
 )
-from penstock.bus.errors import MessageTooLarge, StreamFull
-from penstock.bus.publisher import error_of
+from penstock.bus.read import direct
+from penstock.bus.write.publisher import error_of
 from support.bus import connected, event, publish_events
 from support.nats import NatsServer
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable, deadletters, direct, objects, streams
+from penstock.bus import Bus, BusUnavailable, Message, streams
 from penstock.bus import messages as bus_messages
-from penstock.bus.deadletters import DeadLetter, Letter
-from penstock.bus.publisher import Message
-from penstock.bus.putback import CannotBePutBack, put_back
+from penstock.bus.admin.replay import CannotBePutBack, put_back
+from penstock.bus.read import direct
 from penstock.bus.records import ContinueCommand, RunRecord, RunStatus, Sent
+from penstock.bus.state import deadletters
+from penstock.bus.state.deadletters import DeadLetter, Letter
+from penstock.bus.write import objects
 from support.bus import new_run_id
 from support.letters import a_cancel, buried, letter_about, stored_command
 

@@ -9,9 +9,10 @@ import random
 import pytest
 from nats.aio.msg import Msg
 
-from penstock.bus import Bus, FenceConflict, Stored, direct, messages, streams, subjects
-from penstock.bus.fence import MAX_MESSAGE_BYTES, RawWriter
+from penstock.bus import Bus, FenceConflict, RawWriter, Stored, messages, streams, subjects
 from penstock.bus.messages import raw_frame
+from penstock.bus.read import direct
+from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from support.bus import connected
 from support.nats import NatsServer
 from support.waiting import eventually

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable, Stored, streams, subjects
-from penstock.bus.fence import MAX_MESSAGE_BYTES, RawWriter
-from penstock.bus.pull import Delivery, Reader
+from penstock.bus import Bus, BusUnavailable, RawWriter, Reader, Stored, streams, subjects
+from penstock.bus.read.pull import Delivery
+from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from support.bus import event, new_run_id, publish_events
 from support.nats import NatsServer
 from support.waiting import eventually

@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 from nats.aio.msg import Msg
 
 from fuzz.cases import examples
-from penstock.bus import Bus, Stored, direct
-from penstock.bus import follow as following
-from penstock.bus.follow import Follow
+from penstock.bus import Bus, Follow, Stored
+from penstock.bus.read import direct
+from penstock.bus.read import follow as following
 from support.bus import event, new_run_id
 from support.nats import NatsServer
 from support.waiting import eventually

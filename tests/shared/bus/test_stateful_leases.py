@@ -26,9 +26,7 @@ from hypothesis.stateful import (
 )
 
 from fuzz.cases import examples
-from penstock.bus.errors import BusUnavailable, OutcomeUnknown
-from penstock.bus.kv import Entry
-from penstock.bus.leases import FairShare
+from penstock.bus import BusUnavailable, Entry, FairShare, OutcomeUnknown
 from support.nats import NatsServer
 from support.world import World
 
@@ -268,7 +266,7 @@ def test_every_part_has_one_holder_and_shares_are_fair(
 ) -> None:
     clock = Clock()
     # of that module alone: the loop and the connection live in real time
-    monkeypatch.setattr("penstock.bus.leases.time", clock)
+    monkeypatch.setattr("penstock.bus.state.leases.time", clock)
     machine = type("Members", (Sharing,), {"clock": clock, "world": world})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=count, stateful_step_count=40)

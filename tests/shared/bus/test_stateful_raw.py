@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 )
 
 from fuzz.cases import examples
-from penstock.bus import Bus, FenceConflict, direct, messages, streams, subjects
-from penstock.bus.fence import RawWriter
+from penstock.bus import Bus, FenceConflict, RawWriter, messages, streams, subjects
+from penstock.bus.read import direct
 from support.bus import connected, new_run_id
 from support.nats import NatsServer
 
@@ -90,7 +90,7 @@ class World:
 
 @pytest.fixture
 def world(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr("penstock.bus.fence.MAX_MESSAGE_BYTES", PART_BYTES)
+    monkeypatch.setattr("penstock.bus.write.fence.MAX_MESSAGE_BYTES", PART_BYTES)
     world = World(nats_server)
     yield world
     world.close()

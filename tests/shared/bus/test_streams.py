@@ -14,14 +14,14 @@ from penstock.bus import (
     Bus,
     BusError,
     BusSettings,
+    Lease,
+    RawWriter,
     StartUpError,
     messages,
-    migrate,
     streams,
     subjects,
 )
-from penstock.bus.fence import RawWriter
-from penstock.bus.leases import Lease
+from penstock.bus.admin import migrate
 from penstock.bus.streams import Retention
 from support.bus import connected, new_run_id, publish_events
 from support.nats import NatsServer

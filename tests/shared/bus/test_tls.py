@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from penstock.bus import Bus, BusSettings, StartUpError
-from penstock.bus.tls import Tls
+from penstock.bus.connection.tls import Tls
 from support.bus import event, new_run_id
 from support.nats import NatsServer
 from support.ports import free_port

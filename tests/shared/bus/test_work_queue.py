@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable, Message, Stored, pull, streams
-from penstock.bus.pull import Retry, WorkQueue
+from penstock.bus import Bus, BusUnavailable, Message, Retry, Stored, WorkQueue, streams
+from penstock.bus.read import pull
 from penstock.bus.subjects import MAX_DELIVERIES
 from support.bus import connected
 from support.nats import NatsServer
@@ -22,7 +22,7 @@ from support.waiting import eventually
 _DIES = """
 import asyncio, os, signal, sys
 from penstock.bus import Bus, BusSettings
-from penstock.bus.pull import WorkQueue
+from penstock.bus.read.pull import WorkQueue
 
 async def die(stored, error=None):
     os.kill(os.getpid(), signal.SIGKILL)

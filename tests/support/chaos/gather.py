@@ -16,8 +16,9 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from penstock.bus.direct import Stored, stored_of
+from penstock.bus import Stored
 from penstock.bus.messages import raw_frame
+from penstock.bus.read.direct import stored_of
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.fold import RunFold
 from support.chaos.brokers import Brokers

@@ -9,7 +9,8 @@ from __future__ import annotations
 import runpy
 import sys
 
-from penstock.bus import Message, fence
+from penstock.bus import Message
+from penstock.bus.write import fence
 
 
 def _unfenced(message: Message, pattern: str, last: int) -> Message:

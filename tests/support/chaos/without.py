@@ -14,8 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from penstock.bus import Stored
-from penstock.bus.continuity import Continuity
-from penstock.bus.direct import STORED_AT
+from penstock.bus.read.direct import STORED_AT
+from penstock.bus.state.continuity import Continuity
 from penstock_connector.legs.orders import Order
 from penstock_connector.state.claims import Sessions
 from penstock_connector.state.leg_history import Past

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from penstock.bus.pull import Retry
+from penstock.bus import Retry
 from penstock.telemetry import STARTS_WAITING
 
 LOOK_S = 0.05  # how soon it is seen that a leg has ended

@@ -24,10 +24,10 @@ from penstock.bus import (
     FenceConflict,
     ObjectGone,
     OutcomeUnknown,
+    Peers,
+    Retry,
     Stored,
 )
-from penstock.bus.peers import Peers
-from penstock.bus.pull import Retry
 from penstock.bus.records import (
     CancelCommand,
     Claim,

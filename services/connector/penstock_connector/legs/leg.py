@@ -20,9 +20,8 @@ import httpx
 import orjson
 
 from penstock import telemetry
-from penstock.bus import FenceConflict, HistoryLost
+from penstock.bus import FenceConflict, HistoryLost, RawWriter
 from penstock.bus.budget import Budget
-from penstock.bus.fence import RawWriter
 from penstock.settings import AgentConfig
 from penstock.sse import Frame, FrameTooLarge
 from penstock.starts import NotAccepted

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import httpx
 
 from penstock import starts
-from penstock.bus import Bus, Stored, objects
+from penstock.bus import Bus, Stored
 from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand, Turn
 from penstock.bus.subjects import session_key
+from penstock.bus.write import objects
 from penstock.settings import AgentConfig
 from penstock_connector.state.claims import patiently
 from penstock_connector.state.decided import Decisions

@@ -15,10 +15,18 @@ import httpx
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus, BusError, FenceConflict, Message, Msg, Stored, Subscription
+from penstock.bus import (
+    Bus,
+    BusError,
+    FenceConflict,
+    Message,
+    Msg,
+    RawWriter,
+    Retry,
+    Stored,
+    Subscription,
+)
 from penstock.bus.budget import Budget
-from penstock.bus.fence import RawWriter
-from penstock.bus.pull import Retry
 from penstock.bus.records import CancelCommand
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import control

@@ -12,8 +12,9 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from penstock.bus import Bus, objects
+from penstock.bus import Bus
 from penstock.bus.records import ENDED, PauseRecord
+from penstock.bus.write import objects
 from penstock.starts import NotAccepted, Refusal
 from penstock_connector.state.claims import patiently
 from penstock_connector.state.run_state import CLOSED, Runs, kind_of

@@ -8,13 +8,11 @@ from bisect import insort
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from penstock.bus import Bus, BusError, FenceConflict, Msg
-from penstock.bus.fence import tail
-from penstock.bus.kv import Entry
-from penstock.bus.peers import Peers
+from penstock.bus import Bus, BusError, Entry, FenceConflict, Msg, Peers
 from penstock.bus.records import Claim, Sent, SessionRecord, Turn
 from penstock.bus.streams import RAW
 from penstock.bus.subjects import raw_stored, turn
+from penstock.bus.write.fence import tail
 from penstock_connector.state.leg_note import Held
 from penstock_connector.state.run_state import WRITER, is_over
 

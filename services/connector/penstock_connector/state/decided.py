@@ -6,8 +6,9 @@ before the command is, and only if the command says exactly the same.
 
 from __future__ import annotations
 
-from penstock.bus import Bus, objects
+from penstock.bus import Bus
 from penstock.bus.records import ApprovalRecord, ContinueCommand, PauseRecord
+from penstock.bus.write import objects
 
 
 class NotDecided(Exception):

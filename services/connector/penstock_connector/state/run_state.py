@@ -9,12 +9,12 @@ from typing import Any
 
 import orjson
 
-from penstock.bus import Bus, FenceConflict, Stored, messages
-from penstock.bus.direct import replay
-from penstock.bus.fence import RawWriter, tail
+from penstock.bus import Bus, FenceConflict, RawWriter, Stored, messages
+from penstock.bus.read.direct import replay
 from penstock.bus.records import ENDED, CancelCommand, RunRecord
 from penstock.bus.streams import COMMANDS, RAW
 from penstock.bus.subjects import command, raw_stored
+from penstock.bus.write.fence import tail
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,9 @@ import orjson
 from pydantic import ValidationError
 
 from penstock import telemetry
-from penstock.bus import Bus, BusError, FenceConflict, Msg, Stored, Subscription
-from penstock.bus.direct import STORED_AT
+from penstock.bus import Bus, BusError, FenceConflict, Msg, Retry, Stored, Subscription
 from penstock.bus.messages import raw_frame
-from penstock.bus.pull import Retry
+from penstock.bus.read.direct import STORED_AT
 from penstock.bus.records import CancelCommand
 from penstock.bus.subjects import handover, session_key
 from penstock.settings import AgentConfig, Config

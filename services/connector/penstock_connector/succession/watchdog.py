@@ -21,12 +21,12 @@ from enum import StrEnum
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus, BusError, Stored, direct, objects
-from penstock.bus.leases import Lease
-from penstock.bus.pull import Retry
+from penstock.bus import Bus, BusError, Lease, Retry, Stored
+from penstock.bus.read import direct
 from penstock.bus.records import ENDED, ApprovalRecord, RunRecord
 from penstock.bus.streams import COMMANDS
 from penstock.bus.subjects import command
+from penstock.bus.write import objects
 from penstock_connector.state.claims import Claims
 from penstock_connector.state.run_state import CLOSED, Runs, holder_of, kind_of, leg_of
 

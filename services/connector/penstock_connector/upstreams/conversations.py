@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from penstock.bus import Bus, ObjectGone, objects
+from penstock.bus import Bus, ObjectGone
+from penstock.bus.write import objects
 from penstock.dialects.agui.decode_transcript import merged
 from penstock_connector.state.claims import patiently
 

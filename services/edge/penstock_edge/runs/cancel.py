@@ -9,9 +9,8 @@ from typing import Final
 import orjson
 import uuid_utils
 
-from penstock.bus import Bus, Message, Stored, subjects
-from penstock.bus.fence import RawWriter
-from penstock.bus.follow import Follow, events
+from penstock.bus import Bus, Follow, Message, RawWriter, Stored, subjects
+from penstock.bus.read.follow import events
 from penstock.bus.records import ENDED, CancelCommand, RunRecord
 from penstock.events.catalogue import TERMINAL
 from penstock.web.auth import Identity

@@ -10,12 +10,11 @@ from uuid import uuid4
 
 import orjson
 
-from penstock.bus import Bus, Msg, OutcomeUnknown
-from penstock.bus.kv import Entry
+from penstock.bus import Bus, Entry, Msg, OutcomeUnknown
 from penstock.bus.messages import FIRST
-from penstock.bus.objects import unwrap
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest, PauseRecord
 from penstock.bus.subjects import decide, key_of
+from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
 from penstock.web.problems import Problem
 from penstock_edge.sources.locate import Place, lifecycle_of, place_of_new

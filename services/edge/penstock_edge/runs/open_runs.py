@@ -17,8 +17,7 @@ from typing import Final, Literal
 
 import orjson
 
-from penstock.bus import Bus, Stored, subjects
-from penstock.bus.pull import Reader
+from penstock.bus import Bus, Reader, Stored, subjects
 from penstock.bus.records import RunRecord
 from penstock.bus.streams import COMMANDS, RAW
 from penstock.web.auth import beyond

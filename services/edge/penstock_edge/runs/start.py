@@ -13,10 +13,17 @@ from typing import Any
 import orjson
 import uuid_utils
 
-from penstock.bus import Bus, BusError, BusUnavailable, Message, OutcomeUnknown, subjects
-from penstock.bus.errors import StreamFull
-from penstock.bus.objects import wrap
+from penstock.bus import (
+    Bus,
+    BusError,
+    BusUnavailable,
+    Message,
+    OutcomeUnknown,
+    StreamFull,
+    subjects,
+)
 from penstock.bus.records import RunRecord, StartCommand
+from penstock.bus.write.objects import wrap
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
 from penstock_edge.runs.open_runs import OpenRuns

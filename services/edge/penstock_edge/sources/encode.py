@@ -9,8 +9,8 @@ from typing import Final
 
 from penstock.bus import Bus, BusError, ObjectGone, Stored, subjects
 from penstock.bus.messages import SEQUENCE
-from penstock.bus.objects import unwrap
 from penstock.bus.streams import EVENTS
+from penstock.bus.write.objects import unwrap
 from penstock_edge.sources.history import Past
 from penstock_edge.views.dialects import View
 from penstock_edge.views.items import Encoding, Item

@@ -14,9 +14,9 @@ from typing import Final, Protocol
 
 import orjson
 
-from penstock.bus import Bus, Stored, subjects
-from penstock.bus.continuity import NOBODY
-from penstock.bus.follow import PROBE_S, Follow, Followed
+from penstock.bus import Bus, Follow, Followed, Stored, subjects
+from penstock.bus.read.follow import PROBE_S
+from penstock.bus.state.continuity import NOBODY
 from penstock.bus.streams import EVENTS
 from penstock_edge.views.items import type_of
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from penstock.bus import Bus, Stored
-from penstock.bus.direct import read
+from penstock.bus.read.direct import read
 from penstock.web.read_turns import Turn
 
 BATCH = 100

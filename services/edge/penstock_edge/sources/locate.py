@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from penstock.bus import Bus, Stored, subjects
-from penstock.bus.direct import read
 from penstock.bus.messages import FIRST, SEQUENCE, raw_frame
+from penstock.bus.read.direct import read
 from penstock.bus.records import ENDED, RunRecord
 from penstock.bus.streams import EVENTS, RAW
 from penstock.events.catalogue import TERMINAL

@@ -11,8 +11,7 @@ from typing import Final
 
 import orjson
 
-from penstock.bus import Bus, Stored, subjects
-from penstock.bus.follow import Followed
+from penstock.bus import Bus, Followed, Stored, subjects
 from penstock.bus.messages import FIRST
 from penstock.bus.streams import EVENTS
 from penstock.dialects.base import Encoder

@@ -12,12 +12,12 @@ import orjson
 from pydantic import ValidationError
 
 from penstock.bus import Bus, BusError, ObjectGone, Stored
-from penstock.bus.direct import read
 from penstock.bus.messages import SEQUENCE
-from penstock.bus.objects import unwrap
+from penstock.bus.read.direct import read
 from penstock.bus.records import RunRecord, SessionRecord
 from penstock.bus.streams import EVENTS
 from penstock.bus.subjects import events_of_run, session_key
+from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.sources.unsettled import unsettled

@@ -13,7 +13,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from penstock.bus import Bus
-from penstock.bus.direct import replay
+from penstock.bus.read.direct import replay
 from penstock.bus.records import ENDED, RunRecord
 
 RUNS: Final = "KV_runs"

@@ -12,8 +12,7 @@ import logging
 from bisect import bisect_left
 from dataclasses import replace
 
-from penstock.bus import Bus, BusError, Stored
-from penstock.bus.continuity import Loss
+from penstock.bus import Bus, BusError, Loss, Stored
 from penstock.telemetry import CLIENTS, DELIVERED
 from penstock.web.read_turns import ReadTurns, Turn
 from penstock_edge.settings import EdgeSettings

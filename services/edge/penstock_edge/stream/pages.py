@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from penstock.bus import Bus, Stored
-from penstock.bus.direct import read
+from penstock.bus.read.direct import read
 from penstock.web.read_turns import Turn
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.encode import encode

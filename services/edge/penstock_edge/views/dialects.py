@@ -8,8 +8,8 @@ from functools import partial
 from typing import Final
 
 from penstock import sse
-from penstock.bus import Bus
-from penstock.bus.follow import Followed, events, raw
+from penstock.bus import Bus, Followed
+from penstock.bus.read.follow import events, raw
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agui import PROFILES

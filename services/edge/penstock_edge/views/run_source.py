@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Protocol
 
-from penstock.bus import Bus, Stored, subjects
-from penstock.bus.fence import tail
-from penstock.bus.follow import Follow, Followed, events, raw
+from penstock.bus import Bus, Follow, Followed, Stored, subjects
+from penstock.bus.read.follow import events, raw
 from penstock.bus.streams import RAW
+from penstock.bus.write.fence import tail
 from penstock.events.catalogue import TERMINAL
 from penstock_edge.views.items import type_of
 

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock import starts
-from penstock.bus.direct import read
+from penstock.bus.read.direct import read
 from penstock.bus.streams import EVENTS
 from penstock.bus.subjects import run_id_of, turn
 from penstock.events.catalogue import TERMINAL

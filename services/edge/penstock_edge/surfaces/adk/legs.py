@@ -11,8 +11,8 @@ import orjson
 from starlette.requests import Request
 
 from penstock import starts
-from penstock.bus.objects import unwrap
 from penstock.bus.records import ApprovalRecord, DecideRequest
+from penstock.bus.write.objects import unwrap
 from penstock.dialects.adk.shapes import item_ids
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, act_as, identity_of, require

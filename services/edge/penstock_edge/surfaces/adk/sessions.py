@@ -16,11 +16,11 @@ from typing import Any, Final
 import orjson
 
 from penstock.bus import Bus
-from penstock.bus.direct import read
-from penstock.bus.objects import unwrap
+from penstock.bus.read.direct import read
 from penstock.bus.records import RunRecord, SessionRecord
 from penstock.bus.streams import EVENTS
 from penstock.bus.subjects import events_of_run, session_key, turn
+from penstock.bus.write.objects import unwrap
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem

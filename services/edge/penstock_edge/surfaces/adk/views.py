@@ -9,7 +9,7 @@ import orjson
 
 from penstock import sse
 from penstock.bus import Stored
-from penstock.bus.follow import events
+from penstock.bus.read.follow import events
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.dialects.adk.legacy import LegacyEncoder
 from penstock.dialects.adk.shapes import failure_frame

@@ -11,8 +11,8 @@ import orjson
 
 from penstock import sse
 from penstock.bus import Stored
-from penstock.bus.follow import events, raw
 from penstock.bus.messages import RawFrame, now, raw_frame
+from penstock.bus.read.follow import events, raw
 from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agno.output import run_output
 from penstock.events.catalogue import TERMINAL

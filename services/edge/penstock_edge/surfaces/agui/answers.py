@@ -10,9 +10,9 @@ from typing import Any, Final
 import orjson
 
 from penstock.bus import Bus
-from penstock.bus.objects import unwrap
 from penstock.bus.records import ApprovalRecord, Decided
 from penstock.bus.subjects import is_run_id
+from penstock.bus.write.objects import unwrap
 from penstock.dialects.agui.ids import parse_interrupt_id, scope_of, unscoped
 from penstock.dialects.agui.interrupts import UnclearAnswer, decided
 from penstock.settings import AgentConfig

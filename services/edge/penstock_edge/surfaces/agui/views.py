@@ -10,8 +10,8 @@ from typing import Any, Final
 import orjson
 
 from penstock import sse
-from penstock.bus import Stored, subjects
-from penstock.bus.follow import Followed, events
+from penstock.bus import Followed, Stored, subjects
+from penstock.bus.read.follow import events
 from penstock.bus.streams import EVENTS
 from penstock.dialects.agui import PROFILES, RUNS, STRICT, AguiEncoder, Phase, Profile
 from penstock.dialects.agui.vocabulary import is_modern

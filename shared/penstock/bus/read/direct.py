@@ -17,11 +17,11 @@ import orjson
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from penstock.bus.again import first_answer
+from penstock.bus.connection.retry import first_answer
 from penstock.bus.errors import BusUnavailable, OutcomeUnknown
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
+    from penstock.bus.bus import Bus
 
 BATCH = 500
 MAX_BATCH_BYTES = 4 * 1024 * 1024

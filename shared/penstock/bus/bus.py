@@ -19,12 +19,14 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 
-from penstock.bus import migrate
-from penstock.bus.again import first_answer
-from penstock.bus.clock import LIMIT_S, Clock
-from penstock.bus.connection import PASSES, Connection, cancellations, obey_cancellation
-from penstock.bus.continuity import Continuity
-from penstock.bus.direct import Stored, stored_of
+from penstock.bus.admin import migrate
+from penstock.bus.connection.clock import LIMIT_S, Clock
+from penstock.bus.connection.health import Health, advice_on, family, stream_of
+from penstock.bus.connection.leader_probe import Pulse
+from penstock.bus.connection.nats_client import PASSES, Connection, cancellations, obey_cancellation
+from penstock.bus.connection.retry import first_answer
+from penstock.bus.connection.stream_identity import Presence
+from penstock.bus.connection.tls import Tls, TlsRefused
 from penstock.bus.errors import (
     NOT_ENABLED,
     STREAM_NOT_FOUND,
@@ -38,13 +40,11 @@ from penstock.bus.errors import (
     StartUpError,
     refusal,
 )
-from penstock.bus.health import Health, advice_on, family, stream_of
-from penstock.bus.kv import Bucket
-from penstock.bus.presence import Presence
-from penstock.bus.publisher import Publisher
-from penstock.bus.pulse import Pulse
+from penstock.bus.read.direct import Stored, stored_of
+from penstock.bus.state.continuity import Continuity
+from penstock.bus.state.kv import Bucket
 from penstock.bus.streams import Retention
-from penstock.bus.tls import Tls, TlsRefused
+from penstock.bus.write.publisher import Publisher
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from penstock.bus.connection.health import AWAY_S, Health
 from penstock.bus.errors import BusError
-from penstock.bus.health import AWAY_S, Health
 
 BEAT_S = 3.0
 JETSTREAM = "JetStream"

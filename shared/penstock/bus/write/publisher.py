@@ -19,7 +19,8 @@ from nats.errors import (
 )
 
 from penstock.bus.budget import Gate, weight
-from penstock.bus.connection import Connection
+from penstock.bus.connection.health import Health, Kind, stream_of
+from penstock.bus.connection.nats_client import Connection
 from penstock.bus.errors import (
     BusError,
     BusUnavailable,
@@ -29,7 +30,6 @@ from penstock.bus.errors import (
     OutcomeUnknown,
     StreamFull,
 )
-from penstock.bus.health import Health, Kind, stream_of
 
 EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"

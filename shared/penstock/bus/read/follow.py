@@ -22,11 +22,11 @@ from nats.errors import Error as NatsError
 
 from penstock.bus import messages, streams, subjects
 from penstock.bus.budget import weight
-from penstock.bus.direct import Stored, last, read
 from penstock.bus.errors import BusError
+from penstock.bus.read.direct import Stored, last, read
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
+    from penstock.bus.bus import Bus
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from penstock.bus import deadletters, objects, subjects
-from penstock.bus.deadletters import DeadLetter, Letter
+from penstock.bus import subjects
 from penstock.bus.errors import ObjectGone
-from penstock.bus.publisher import Message
 from penstock.bus.records import ENDED, ContinueCommand, RunRecord, Sent
+from penstock.bus.state import deadletters
+from penstock.bus.state.deadletters import DeadLetter, Letter
+from penstock.bus.write import objects
+from penstock.bus.write.publisher import Message
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
+    from penstock.bus.bus import Bus
 
 # services that process an event again when they are told to
 TAKE_BACK = frozenset({"approvals"})

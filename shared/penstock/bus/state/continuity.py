@@ -29,11 +29,11 @@ import orjson
 
 from penstock.bus import messages, streams, subjects
 from penstock.bus.errors import BusError, FenceConflict
-from penstock.bus.publisher import MAX_BATCH, Message
+from penstock.bus.write.publisher import MAX_BATCH, Message
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
-    from penstock.bus.kv import Entry
+    from penstock.bus.bus import Bus
+    from penstock.bus.state.kv import Entry
 
 log = logging.getLogger(__name__)
 

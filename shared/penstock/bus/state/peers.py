@@ -38,8 +38,8 @@ from penstock.bus.errors import BusError
 from penstock.bus.subjects import alive
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
-    from penstock.bus.direct import Stored
+    from penstock.bus.bus import Bus
+    from penstock.bus.read.direct import Stored
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ account whoever may ask JetStream for anything names the subject that the answer
 server does not check it. A reader that may only fetch its next event could have it delivered to
 `decide.<id>` or into a bucket.
 
-`python -m penstock.bus.permissions` prints deploy/nats/accounts.conf.
+`python -m penstock.bus.admin.permissions` prints deploy/nats/accounts.conf.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ accounts {{{{
 
 def main() -> None:
     """Print the block with a variable for each password."""
-    print("# Made by `make contract` from penstock/bus/permissions.py: change it there.")
+    print("# Made by `make contract` from penstock/bus/admin/permissions.py: change it there.")
     print("# A variable of the server's environment holds each password; see README.md.")
     print(configuration({name: f"${password_variable(name)}" for name in NAMES}), end="")
 

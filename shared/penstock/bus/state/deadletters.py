@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
-from penstock.bus import direct, messages, objects, streams, subjects
-from penstock.bus.direct import Stored
+from penstock.bus import messages, streams, subjects
 from penstock.bus.errors import ObjectGone
-from penstock.bus.publisher import Message
+from penstock.bus.read import direct
+from penstock.bus.read.direct import Stored
 from penstock.bus.records import Record
+from penstock.bus.write import objects
+from penstock.bus.write.publisher import Message
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
+    from penstock.bus.bus import Bus
 
 MAX_REASON_CHARACTERS = 1000
 REASON, FROM, TRACEBACK = "Penstock-Reason", "Penstock-From", "Penstock-Traceback"

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from nats.errors import Error as NatsError
 
-from penstock.bus.direct import replay
 from penstock.bus.errors import BusUnavailable, ObjectGone
-from penstock.bus.fence import MAX_MESSAGE_BYTES
+from penstock.bus.read.direct import replay
+from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
+    from penstock.bus.bus import Bus
 
 _BUCKET = "payloads"
 _STREAM = f"OBJ_{_BUCKET}"

@@ -19,8 +19,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from penstock.bus.again import first_answer
-from penstock.bus.direct import Stored, replay
+from penstock.bus.connection.retry import first_answer
 from penstock.bus.errors import (
     CONSUMER_NOT_FOUND,
     ApiError,
@@ -28,10 +27,11 @@ from penstock.bus.errors import (
     BusUnavailable,
     OutcomeUnknown,
 )
+from penstock.bus.read.direct import Stored, replay
 from penstock.bus.subjects import traceback_id
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
+    from penstock.bus.bus import Bus
 
 log = logging.getLogger(__name__)
 

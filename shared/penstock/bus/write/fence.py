@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.bus import messages, streams, subjects
-from penstock.bus.direct import Stored
 from penstock.bus.errors import (
     BusError,
     BusUnavailable,
@@ -22,10 +21,11 @@ from penstock.bus.errors import (
     OutcomeUnknown,
     StreamFull,
 )
-from penstock.bus.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, Message
+from penstock.bus.read.direct import Stored
+from penstock.bus.write.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, Message
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
+    from penstock.bus.bus import Bus
 
 log = logging.getLogger(__name__)
 

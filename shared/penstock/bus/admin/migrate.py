@@ -31,12 +31,12 @@ from penstock.bus.errors import (
     StartUpError,
     refusal,
 )
-from penstock.bus.leases import Lease, keep, note_of
+from penstock.bus.state.leases import Lease, keep, note_of
 from penstock.bus.streams import Retention
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
-    from penstock.bus.kv import Entry
+    from penstock.bus.bus import Bus
+    from penstock.bus.state.kv import Entry
 
 log = logging.getLogger(__name__)
 

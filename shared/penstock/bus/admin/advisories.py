@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import orjson
 
 from penstock.bus import streams
-from penstock.bus.direct import Stored
-from penstock.bus.pull import NeverFinished, WorkQueue
+from penstock.bus.read.direct import Stored
+from penstock.bus.read.pull import NeverFinished, WorkQueue
 from penstock.bus.subjects import MAX_DELIVERIES
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
+    from penstock.bus.bus import Bus
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.bus.admin.permissions import SUBSCRIBER
 from penstock.bus.errors import ApiError
-from penstock.bus.permissions import SUBSCRIBER
 from penstock.bus.streams import EVENTS
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
+    from penstock.bus.bus import Bus
 
 ACK_WAIT_S = 30
 MAX_DELIVER = 20

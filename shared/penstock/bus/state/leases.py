@@ -14,13 +14,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.bus.errors import BusError
-from penstock.bus.peers import ANSWERS, Peers
-from penstock.bus.pull import Reader
+from penstock.bus.read.pull import Reader
+from penstock.bus.state.peers import ANSWERS, Peers
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
-    from penstock.bus.direct import Stored
-    from penstock.bus.kv import Entry
+    from penstock.bus.bus import Bus
+    from penstock.bus.read.direct import Stored
+    from penstock.bus.state.kv import Entry
 
 log = logging.getLogger(__name__)
 

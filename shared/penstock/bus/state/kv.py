@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.bus.direct import STORED_AT, Stored, replay
 from penstock.bus.errors import FenceConflict, OutcomeUnknown
-from penstock.bus.publisher import EXPECTED_SEQUENCE, Message
+from penstock.bus.read.direct import STORED_AT, Stored, replay
+from penstock.bus.write.publisher import EXPECTED_SEQUENCE, Message
 
 if TYPE_CHECKING:
-    from penstock.bus.client import Bus
+    from penstock.bus.bus import Bus
 
 MARKER_S = 60
 CLOCKS_S = 10  # by which the clocks of a cluster's servers may differ

@@ -1,0 +1,1 @@
+"""What an operator changes: streams, permissions, subscribers, replays of dead letters."""

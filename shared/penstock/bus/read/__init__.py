@@ -1,0 +1,1 @@
+"""Reading streams: direct gets, following a run, pull consumers."""

@@ -1,0 +1,1 @@
+"""Writing to streams: publishing, fenced appends, large payloads."""
