@@ -7,10 +7,11 @@ import random
 
 import pytest
 
-from penstock.bus import Bus, Stored, objects
+from penstock.bus import Bus, Stored
 from penstock.bus.records import Claim
 from penstock.bus.streams import COMMANDS
 from penstock.bus.subjects import command
+from penstock.bus.write import objects
 from penstock_connector import service
 from penstock_connector.commands import session_order
 from penstock_connector.commands.session_order import SessionOrder

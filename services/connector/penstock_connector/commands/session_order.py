@@ -21,9 +21,11 @@ from dataclasses import dataclass
 
 import orjson
 
-from penstock.bus import Bus, ObjectGone, Stored, direct, objects
+from penstock.bus import Bus, ObjectGone, Stored
+from penstock.bus.read import direct
 from penstock.bus.streams import COMMANDS
 from penstock.bus.subjects import command, run_id_of, session_key
+from penstock.bus.write import objects
 from penstock_connector.state.claims import Claims
 from penstock_connector.state.run_state import Runs
 
