@@ -107,6 +107,7 @@ class ConnectorService(Service):
                 ack_wait_s=self._settings.ack_wait_s,
                 room=(lambda: self._commands.room) if kind == "start" else None,
                 concurrency=at_once.get(kind, AT_ONCE),
+                max_unfinished=None,  # see `state/attempts.py`
             )
             self._queues.append(queue)
             self.spawn(kind, queue.run)

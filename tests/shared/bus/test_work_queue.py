@@ -182,6 +182,23 @@ async def test_who_died_of_something_else_does_not_count_as_a_failed_attempt(
     assert commands.given_up == []
 
 
+@pytest.mark.parametrize("kills", [True, False])
+async def test_where_deliveries_do_not_count_the_handler_says_what_kills(
+    commands: Commands, kills: bool
+) -> None:
+    async def handle(stored: Stored) -> None:
+        await commands.note(stored)
+        assert stored.delivered == 31
+        if kills:
+            raise pull.NeverFinished(30)
+
+    await taken_and_left(commands, 30)
+    async with commands.taken(handle, max_unfinished=None):
+        await commands.empty()
+    assert commands.handled == [b"x"]
+    assert [payload for payload, _ in commands.given_up] == ([b"x"] if kills else [])
+
+
 async def taken_and_left(commands: Commands, times: int) -> None:
     """As under many kills: taken again and again by who does not live to finish it."""
     await commands.bus.api(

@@ -43,6 +43,7 @@ from penstock_connector.commands.session_order import Earlier, SessionOrder
 from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.legs.registry import Legs
 from penstock_connector.settings import ConnectorSettings
+from penstock_connector.state.attempts import Attempts
 from penstock_connector.state.claims import Claims
 from penstock_connector.state.decided import NotDecided
 from penstock_connector.state.run_state import CLOSED, Runs, ending, holder_of, kind_of, leg_of
@@ -85,6 +86,7 @@ class Commands:
         self.turns = Turns(lambda: self.legs.room, lambda run_id: run_id in self.legs, AT_ONCE)
         self._reading = asyncio.Semaphore(AT_ONCE)
         self._order = SessionOrder(bus, self._runs, self._claims)
+        self._attempts = Attempts(bus)
         self.succession = Succession(
             bus, config, settings, pod, self._runs, self._claims, self.legs, self._orders
         )
@@ -140,13 +142,16 @@ class Commands:
             await self._order.wait(stored, earlier)
 
     async def _start(self, stored: Stored) -> None:
-        async with self._reading:
+        async with self._reading, self._attempts.at("read", stored):
             order: Order | None = await self._orders.start(stored)
         assert order is not None
         user_id, run_id = order.command.user_id, order.run_id
         if not self.turns.is_free:
             order = None  # a request may be large, and many may wait
-        async with self.turns.of(user_id, run_id, stored.sequence):
+        async with (
+            self.turns.of(user_id, run_id, stored.sequence),
+            self._attempts.at("begin", stored),
+        ):
             await self._begin(order or await self._orders.start(stored))
 
     async def _begin(self, order: Order) -> None:
@@ -214,6 +219,10 @@ class Commands:
 
     async def resume(self, stored: Stored) -> None:
         """`command.connector.continue.<run>`. Raises NotDecided: the run goes on waiting."""
+        async with self._attempts.at("send", stored):
+            await self._resume(stored)
+
+    async def _resume(self, stored: Stored) -> None:
         order = await self._orders.resume(stored)
         run_id, command = order.run_id, order.command
         assert isinstance(command, ContinueCommand)
@@ -297,6 +306,10 @@ class Commands:
 
         It is done once the leg has ended: who holds it may die of having said that it would.
         """
+        async with self._attempts.at("cancel", stored):
+            await self._cancel(stored)
+
+    async def _cancel(self, stored: Stored) -> None:
         command = CancelCommand.model_validate_json(stored.payload)
         run_id = command.run_id
         try:

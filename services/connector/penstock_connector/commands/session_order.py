@@ -124,6 +124,7 @@ class SessionOrder:
         if await self._runs.tail(start.run_id) is not None:
             return None
         claim = await self._claims.claimed(start.run_id)
+        stored.delivered = 0  # not to this connector
         return stored if claim is None or claim.state != "cancelled" else None
 
     async def _read(self, upto: int, run_id: str) -> None:

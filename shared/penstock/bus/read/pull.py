@@ -44,6 +44,7 @@ RETRY_S, MAX_RETRY_S = 0.25, 0.5
 AGAIN_S = 1.0
 TAKE_UP_AT_ONCE, TAKE_UP_TRIES, TAKE_UP_PAUSE_S = 16, 3, 0.3
 GIVE_UP_TRIES = 5  # deliveries beyond the limits: to give a message up may fail, too
+MAX_UNCOUNTED = 1000  # deliveries where unanswered ones do not count: hours of deaths
 LOOK_S = 0.2  # how soon it is seen that there is room again
 MAX_PENDING = 10_000  # deliveries that nobody has answered yet
 MAX_REQUEST_BYTES = 4 * 1024 * 1024  # a batch of the largest messages would be 256 MiB
@@ -300,9 +301,11 @@ class WorkQueue:
     deliveries, those of who died or stopped too; so where that many came and none has failed here,
     it is tried once more, here. `on_poison` also gets a message that came `max_unfinished` times
     and never back: it killed whoever took it. That limit is higher, since who dies of something
-    else, or stops, leaves its messages unfinished too. Where giving up fails `GIVE_UP_TRIES` times
-    more, the server stops and says so in an advisory. `room` says how many
-    more may be taken, where that is not only a matter of handlers at work.
+    else, or stops, leaves its messages unfinished too. With `max_unfinished=None` deliveries that
+    nobody answered do not count: the handler finds such a message itself and raises NeverFinished,
+    with which the message goes to `on_poison` at once. Where giving up fails `GIVE_UP_TRIES` times
+    more, or after `MAX_UNCOUNTED` deliveries, the server stops and says so in an advisory. `room`
+    says how many more may be taken, where that is not only a matter of handlers at work.
     """
 
     def __init__(
@@ -318,7 +321,7 @@ class WorkQueue:
         concurrency: int = 64,
         ack_wait_s: float = 30.0,
         max_deliver: int = 5,
-        max_unfinished: int = 15,
+        max_unfinished: int | None = 15,
     ) -> None:
         self._bus = bus
         self._stream = stream
@@ -407,6 +410,7 @@ class WorkQueue:
                 if stored.sequence > last:
                     break
                 if stored.sequence not in skipped:
+                    stored.delivered = 0  # not to this queue, and nobody knows how often
                     found.append(stored)
             await asyncio.gather(*map(handled, found))
         return delivered
@@ -420,7 +424,7 @@ class WorkQueue:
                 "filter_subjects": list(self._patterns),
                 "ack_policy": "explicit",
                 "ack_wait": int(self._ack_wait_s * NANO),
-                "max_deliver": max(self._max_deliver, self._max_unfinished) + GIVE_UP_TRIES,
+                "max_deliver": self._server_limit,
                 "max_ack_pending": MAX_PENDING,
             },
         }
@@ -474,7 +478,7 @@ class WorkQueue:
     async def _word(self, delivery: Delivery) -> bytes:
         """What the server is told: done, again, or never again."""
         stored = delivery.stored
-        if stored.delivered > self._max_unfinished:
+        if self._max_unfinished is not None and stored.delivered > self._max_unfinished:
             await self._on_poison(stored, NeverFinished(stored.delivered - 1))
             return b"+TERM"
         while not self._stopped.is_set():
@@ -485,6 +489,9 @@ class WorkQueue:
             except (BusUnavailable, OutcomeUnknown) as error:
                 log.warning("%s: again, as the bus was away: %s", stored.subject, error)
                 await self._pause(AGAIN_S)
+            except NeverFinished as error:
+                await self._on_poison(stored, error)
+                return b"+TERM"
             except Exception as error:
                 is_last = stored.delivered >= self._max_deliver
                 if is_last and self._has_failed(stored):
@@ -505,6 +512,12 @@ class WorkQueue:
                 self._failed.discard(stored.sequence)
                 return b"+ACK"
         return _again(0)
+
+    @property
+    def _server_limit(self) -> int:
+        if self._max_unfinished is None:
+            return MAX_UNCOUNTED
+        return max(self._max_deliver, self._max_unfinished) + GIVE_UP_TRIES
 
     def _has_failed(self, stored: Stored) -> bool:
         """Whether a failure was seen before this one, or there can be none."""
