@@ -9,9 +9,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from support import servers, upstreams
-from support.nats import NatsServer, write_passwords
-from support.upstreams import Recipe, Upstream
+from support.real import servers, upstreams
+from support.real.nats import NatsServer, write_passwords
+from support.real.upstreams import Recipe, Upstream
 
 # A busy machine is no bug, and CI must not fail by luck: what it tries is the same every time.
 hypothesis.settings.register_profile(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from support.repository import ROOT, files, services, toml
+from support.drive.repository import ROOT, files, services, toml
 
 LINTER = toml("pyproject.toml")["tool"]["importlinter"]
 # The CLI composes the services and serves nothing of its own.

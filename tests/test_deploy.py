@@ -17,7 +17,7 @@ import yaml
 
 from penstock.bus.admin.permissions import NAMES, OPERATOR, password_variable
 from penstock.settings import load_config
-from support.repository import ROOT, services
+from support.drive.repository import ROOT, services
 
 LOCKS = [
     "deploy/requirements.txt",

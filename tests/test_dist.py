@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.repository import ROOT, files, services, toml
-from support.up import Up
-from support.upstreams import ADK, AGNO
+from support.drive.repository import ROOT, files, services, toml
+from support.real.up import Up
+from support.real.upstreams import ADK, AGNO
 
 MEMBERS = ["shared", *(f"services/{name}" for name in services())]
 NO_INDEX = ("No matching distribution found", "Connection", "Network is unreachable")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.repository import ROOT
+from support.drive.repository import ROOT
 
 FOLDERS = ("deploy", "docs", "services", "shared", "tests")
 DOCUMENTS = [

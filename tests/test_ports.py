@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from support.ports import Ports
+from support.real.ports import Ports
 
 FIRST, LAST, BLOCK = 19_900, 19_940, 10
 

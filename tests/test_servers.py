@@ -6,8 +6,8 @@ import httpx
 import nats
 import pytest
 
-from support.nats import NatsServer
-from support.upstreams import Upstream
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
 
 
 async def test_the_nats_server_has_jetstream(nats_server: NatsServer) -> None:

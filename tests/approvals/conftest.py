@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.nats import NatsServer
+from support.real.nats import NatsServer
 
 
 @pytest.fixture(scope="session")

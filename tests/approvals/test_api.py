@@ -11,9 +11,9 @@ import pytest
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
-from support.nats import NatsServer
-from support.pauses import confirmation, end, pause, user_input
-from support.pipeline import Pipeline, new_run_id, pipeline
+from support.drive.pipeline import Pipeline, new_run_id, pipeline
+from support.fakes.pauses import confirmation, end, pause, user_input
+from support.real.nats import NatsServer
 
 YES = {"items": [{"item_id": "t1", "decision": "approve"}]}
 

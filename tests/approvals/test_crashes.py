@@ -20,11 +20,11 @@ from penstock_approvals import decisions
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
-from support.approving import approvals_process
-from support.nats import NatsServer
-from support.pauses import asks, confirmation, continues, pause, start_and_pause
-from support.pipeline import Pipeline, Services, new_run_id, pipeline
-from support.waiting import eventually
+from support.drive.pipeline import Pipeline, Services, new_run_id, pipeline
+from support.drive.waiting import eventually
+from support.fakes.pauses import asks, confirmation, continues, pause, start_and_pause
+from support.real.approving import approvals_process
+from support.real.nats import NatsServer
 
 WITHOUT: Services = (NormalizerService,)
 YES = DecideRequest(by="ada", items=[Decided(item_id="t1", decision="approve")])

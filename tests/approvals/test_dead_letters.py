@@ -12,11 +12,11 @@ from penstock.bus.state import deadletters
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
-from support.letters import the_letter
-from support.nats import NatsServer
-from support.pauses import start_and_pause
-from support.pipeline import Pipeline, Services, pipeline, types
-from support.waiting import eventually
+from support.drive.dead_letters import the_letter
+from support.drive.pipeline import Pipeline, Services, pipeline, types
+from support.drive.waiting import eventually
+from support.fakes.pauses import start_and_pause
+from support.real.nats import NatsServer
 
 WITHOUT: Services = (NormalizerService,)
 

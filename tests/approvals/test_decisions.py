@@ -17,8 +17,9 @@ from penstock_approvals import decisions
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
-from support.nats import NatsServer
-from support.pauses import (
+from support.drive.pipeline import Pipeline, Services, pipeline, types
+from support.drive.waiting import eventually
+from support.fakes.pauses import (
     confirmation,
     continues,
     end,
@@ -27,8 +28,7 @@ from support.pauses import (
     start_and_pause,
     user_input,
 )
-from support.pipeline import Pipeline, Services, pipeline, types
-from support.waiting import eventually
+from support.real.nats import NatsServer
 
 ONE: Services = (NormalizerService, ApprovalsService)
 TWO: Services = (*ONE, ApprovalsService)

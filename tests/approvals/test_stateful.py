@@ -27,9 +27,9 @@ from penstock.bus.read import direct
 from penstock.bus.records import ContinueCommand, Decided, DecideRequest, PauseRecord, RunRecord
 from penstock_approvals import decisions
 from penstock_approvals.decisions import Approvals
-from support.bus import new_run_id
-from support.nats import NatsServer
-from support.world import World
+from support.drive.bus import new_run_id
+from support.drive.sync_bus import World
+from support.real.nats import NatsServer
 
 FUSES = st.none() | st.tuples(st.integers(0, 5), st.booleans())  # writes before, and the last one's
 

@@ -20,12 +20,12 @@ import httpx
 import pytest
 
 from penstock.bus import Bus, BusSettings
-from support.cpu import cpu_s
-from support.nats import NatsServer
-from support.ports import free_port
-from support.pretend import PretendRun
-from support.report import report
-from support.waiting import eventually
+from support.drive.figures import report
+from support.drive.waiting import eventually
+from support.fakes.pretend import PretendRun
+from support.real.cpu import cpu_s
+from support.real.nats import NatsServer
+from support.real.ports import free_port
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 

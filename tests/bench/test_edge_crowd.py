@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from penstock.bus import Bus, BusSettings
-from support.cpu import cpu_s
-from support.nats import NatsServer
-from support.pretend import PretendRun
-from support.report import report
+from support.drive.figures import report
+from support.fakes.pretend import PretendRun
+from support.real.cpu import cpu_s
+from support.real.nats import NatsServer
 
 from .test_edge import Edge, edge
 

@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 
 from penstock.bus import Bus, BusSettings, Msg, streams, subjects
-from support import servers
-from support.cpu import cpu_s
-from support.deployment import SERVICES, Deployment, deployment, frames
-from support.nats import NatsServer
-from support.ports import free_port
-from support.processes import forget_peak, peak_rss_bytes, pid_of, rss_bytes
+from support.real import servers
+from support.real.cpu import cpu_s
+from support.real.deployment import SERVICES, Deployment, deployment, frames
+from support.real.nats import NatsServer
+from support.real.ports import free_port
+from support.real.processes import forget_peak, peak_rss_bytes, pid_of, rss_bytes
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 

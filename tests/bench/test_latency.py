@@ -15,12 +15,12 @@ import httpx
 import pytest
 
 from penstock.sse import Parser
-from support import servers
-from support.cpu import cpu_s
-from support.deployment import Deployment, deployment
-from support.nats import NatsServer
-from support.ports import free_port
-from support.report import report
+from support.drive.figures import report
+from support.real import servers
+from support.real.cpu import cpu_s
+from support.real.deployment import Deployment, deployment
+from support.real.nats import NatsServer
+from support.real.ports import free_port
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 

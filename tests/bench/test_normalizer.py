@@ -20,11 +20,11 @@ import uuid_utils
 
 from penstock.bus import Bus, BusSettings, Message, RawWriter, Reader, Stored, streams, subjects
 from penstock.bus.write.fence import append
-from support.cpu import cpu_s
-from support.nats import NatsServer
-from support.raw import agno
-from support.report import report
-from support.waiting import eventually
+from support.drive.figures import report
+from support.drive.waiting import eventually
+from support.fakes.raw import agno
+from support.real.cpu import cpu_s
+from support.real.nats import NatsServer
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(300)]
 

@@ -21,11 +21,11 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, BusSettings
-from support.clients import Stream
-from support.issuer import SECRET, token
-from support.nats import NatsServer
-from support.pretend import PretendRun
-from support.report import report
+from support.drive.clients import Stream
+from support.drive.figures import report
+from support.fakes.issuer import SECRET, token
+from support.fakes.pretend import PretendRun
+from support.real.nats import NatsServer
 
 from .test_edge import edge
 

@@ -22,13 +22,13 @@ from statistics import linear_regression
 import pytest
 
 from penstock.bus import Bus, BusSettings
-from support import servers
-from support.cpu import cpu_s
-from support.deployment import SERVICES, Deployment, deployment
-from support.nats import NatsServer
-from support.plot import charts
-from support.ports import free_port
-from support.processes import open_files, pid_of, rss_bytes, threads
+from support.drive.plot import charts
+from support.real import servers
+from support.real.cpu import cpu_s
+from support.real.deployment import SERVICES, Deployment, deployment
+from support.real.nats import NatsServer
+from support.real.ports import free_port
+from support.real.processes import open_files, pid_of, rss_bytes, threads
 
 SOAK_S = float(os.environ.get("PENSTOCK_SOAK_S", "1200"))
 HERE = Path(__file__).parent

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from support.deployment import SERVICES, Deployment, deployment
-from support.nats_cluster import Network, network
-from support.report import report
-from support.watching import Watches, streamer, watched
+from support.drive.figures import report
+from support.drive.watching import Watches, streamer, watched
+from support.real.deployment import SERVICES, Deployment, deployment
+from support.real.nats_cluster import Network, network
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.bus import RawWriter, streams, subjects
 from penstock.bus.read.direct import replay
-from support.bus import connected, new_run_id
-from support.nats import NatsServer
-from support.waiting import eventually
+from support.drive.bus import connected, new_run_id
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
 
 pytestmark = [
     pytest.mark.chaos,

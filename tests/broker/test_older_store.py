@@ -21,13 +21,13 @@ import pytest
 import pytest_asyncio
 
 from penstock.bus.state import continuity
-from support.bus import connected
-from support.deployment import Deployment, deployment
-from support.misbehaving import Answer, Misbehaving, misbehaving
-from support.nats import NatsServer
-from support.older import all_streams, copied, put_back
-from support.raw import agno
-from support.waiting import eventually
+from support.drive.bus import connected
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Answer, Misbehaving, misbehaving
+from support.fakes.raw import agno
+from support.real.deployment import Deployment, deployment
+from support.real.nats import NatsServer
+from support.recorded.older_store import all_streams, copied, put_back
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 

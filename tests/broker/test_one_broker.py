@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 
 from penstock.bus import Message
-from support.deployment import Deployment, Event
-from support.misbehaving import Answer
-from support.one_broker import BALLAST, OneBroker, one_broker, permissions
-from support.raw import agno
-from support.report import report
+from support.drive.figures import report
+from support.drive.one_broker import BALLAST, OneBroker, one_broker, permissions
+from support.fakes.misbehaving import Answer
+from support.fakes.raw import agno
+from support.real.deployment import Deployment, Event
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 

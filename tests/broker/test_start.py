@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support import servers
-from support.bus import make_streams
-from support.nats import NatsServer
-from support.ports import free_port
-from support.waiting import eventually
+from support.drive.bus import make_streams
+from support.drive.waiting import eventually
+from support.real import servers
+from support.real.nats import NatsServer
+from support.real.ports import free_port
 
 USERS = """accounts {
   ALL { jetstream: enabled, users: [ { user: all, password: right } ] }

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support import upstreams
-from support.upstreams import Recipe, Upstream
+from support.real import upstreams
+from support.real.upstreams import Recipe, Upstream
 
 # 80 pieces of text, 0.1 s apart: long enough to be hit in the middle
 _SLOWLY = {"FAKE_DELAY": "0.1", "FAKE_LONG_N": "80"}

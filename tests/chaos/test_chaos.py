@@ -15,9 +15,9 @@ from support.chaos.harness import Round, play
 from support.chaos.hurt_at import everywhere
 from support.chaos.report import Report, check_floors, summary
 from support.chaos.schedule import Fault, Shape
-from support.clocks import libfaketime
-from support.steps import Step
-from support.upstreams import Upstream
+from support.drive.steps import Step
+from support.fakes.clocks import libfaketime
+from support.real.upstreams import Upstream
 
 pytestmark = pytest.mark.real
 

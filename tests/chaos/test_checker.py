@@ -25,7 +25,7 @@ from support.chaos.checker import (
 from support.chaos.evidence import Answer, Evidence, RawFrame, Remains, View
 from support.chaos.plans import Plan
 from support.chaos.recorder import Exchange
-from support.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, agno_text
+from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, agno_text
 
 KILLED = 4711
 CONNECTION = f"connector-host-{KILLED}-abcdef/1"

@@ -12,8 +12,8 @@ import pytest
 
 from support.chaos.links import Link, links
 from support.chaos.recorder import recorder
-from support.misbehaving import cuts, misbehaving, plays, stalls
-from support.waiting import eventually
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import cuts, misbehaving, plays, stalls
 
 BODY = b"data: one\n\ndata: two\n\n"
 PATH = "/agents/a/runs"

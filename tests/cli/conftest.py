@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support.up import Up
-from support.upstreams import ADK, AGNO
+from support.real.up import Up
+from support.real.upstreams import ADK, AGNO
 
 
 @pytest.fixture

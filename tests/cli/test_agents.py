@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock_cli.main import app
-from support.penstock_api import PenstockApi
-from support.ports import free_port
-from support.up import Up
-from support.upstreams import Upstream
-from support.waiting import wait_for
+from support.drive.waiting import wait_for
+from support.fakes.penstock_api import PenstockApi
+from support.real.ports import free_port
+from support.real.up import Up
+from support.real.upstreams import Upstream
 
 
 def penstock(*arguments: str) -> Result:

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 
 from penstock_cli import client
 from penstock_cli.main import app
-from support.penstock_api import APPROVAL_ID, RUN_ID, PenstockApi, events
-from support.waiting import wait_for
+from support.drive.waiting import wait_for
+from support.fakes.penstock_api import APPROVAL_ID, RUN_ID, PenstockApi, events
 
 Invoke = Callable[..., Result]
 

@@ -16,9 +16,9 @@ from penstock.bus import Bus, BusSettings
 from penstock.bus.state.deadletters import DeadLetter, Letter
 from penstock_cli.main import app
 from penstock_cli.output import Output
-from support.bus import connected, new_run_id
-from support.letters import a_cancel, all_letters, buried, letter_about, stored_command
-from support.nats import NatsServer, write_passwords
+from support.drive.bus import connected, new_run_id
+from support.drive.dead_letters import a_cancel, all_letters, buried, letter_about, stored_command
+from support.real.nats import NatsServer, write_passwords
 
 Invoke = Callable[..., Result]
 

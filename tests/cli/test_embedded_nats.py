@@ -22,8 +22,8 @@ from penstock_cli import embedded_nats
 from penstock_cli.child import StartFailed
 from penstock_cli.embedded_nats import EmbeddedNats, credentials
 from penstock_cli.main import app
-from support.nats import NatsServer
-from support.waiting import eventually
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
 
 OWNER = """
 import asyncio, sys

@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.misbehaving import Misbehaving, misbehaving, plays, stalls
-from support.raw import agno, agno_approved, agno_pause, agno_text
-from support.report import report
-from support.up import Up
-from support.waiting import eventually
+from support.drive.figures import report
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Misbehaving, misbehaving, plays, stalls
+from support.fakes.raw import agno, agno_approved, agno_pause, agno_text
+from support.real.up import Up
 
 KILLS = 10
 WITHIN_S = 5.0  # the goal; one of ten may take twice as long on a busy machine

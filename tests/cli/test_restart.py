@@ -16,11 +16,11 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from support import browser, servers
-from support.repository import ROOT
-from support.up import Up
-from support.upstreams import Upstream
-from support.waiting import wait_for
+from support.drive.repository import ROOT
+from support.drive.waiting import wait_for
+from support.real import browser, servers
+from support.real.up import Up
+from support.real.upstreams import Upstream
 
 PAGE = Path(__file__).parent.parent / "e2e" / "follow.html"
 NODE_CLIENT = Path(__file__).with_name("follow.mjs")

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.main import app
-from support.bus import connected
-from support.nats import NatsServer
+from support.drive.bus import connected
+from support.real.nats import NatsServer
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from penstock.settings import (
 from penstock_cli.client import ApiError, _refusal
 from penstock_cli.main import app
 from penstock_connector.settings import ConnectorSettings
-from support.up import Up
+from support.real.up import Up
 
 SECRET = "0123456789abcdef0123456789abcdef"
 

@@ -23,8 +23,8 @@ from penstock.settings import AuthSettings, Settings
 from penstock.web.auth import AuthConfig
 from penstock_cli import up as up_module
 from penstock_cli.main import app
-from support.up import Up
-from support.waiting import wait_for
+from support.drive.waiting import wait_for
+from support.real.up import Up
 
 CONFIG = """
 agents:

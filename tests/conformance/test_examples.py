@@ -20,9 +20,9 @@ from penstock.dialects.unified import CATEGORY_OF, UnifiedEncoder
 from penstock.dialects.universal import from_custom
 from penstock.events import parse, typed_data
 from penstock.sse import Frame, Parser
-from support.agno import APPROVE, REJECT, decoder, feed, types
-from support.canonical import event
-from support.raw import RUN_ID
+from support.fakes.raw import RUN_ID
+from support.recorded.agno import APPROVE, REJECT, decoder, feed, types
+from support.recorded.canonical import event
 
 DOCUMENTS = Path(__file__).parent / "documents"
 

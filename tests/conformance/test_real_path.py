@@ -20,9 +20,9 @@ from penstock.dialects.agui.ids import unscoped
 from penstock.dialects.executions import ExecutionsEncoder
 from penstock.dialects.unified import UnifiedEncoder
 from penstock.events import TERMINAL
-from support import agno, agui
-from support.agui_out import RUNS_1, Event, encoded, of_type, recorded
-from support.canonical import folded, type_of
+from support.drive.agui_out import RUNS_1, Event, encoded, of_type, recorded
+from support.recorded import agno, agui
+from support.recorded.canonical import folded, type_of
 
 Alter = Callable[[bytes], bytes]
 

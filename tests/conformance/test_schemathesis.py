@@ -27,9 +27,9 @@ from schemathesis.specs.openapi.checks import (
 
 from penstock_cli.openapi import document
 from penstock_cli.openapi.operation import JSON, SSE
-from support.access import ROWS, Row
-from support.nats import NatsServer
-from support.secured import Secured, bearer, secured
+from support.drive.access import ROWS, Row
+from support.drive.secured import Secured, bearer, secured
+from support.real.nats import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

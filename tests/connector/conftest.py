@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.misbehaving import Misbehaving, misbehaving
+from support.fakes.misbehaving import Misbehaving, misbehaving
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from penstock.settings import AgentConfig
 from penstock.sse import Frame, Parser
 from penstock_connector.upstreams.agno import AgnoUpstream
 from penstock_connector.upstreams.base import Attachment, Call
-from support.agno import CONTINUES, GOLDEN
-from support.goldens import Decisions
+from support.recorded.agno import CONTINUES, GOLDEN
+from support.recorded.goldens import Decisions
 
 SECTIONS = ("tools", "requirements", "step_requirements")
 KINDS = {"team": "team", "wf": "workflow"}

@@ -15,7 +15,7 @@ from penstock.sse import Frame
 from penstock_connector.upstreams.agui import AguiUpstream, client_tools
 from penstock_connector.upstreams.base import Attachment, Call
 from penstock_connector.upstreams.conversations import MAX_MESSAGES, Threads, newest
-from support.nats import NatsServer
+from support.real.nats import NatsServer
 
 CLIENT = httpx.AsyncClient()  # nothing here calls anybody
 USER = {"id": "run-1-user", "role": "user", "content": "hi"}

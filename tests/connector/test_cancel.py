@@ -16,12 +16,12 @@ from penstock_connector.commands.handlers import Commands
 from penstock_connector.service import ConnectorService
 from penstock_connector.settings import ConnectorSettings
 from penstock_normalizer.service import NormalizerService
-from support.connectors import FAST, claimed_by_the_dead, connector_process
-from support.misbehaving import Answer, Misbehaving, Request, agents, plays, stalls
-from support.nats import NatsServer
-from support.pipeline import TERMINAL, Event, Pipeline, pipeline
-from support.raw import agno, agno_pause, agno_text
-from support.waiting import eventually
+from support.drive.pipeline import TERMINAL, Event, Pipeline, pipeline
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Answer, Misbehaving, Request, agents, plays, stalls
+from support.fakes.raw import agno, agno_pause, agno_text
+from support.real.connectors import FAST, claimed_by_the_dead, connector_process
+from support.real.nats import NatsServer
 
 STARTED = agno("RunStarted")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
-from support.connectors import connector_process
-from support.misbehaving import Answer, Misbehaving, agents
-from support.nats import NatsServer
-from support.pipeline import TERMINAL, Event, Pipeline, pipeline
-from support.raw import agno, agno_approved, agno_pause
+from support.drive.pipeline import TERMINAL, Event, Pipeline, pipeline
+from support.fakes.misbehaving import Answer, Misbehaving, agents
+from support.fakes.raw import agno, agno_approved, agno_pause
+from support.real.connectors import connector_process
+from support.real.nats import NatsServer
 
 RUNS = 40
 SESSIONS = 10

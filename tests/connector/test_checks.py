@@ -13,7 +13,7 @@ import pytest
 
 from penstock.settings import AgentConfig
 from penstock_connector.checks import Finding, check_all
-from support.upstreams import Upstream
+from support.real.upstreams import Upstream
 
 
 async def found(url: str, protocol: str = "agno", agent: str = "", **more: Any) -> Finding:

@@ -17,14 +17,14 @@ from penstock.settings import Config
 from penstock_connector.service import ConnectorService
 from penstock_connector.state.claims import Claims
 from penstock_normalizer.service import NormalizerService
-from support.bus import connected
-from support.clocks import server_steps
-from support.connectors import DEAD, FAST, claimed_by_the_dead, connector_process
-from support.misbehaving import Answer, Misbehaving, agents, plays, stalls
-from support.nats import NatsServer
-from support.pipeline import PIPELINE, Pipeline, Services, pipeline, types
-from support.raw import agno, agno_text
-from support.waiting import eventually
+from support.drive.bus import connected
+from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline, types
+from support.drive.waiting import eventually
+from support.fakes.clocks import server_steps
+from support.fakes.misbehaving import Answer, Misbehaving, agents, plays, stalls
+from support.fakes.raw import agno, agno_text
+from support.real.connectors import DEAD, FAST, claimed_by_the_dead, connector_process
+from support.real.nats import NatsServer
 
 TWO: Services = (*PIPELINE, ConnectorService)
 WITHOUT_CONNECTOR = (NormalizerService,)

@@ -13,14 +13,14 @@ from penstock.bus.records import ApprovalRecord, ContinueCommand, Decided, Pause
 from penstock.settings import Config
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
-from support.connectors import DEAD, FAST
-from support.letters import all_letters
-from support.misbehaving import Misbehaving, agents, plays, stalls
-from support.nats import NatsServer
-from support.pipeline import PIPELINE, Pipeline, Services, pipeline, types
-from support.raw import agno_approved, agno_pause, agno_text
-from support.released import VERSIONS, left
-from support.waiting import eventually
+from support.drive.dead_letters import all_letters
+from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline, types
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Misbehaving, agents, plays, stalls
+from support.fakes.raw import agno_approved, agno_pause, agno_text
+from support.real.connectors import DEAD, FAST
+from support.real.nats import NatsServer
+from support.recorded.released import VERSIONS, left
 
 TWO: Services = (*PIPELINE, ConnectorService)
 # nobody asks a person: the tests make the command themselves

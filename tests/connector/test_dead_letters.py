@@ -13,14 +13,14 @@ from penstock.bus.admin.replay import CannotBePutBack, put_back
 from penstock.bus.records import CancelCommand
 from penstock_connector.service import ConnectorService
 from penstock_connector.state import attempts
-from support.connectors import FAST, Hurt, connector_process
-from support.letters import buried, letter_about, the_letter
-from support.misbehaving import Misbehaving, agents, plays, stalls
-from support.nats import NatsServer
-from support.pipeline import PIPELINE, Services, pipeline
-from support.raw import agno, agno_approved, agno_pause, agno_text
-from support.steps import Step
-from support.waiting import eventually
+from support.drive.dead_letters import buried, letter_about, the_letter
+from support.drive.pipeline import PIPELINE, Services, pipeline
+from support.drive.steps import Step
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Misbehaving, agents, plays, stalls
+from support.fakes.raw import agno, agno_approved, agno_pause, agno_text
+from support.real.connectors import FAST, Hurt, connector_process
+from support.real.nats import NatsServer
 
 WITHOUT: Services = tuple(service for service in PIPELINE if service is not ConnectorService)
 

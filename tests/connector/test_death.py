@@ -19,13 +19,13 @@ from penstock_connector import service as connector_service
 from penstock_connector.service import ConnectorService
 from penstock_connector.succession.takeover import Succession
 from penstock_normalizer.service import NormalizerService
-from support.connectors import claimed_by_the_dead, connector_process
-from support.cutter import Gate
-from support.misbehaving import Answer, Misbehaving, agents, plays
-from support.nats import NatsServer
-from support.pipeline import Pipeline, pipeline, types
-from support.raw import agno, agno_text
-from support.upstreams import Upstream
+from support.drive.pipeline import Pipeline, pipeline, types
+from support.fakes.cutter import Gate
+from support.fakes.misbehaving import Answer, Misbehaving, agents, plays
+from support.fakes.raw import agno, agno_text
+from support.real.connectors import claimed_by_the_dead, connector_process
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
 
 LONG: dict[str, Any] = {"pod_ttl_s": 120, "pod_renew_s": 40, "ack_wait_s": 120}
 WITHOUT_CONNECTOR = (NormalizerService, ApprovalsService)

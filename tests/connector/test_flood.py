@@ -14,11 +14,11 @@ from penstock.bus.budget import Budget
 from penstock_connector.legs.body import Body
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
-from support.misbehaving import Answer, Misbehaving, agents, misbehaving, plays
-from support.nats import NatsServer
-from support.pipeline import Pipeline, pipeline
-from support.raw import agno, agno_text
-from support.waiting import eventually
+from support.drive.pipeline import Pipeline, pipeline
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Answer, Misbehaving, agents, misbehaving, plays
+from support.fakes.raw import agno, agno_text
+from support.real.nats import NatsServer
 
 KIB = 1024
 

@@ -13,11 +13,11 @@ import pytest
 from penstock.bus.messages import RawFrame
 from penstock.settings import Config
 from penstock_connector.legs.not_a_stream import MAX_BYTES
-from support.misbehaving import Answer, Misbehaving, Script, agents, cuts, plays, stalls
-from support.nats import NatsServer
-from support.pipeline import Pipeline, pipeline
-from support.raw import agno, agno_text
-from support.waiting import eventually
+from support.drive.pipeline import Pipeline, pipeline
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Answer, Misbehaving, Script, agents, cuts, plays, stalls
+from support.fakes.raw import agno, agno_text
+from support.real.nats import NatsServer
 
 STARTED = agno("RunStarted")
 HALF = b'event: RunContent\ndata: {"event":"RunContent","con'

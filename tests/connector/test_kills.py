@@ -22,13 +22,13 @@ from penstock_connector.state.claims import Claims, Sessions
 from penstock_connector.state.leg_note import Held
 from penstock_connector.succession.takeover import Succession
 from penstock_normalizer.service import NormalizerService
-from support.connectors import DEAD, FAST, Hurt, connector_process
-from support.misbehaving import Misbehaving, agents, plays, stalls
-from support.nats import NatsServer
-from support.pipeline import PIPELINE, Pipeline, Services, new_run_id, pipeline
-from support.raw import agno_approved, agno_pause, agno_text
-from support.steps import Step
-from support.waiting import eventually
+from support.drive.pipeline import PIPELINE, Pipeline, Services, new_run_id, pipeline
+from support.drive.steps import Step
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Misbehaving, agents, plays, stalls
+from support.fakes.raw import agno_approved, agno_pause, agno_text
+from support.real.connectors import DEAD, FAST, Hurt, connector_process
+from support.real.nats import NatsServer
 
 WITHOUT_CONNECTOR: Services = (NormalizerService, ApprovalsService)
 PEER: Services = (ConnectorService,)

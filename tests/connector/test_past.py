@@ -13,7 +13,7 @@ from penstock.bus.messages import RawFrame
 from penstock_connector.state.leg_history import Past
 from penstock_connector.state.leg_note import Held
 from penstock_connector.upstreams.agno import AgnoUpstream
-from support.raw import Frames, agno
+from support.fakes.raw import Frames, agno
 
 
 def past(*frames: RawFrame, leg: int = 1) -> Past:

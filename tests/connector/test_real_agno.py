@@ -8,10 +8,10 @@ import pytest
 
 from penstock.settings import Config
 from penstock_connector.service import ConnectorService
-from support.cutter import cutter
-from support.nats import NatsServer
-from support.pipeline import PIPELINE, Event, Services, new_run_id, pipeline, types
-from support.upstreams import Upstream
+from support.drive.pipeline import PIPELINE, Event, Services, new_run_id, pipeline, types
+from support.fakes.cutter import cutter
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
 
 pytestmark = pytest.mark.real
 

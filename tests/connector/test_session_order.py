@@ -20,11 +20,11 @@ from penstock_connector.service import ConnectorService
 from penstock_connector.state.claims import Claims
 from penstock_connector.state.run_state import Runs
 from penstock_normalizer.service import NormalizerService
-from support.misbehaving import Answer, Misbehaving, agents
-from support.nats import NatsServer
-from support.pipeline import Pipeline, Services, pipeline
-from support.raw import agno_text
-from support.waiting import eventually
+from support.drive.pipeline import Pipeline, Services, pipeline
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Answer, Misbehaving, agents
+from support.fakes.raw import agno_text
+from support.real.nats import NatsServer
 
 NORMALIZER: Services = (NormalizerService,)
 CONNECTOR: Services = (ConnectorService,)

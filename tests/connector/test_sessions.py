@@ -10,12 +10,12 @@ from penstock.bus.records import SessionRecord, Turn
 from penstock.bus.subjects import session_key
 from penstock_connector.service import ConnectorService
 from penstock_connector.state import claims
-from support.connectors import DEAD, FAST
-from support.misbehaving import Answer, Misbehaving, agents, plays
-from support.nats import NatsServer
-from support.pipeline import PIPELINE, Pipeline, Services, pipeline
-from support.raw import agno, agno_approved, agno_pause, agno_text
-from support.waiting import eventually
+from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Answer, Misbehaving, agents, plays
+from support.fakes.raw import agno, agno_approved, agno_pause, agno_text
+from support.real.connectors import DEAD, FAST
+from support.real.nats import NatsServer
 
 TWO: Services = (*PIPELINE, ConnectorService)
 

@@ -20,13 +20,13 @@ from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
 from penstock_connector.succession.takeover import AT_ONCE
 from penstock_normalizer.service import NormalizerService
-from support.connectors import FAST, ConnectorProcess, connector_process
-from support.misbehaving import Answer, Misbehaving, Request, Script, agents, plays, stalls
-from support.nats import NatsServer
-from support.pipeline import Event, Pipeline, Services, new_run_id, pipeline, types
-from support.raw import agno
-from support.upstreams import Upstream
-from support.waiting import eventually
+from support.drive.pipeline import Event, Pipeline, Services, new_run_id, pipeline, types
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Answer, Misbehaving, Request, Script, agents, plays, stalls
+from support.fakes.raw import agno
+from support.real.connectors import FAST, ConnectorProcess, connector_process
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
 
 WITHOUT_CONNECTOR: Services = (NormalizerService, ApprovalsService)
 PEER: Services = (ConnectorService,)

@@ -11,11 +11,11 @@ import pytest
 from penstock.settings import Config
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
-from support.connectors import FAST, connector_process
-from support.cutter import cutter
-from support.nats import NatsServer
-from support.pipeline import Event, new_run_id, pipeline, types
-from support.upstreams import Upstream
+from support.drive.pipeline import Event, new_run_id, pipeline, types
+from support.fakes.cutter import cutter
+from support.real.connectors import FAST, connector_process
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
 
 pytestmark = pytest.mark.real
 

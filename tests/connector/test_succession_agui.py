@@ -12,12 +12,12 @@ from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
-from support.connectors import FAST, connector_process
-from support.cutter import cutter
-from support.misbehaving import Answer, Misbehaving, agents, plays
-from support.nats import NatsServer
-from support.pipeline import PIPELINE, Event, Pipeline, Services, pipeline, types
-from support.raw import agno, agno_approved, agno_pause
+from support.drive.pipeline import PIPELINE, Event, Pipeline, Services, pipeline, types
+from support.fakes.cutter import cutter
+from support.fakes.misbehaving import Answer, Misbehaving, agents, plays
+from support.fakes.raw import agno, agno_approved, agno_pause
+from support.real.connectors import FAST, connector_process
+from support.real.nats import NatsServer
 
 INNER: Services = (*PIPELINE, EdgeService)
 WORDS = [f"word {n} " for n in range(60)]

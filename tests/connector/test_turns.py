@@ -14,10 +14,10 @@ from penstock.bus import Retry
 from penstock_connector.commands.fair_turns import Turns, next_user
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
-from support.misbehaving import Answer, Misbehaving, agents
-from support.nats import NatsServer
-from support.pipeline import pipeline
-from support.raw import agno_text
+from support.drive.pipeline import pipeline
+from support.fakes.misbehaving import Answer, Misbehaving, agents
+from support.fakes.raw import agno_text
+from support.real.nats import NatsServer
 
 USERS = st.sampled_from("abcdef")
 

@@ -17,12 +17,12 @@ from penstock_connector.service import ConnectorService
 from penstock_connector.state.leg_note import Held
 from penstock_connector.succession import takeover, watchdog
 from penstock_normalizer.service import NormalizerService
-from support.connectors import DEAD, FAST
-from support.misbehaving import Misbehaving, agents, plays, stalls
-from support.nats import NatsServer
-from support.pipeline import PIPELINE, Pipeline, Services, pipeline
-from support.raw import agno, agno_approved, agno_pause, agno_text
-from support.waiting import eventually
+from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Misbehaving, agents, plays, stalls
+from support.fakes.raw import agno, agno_approved, agno_pause, agno_text
+from support.real.connectors import DEAD, FAST
+from support.real.nats import NatsServer
 
 WITHOUT_CONNECTOR: Services = (NormalizerService, ApprovalsService)
 PEER: Services = (ConnectorService,)

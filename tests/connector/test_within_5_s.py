@@ -15,14 +15,14 @@ from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.settings import ConnectorSettings
 from penstock_normalizer.service import NormalizerService
-from support.connectors import FAST, ConnectorProcess, claimed_by_the_dead, connector_process
-from support.misbehaving import Misbehaving, agents, plays, stalls
-from support.nats import NatsServer
-from support.pipeline import Event, Pipeline, pipeline
-from support.raw import agno, agno_text
-from support.report import report
-from support.upstreams import Upstream
-from support.waiting import eventually
+from support.drive.figures import report
+from support.drive.pipeline import Event, Pipeline, pipeline
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Misbehaving, agents, plays, stalls
+from support.fakes.raw import agno, agno_text
+from support.real.connectors import FAST, ConnectorProcess, claimed_by_the_dead, connector_process
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
 
 pytestmark = [pytest.mark.chaos, pytest.mark.real]
 

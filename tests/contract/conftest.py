@@ -17,8 +17,8 @@ from penstock.bus import Bus, BusSettings, Message
 from penstock.contract.asyncapi import headers
 from penstock.contract.notes import example
 from penstock.events import CATALOGUE, Event, parse, subject_of
-from support.contract import block
-from support.nats import NatsServer
+from support.drive.contract import block
+from support.real.nats import NatsServer
 
 OPERATOR, READER = "penstock", "reporting"
 DURABLE = "reporting-audit-tools"

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.contract import VERSION
 from penstock.contract.compatibility import breaking, missing
-from support.contract import CONTRACT, schemas
+from support.drive.contract import CONTRACT, schemas
 
 NOW = schemas()
 RELEASES = sorted(path.name for path in (CONTRACT / "released").iterdir())

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from penstock.contract.notes import RUN_ID
 from penstock.events import Event, subject_of
-from support import node
-from support.contract import CONTRACT, block
-from support.waiting import eventually
+from support.drive.contract import CONTRACT, block
+from support.drive.waiting import eventually
+from support.real import node
 
 from .conftest import DURABLE, FUTURE, Guarded
 

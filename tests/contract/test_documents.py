@@ -18,9 +18,9 @@ from penstock.contract.publish import documents
 from penstock.contract.unified import UNIFIED
 from penstock.dialects.unified import CATEGORY_OF, UNTOLD, UnifiedEncoder
 from penstock.events import CATALOGUE, TERMINAL, Event, subject_of
-from support import node
-from support.contract import CONTRACT, schemas
-from support.repository import ROOT, toml
+from support.drive.contract import CONTRACT, schemas
+from support.drive.repository import ROOT, toml
+from support.real import node
 
 SCHEMAS = schemas()
 ASYNCAPI: dict[str, Any] = json.loads((CONTRACT / "asyncapi.json").read_text())

@@ -15,10 +15,10 @@ from penstock.service import Context, pod_name
 from penstock.settings import Config
 from penstock_normalizer.service import NormalizerService
 from penstock_normalizer.settings import NormalizerSettings
-from support.contract import CONTRACT, schemas
-from support.nats import NatsServer
-from support.raw import agno_text
-from support.waiting import eventually
+from support.drive.contract import CONTRACT, schemas
+from support.drive.waiting import eventually
+from support.fakes.raw import agno_text
+from support.real.nats import NatsServer
 
 ASYNCAPI: dict[str, Any] = json.loads((CONTRACT / "asyncapi.json").read_text())
 OPENED = {

@@ -15,8 +15,8 @@ from penstock.web.problems import Problem
 from penstock_cli.openapi import document
 from penstock_cli.openapi.surfaces import OPERATIONS
 from penstock_edge.surfaces.page.files import FOLDER
-from support.access import ROWS
-from support.contract import CONTRACT
+from support.drive.access import ROWS
+from support.drive.contract import CONTRACT
 
 OPENAPI: dict[str, Any] = json.loads((CONTRACT / "openapi.json").read_text())
 # a WebSocket is opened by a GET; ROWS has those that answer HTTP

@@ -11,8 +11,8 @@ from nats.js.api import ConsumerConfig
 
 from penstock.contract.notes import RUN_ID
 from penstock.events import Event
-from support.contract import block
-from support.waiting import eventually
+from support.drive.contract import block
+from support.drive.waiting import eventually
 
 from .conftest import DURABLE, FUTURE, Guarded
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support import node
-from support.contract import CONTRACT
+from support.drive.contract import CONTRACT
+from support.real import node
 
 TSC = "node_modules/typescript/bin/tsc"
 CONFIG = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from support.deployment import Deployment, deployment
-from support.nats import NatsServer
-from support.upstreams import Upstream
+from support.real.deployment import Deployment, deployment
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
 
 
 @pytest_asyncio.fixture(

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from penstock.sse import Frame
-from support.deployment import Deployment, frames
-from support.upstreams import Upstream
+from support.real.deployment import Deployment, frames
+from support.real.upstreams import Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

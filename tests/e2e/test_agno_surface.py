@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from penstock.sse import Parser
-from support.deployment import Deployment
-from support.upstreams import AGNO, UPSTREAMS, Upstream
+from support.real.deployment import Deployment
+from support.real.upstreams import AGNO, UPSTREAMS, Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

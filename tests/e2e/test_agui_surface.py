@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from support.agui_client import VERSIONS, visit
-from support.deployment import Deployment
-from support.upstreams import Upstream
-from support.waiting import eventually
+from support.drive.waiting import eventually
+from support.real.agui_client import VERSIONS, visit
+from support.real.deployment import Deployment
+from support.real.upstreams import Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

@@ -12,10 +12,10 @@ import pytest_asyncio
 
 from penstock.settings import Config
 from penstock_edge.service import EdgeService
-from support.agui_client import VERSIONS, visit
-from support.nats import NatsServer
-from support.pipeline import PIPELINE, Pipeline, pipeline
-from support.upstreams import Upstream
+from support.drive.pipeline import PIPELINE, Pipeline, pipeline
+from support.real.agui_client import VERSIONS, visit
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 

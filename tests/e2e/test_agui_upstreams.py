@@ -11,9 +11,9 @@ import pytest_asyncio
 
 from penstock.events import TERMINAL, parse, typed_data
 from penstock.settings import Config
-from support.nats import NatsServer
-from support.pipeline import Event, Pipeline, pipeline, types
-from support.upstreams import Upstream
+from support.drive.pipeline import Event, Pipeline, pipeline, types
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 

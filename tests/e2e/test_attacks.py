@@ -28,15 +28,15 @@ from penstock_connector.service import ConnectorService
 from penstock_connector.upstreams.session_names import thread_id
 from penstock_edge.service import EdgeService
 from penstock_normalizer.service import NormalizerService
-from support.agui_requests import run_input, tool, user
-from support.bus import make_streams
-from support.issuer import SECRET, token
-from support.nats import NatsServer
-from support.pipeline import Pipeline
-from support.ports import free_port
-from support.secured import served
-from support.upstreams import Upstream
-from support.waiting import eventually
+from support.drive.agui_requests import run_input, tool, user
+from support.drive.bus import make_streams
+from support.drive.pipeline import Pipeline
+from support.drive.secured import served
+from support.drive.waiting import eventually
+from support.fakes.issuer import SECRET, token
+from support.real.nats import NatsServer
+from support.real.ports import free_port
+from support.real.upstreams import Upstream
 
 # the first test waits for five agent servers to start
 pytestmark = [

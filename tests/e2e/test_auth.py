@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from support.deployment import Deployment, deployment, frames
-from support.issuer import SECRET
-from support.nats import NatsServer
-from support.secured import bearer
-from support.upstreams import Upstream
-from support.waiting import eventually
+from support.drive.secured import bearer
+from support.drive.waiting import eventually
+from support.fakes.issuer import SECRET
+from support.real.deployment import Deployment, deployment, frames
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
 
 pytestmark = pytest.mark.real
 

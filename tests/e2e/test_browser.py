@@ -14,12 +14,12 @@ import pytest
 import pytest_asyncio
 
 from penstock.events.catalogue import CATALOGUE
-from support import browser
-from support.browser import Site
-from support.deployment import Deployment, deployment
-from support.nats import NatsServer
-from support.upstreams import Upstream
-from support.waiting import eventually
+from support.drive.waiting import eventually
+from support.real import browser
+from support.real.browser import Site
+from support.real.deployment import Deployment, deployment
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 

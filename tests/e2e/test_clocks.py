@@ -21,17 +21,17 @@ import httpx
 import pytest
 
 from penstock.bus import Bus
-from support.bus import connected
-from support.clocks import ShiftedClock, forget_the_dead, libfaketime
-from support.deployment import SERVICES, Deployment, Event, Instance, deployment
-from support.misbehaving import Answer, Misbehaving, misbehaving
-from support.nats import NatsServer
-from support.raw import agno
-from support.report import report
-from support.shifted_nats import CannotBuild, ShiftedServer
-from support.steady import holders
-from support.upstreams import Upstream
-from support.waiting import eventually
+from support.drive.bus import connected
+from support.drive.figures import report
+from support.drive.waiting import eventually
+from support.fakes.clocks import ShiftedClock, forget_the_dead, libfaketime
+from support.fakes.misbehaving import Answer, Misbehaving, misbehaving
+from support.fakes.raw import agno
+from support.fakes.steady import holders
+from support.real.deployment import SERVICES, Deployment, Event, Instance, deployment
+from support.real.nats import NatsServer
+from support.real.shifted_nats import CannotBuild, ShiftedServer
+from support.real.upstreams import Upstream
 
 LIBRARY = libfaketime()
 NATS = "NATS"

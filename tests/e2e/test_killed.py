@@ -14,12 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.deployment import Deployment, deployment
-from support.misbehaving import misbehaving, plays
-from support.nats import NatsServer
-from support.raw import agno_pause
-from support.report import report
-from support.watching import streamer
+from support.drive.figures import report
+from support.drive.watching import streamer
+from support.fakes.misbehaving import misbehaving, plays
+from support.fakes.raw import agno_pause
+from support.real.deployment import Deployment, deployment
+from support.real.nats import NatsServer
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 

@@ -20,10 +20,10 @@ from penstock.settings import Config
 from penstock.sse import Frame
 from penstock_edge.service import EdgeService
 from penstock_edge.views.dialects import DIALECTS
-from support import agui_rules
-from support.nats import NatsServer
-from support.pipeline import PIPELINE, TERMINAL, Event, Pipeline, pipeline
-from support.upstreams import Upstream
+from support.drive.pipeline import PIPELINE, TERMINAL, Event, Pipeline, pipeline
+from support.real.nats import NatsServer
+from support.real.upstreams import Upstream
+from support.recorded import agui_rules
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 

@@ -12,11 +12,11 @@ import httpx
 import pytest
 import yaml
 
-from support import upstreams
-from support.devtools import Page, page_at
-from support.issuer import SECRET, token
-from support.up import Up
-from support.upstreams import Upstream
+from support.fakes.issuer import SECRET, token
+from support.real import upstreams
+from support.real.devtools import Page, page_at
+from support.real.up import Up
+from support.real.upstreams import Upstream
 
 # the demo starts two agent servers, which takes long on a busy machine
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from penstock.events import TERMINAL, parse, typed_data
-from support.deployment import Deployment, Event, frames
-from support.upstreams import Upstream
-from support.waiting import eventually
+from support.drive.waiting import eventually
+from support.real.deployment import Deployment, Event, frames
+from support.real.upstreams import Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 

@@ -16,15 +16,15 @@ import pytest
 from penstock.bus import Bus
 from penstock.bus.subjects import PARTITIONS, partition_of
 from penstock_connector.service import ConnectorService
-from support.bus import connected
-from support.deployment import Deployment, Instance, deployment
-from support.misbehaving import Answer, agents, misbehaving, stalls
-from support.nats import NatsServer
-from support.pipeline import pipeline
-from support.processes import pid_of
-from support.report import report
-from support.steady import SteadyRun, holders, moved_on, steady
-from support.waiting import eventually
+from support.drive.bus import connected
+from support.drive.figures import report
+from support.drive.pipeline import pipeline
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Answer, agents, misbehaving, stalls
+from support.fakes.steady import SteadyRun, holders, moved_on, steady
+from support.real.deployment import Deployment, Instance, deployment
+from support.real.nats import NatsServer
+from support.real.processes import pid_of
 
 RUNS = 24
 PAUSE_S = 0.25

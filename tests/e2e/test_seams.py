@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from support.deployment import deployment
-from support.issuer import SECRET, token
-from support.misbehaving import Answer, misbehaving
-from support.nats import NatsServer
-from support.raw import agno_text
-from support.waiting import eventually
+from support.drive.waiting import eventually
+from support.fakes.issuer import SECRET, token
+from support.fakes.misbehaving import Answer, misbehaving
+from support.fakes.raw import agno_text
+from support.real.deployment import deployment
+from support.real.nats import NatsServer
 
 RUNS, LEGS = 10, 2
 

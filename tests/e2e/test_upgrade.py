@@ -22,18 +22,18 @@ from penstock.bus.subjects import partition_of
 from penstock.bus.write import fence
 from penstock.events import TERMINAL
 from penstock_edge.service import EdgeService
-from support.bus import connected
-from support.deployment import SERVICES, Deployment, Event, deployment
-from support.former import RELEASE_0_1, former
-from support.misbehaving import Answer, Misbehaving, agents, misbehaving, plays
-from support.nats import NatsServer
-from support.nats_cluster import cluster
-from support.pipeline import PIPELINE, Pipeline, pipeline, types
-from support.raw import agno, agno_approved, agno_pause, agno_text
-from support.released import VERSIONS, Left, left, restore
-from support.report import report
-from support.steady import holders, moved_on, steady
-from support.waiting import eventually
+from support.drive.bus import connected
+from support.drive.figures import report
+from support.drive.pipeline import PIPELINE, Pipeline, pipeline, types
+from support.drive.waiting import eventually
+from support.fakes.misbehaving import Answer, Misbehaving, agents, misbehaving, plays
+from support.fakes.raw import agno, agno_approved, agno_pause, agno_text
+from support.fakes.steady import holders, moved_on, steady
+from support.real.deployment import SERVICES, Deployment, Event, deployment
+from support.real.nats import NatsServer
+from support.real.nats_cluster import cluster
+from support.recorded.earlier_commit import RELEASE_0_1, former
+from support.recorded.released import VERSIONS, Left, left, restore
 
 FAST = {"partition_ttl_s": 2.0, "partition_renew_s": 0.5, "checkpoint_s": 0.1}
 

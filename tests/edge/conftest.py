@@ -15,10 +15,10 @@ from penstock.web.auth import Auth
 from penstock.web.server import Server
 from penstock_edge.service import EdgeService
 from penstock_edge.settings import EdgeSettings
-from support.bus import make_streams
-from support.clients import Client, MakeEdge, Stream
-from support.nats import NatsServer, login
-from support.pretend import PretendRun
+from support.drive.bus import make_streams
+from support.drive.clients import Client, MakeEdge, Stream
+from support.fakes.pretend import PretendRun
+from support.real.nats import NatsServer, login
 
 CONFIG = Config(
     agents=[

@@ -14,8 +14,8 @@ from penstock.bus import Bus
 from penstock.bus.records import DecideRequest
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock_edge.surfaces.adk.views import EncodedLeg
-from support.clients import Client, MakeEdge, Stream, contents
-from support.pretend import PretendApprovals, PretendConnector, PretendRun, command_of
+from support.drive.clients import Client, MakeEdge, Stream, contents
+from support.fakes.pretend import PretendApprovals, PretendConnector, PretendRun, command_of
 
 JSON = {"Content-Type": "application/json"}
 NOT_ENABLED = (

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.sse import Frame
-from support.clients import Client, MakeEdge, Stream, contents
-from support.pretend import PretendRun, command_of
+from support.drive.clients import Client, MakeEdge, Stream, contents
+from support.fakes.pretend import PretendRun, command_of
 
 JSON = {"Content-Type": "application/json"}
 

@@ -13,9 +13,9 @@ import pytest
 from penstock.bus import Bus
 from penstock.settings import AgentConfig, Config
 from penstock_edge.surfaces.adk import sessions as adk_sessions
-from support.adk_server import AdkSessionsServer
-from support.clients import Client, MakeEdge
-from support.pretend import PretendRun
+from support.drive.clients import Client, MakeEdge
+from support.fakes.adk_server import AdkSessionsServer
+from support.fakes.pretend import PretendRun
 
 JSON = {"Content-Type": "application/json"}
 

@@ -14,11 +14,11 @@ import pytest
 from penstock.bus import Bus
 from penstock.settings import AgentConfig, Config
 from penstock.web.auth import Auth, AuthConfig, StreamTokens
-from support.clients import Client, MakeEdge
-from support.guarded import MemoryStore, StoreAway
-from support.issuer import SECRET, token
-from support.pretend import PretendRun
-from support.upstreams import Upstream
+from support.drive.clients import Client, MakeEdge
+from support.fakes.guarded_server import MemoryStore, StoreAway
+from support.fakes.issuer import SECRET, token
+from support.fakes.pretend import PretendRun
+from support.real.upstreams import Upstream
 
 pytestmark = pytest.mark.real
 

@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from penstock.bus import Bus
-from support.clients import Client, MakeEdge, Stream
-from support.pretend import PretendRun
+from support.drive.clients import Client, MakeEdge, Stream
+from support.fakes.pretend import PretendRun
 
 COUNTERS = {"inputTokens", "outputTokens", "cost", "latencyMs", "model"}
 

@@ -9,7 +9,7 @@ from typing import cast
 from penstock.settings import AgentConfig, Config
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces.v1.agents import Agents
-from support.ports import free_port
+from support.real.ports import free_port
 
 
 def agents_at(*urls: str) -> Agents:

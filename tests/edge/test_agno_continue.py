@@ -14,11 +14,11 @@ from penstock.bus import Bus, Stored
 from penstock.bus.records import PauseRecord
 from penstock.dialects.agno import forms
 from penstock_edge.sources.locate import lifecycle_of
-from support.agno_surface import CONFIG, Paused, named
-from support.clients import Client, MakeEdge, Stream
-from support.pretend import PretendRun
-from support.raw import agno, agno_approved
-from support.waiting import eventually
+from support.drive.agno_surface import CONFIG, Paused, named
+from support.drive.clients import Client, MakeEdge, Stream
+from support.drive.waiting import eventually
+from support.fakes.pretend import PretendRun
+from support.fakes.raw import agno, agno_approved
 
 CONFIRM: dict[str, Any] = {
     "item_id": "t1",

@@ -14,10 +14,10 @@ from penstock.bus import Bus, RawWriter
 from penstock.settings import AgentConfig
 from penstock.sse import Parser
 from penstock_edge.surfaces.agno.views import EncodedLeg, UpstreamLeg, Words
-from support.agno_surface import CONFIG, named
-from support.clients import Client, MakeEdge, Stream
-from support.pretend import PretendConnector, PretendRun, command_of
-from support.raw import agno, agno_pause, agno_text
+from support.drive.agno_surface import CONFIG, named
+from support.drive.clients import Client, MakeEdge, Stream
+from support.fakes.pretend import PretendConnector, PretendRun, command_of
+from support.fakes.raw import agno, agno_pause, agno_text
 
 PATHS = {
     "/agents/assistant": "assistant",

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.settings import AgentConfig, Config
-from support.agui_requests import post, run_input, tool, user
-from support.clients import Client, MakeEdge
+from support.drive.agui_requests import post, run_input, tool, user
+from support.drive.clients import Client, MakeEdge
 
 CONFIG = Config(
     agents=[

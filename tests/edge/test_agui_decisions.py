@@ -13,9 +13,9 @@ import pytest
 from penstock.bus import Bus
 from penstock.bus.subjects import key_of
 from penstock.settings import AgentConfig, Config
-from support.agno_surface import CONFIG, Paused
-from support.agui_requests import approved, post, run_input, tool, user
-from support.clients import Client, MakeEdge, contents
+from support.drive.agno_surface import CONFIG, Paused
+from support.drive.agui_requests import approved, post, run_input, tool, user
+from support.drive.clients import Client, MakeEdge, contents
 
 CONFIRM = {"item_id": "c1", "kind": "confirmation", "tool": "delete", "tool_call_id": "c1"}
 PICK = {"item_id": "p1", "kind": "external", "tool": "pick", "tool_call_id": "call-p1"}

@@ -16,9 +16,9 @@ from penstock_edge.edge import Edge
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import place_of_new
 from penstock_edge.surfaces.agui.views import Audience
-from support.agui_requests import post, run_input, user
-from support.clients import Client, MakeEdge, Stream, contents
-from support.pretend import PretendRun, command_of
+from support.drive.agui_requests import post, run_input, user
+from support.drive.clients import Client, MakeEdge, Stream, contents
+from support.fakes.pretend import PretendRun, command_of
 
 CONFIG = Config(
     agents=[

@@ -21,13 +21,13 @@ from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes
 from penstock.web.server import BindRefused
 from penstock_cli.up import SERVICES
 from penstock_edge.views.dialects import DIALECTS
-from support.access import AGUI, FILES, ROWS, Row
-from support.clients import contents
-from support.guarded import REMOTE, MemoryStore, StoreAway
-from support.issuer import token
-from support.nats import NatsServer
-from support.pretend import command_of
-from support.secured import CONFIG, SLOW, Secured, bearer, secured
+from support.drive.access import AGUI, FILES, ROWS, Row
+from support.drive.clients import contents
+from support.drive.secured import CONFIG, SLOW, Secured, bearer, secured
+from support.fakes.guarded_server import REMOTE, MemoryStore, StoreAway
+from support.fakes.issuer import token
+from support.fakes.pretend import command_of
+from support.real.nats import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

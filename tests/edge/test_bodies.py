@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from penstock.web.bodies import MAX_BODY_BYTES
-from support.access import ROWS, Row
-from support.nats import NatsServer
-from support.secured import Secured, bearer, secured
+from support.drive.access import ROWS, Row
+from support.drive.secured import Secured, bearer, secured
+from support.real.nats import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

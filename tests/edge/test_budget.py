@@ -17,11 +17,11 @@ from penstock.web.auth import Auth, AuthConfig
 from penstock.web.read_turns import ReadTurns
 from penstock.web.server import Server
 from penstock_edge.surfaces.endpoint import route
-from support.clients import Client, MakeEdge, Stream
-from support.issuer import SECRET
-from support.pretend import PretendRun
-from support.secured import bearer
-from support.waiting import eventually
+from support.drive.clients import Client, MakeEdge, Stream
+from support.drive.secured import bearer
+from support.drive.waiting import eventually
+from support.fakes.issuer import SECRET
+from support.fakes.pretend import PretendRun
 
 EVENTS = "/v1/events"
 JSON = {"accept": "application/json"}

@@ -18,8 +18,8 @@ from penstock_edge.stream.collector import Collector
 from penstock_edge.stream.hub import Hub, Hubs
 from penstock_edge.views.dialects import view
 from penstock_edge.views.framing import Sse
-from support.pretend import PretendRun
-from support.waiting import eventually
+from support.drive.waiting import eventually
+from support.fakes.pretend import PretendRun
 
 Uncollected = Callable[[], list[object]]
 

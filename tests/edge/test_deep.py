@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.clients import MakeEdge
+from support.drive.clients import MakeEdge
 
 DEEP = b"[" * 500 + b"]" * 500
 BODIES = {

@@ -8,8 +8,8 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from penstock_edge.stream import direct_write
-from support.clients import MakeEdge, Stream
-from support.pretend import PretendRun
+from support.drive.clients import MakeEdge, Stream
+from support.fakes.pretend import PretendRun
 
 
 @pytest.fixture

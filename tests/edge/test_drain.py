@@ -24,10 +24,10 @@ from penstock.web.server import Server
 from penstock_edge.service import EdgeService
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.stream import direct_write
-from support.clients import WAIT_S, Client, MakeEdge, Stream
-from support.nats import NatsServer
-from support.pretend import PretendRun
-from support.waiting import eventually
+from support.drive.clients import WAIT_S, Client, MakeEdge, Stream
+from support.drive.waiting import eventually
+from support.fakes.pretend import PretendRun
+from support.real.nats import NatsServer
 
 from .conftest import CONFIG
 

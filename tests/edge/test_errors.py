@@ -17,11 +17,11 @@ from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_normalizer.service import NormalizerService
-from support.misbehaving import Answer, Misbehaving, misbehaving, plays
-from support.nats import NatsServer
-from support.pipeline import Pipeline, pipeline
-from support.raw import agno
-from support.secured import bearer, secured
+from support.drive.pipeline import Pipeline, pipeline
+from support.drive.secured import bearer, secured
+from support.fakes.misbehaving import Answer, Misbehaving, misbehaving, plays
+from support.fakes.raw import agno
+from support.real.nats import NatsServer
 
 SERVICES = [ConnectorService, NormalizerService, EdgeService]
 OURS = "our-own-Credential-9f3"  # that the connector sends

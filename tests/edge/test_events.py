@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, streams
-from support.clients import Client, MakeEdge, Stream, contents
-from support.pretend import PretendRun
+from support.drive.clients import Client, MakeEdge, Stream, contents
+from support.fakes.pretend import PretendRun
 
 Events = Callable[..., Stream]
 

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.settings import AgentConfig, Config
-from support.clients import Client, MakeEdge, Stream, contents
-from support.pretend import PretendRun, command_of
+from support.drive.clients import Client, MakeEdge, Stream, contents
+from support.fakes.pretend import PretendRun, command_of
 
 TRIGGER = "/api/service/v1/executions/trigger"
 CANCEL = "/api/service/v1/executions/cancel"

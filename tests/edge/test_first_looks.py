@@ -9,10 +9,10 @@ import os
 import pytest
 
 from penstock.bus import Bus
-from support.agno_surface import CONFIG
-from support.clients import Client, MakeEdge
-from support.pretend import command_of
-from support.upstreams import AGNO
+from support.drive.agno_surface import CONFIG
+from support.drive.clients import Client, MakeEdge
+from support.fakes.pretend import command_of
+from support.real.upstreams import AGNO
 
 ASK = """
 import asyncio, json, sys

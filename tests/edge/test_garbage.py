@@ -14,8 +14,8 @@ from websockets.asyncio.client import connect
 
 from fuzz.cases import how_many
 from penstock_edge.views.cursor import Cursor
-from support.clients import Client
-from support.pretend import PretendRun
+from support.drive.clients import Client
+from support.fakes.pretend import PretendRun
 
 _ALPHABET = "0123456789-- +.eEx\u0660\u00b2\t%/\\\"'<>"
 

@@ -16,10 +16,10 @@ from penstock_edge.stream import direct_write
 from penstock_edge.stream.client import Client as Reader
 from penstock_edge.stream.hub import Hubs
 from penstock_edge.views.dialects import leg_view, view
-from support.clients import MakeEdge, Stream
-from support.nats import NatsServer
-from support.pretend import PretendRun
-from support.waiting import eventually
+from support.drive.clients import MakeEdge, Stream
+from support.drive.waiting import eventually
+from support.fakes.pretend import PretendRun
+from support.real.nats import NatsServer
 
 
 @pytest.fixture

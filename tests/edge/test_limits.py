@@ -22,9 +22,9 @@ from penstock_edge.stream.client import Client as Reader
 from penstock_edge.stream.hub import Hubs
 from penstock_edge.stream.open_streams import OTHER_FILES, OpenStreams
 from penstock_edge.views.dialects import view
-from support.clients import Client, MakeEdge
-from support.pretend import PretendRun
-from support.waiting import eventually
+from support.drive.clients import Client, MakeEdge
+from support.drive.waiting import eventually
+from support.fakes.pretend import PretendRun
 
 KIB = 1024
 

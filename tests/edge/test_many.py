@@ -16,10 +16,10 @@ from penstock_edge.sources.many import Many
 from penstock_edge.sources.sessions import Records
 from penstock_edge.stream.hub import Hubs
 from penstock_edge.views.framing import Sse
-from support.clients import Client, MakeEdge, Stream
-from support.nats import NatsServer
-from support.pretend import PretendRun
-from support.waiting import eventually
+from support.drive.clients import Client, MakeEdge, Stream
+from support.drive.waiting import eventually
+from support.fakes.pretend import PretendRun
+from support.real.nats import NatsServer
 
 PATH = "/v1/events"
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.bus import Bus, Stored, streams, subjects
 from penstock_edge.sources.history import LEAST, Past
-from support.pretend import PretendRun
+from support.fakes.pretend import PretendRun
 
 ROUNDS = 3 * LEAST
 

@@ -19,11 +19,11 @@ from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
 from penstock_edge.runs import open_runs
 from penstock_edge.runs.open_runs import OpenRuns
-from support.clients import Client, MakeEdge
-from support.issuer import SECRET
-from support.pretend import PretendRun
-from support.secured import bearer
-from support.waiting import eventually
+from support.drive.clients import Client, MakeEdge
+from support.drive.secured import bearer
+from support.drive.waiting import eventually
+from support.fakes.issuer import SECRET
+from support.fakes.pretend import PretendRun
 
 BODY = {"agent": "assistant", "message": "Hello"}
 

@@ -12,10 +12,10 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.sse import Parser
-from support.agno_surface import CONFIG
-from support.clients import Client, MakeEdge, Stream
-from support.pretend import PretendRun
-from support.repository import ROOT
+from support.drive.agno_surface import CONFIG
+from support.drive.clients import Client, MakeEdge, Stream
+from support.drive.repository import ROOT
+from support.fakes.pretend import PretendRun
 
 GOLDEN = ROOT / "tests/golden"
 DOCUMENT = ROOT / "tests/conformance/documents/adk.sse"

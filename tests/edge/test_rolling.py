@@ -16,11 +16,11 @@ import httpx
 import pytest
 
 from penstock.bus import Bus, BusSettings
-from support.bus import make_streams
-from support.deployment import Deployment, Instance
-from support.nats import NatsServer
-from support.pretend import PretendRun
-from support.waiting import eventually
+from support.drive.bus import make_streams
+from support.drive.waiting import eventually
+from support.fakes.pretend import PretendRun
+from support.real.deployment import Deployment, Instance
+from support.real.nats import NatsServer
 
 CLIENTS = 200
 RUNS = 20

@@ -15,8 +15,8 @@ from websockets.exceptions import InvalidStatus
 from penstock.bus import Bus, RawWriter
 from penstock.bus.records import DecideRequest, PauseRecord
 from penstock_edge.surfaces.adk import request as adk_request
-from support.clients import Client, MakeEdge, Stream
-from support.pretend import PretendApprovals, PretendRun, command_of
+from support.drive.clients import Client, MakeEdge, Stream
+from support.fakes.pretend import PretendApprovals, PretendRun, command_of
 
 EXAMPLE: dict[str, Any] = {
     "appName": "vana",

@@ -14,8 +14,8 @@ from penstock.bus import Bus, streams, subjects
 from penstock.bus.messages import raw_frame
 from penstock.bus.read.direct import read
 from penstock_edge.sources import locate
-from support.clients import Client, MakeEdge, Stream
-from support.pretend import PretendRun, command_of
+from support.drive.clients import Client, MakeEdge, Stream
+from support.fakes.pretend import PretendRun, command_of
 
 START = {"agent": "assistant", "message": "hello"}
 

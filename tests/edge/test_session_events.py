@@ -13,9 +13,9 @@ from websockets.asyncio.client import connect
 from penstock.bus import Bus, BusSettings, streams
 from penstock.sse import Frame
 from penstock_edge.views.dialects import ENCODERS
-from support.clients import Client, MakeEdge, Stream, contents
-from support.nats import NatsServer
-from support.pretend import PretendRun
+from support.drive.clients import Client, MakeEdge, Stream, contents
+from support.fakes.pretend import PretendRun
+from support.real.nats import NatsServer
 
 DIALECTS = ("canonical", "executions", "unified", "adk", "agno")
 JSON = {"accept": "application/json"}

@@ -21,9 +21,9 @@ from penstock.settings import Config
 from penstock.web.server import Server
 from penstock_edge.service import EdgeService
 from penstock_edge.settings import EdgeSettings
-from support.clients import Client, MakeEdge, Stream
-from support.pretend import PretendRun
-from support.waiting import eventually
+from support.drive.clients import Client, MakeEdge, Stream
+from support.drive.waiting import eventually
+from support.fakes.pretend import PretendRun
 
 WAIT_S = 15
 

@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from penstock.settings import AgentConfig, Config
-from support.agui_requests import run_input, tool, user
-from support.clients import Client, MakeEdge
+from support.drive.agui_requests import run_input, tool, user
+from support.drive.clients import Client, MakeEdge
 
 NOWHERE = "http://127.0.0.1:9"
 CONFIG = Config(

@@ -32,9 +32,9 @@ from penstock_edge.stream.client import Client
 from penstock_edge.stream.hub import Hubs
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.dialects import view
-from support.nats import NatsServer
-from support.pretend import PretendRun
-from support.world import World
+from support.drive.sync_bus import World
+from support.fakes.pretend import PretendRun
+from support.real.nats import NatsServer
 
 READ_S = 0.03
 RING_BYTES = 2_000  # some frames

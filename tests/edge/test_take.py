@@ -13,8 +13,8 @@ from penstock.bus.subjects import decide
 from penstock.web.problems import Problem
 from penstock_edge.runs import decide as handing_over
 from penstock_edge.runs.decide import take
-from support.bus import connected, new_run_id
-from support.nats import NatsServer
+from support.drive.bus import connected, new_run_id
+from support.real.nats import NatsServer
 
 YES = DecideRequest(by="ada", items=[Decided(item_id="t1", decision="approve")])
 

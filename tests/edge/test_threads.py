@@ -14,8 +14,8 @@ from penstock.bus import Bus
 from penstock.dialects.agui import RUNS, STRICT, AguiEncoder
 from penstock.dialects.agui.memory import remembered
 from penstock.sse import Frame
-from support.clients import Client, MakeEdge, Stream, contents
-from support.pretend import PretendApprovals, PretendRun
+from support.drive.clients import Client, MakeEdge, Stream, contents
+from support.fakes.pretend import PretendApprovals, PretendRun
 
 APPROVAL = str(uuid.uuid4())
 UNTIL_IDLE = "?until=idle"

@@ -12,7 +12,7 @@ from penstock.bus.read.direct import replay
 from penstock_edge.sources import unsettled as module
 from penstock_edge.sources.sessions import Session, settled
 from penstock_edge.sources.unsettled import Unsettled
-from support.pretend import PretendRun
+from support.fakes.pretend import PretendRun
 
 
 async def of(unsettled: Unsettled, bus: Bus, *runs: PretendRun) -> list[str]:

@@ -16,7 +16,7 @@ from penstock.bus.messages import RawFrame
 from penstock.events import TERMINAL, is_epilogue, parse, typed_data
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.fold import Placed, RunFold
-from support.raw import RUN_ID
+from support.fakes.raw import RUN_ID
 
 RECEIVED = "2026-11-20T10:00:00.000Z"
 MAX_FRAME_BYTES = 256 * 1024

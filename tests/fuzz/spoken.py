@@ -12,7 +12,8 @@ from penstock import sse
 from penstock.dialects.base import Encoder
 from penstock.sse import Frame, Parser
 from penstock_edge.views.dialects import ENCODERS
-from support import agui_out, agui_rules
+from support.drive import agui_out
+from support.recorded import agui_rules
 
 AUDIENCES = {str(audience): audience for audience in agui_out.AUDIENCES}
 SPOKEN: dict[str, Callable[[], Encoder]] = {

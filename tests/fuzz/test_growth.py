@@ -28,8 +28,8 @@ from penstock.dialects.base import MAX_OPEN
 from penstock.sse import Parser
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.fold import RunFold
-from support.canonical import event as canonical
-from support.raw import RUN_ID
+from support.fakes.raw import RUN_ID
+from support.recorded.canonical import event as canonical
 
 N = 150
 GROWTH = 2.4  # of work, when twice as much is sent; a square would be 4

@@ -19,11 +19,11 @@ from penstock_normalizer.backlog import Backlog, read
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.fold import RunFold
 from penstock_normalizer.service import NormalizerService
-from support.bus import connected, new_run_id
-from support.nats import NatsServer
-from support.pipeline import Event, pipeline
-from support.raw import Frames, agno, agno_text
-from support.waiting import eventually
+from support.drive.bus import connected, new_run_id
+from support.drive.pipeline import Event, pipeline
+from support.drive.waiting import eventually
+from support.fakes.raw import Frames, agno, agno_text
+from support.real.nats import NatsServer
 
 KIB = 1024
 OPEN = orjson.dumps({"agent": "a", "protocol": "agno", "session_id": "s", "user_id": "u"})

@@ -19,7 +19,7 @@ from penstock.events import TERMINAL, is_epilogue, parse, typed_data
 from penstock.sse import Frame
 from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.fold import Placed, RunFold
-from support.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, agno_text
+from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, agno_text
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 RECORDINGS = sorted(

@@ -13,11 +13,11 @@ from penstock_normalizer.decoders import DECODERS
 from penstock_normalizer.fold import RunFold
 from penstock_normalizer.pauses import Pauses
 from penstock_normalizer.service import NormalizerService
-from support.bus import connected, new_run_id
-from support.nats import NatsServer
-from support.pipeline import pipeline
-from support.raw import agno_pause
-from support.waiting import eventually
+from support.drive.bus import connected, new_run_id
+from support.drive.pipeline import pipeline
+from support.drive.waiting import eventually
+from support.fakes.raw import agno_pause
+from support.real.nats import NatsServer
 
 OPEN = orjson.dumps({"agent": "a", "protocol": "agno", "session_id": "s", "user_id": "u"})
 

@@ -39,11 +39,11 @@ from penstock_normalizer.index import RunIndex
 from penstock_normalizer.partitions import Partition
 from penstock_normalizer.service import NormalizerService
 from penstock_normalizer.settings import NormalizerSettings
-from support.bus import make_streams
-from support.letters import all_letters, publish, the_letter
-from support.nats import NatsServer, login
-from support.raw import agno, agno_approved, agno_pause, agno_text
-from support.waiting import eventually
+from support.drive.bus import make_streams
+from support.drive.dead_letters import all_letters, publish, the_letter
+from support.drive.waiting import eventually
+from support.fakes.raw import agno, agno_approved, agno_pause, agno_text
+from support.real.nats import NatsServer, login
 
 FAST: dict[str, Any] = {"partition_ttl_s": 2.0, "partition_renew_s": 0.3, "checkpoint_s": 0.1}
 

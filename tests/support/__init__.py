@@ -1,1 +1,1 @@
-"""What tests share: real servers, and readers of recordings."""
+"""What tests share: `fakes` misbehave, `real` runs servers, `drive` drives, `recorded` replays."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.guarded import Guarded
-from support.issuer import SECRET, JwksServer, Key
+from support.fakes.guarded_server import Guarded
+from support.fakes.issuer import SECRET, JwksServer, Key
 
 MakeGuarded = Callable[..., Awaitable[Guarded]]
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from support.guarded import REMOTE, Guarded, bearer
-from support.issuer import SECRET, token
+from support.fakes.guarded_server import REMOTE, Guarded, bearer
+from support.fakes.issuer import SECRET, token
 
 MakeGuarded = Callable[..., Any]
 

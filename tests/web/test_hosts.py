@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket
 from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
 from penstock.web.server import Server
-from support.issuer import SECRET, token
+from support.fakes.issuer import SECRET, token
 
 OURS = [
     "127.0.0.1",

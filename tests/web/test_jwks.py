@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from jwt.algorithms import RSAAlgorithm
 
 from penstock.web.auth.jwks import JwksFailure, usable
-from support.guarded import Guarded
-from support.issuer import JwksServer, Key, claims_of
-from support.waiting import eventually
+from support.drive.waiting import eventually
+from support.fakes.guarded_server import Guarded
+from support.fakes.issuer import JwksServer, Key, claims_of
 
 MakeGuarded = Callable[..., Any]
 

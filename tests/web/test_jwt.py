@@ -13,8 +13,8 @@ import jwt
 import orjson
 import pytest
 
-from support.guarded import Guarded, bearer
-from support.issuer import AUDIENCE, ISSUER, SECRET, JwksServer, Key, token
+from support.fakes.guarded_server import Guarded, bearer
+from support.fakes.issuer import AUDIENCE, ISSUER, SECRET, JwksServer, Key, token
 
 MakeGuarded = Callable[..., Any]
 

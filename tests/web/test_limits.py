@@ -13,8 +13,8 @@ from penstock.settings import AuthSettings
 from penstock.web.auth.errors import Refused
 from penstock.web.auth.identity import ANONYMOUS, Identity
 from penstock.web.auth.limits import LIMITED, MAX_BUCKETS, Held, Requests
-from support.guarded import SURFACES
-from support.issuer import SECRET, token
+from support.fakes.guarded_server import SURFACES
+from support.fakes.issuer import SECRET, token
 
 from .conftest import MakeGuarded
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.web.auth import StreamTokens
 from penstock.web.auth.identity import Identity
-from support.guarded import Kept, MemoryStore, StoreAway
+from support.fakes.guarded_server import Kept, MemoryStore, StoreAway
 
 
 class SlowStore(MemoryStore):

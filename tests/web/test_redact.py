@@ -11,8 +11,8 @@ import pytest
 
 from penstock.web.auth import redact_logs
 from penstock.web.auth.redact import redact
-from support.guarded import Guarded, bearer
-from support.issuer import token
+from support.fakes.guarded_server import Guarded, bearer
+from support.fakes.issuer import token
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbGljZSJ9.c2lnbmF0dXJl"
 STREAM_TOKEN = "pst_" + "Ab-_" * 10 + "xyz"

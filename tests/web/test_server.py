@@ -23,9 +23,9 @@ from penstock.web.auth.origins import is_local, is_loopback
 from penstock.web.auth.shapes import shape_of
 from penstock.web.problems import Problem
 from penstock.web.server import BindRefused, Server, check_bind
-from support.guarded import SURFACES, Guarded, bearer
-from support.issuer import SECRET, token
-from support.waiting import eventually
+from support.drive.waiting import eventually
+from support.fakes.guarded_server import SURFACES, Guarded, bearer
+from support.fakes.issuer import SECRET, token
 
 MakeGuarded = Callable[..., Any]
 APP = "https://app.example"

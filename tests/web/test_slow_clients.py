@@ -20,8 +20,8 @@ from websockets.exceptions import InvalidStatus
 from penstock.web.bodies import ignore_body, read_body
 from penstock.web.problems import Problem
 from penstock.web.server import Server
-from support.guarded import Guarded, bearer
-from support.issuer import SECRET, token
+from support.fakes.guarded_server import Guarded, bearer
+from support.fakes.issuer import SECRET, token
 
 HEAD_S, BODY_S, PATIENCE_S = 0.3, 0.4, 10.0
 HALF_A_HEAD = b"POST /read HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-"

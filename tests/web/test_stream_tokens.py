@@ -16,10 +16,10 @@ from penstock.web.auth.identity import Identity, act_as
 from penstock.web.auth.scopes import Permission
 from penstock.web.auth.stream_tokens import MAX_PER_USER, USED_EVERY_S
 from penstock.web.problems import Problem
-from support.guarded import Guarded, MemoryStore, StoreAway, bearer
-from support.issuer import token
-from support.nats import NatsServer
-from support.waiting import eventually
+from support.drive.waiting import eventually
+from support.fakes.guarded_server import Guarded, MemoryStore, StoreAway, bearer
+from support.fakes.issuer import token
+from support.real.nats import NatsServer
 
 EVENTS = "/v1/runs/r1/events"
 ALL = {"subjects": ["*.*"]}

@@ -1,7 +1,7 @@
 """How connectors divide runs, as states and steps: the code's writes, one by one.
 
 Two runs of one session; the first pauses once and is approved. Each function beside a step's name
-does what the method of that name does to the records (`support/steps.py` says which); what the code
+does what the method of that name does to the records (see `support/drive/steps.py`); what the code
 decides between two writes it decides here by the same records. `FIXED` is the code as it is.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from connector.model.explore import Move
-from support.steps import Step
+from support.drive.steps import Step
 
 RUNS = (0, 1)
 PAUSES = 0  # this run does, at the end of its first leg

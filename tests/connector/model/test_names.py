@@ -18,12 +18,12 @@ from connector.model.test_model import CANCELLED, KILLED_TWICE, explored
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
-from support.connectors import FAST, Hurt, connector_process
-from support.misbehaving import Misbehaving, agents, plays
-from support.nats import NatsServer
-from support.pipeline import Services, pipeline
-from support.raw import agno_approved, agno_pause
-from support.steps import CLAIMS, Step
+from support.drive.pipeline import Services, pipeline
+from support.drive.steps import CLAIMS, Step
+from support.fakes.misbehaving import Misbehaving, agents, plays
+from support.fakes.raw import agno_approved, agno_pause
+from support.real.connectors import FAST, Hurt, connector_process
+from support.real.nats import NatsServer
 
 WRITES = {"create", "put", "update", "delete", "_change"}
 # the body and a session's list of runs divide nothing; what fails is given back, and comes again

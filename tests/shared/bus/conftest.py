@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.bus import Bus
-from support.bus import connected, new_run_id
-from support.nats import NatsServer
+from support.drive.bus import connected, new_run_id
+from support.real.nats import NatsServer
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from penstock.bus import Bus, BusError, Stored, streams
 from penstock.bus.admin.advisories import exhausted
 from penstock.bus.state import deadletters
 from penstock.bus.subjects import MAX_DELIVERIES
-from support.bus import connected, event, new_run_id
-from support.letters import all_letters, publish, stored_command, the_letter
-from support.nats import NatsServer
-from support.nats_cluster import REPLICATED, cluster
-from support.waiting import eventually
+from support.drive.bus import connected, event, new_run_id
+from support.drive.dead_letters import all_letters, publish, stored_command, the_letter
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
+from support.real.nats_cluster import REPLICATED, cluster
 
 NANO = 1_000_000_000
 

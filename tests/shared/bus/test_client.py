@@ -25,10 +25,10 @@ from penstock.bus import (
 )
 from penstock.bus.errors import ApiError
 from penstock.bus.read import direct
-from support.bus import connected, event, publish_events
-from support.nats import NatsServer
-from support.ports import free_port
-from support.waiting import eventually
+from support.drive.bus import connected, event, publish_events
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
+from support.real.ports import free_port
 
 USERS = """
 accounts {

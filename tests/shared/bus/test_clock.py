@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from penstock.bus import Bus, BusUnavailable
 from penstock.bus.connection.clock import DRIFT, FIRST_ASKED, KEPT, Clock, Estimate, Exchange
-from support.bus import connected
-from support.clocks import server_steps
-from support.nats import NatsServer
+from support.drive.bus import connected
+from support.fakes.clocks import server_steps
+from support.real.nats import NatsServer
 
 BEGIN_S = 1_800_000_000.0  # the server's time when the monotonic clock of these tests is 0
 

@@ -27,10 +27,10 @@ from penstock.bus import (
 )
 from penstock.bus.read.follow import raw
 from penstock.bus.write import fence
-from support.bus import connected, event, new_run_id
-from support.nats import NatsServer
-from support.nats_cluster import REPLICATED, cluster
-from support.waiting import eventually
+from support.drive.bus import connected, event, new_run_id
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
+from support.real.nats_cluster import REPLICATED, cluster
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 from penstock.bus import Bus, BusUnavailable, Loss, Message, NotThereYet, streams, subjects
 from penstock.bus import bus as client
 from penstock.bus.state.continuity import MARGIN
-from support.bus import connected, event, new_run_id, publish_events
-from support.nats import NatsServer
-from support.older import copied, put_back
-from support.waiting import eventually
+from support.drive.bus import connected, event, new_run_id, publish_events
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
+from support.recorded.older_store import copied, put_back
 
 
 @pytest.fixture(autouse=True)

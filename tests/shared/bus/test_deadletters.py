@@ -7,9 +7,9 @@ from typing import Any
 
 from penstock.bus import Bus, BusSettings, Message, streams, subjects
 from penstock.bus.state import deadletters
-from support.bus import connected, new_run_id
-from support.letters import WHY, a_cancel, all_letters, buried, letter_about
-from support.nats import NatsServer
+from support.drive.bus import connected, new_run_id
+from support.drive.dead_letters import WHY, a_cancel, all_letters, buried, letter_about
+from support.real.nats import NatsServer
 
 
 async def test_a_letter_has_the_whole_message_and_why(bus: Bus) -> None:

@@ -9,8 +9,8 @@ import pytest
 from penstock.bus import Bus, BusUnavailable, messages, streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.read.direct import BATCH
-from support.bus import event, new_run_id, publish_events
-from support.nats import NatsServer
+from support.drive.bus import event, new_run_id, publish_events
+from support.real.nats import NatsServer
 
 
 async def numbers(bus: Bus, pattern: str, start: int = 1) -> list[int]:

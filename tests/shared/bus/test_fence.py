@@ -11,8 +11,8 @@ from penstock.bus import Bus, FenceConflict, Message, streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.write import fence
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, error_of
-from support.bus import connected, event, new_run_id
-from support.nats import NatsServer
+from support.drive.bus import connected, event, new_run_id
+from support.real.nats import NatsServer
 
 
 def raw(run_id: str, payload: bytes = b"frame") -> Message:

@@ -19,9 +19,9 @@ from penstock.bus.budget import weight
 from penstock.bus.read import direct
 from penstock.bus.read.follow import events, raw
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
-from support.bus import connected, event, new_run_id, publish_events
-from support.nats import NatsServer
-from support.waiting import eventually
+from support.drive.bus import connected, event, new_run_id, publish_events
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
 
 
 class Delivered:

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.bus import Bucket, Bus, BusError, Entry, Message, OutcomeUnknown
 from penstock.bus.state import kv
-from support.bus import connected
-from support.nats import NatsServer
-from support.waiting import eventually
+from support.drive.bus import connected
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from penstock.bus import (
     OutcomeUnknown,
 )
 from penstock.bus.state.leases import keep
-from support.bus import connected
-from support.clocks import server_steps
-from support.nats import NatsServer
-from support.waiting import eventually
+from support.drive.bus import connected
+from support.drive.waiting import eventually
+from support.fakes.clocks import server_steps
+from support.real.nats import NatsServer
 
 SHORT_S = 1.0
 

@@ -23,9 +23,9 @@ from penstock.bus import (
 )
 from penstock.bus.state import peers as peers_module
 from penstock.bus.subjects import alive
-from support.bus import connected
-from support.nats import NatsServer
-from support.waiting import eventually
+from support.drive.bus import connected
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
 
 LONG_S = 60.0  # a lease that does not run out during a test
 

@@ -17,10 +17,10 @@ from nats.aio.msg import Msg
 from penstock.bus import Bus, BusSettings, StartUpError
 from penstock.bus.admin import permissions, subscribers
 from penstock.bus.admin.permissions import NAMES, OPERATOR, SUBSCRIBER
-from support.bus import connected, event, new_run_id
-from support.nats import NatsServer, binary, login
-from support.repository import ROOT
-from support.waiting import eventually
+from support.drive.bus import connected, event, new_run_id
+from support.drive.repository import ROOT
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer, binary, login
 
 RUN = "0198c5a0-7b1e-7c3a-9d52-4f6e8a1b2c3d"
 DEPLOY = ROOT / "deploy" / "nats"

@@ -21,8 +21,8 @@ from penstock.bus import (
 )
 from penstock.bus.read import direct
 from penstock.bus.write.publisher import error_of
-from support.bus import connected, event, publish_events
-from support.nats import NatsServer
+from support.drive.bus import connected, event, publish_events
+from support.real.nats import NatsServer
 
 
 async def test_a_thousand_messages_in_flight_are_each_stored_once(bus: Bus, run_id: str) -> None:

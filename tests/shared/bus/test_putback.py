@@ -14,8 +14,8 @@ from penstock.bus.records import ContinueCommand, RunRecord, RunStatus, Sent
 from penstock.bus.state import deadletters
 from penstock.bus.state.deadletters import DeadLetter, Letter
 from penstock.bus.write import objects
-from support.bus import new_run_id
-from support.letters import a_cancel, buried, letter_about, stored_command
+from support.drive.bus import new_run_id
+from support.drive.dead_letters import a_cancel, buried, letter_about, stored_command
 
 
 async def run_that_is(bus: Bus, run_id: str, status: RunStatus, code: str | None = None) -> None:

@@ -13,9 +13,9 @@ from penstock.bus import Bus, FenceConflict, RawWriter, Stored, messages, stream
 from penstock.bus.messages import raw_frame
 from penstock.bus.read import direct
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
-from support.bus import connected
-from support.nats import NatsServer
-from support.waiting import eventually
+from support.drive.bus import connected
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
 
 
 async def writer_of(bus: Bus, run_id: str, connection: str = "pod/1") -> RawWriter:

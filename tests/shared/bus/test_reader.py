@@ -11,9 +11,9 @@ import pytest
 from penstock.bus import Bus, BusUnavailable, RawWriter, Reader, Stored, streams, subjects
 from penstock.bus.read.pull import Delivery
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
-from support.bus import event, new_run_id, publish_events
-from support.nats import NatsServer
-from support.waiting import eventually
+from support.drive.bus import event, new_run_id, publish_events
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
 
 
 class Read:

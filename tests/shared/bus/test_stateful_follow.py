@@ -23,10 +23,10 @@ from fuzz.cases import examples
 from penstock.bus import Bus, Follow, Stored
 from penstock.bus.read import direct
 from penstock.bus.read import follow as following
-from support.bus import event, new_run_id
-from support.nats import NatsServer
-from support.waiting import eventually
-from support.world import World
+from support.drive.bus import event, new_run_id
+from support.drive.sync_bus import World
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
 
 PROBE_S = 0.05
 

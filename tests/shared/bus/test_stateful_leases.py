@@ -27,8 +27,8 @@ from hypothesis.stateful import (
 
 from fuzz.cases import examples
 from penstock.bus import BusUnavailable, Entry, FairShare, OutcomeUnknown
-from support.nats import NatsServer
-from support.world import World
+from support.drive.sync_bus import World
+from support.real.nats import NatsServer
 
 PARTS = range(7)
 TTL_S = 6.0

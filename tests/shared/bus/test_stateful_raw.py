@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 from fuzz.cases import examples
 from penstock.bus import Bus, FenceConflict, RawWriter, messages, streams, subjects
 from penstock.bus.read import direct
-from support.bus import connected, new_run_id
-from support.nats import NatsServer
+from support.drive.bus import connected, new_run_id
+from support.real.nats import NatsServer
 
 PART_BYTES = 64  # so that a small payload goes as parts, in an atomic batch
 

@@ -23,10 +23,10 @@ from penstock.bus import (
 )
 from penstock.bus.admin import migrate
 from penstock.bus.streams import Retention
-from support.bus import connected, new_run_id, publish_events
-from support.nats import NatsServer
-from support.released import left, restore
-from support.repository import ROOT
+from support.drive.bus import connected, new_run_id, publish_events
+from support.drive.repository import ROOT
+from support.real.nats import NatsServer
+from support.recorded.released import left, restore
 
 DAY_NS = 86_400 * 10**9
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.bus import Bus, Message, subjects
 from penstock.bus.subjects import PARTITIONS, is_run_id, key_of, partition_of, run_id_of
-from support.bus import new_run_id
+from support.drive.bus import new_run_id
 
 
 async def test_partition_of_is_where_the_server_puts_a_run(bus: Bus) -> None:

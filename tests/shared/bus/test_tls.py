@@ -21,10 +21,10 @@ from cryptography.x509.oid import NameOID
 
 from penstock.bus import Bus, BusSettings, StartUpError
 from penstock.bus.connection.tls import Tls
-from support.bus import event, new_run_id
-from support.nats import NatsServer
-from support.ports import free_port
-from support.waiting import eventually
+from support.drive.bus import event, new_run_id
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
+from support.real.ports import free_port
 
 
 @dataclass

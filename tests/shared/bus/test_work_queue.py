@@ -15,9 +15,9 @@ import pytest
 from penstock.bus import Bus, BusUnavailable, Message, Retry, Stored, WorkQueue, streams
 from penstock.bus.read import pull
 from penstock.bus.subjects import MAX_DELIVERIES
-from support.bus import connected
-from support.nats import NatsServer
-from support.waiting import eventually
+from support.drive.bus import connected
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer
 
 _DIES = """
 import asyncio, os, signal, sys

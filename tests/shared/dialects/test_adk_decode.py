@@ -14,7 +14,7 @@ import pytest
 from penstock.dialects.adk import AdkDecoder
 from penstock.dialects.base import AgentFacts, Draft
 from penstock.events import CATALOGUE, TERMINAL, typed_data
-from support.goldens import Decisions, Scenario, check, render, replay, stream
+from support.recorded.goldens import Decisions, Scenario, check, render, replay, stream
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "adk"
 

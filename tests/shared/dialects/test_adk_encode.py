@@ -18,9 +18,9 @@ from penstock.dialects.base import AgentFacts, Draft, Pause
 from penstock.dialects.state import State
 from penstock.events import CATALOGUE, TERMINAL
 from penstock.sse import Frame, Parser, encode
-from support.canonical import Recorded, event, recorded, recorded_runs, run, type_of
-from support.goldens import check
-from support.raw import RUN_ID
+from support.fakes.raw import RUN_ID
+from support.recorded.canonical import Recorded, event, recorded, recorded_runs, run, type_of
+from support.recorded.goldens import check
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "encoded"
 

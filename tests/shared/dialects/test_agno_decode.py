@@ -10,7 +10,7 @@ import pytest
 
 from penstock.dialects.base import Draft
 from penstock.sse import Frame
-from support.agno import (
+from support.recorded.agno import (
     APPROVE,
     CONFIRM,
     REJECT,

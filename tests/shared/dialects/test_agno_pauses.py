@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.agno import (
+from support.recorded.agno import (
     APPROVE,
     CONFIRM,
     REJECT,

@@ -10,8 +10,8 @@ import pytest
 from penstock.dialects.base import Draft
 from penstock.events import CATALOGUE, TERMINAL, typed_data
 from penstock.sse import Parser
-from support.agno import GOLDEN, decoder, decoder_for, scenarios
-from support.goldens import Scenario, check, replay, stream
+from support.recorded.agno import GOLDEN, decoder, decoder_for, scenarios
+from support.recorded.goldens import Scenario, check, replay, stream
 
 each_scenario = pytest.mark.parametrize("scenario", scenarios(), ids=lambda each: each.name)
 

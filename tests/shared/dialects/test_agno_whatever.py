@@ -14,7 +14,7 @@ from penstock.dialects.agno.decode import AgnoDecoder
 from penstock.dialects.base import AgentFacts, Draft, Pause
 from penstock.events import TERMINAL, typed_data
 from penstock.sse import Frame
-from support.agno import decoder, feed
+from support.recorded.agno import decoder, feed
 
 _ENDS = {"RunCompleted", "RunError", "RunCancelled", "RunPaused"}
 _ENDS |= {f"Team{name}" for name in _ENDS}

@@ -10,7 +10,7 @@ import pytest
 from penstock.dialects.base import Draft, Pause
 from penstock.events import CATALOGUE, TERMINAL, typed_data
 from penstock.sse import Frame, Parser
-from support.agui import (
+from support.recorded.agui import (
     GOLDEN,
     decoder,
     decoder_for,
@@ -21,7 +21,7 @@ from support.agui import (
     scenarios,
     types,
 )
-from support.goldens import Scenario, check, replay, stream
+from support.recorded.goldens import Scenario, check, replay, stream
 
 each_scenario = pytest.mark.parametrize("scenario", scenarios(), ids=lambda each: each.name)
 

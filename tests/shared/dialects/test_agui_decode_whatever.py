@@ -14,7 +14,7 @@ from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import Draft, Pause
 from penstock.events import TERMINAL, typed_data
 from penstock.sse import Frame
-from support.agui import decoder, feed
+from support.recorded.agui import decoder, feed
 
 _ENDS = ["RUN_FINISHED", "RUN_ERROR"]
 _THINKING = ["START", "TEXT_MESSAGE_START", "TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_END", "END"]

@@ -17,7 +17,7 @@ from penstock.dialects.agui.interrupts import UnclearAnswer, decided
 from penstock.dialects.agui.memory import Memory
 from penstock.dialects.agui.prelude import remember
 from penstock.dialects.agui.vocabulary import is_modern
-from support.agui_out import (
+from support.drive.agui_out import (
     STRICT_059,
     STRICT_1,
     THREAD,
@@ -29,8 +29,8 @@ from support.agui_out import (
     of_type,
     types,
 )
-from support.agui_rules import faults
-from support.raw import RUN_ID
+from support.fakes.raw import RUN_ID
+from support.recorded.agui_rules import faults
 
 ID = scope_of(RUN_ID)
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.dialects.agui import RUNS, STRICT, prelude
-from support.agui_client import SCRIPTS, VERSIONS, Client, Verdict, running
-from support.agui_out import AUDIENCES, THREAD, Audience, Event, Run, frames, recorded, wire
-from support.raw import RUN_ID
+from support.drive.agui_out import AUDIENCES, THREAD, Audience, Event, Run, frames, recorded, wire
+from support.fakes.raw import RUN_ID
+from support.real.agui_client import SCRIPTS, VERSIONS, Client, Verdict, running
 
 INPUT = {"threadId": THREAD, "runId": "run-1"}
 each_audience = pytest.mark.parametrize("audience", AUDIENCES, ids=str)

@@ -12,10 +12,19 @@ from hypothesis import strategies as st
 from penstock.dialects.agui import STRICT, Phase, prelude
 from penstock.dialects.agui.profiles import COUNTERS
 from penstock.events import CATALOGUE, TERMINAL
-from support.agui_client import SCRIPTS
-from support.agui_out import AUDIENCES, Audience, Event, decoded, encoded, frames, recorded, wire
-from support.agui_rules import faults, remarks, wire_faults
-from support.raw import RUN_ID
+from support.drive.agui_out import (
+    AUDIENCES,
+    Audience,
+    Event,
+    decoded,
+    encoded,
+    frames,
+    recorded,
+    wire,
+)
+from support.fakes.raw import RUN_ID
+from support.real.agui_client import SCRIPTS
+from support.recorded.agui_rules import faults, remarks, wire_faults
 
 CASES = json.loads((SCRIPTS / "rules_cases.json").read_text())
 each_audience = pytest.mark.parametrize("audience", AUDIENCES, ids=str)

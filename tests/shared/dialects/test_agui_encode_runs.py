@@ -8,7 +8,7 @@ import pytest
 
 from penstock.dialects.agui.ids import unscoped
 from penstock.events import TERMINAL
-from support.agui_out import (
+from support.drive.agui_out import (
     RUNS_1,
     STRICT_1,
     THREAD,

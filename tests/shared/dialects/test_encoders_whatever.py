@@ -17,7 +17,7 @@ from penstock.dialects.agno.output import run_output
 from penstock.dialects.base import Encoder
 from penstock.dialects.unified import UnifiedEncoder
 from penstock.events import CATALOGUE, parse, typed_data
-from support.canonical import event, recorded_runs, run
+from support.recorded.canonical import event, recorded_runs, run
 
 ENCODERS: dict[str, Callable[[], Encoder]] = {
     "unified": UnifiedEncoder,

@@ -15,8 +15,8 @@ from penstock.dialects.agno.calls import Calls
 from penstock.dialects.approved import MAX_SHOWN_BYTES, same_args, warning
 from penstock.dialects.base import AgentFacts, Decoder, Draft
 from penstock.events import typed_data
-from support import agno, agui
-from support.goldens import Scenario, replay
+from support.recorded import agno, agui
+from support.recorded.goldens import Scenario, replay
 
 ADK = Path(__file__).parents[2] / "golden" / "adk"
 ADK_CALL = "adk-0577edc3-91c5-42ea-ac80-cf16391696d6"

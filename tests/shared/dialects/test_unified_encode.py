@@ -14,9 +14,9 @@ from jsonschema import Draft202012Validator
 
 from penstock.dialects.unified import CATEGORY_OF, UNTOLD, UnifiedEncoder, selected
 from penstock.events import CATALOGUE, TERMINAL
-from support.canonical import Recorded, event, recorded, recorded_runs, run
-from support.goldens import check
-from support.raw import RUN_ID
+from support.fakes.raw import RUN_ID
+from support.recorded.canonical import Recorded, event, recorded, recorded_runs, run
+from support.recorded.goldens import check
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "encoded" / "unified"
 

@@ -15,10 +15,10 @@ import orjson
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from support.bus import make_streams
 from support.chaos.links import Link
-from support.nats import NatsServer
-from support.nats_cluster import cluster
+from support.drive.bus import make_streams
+from support.real.nats import NatsServer
+from support.real.nats_cluster import cluster
 
 _CALL_TIMEOUT_S = 2.0
 _WHOLE_TIMEOUT_S = 120.0

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import httpx
 
-from support import servers
 from support.chaos.hurt_at import HURT
-from support.clocks import ShiftedClock, libfaketime
-from support.ports import free_port
-from support.repository import ROOT
-from support.waiting import eventually, wait_for
+from support.drive.repository import ROOT
+from support.drive.waiting import eventually, wait_for
+from support.fakes.clocks import ShiftedClock, libfaketime
+from support.real import servers
+from support.real.ports import free_port
 
 CANNOT_START = 2  # the exit code of a service that finds no bus: it is started again
 _READY_TIMEOUT_S = 120

@@ -44,8 +44,8 @@ from support.chaos.plans import ASKING, Agent, agui_scripts, plans
 from support.chaos.recorder import Recorder, recorder
 from support.chaos.report import Report, Wait
 from support.chaos.schedule import EVERYTHING, MAJORITY, Fault, Shape, schedule, shown
-from support.older import copied, put_back
-from support.upstreams import Upstream
+from support.real.upstreams import Upstream
+from support.recorded.older_store import copied, put_back
 
 
 def _splits(fault: Fault) -> bool:

@@ -14,8 +14,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from support.dies_at import hurt_at
-from support.steps import Step
+from support.drive.steps import Step
+from support.real.dies_at import hurt_at
 
 HURT = "PENSTOCK_TEST_HURT"
 

@@ -1,0 +1,1 @@
+"""What drives a test: clients, runs, waiting, checks, and the tables that tests go through."""

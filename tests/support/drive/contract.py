@@ -1,0 +1,28 @@
+"""The committed contract as tests read it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from support.drive.repository import ROOT
+
+CONTRACT = ROOT / "deploy/contract"
+
+
+def schemas(folder: str = "schemas") -> dict[str, dict[str, Any]]:
+    """Every schema under deploy/contract/<folder>, by its path without `.json`."""
+    base = CONTRACT / folder
+    return {
+        path.relative_to(base).with_suffix("").as_posix(): json.loads(path.read_text())
+        for path in sorted(base.rglob("*.json"))
+    }
+
+
+def block(heading: str, language: str) -> str:
+    """The code block of `language` under the heading `## …` of consuming.md."""
+    document = (CONTRACT / "consuming.md").read_text()
+    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", document, re.MULTILINE | re.DOTALL))
+    [code] = re.findall(rf"^```{language}\n(.*?)^```", sections[heading], re.MULTILINE | re.DOTALL)
+    return str(code)

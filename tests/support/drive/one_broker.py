@@ -1,0 +1,165 @@
+"""Services over one server, which goes away, fills up, and does not let them do things."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.bus import Bus, BusSettings, Message, StreamFull
+from support.drive.waiting import eventually
+from support.drive.watching import Watches, streamer, watched
+from support.fakes.cutter import Gate
+from support.fakes.misbehaving import Misbehaving, misbehaving
+from support.real.deployment import Deployment, Instance, deployment
+from support.real.nats import NatsServer
+
+STORE_BYTES = 256 * 1024 * 1024
+BALLAST = "BALLAST"
+
+_USERS = """authorization { users: [
+  { user: operator, password: right }
+  { user: services, password: right, permissions: {
+      publish: { deny: [%s] }, subscribe: { deny: [%s] } } }
+] }"""
+
+
+def permissions(publish: str = "", subscribe: str = "") -> str:
+    """The services may do all but this."""
+    return _USERS % (f'"{publish}"' * bool(publish), f'"{subscribe}"' * bool(subscribe))
+
+
+@dataclass
+class OneBroker:
+    """One of each service, and a second connector behind the gate.
+
+    `flood` is an agent server that is scripted; the agent `streamer` sends `frames`, 20 a second.
+    """
+
+    nats: NatsServer
+    gate: Gate
+    penstock: Deployment
+    flood: Misbehaving
+    frames: int
+
+    async def started(self, runs: int = 4) -> Watches:
+        """Runs that are under way, watched."""
+        watches = await watched(self.penstock, runs)
+        await watches.under_way()
+        return watches
+
+    async def start(self) -> tuple[int, str]:
+        """POST /v1/runs: the status, and what is said. It must not hang."""
+        async with asyncio.timeout(12):
+            answer = await self.penstock.http.post(
+                f"{self.penstock.edge()}/v1/runs", json={"agent": "streamer", "message": "go"}
+            )
+        return answer.status_code, str(answer.json().get("detail", ""))
+
+    async def statuses(self) -> set[str]:
+        """Of all runs that are listed."""
+        answer = await self.penstock.http.get(f"{self.penstock.edge()}/v1/runs")
+        return {run["status"] for run in answer.json()["runs"]}
+
+    async def works(self) -> None:
+        """All are ready, and a run goes through."""
+        await self.are_ready()
+        await (await watched(self.penstock, 1)).end(self.frames)
+
+    # what the services say
+
+    async def reasons(self, instance: Instance) -> str:
+        """What /readyz says: nothing while it is ready."""
+        answer = await self.penstock.http.get(f"{instance.probes}/readyz")
+        (reasons,) = answer.json()["services"].values()
+        assert (answer.status_code == 200) is (not reasons)
+        return "; ".join(reasons)
+
+    async def are_ready(self) -> None:
+        async def probe() -> bool:
+            return not any([await self.reasons(each) for each in self.penstock.instances])
+
+        await eventually(probe, 40, "all services are ready")
+
+    async def is_not_ready(self, instance: Instance, because: str) -> None:
+        async def probe() -> bool:
+            return because in await self.reasons(instance)
+
+        await eventually(probe, 20, f"{instance.service} is not ready: {because}")
+
+    async def none_is_ready(self, because: str) -> None:
+        for instance in self.penstock.instances:
+            await self.is_not_ready(instance, because)
+
+    async def refusals(self, instance: Instance, why: str) -> float:
+        """What the metric counts."""
+        text = (await self.penstock.http.get(f"{instance.probes}/metrics")).text
+        lines = [line for line in text.splitlines() if line.startswith("penstock_nats_refused")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if f'why="{why}"' in line)
+
+    def none_has_ended(self) -> None:
+        for instance in self.penstock.instances:
+            assert instance.process.popen.poll() is None, instance.service
+
+    # what the operator does
+
+    @asynccontextmanager
+    async def operator(self) -> AsyncIterator[Bus]:
+        settings = BusSettings(url=self.nats.url, user="operator", password="right")
+        bus = await Bus.connect(settings, ensure=False)
+        try:
+            yield bus
+        finally:
+            await bus.close()
+
+    async def edit(self, bus: Bus, stream: str, **fields: Any) -> None:
+        """Change a stream."""
+        config = (await bus.api(f"STREAM.INFO.{stream}"))["config"]
+        await bus.api(f"STREAM.UPDATE.{stream}", {**config, **fields})
+
+    async def fill(self, bus: Bus) -> None:
+        """Use up all that the server may store."""
+        config = {"name": BALLAST, "subjects": ["ballast"], "storage": "file"}
+        await bus.api(f"STREAM.CREATE.{BALLAST}", config)
+        for size_bytes in (512 * 1024, 1024, 1):
+            try:
+                while True:
+                    await bus.publisher.publish(Message("ballast", b"x" * size_bytes, {}))
+            except StreamFull:
+                continue
+
+
+@asynccontextmanager
+async def one_broker(folder: Path, frames: int, **settings: Any) -> AsyncIterator[OneBroker]:
+    """All of it, ready."""
+    nats = NatsServer(
+        folder / "nats",
+        name="one nats",
+        config=permissions(),
+        users=False,
+        jetstream=f"max_file_store: {STORE_BYTES}",
+    )
+    async with AsyncExitStack() as stack:
+        stack.callback(nats.remove)
+        nats.start()
+        gate = Gate(nats.port)
+        await gate.serve()
+        stack.push_async_callback(gate.close)
+        flood = await stack.enter_async_context(misbehaving())
+        agents = [
+            {"id": "streamer", **await stack.enter_async_context(streamer(folder, frames, 20))},
+            {"id": "flood", "protocol": "agno", "url": flood.url},
+        ]
+        settings |= {"nats_user": "services", "nats_password": "right", "nats_passwords": ""}
+        penstock = await stack.enter_async_context(
+            deployment(nats.url, folder, agents, count=0, **settings)
+        )
+        services = ("normalizer", "approvals", "connector", "edge")
+        await asyncio.gather(*(penstock.start(service) for service in services))
+        penstock.nats_url = f"nats://127.0.0.1:{gate.port}"
+        await penstock.start("connector")
+        penstock.nats_url = nats.url
+        yield OneBroker(nats, gate, penstock, flood, frames)

@@ -1,0 +1,313 @@
+"""Services of Penstock in this process, over a real NATS server, and runs driven without the edge.
+
+```python
+async with pipeline(nats_server.url, config) as penstock:
+    run_id = await penstock.start_run("assistant", "confirm A note")
+    *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
+    await penstock.decide(paused.data["approval_id"], "approve")
+    events = await penstock.ended(run_id)
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import orjson
+import uuid_utils
+
+from penstock.bus import Bus, BusSettings, Message, messages, streams, subjects
+from penstock.bus.messages import RawFrame, raw_frame
+from penstock.bus.read import direct, follow
+from penstock.bus.records import (
+    ApprovalRecord,
+    CancelCommand,
+    ContinueCommand,
+    Decided,
+    DecideReply,
+    DecideRequest,
+    Decision,
+    RunRecord,
+    StartCommand,
+)
+from penstock.bus.write import objects
+from penstock.service import Service, connect, drain, stop
+from penstock.settings import Config, Settings
+from penstock.web.server import Server
+from penstock_approvals.service import ApprovalsService
+from penstock_connector.service import ConnectorService
+from penstock_normalizer.service import NormalizerService
+from support.drive.waiting import eventually
+
+Services = tuple[type[Service], ...]
+PIPELINE: Services = (NormalizerService, ApprovalsService, ConnectorService)
+TERMINAL = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One canonical event as it stands in EVENTS; `body` is its whole envelope."""
+
+    type: str
+    sequence: int
+    leg: int
+    data: dict[str, Any]
+    body: dict[str, Any]
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A run's events so far; `moved` is set with each that comes."""
+
+    follow: follow.Follow | None = None
+    stored: list[direct.Stored] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def deliver(self, batch: list[direct.Stored]) -> None:
+        self.stored.extend(batch)
+        self.moved.set()
+
+    async def read(self, bus: Bus) -> None:
+        """What has come, large ones from the object store."""
+        while len(self.events) < len(self.stored):
+            self.events.append(await _event(bus, self.stored[len(self.events)]))
+
+
+class Pipeline:
+    """What runs, and how a test speaks with it. `http` reaches the routes of all services."""
+
+    def __init__(self, bus: Bus, services: Sequence[Service], http: httpx.AsyncClient) -> None:
+        self.bus = bus
+        self.services = services
+        self.http = http
+        self._followed: dict[str, _Followed] = {}
+
+    async def start_run(self, agent: str, message: str = "", **fields: Any) -> str:
+        """What the edge does: the run's record, then the command. Returns the run id.
+
+        `fields` are those of `StartCommand`; the run and its session are new unless named.
+        """
+        command = await self.register(agent, message, **fields)
+        await self.command("start", command)
+        return command.run_id
+
+    async def register(self, agent: str, message: str = "", **fields: Any) -> StartCommand:
+        """The run's record alone, and the command that would start it."""
+        now = messages.now()
+        run_id = fields.get("run_id") or new_run_id()
+        common = {
+            "run_id": run_id,
+            "agent": agent,
+            "session_id": f"s-{run_id}",
+            "user_id": "u1",
+            "message": message,
+            "created_at": now,
+            **fields,
+        }
+        record = RunRecord.model_validate({**common, "updated_at": now})
+        await self.bus.bucket("runs").create(run_id, record.dump())
+        return StartCommand.model_validate(common)
+
+    async def cancel(self, run_id: str, by: str = "u1") -> None:
+        """Ask for the run's end; `ended` tells when it has come."""
+        await self.command("cancel", CancelCommand(run_id=run_id, by=by))
+
+    async def command(
+        self, kind: str, command: StartCommand | ContinueCommand | CancelCommand
+    ) -> None:
+        """Publish a command to the connectors; the same one twice is stored twice."""
+        await self.publish(kind, command.run_id, command.dump())
+
+    async def publish(self, kind: str, run_id: str, payload: bytes) -> None:
+        """Publish what may be no command at all."""
+        subject = subjects.command("connector", kind, run_id)
+        await self.bus.publisher.publish(Message(subject, payload, {}))
+
+    async def decide(
+        self,
+        approval_id: str,
+        decision: str = "approve",
+        *,
+        note: str | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> DecideReply:
+        """The same decision for every item; `values` by item id."""
+        approval = await self.approval(approval_id)
+        items = [
+            Decided.model_validate(
+                {
+                    "item_id": item["item_id"],
+                    "decision": decision,
+                    "value": (values or {}).get(item["item_id"]),
+                }
+            )
+            for item in approval.items
+        ]
+        return await self.ask(approval_id, DecideRequest(by="someone", note=note, items=items))
+
+    async def ask(self, approval_id: str, request: DecideRequest) -> DecideReply:
+        """The core request that carries a decision."""
+        answer = await self.bus.request(subjects.decide(approval_id), request.dump(), 5)
+        return DecideReply.model_validate_json(answer.data)
+
+    async def write_down(self, command: ContinueCommand, requested: Event) -> None:
+        """The decision that brings this command, as the approvals service would keep it."""
+        now = messages.now()
+        decision = Decision(outcome="approved", by="someone", at=now, items=command.items)
+        record = ApprovalRecord(
+            approval_id=command.approval_id,
+            run_id=command.run_id,
+            agent=command.agent,
+            session_id=command.session_id,
+            user_id=command.user_id,
+            leg=command.leg - 1,
+            status="decided",
+            digest=requested.data["digest"],
+            items=requested.data["items"],
+            requested_at=now,
+            updated_at=now,
+            decision=decision,
+        )
+        await self.bus.bucket("approvals").put(command.approval_id, record.dump())
+
+    async def continue_command(self, approval_id: str) -> ContinueCommand:
+        """The command that a decision brought, to be delivered once more."""
+        approval = await self.approval(approval_id)
+        command = approval.going_on()
+        assert command is not None
+        return command
+
+    async def approval(self, approval_id: str) -> ApprovalRecord:
+        """The request as the approvals service keeps it, once it does."""
+
+        async def kept() -> ApprovalRecord | None:
+            entry = await self.bus.bucket("approvals").get(approval_id)
+            if entry is None:
+                return None
+            value = await objects.unwrap(self.bus, entry.value or b"")
+            return ApprovalRecord.model_validate_json(value)
+
+        found = await eventually(kept, what=f"the approval {approval_id}")
+        assert found is not None
+        return found
+
+    async def record(self, run_id: str) -> RunRecord:
+        """The run in the list of runs; it moves right after the event that moves it."""
+        entry = await self.bus.bucket("runs").get(run_id)
+        assert entry is not None
+        return RunRecord.model_validate_json(entry.value or b"")
+
+    async def events_until(
+        self, run_id: str, until: str | Callable[[Event], bool], timeout_s: float = 20
+    ) -> list[Event]:
+        """The run's events from its first to the first that is `until`: a type, or a predicate."""
+        matches = until if callable(until) else lambda event: event.type == until
+        followed = await self._follow(run_id)
+        seen = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    await followed.read(self.bus)
+                    while seen < len(followed.events):
+                        seen += 1
+                        if matches(followed.events[seen - 1]):
+                            return followed.events[:seen]
+                    if seen == len(followed.stored):
+                        followed.moved.clear()
+                        await followed.moved.wait()
+        except TimeoutError:
+            types = [event.type for event in followed.events]
+            raise TimeoutError(f"{until} did not come in {timeout_s:g} s, but {types}") from None
+
+    async def ended(self, run_id: str, timeout_s: float = 20) -> list[Event]:
+        """The run's events up to its terminal one."""
+        return await self.events_until(run_id, lambda event: event.type in TERMINAL, timeout_s)
+
+    async def raw(self, run_id: str, writer: str = "upstream") -> list[RawFrame]:
+        """The source frames that stand in RAW, in order."""
+        pattern = subjects.raw_stored(run_id, writer)
+        return [raw_frame(stored) async for stored in direct.replay(self.bus, streams.RAW, pattern)]
+
+    async def body(self, run_id: str, leg: int = 1) -> bytes:
+        """The upstream's body as RAW has it: of all the leg's connections."""
+        return b"".join(
+            frame.payload
+            for frame in await self.raw(run_id)
+            if frame.leg == leg and frame.kind in ("bytes", "part")
+        )
+
+    async def stop_following(self) -> None:
+        """Called at the end of the pipeline."""
+        for followed in self._followed.values():
+            if followed.follow is not None:
+                await followed.follow.stop()
+
+    async def _follow(self, run_id: str) -> _Followed:
+        if run_id not in self._followed:
+            followed = self._followed[run_id] = _Followed()
+            followed.follow = follow.Follow(self.bus, follow.events(run_id), 1, followed.deliver)
+            await followed.follow.start()
+        return self._followed[run_id]
+
+
+@asynccontextmanager
+async def pipeline(
+    nats_url: str,
+    config: Config,
+    services: Sequence[type[Service]] = PIPELINE,
+    **settings: Any,
+) -> AsyncIterator[Pipeline]:
+    """These services, each with a connection of its own, their routes under one free port.
+
+    Name a service twice to have two of it. `settings` are those of any service, e.g.
+    `pod_ttl_s=2`; each takes what is its own.
+    """
+    given = {"nats_url": nats_url, "port": 0, "drain_s": 0.5, **settings}
+    common = Settings(**given)
+    started: list[Service] = []
+    bus = await Bus.connect(BusSettings(url=nats_url, name="test"))
+    try:
+        for service_type in services:
+            context = await connect(service_type, common, config)
+            own = service_type.settings_type(**given)
+            started.append(service_type(replace(context, settings=own)))
+        for service in started:
+            await service.run()
+        server = Server([route for each in started for route in each.routes], "127.0.0.1", 0)
+        await server.start()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+            made = Pipeline(bus, started, http)
+            try:
+                yield made
+            finally:
+                await made.stop_following()
+                await server.stop()
+    finally:
+        await drain(started, common.drain_s)
+        await stop(started)
+        for service in started:
+            await service.bus.close()
+        await bus.close()
+
+
+def new_run_id() -> str:
+    """As the edge makes them."""
+    return str(uuid_utils.uuid7())
+
+
+def types(events: Sequence[Event]) -> list[str]:
+    """The events' types."""
+    return [event.type for event in events]
+
+
+async def _event(bus: Bus, stored: direct.Stored) -> Event:
+    body = orjson.loads(await objects.unwrap(bus, stored.payload))
+    named = f"{body['event']['category']}.{body['event']['action']}"
+    return Event(named, body["sequence"], body["leg"], body["data"], body, stored.headers)

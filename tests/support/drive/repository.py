@@ -1,0 +1,37 @@
+"""The repository as tests see it: its members and the files that belong to it."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+
+_MADE = {".git", ".venv", ".penstock", ".hypothesis", "__pycache__", "build", "dist"}
+
+
+def files() -> list[Path]:
+    """What git tracks or would; all that is not made, where this is no checkout."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        paths = [ROOT / name.decode() for name in listed.stdout.split(b"\0") if name]
+    else:
+        paths = [path for path in ROOT.rglob("*") if not _MADE & set(path.parts)]
+    return sorted(path for path in paths if path.is_file())
+
+
+def toml(path: str) -> dict[str, Any]:
+    """A TOML file of the repository."""
+    return tomllib.loads((ROOT / path).read_text())
+
+
+def services() -> list[str]:
+    """The services' names, by their folders."""
+    return sorted(path.parent.name for path in ROOT.glob("services/*/pyproject.toml"))

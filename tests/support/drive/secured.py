@@ -1,0 +1,207 @@
+"""Penstock's services with authentication, as `serve` runs them, and things of Alice's in them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import uuid_utils
+
+from penstock.bus import Bus, BusSettings, messages, subjects
+from penstock.bus.records import ApprovalRecord, StartCommand
+from penstock.service import Service, Stop, serve
+from penstock.settings import AgentConfig, AuthSettings, Config, Settings
+from penstock_approvals.service import ApprovalsService
+from penstock_edge.service import EdgeService
+from support.drive.access import Row
+from support.drive.clients import Stream
+from support.fakes.issuer import SECRET, token
+from support.fakes.pretend import PretendConnector, PretendRun
+from support.real.ports import free_port
+
+NOWHERE = "http://127.0.0.1:9"
+CONFIG = Config(
+    agents=[
+        AgentConfig(id="assistant", protocol="agno", url=NOWHERE, agent="demo", topology_id=123),
+        AgentConfig(id="squad", protocol="agno", url=NOWHERE, kind="team"),
+        AgentConfig(id="flow", protocol="agno", url=NOWHERE, kind="workflow"),
+        AgentConfig(id="helper", protocol="adk", url=NOWHERE, agent="vana"),
+    ]
+)
+KINDS = {"/agents": "assistant", "/teams": "squad", "/workflows": "flow"}
+SLOW = "take your time"
+FRAME = b'data: {"author": "vana", "content": {"parts": [{"text": "Hello"}]}}\n\n'
+
+
+def bearer(user: str = "alice", **claims: Any) -> dict[str, str]:
+    """The header of a user's token; without a `scope`, a plain user's."""
+    return {"authorization": f"Bearer {token(sub=user, **claims)}"}
+
+
+async def play(run: PretendRun, command: StartCommand) -> None:
+    """What every run that is started does: it says hello, or begins and goes on for ever."""
+    run.session_id = command.session_id
+    await run.started()
+    if command.message == SLOW:
+        return
+    await run.leg(FRAME)
+    await run.text("Hello")
+    await run.completed("Hello")
+
+
+class Secured:
+    """The services under one port, and what the tests ask of them."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient, bus: Bus) -> None:
+        self.url = url
+        self.http = http
+        self.bus = bus
+        self._runs: dict[str, PretendRun] = {}
+
+    async def ask(
+        self, row: Row, headers: dict[str, str], user: str = "alice", **given: str
+    ) -> httpx.Response:
+        """The row's request about things of Alice's."""
+        names = {**await self.given(row), **given}
+        body = row.bob if user == "bob" and row.bob is not None else row.body
+        content = None
+        if body is not None:
+            text = orjson.dumps(body).decode()
+            for name, value in names.items():
+                text = text.replace(f"{{{name}}}", value)
+            content, headers = text, {**headers, "content-type": "application/json"}
+        return await self.http.request(
+            row.method,
+            row.route.format(**names) + row.query,
+            headers={**row.headers, **headers},
+            content=content,
+        )
+
+    async def given(self, row: Row) -> dict[str, str]:
+        """What the names in the row's path and body stand for: things of Alice's."""
+        agent = next((id for path, id in KINDS.items() if row.route.startswith(path)), "assistant")
+        # what a request changes is its own
+        run = await (self.finished() if "{session}" in row.route else self.run(agent))
+        names = {"app": "assistant", "user": "alice", "id": agent, "new": str(uuid_utils.uuid7())}
+        names |= {"run_id": run.run_id, "session": run.session_id, "session_id": run.session_id}
+        names["artifact"] = "report.txt"
+        if "{approval_id}" in row.route:
+            names["approval_id"] = await self.approval(run)
+        if "{token_id}" in row.route:
+            made = await self.token(subjects=["*.*"])
+            names["token_id"] = made["id"]
+        return names
+
+    async def run(self, agent: str = "assistant", user: str = "alice") -> PretendRun:
+        """A finished run of theirs, the same one each time."""
+        key = f"{user} {agent}"
+        if key not in self._runs:
+            self._runs[key] = await self.finished(agent, user, f"session-of-{agent}")
+        return self._runs[key]
+
+    async def finished(
+        self, agent: str = "assistant", user: str = "alice", session_id: str = ""
+    ) -> PretendRun:
+        """A finished run of theirs; without a session, in one of its own."""
+        run = PretendRun(self.bus, session_id=session_id or f"session-{uuid_utils.uuid7()}")
+        await run.join(user_id=user, agent=agent)
+        await run.started()
+        await run.leg(FRAME)
+        await run.text(f"for {user} alone")
+        await run.completed("done")
+        return run
+
+    async def live(self, user: str = "alice") -> PretendRun:
+        """A run of theirs that goes on."""
+        run = PretendRun(self.bus, session_id=f"session-{uuid_utils.uuid7()}")
+        await run.join(user_id=user)
+        await run.started()
+        return run
+
+    async def approval(self, run: PretendRun, user: str = "alice") -> str:
+        """A pause that waits for a decision about the item `c1`."""
+        approval_id = str(uuid_utils.uuid7())
+        now = messages.now()
+        record = ApprovalRecord(
+            approval_id=approval_id,
+            run_id=run.run_id,
+            agent="assistant",
+            session_id=run.session_id,
+            user_id=user,
+            leg=1,
+            digest="d",
+            items=[{"item_id": "c1", "kind": "confirmation"}],
+            requested_at=now,
+            updated_at=now,
+        )
+        await self.bus.bucket("approvals").put(approval_id, record.dump())
+        alias = {"approval_id": approval_id, "run_id": run.run_id, "leg": 1, "item_id": "c1"}
+        key = subjects.key_of("approval", "assistant", run.session_id, "c1")
+        await self.bus.bucket("aliases").put(key, orjson.dumps(alias))
+        return approval_id
+
+    async def stands(self, approval_id: str) -> None:
+        """Nobody has decided it."""
+        answer = await self.http.get(f"/v1/approvals/{approval_id}", headers=bearer())
+        assert answer.json()["status"] == "pending"
+
+    async def token(self, user: str = "alice", **limits: Any) -> dict[str, Any]:
+        """A stream token of theirs, as POST /v1/tokens tells it."""
+        answer = await self.http.post("/v1/tokens", json=limits, headers=bearer(user))
+        assert answer.status_code == 201, answer.text
+        made: dict[str, Any] = answer.json()
+        return made
+
+    def stream(self, path: str, headers: dict[str, str] | None = None, **query: str) -> Stream:
+        """A GET that is read frame by frame."""
+        return Stream(self.http, "GET", path, params=query, headers=headers or {})
+
+
+@asynccontextmanager
+async def secured(nats_url: str, host: str = "127.0.0.1", **auth: Any) -> AsyncIterator[Secured]:
+    """Edge and approvals as one process serves them, with these settings of authentication."""
+    settings = Settings(
+        nats_url=nats_url,
+        host=host,
+        port=free_port(),
+        probe_port=free_port(),
+        auth=AuthSettings(**{"jwt_secret": SECRET, "leeway_s": 0, **auth}),
+    )
+    url = f"http://127.0.0.1:{settings.port}"
+    async with AsyncExitStack() as stack:
+        bus = await Bus.connect(BusSettings(url=nats_url, name="test"))
+        stack.push_async_callback(bus.close)
+        connector = PretendConnector(bus, play)
+        await connector.start()
+        stack.push_async_callback(connector.stop)
+        await stack.enter_async_context(served(settings, CONFIG, [ApprovalsService, EdgeService]))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
+        yield Secured(url, http, bus)
+
+
+@asynccontextmanager
+async def served(
+    settings: Settings, config: Config, services: Sequence[type[Service]]
+) -> AsyncIterator[None]:
+    """These services, as one process serves them. Raises what `serve` raises."""
+    stop, ready = Stop(), asyncio.Event()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ENABLE_ADK_CANONICAL_STREAM", "true")
+        serving = asyncio.create_task(
+            serve(services, settings, config, until=stop, on_ready=ready.set)
+        )
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not ready.is_set():
+            await serving
+        try:
+            yield
+        finally:
+            stop.asked.set()
+            await serving

@@ -1,0 +1,1 @@
+"""Servers that misbehave, services that pretend, clocks and networks that lie."""

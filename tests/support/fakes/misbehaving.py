@@ -1,0 +1,234 @@
+"""An agent server that does what it should not: raw HTTP over asyncio, scripted answer by answer.
+
+A script is a coroutine that gets the `Answer` to one request to run or go on (or to what `scripted`
+names); it sends what it likes, how it likes. Who comes back to a run is answered 404, as by a
+server that has no such way, unless there is a script for it: `comes_back`. All other requests
+(ADK's sessions, cancels) are answered 200 with `{}` unless `other` says otherwise. Every request is
+recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+
+from penstock.settings import Config
+from support.drive.waiting import eventually
+
+_RUN = re.compile(r"/runs$|/continue$|/run_sse$")
+_COME_BACK = re.compile(r"/resume$|/v1/runs/[^/]+/events(\?|$)")
+_HEAD_LIMIT_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as it came in. `at` is the loop's time."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    at: float
+
+    @property
+    def form(self) -> dict[str, str]:
+        """The body as a form."""
+        return dict(parse_qsl(self.body.decode(), keep_blank_values=True))
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a script sends with. `sent` is all of the body so far."""
+
+    request: Request
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    sent: bytearray = field(default_factory=bytearray)
+
+    async def head(self, status: int = 200, content_type: str = "text/event-stream") -> None:
+        """Status and headers of a chunked answer."""
+        await self.raw(
+            f"HTTP/1.1 {status} Whatever\r\ncontent-type: {content_type}\r\n"
+            "transfer-encoding: chunked\r\n\r\n".encode()
+        )
+
+    async def send(self, data: bytes) -> None:
+        """Some of the body, as one chunk."""
+        await self.raw(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.sent += data
+
+    async def end(self) -> None:
+        """The clean end of the body."""
+        await self.raw(b"0\r\n\r\n")
+
+    async def whole(self, body: bytes, status: int = 200, **more: str) -> None:
+        """Head, body and end."""
+        await self.head(status, **more)
+        if body:
+            await self.send(body)
+        await self.end()
+
+    async def raw(self, data: bytes) -> None:
+        """Bytes as they are, HTTP or not."""
+        self.writer.write(data)
+        await self.writer.drain()
+
+    def cut(self) -> None:
+        """Drop the connection as it is."""
+        self.writer.transport.abort()
+
+    async def left(self) -> None:
+        """Until the client closes the connection."""
+        with suppress(ConnectionError):
+            await self.reader.read()
+
+
+Script = Callable[[Answer], Awaitable[None]]
+
+
+class Misbehaving:
+    """The server; see the module."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.other: Callable[[Request], tuple[int, Any]] = lambda request: (200, {})
+        self.scripted: Callable[[Request], bool] = _runs_something
+        self.comes_back: Script | None = None
+        self._scripts: list[Script] = []
+        self._port = 0
+        self._closed = 0
+
+    @property
+    def url(self) -> str:
+        """Where it listens; after `stop` nobody does."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def script(self, *scripts: Script) -> None:
+        """What it answers, one script a request; the last one goes on for ever."""
+        self._scripts = list(scripts)
+
+    @property
+    def calls(self) -> list[Request]:
+        """The requests that would have run something."""
+        return [request for request in self.requests if _runs_something(request)]
+
+    @property
+    def returns(self) -> list[Request]:
+        """The requests of those who came back to a run."""
+        return [request for request in self.requests if _COME_BACK.search(request.path)]
+
+    async def called(self, times: int = 1) -> Request:
+        """The last of so many calls, once they have come."""
+
+        async def probe() -> bool:
+            return len(self.calls) >= times
+
+        await eventually(probe, what=f"{times} calls of the upstream")
+        return self.calls[-1]
+
+    async def dropped(self, times: int = 1) -> None:
+        """Until clients have closed so many connections that were being answered."""
+
+        async def probe() -> bool:
+            return self._closed >= times
+
+        await eventually(probe, what=f"{times} closed connections")
+
+    async def serve(self) -> asyncio.Server:
+        """Listen."""
+        server = await asyncio.start_server(self._on_connection, "127.0.0.1", self._port)
+        self._port = server.sockets[0].getsockname()[1]
+        return server
+
+    async def _on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            while (request := await _read(reader)) is not None:
+                self.requests.append(request)
+                answer = Answer(request, reader, writer)
+                if self.scripted(request):
+                    script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
+                    await script(answer)
+                elif _COME_BACK.search(request.path):
+                    await (self.comes_back or _is_unknown)(answer)
+                else:
+                    status, body = self.other(request)
+                    await answer.whole(
+                        json.dumps(body).encode(), status, content_type="application/json"
+                    )
+        except (ConnectionError, asyncio.IncompleteReadError):
+            self._closed += 1
+        finally:
+            writer.close()
+
+
+def _runs_something(request: Request) -> bool:
+    return _RUN.search(request.path) is not None
+
+
+@asynccontextmanager
+async def misbehaving() -> AsyncIterator[Misbehaving]:
+    """A server for one test."""
+    made = Misbehaving()
+    server = await made.serve()
+    try:
+        yield made
+    finally:
+        server.close()
+
+
+async def _read(reader: asyncio.StreamReader) -> Request | None:
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        line = await reader.readline()
+        if not line or len(head) > _HEAD_LIMIT_BYTES:
+            return None
+        head += line
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, path, _ = first.split(" ")
+    headers = {
+        name.lower(): value for line in lines if line for name, value in [line.split(": ", 1)]
+    }
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return Request(method, path, headers, body, asyncio.get_running_loop().time())
+
+
+def agents(upstream: Misbehaving, **fields: Any) -> Config:
+    """A configuration in which it is the agent `agno` and the agent `adk`."""
+    common = {"url": upstream.url, **fields}
+    return Config.model_validate(
+        {"agents": [{"id": each, "protocol": each, **common} for each in ("agno", "adk")]}
+    )
+
+
+def plays(body: bytes, then: Script | None = None) -> Script:
+    """A script that sends the body and ends it, or goes on with another script."""
+
+    async def script(answer: Answer) -> None:
+        await answer.head()
+        await answer.send(body)
+        await (then(answer) if then else answer.end())
+
+    return script
+
+
+async def _is_unknown(answer: Answer) -> None:
+    await answer.whole(b'{"detail":"Not Found"}', 404, content_type="application/json")
+
+
+async def stalls(answer: Answer) -> None:
+    """Nothing more, until the client has enough of it."""
+    await answer.left()
+    raise ConnectionResetError
+
+
+async def cuts(answer: Answer) -> None:
+    """The connection breaks."""
+    answer.cut()

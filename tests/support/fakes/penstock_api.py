@@ -1,0 +1,211 @@
+"""A stand-in for Penstock's HTTP API that misbehaves on request: what the terminal client meets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from penstock import sse
+from support.drive.waiting import wait_for
+
+RUN_ID = "01980000-0000-7000-8000-000000000001"
+APPROVAL_ID = "ap-1"
+
+
+def event(sequence: int, name: str, data: dict[str, Any]) -> dict[str, Any]:
+    """An envelope."""
+    category, action = name.split(".")
+    return {
+        "run_id": RUN_ID,
+        "timestamp": "2026-01-01T00:00:00.000Z",
+        "sequence": sequence,
+        "source": None,
+        "event": {"category": category, "action": action},
+        "data": data,
+    }
+
+
+def events(*named: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Envelopes, numbered on."""
+    return [event(number, name, data) for number, (name, data) in enumerate(named, 1)]
+
+
+@dataclass
+class Trouble:
+    """What goes wrong, and how often."""
+
+    busy: int = 0  # requests answered 503 before they are looked at
+    cuts: list[int] = field(default_factory=list)  # frames before each connection is dropped
+    approval_missing: int = 0  # how often the approval is not there yet
+    refuse_decision: tuple[int, str] | None = None
+    refuse_start: tuple[int, str] | None = None
+
+
+class PenstockApi:
+    """One run with these events; a stream waits behind `lifecycle.paused` for the decision."""
+
+    def __init__(self, run_events: list[dict[str, Any]]) -> None:
+        self.events = run_events
+        self.trouble = Trouble()
+        self.approval: dict[str, Any] = {
+            "approval_id": APPROVAL_ID,
+            "run_id": RUN_ID,
+            "agent": "assistant",
+            "session_id": "s",
+            "status": "pending",
+            "digest": "d1",
+            "items": [
+                {
+                    "item_id": "i1",
+                    "kind": "confirmation",
+                    "tool": "delete_file",
+                    "args": {"path": "a"},
+                }
+            ],
+        }
+        self.record: dict[str, Any] = {
+            "run_id": RUN_ID,
+            "agent": "assistant",
+            "session_id": "s",
+            "status": "running",
+            "created_at": "2026-01-01T00:00:00.000Z",
+            "message": "hi",
+        }
+        self.agents: list[dict[str, Any]] = []
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.cursors: list[str | None] = []
+        self.authorizations: set[str | None] = set()
+        self._decided = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        app = Starlette(
+            routes=[
+                self._route("POST", "/v1/runs", self._start),
+                self._route("GET", "/v1/runs", self._runs),
+                self._route("GET", "/v1/runs/{id}", self._run),
+                self._route("POST", "/v1/runs/{id}/cancel", self._cancel),
+                self._route("GET", "/v1/runs/{id}/events", self._events),
+                self._route("GET", "/v1/agents", self._agents),
+                self._route("GET", "/v1/approvals", self._approvals),
+                self._route("GET", "/v1/approvals/{id}", self._approval),
+                self._route("POST", "/v1/approvals/{id}/decision", self._decide),
+            ]
+        )
+        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
+
+    def start(self) -> None:
+        """Listen."""
+        self._thread.start()
+        wait_for(lambda: self._server.started, 10, "the stand-in")
+
+    def stop(self) -> None:
+        """Cut what is open, and stop."""
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(10)
+        self._socket.close()
+
+    def decide_elsewhere(self) -> None:
+        """As if somebody else had approved."""
+        self.approval["status"] = "decided"
+        if self._loop is None:  # nobody asked yet
+            self._decided.set()
+        else:
+            self._loop.call_soon_threadsafe(self._decided.set)
+
+    def sent(self, path: str) -> list[dict[str, Any]]:
+        """The bodies that came to this path."""
+        return [body for at, body in self.requests if at == path]
+
+    def _route(
+        self, method: str, path: str, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Route:
+        async def endpoint(request: Request) -> Response:
+            self._loop = asyncio.get_running_loop()
+            body = await request.body()
+            self.authorizations.add(request.headers.get("authorization"))
+            self.requests.append((request.url.path, json.loads(body) if body else {}))
+            if self.trouble.busy:
+                self.trouble.busy -= 1
+                return Response("busy", 503)
+            if request.path_params.get("id") == "nope":
+                return problem(404, "there is no such thing")
+            return await answer(request)
+
+        return Route(path, endpoint, methods=[method])
+
+    async def _start(self, request: Request) -> Response:
+        if self.trouble.refuse_start:
+            return problem(*self.trouble.refuse_start)
+        return JSONResponse(self.record, 202)
+
+    async def _runs(self, request: Request) -> Response:
+        return JSONResponse({"runs": [self.record], "next": None})
+
+    async def _run(self, request: Request) -> Response:
+        return JSONResponse(self.record)
+
+    async def _cancel(self, request: Request) -> Response:
+        if self.record["status"] == "completed":
+            return problem(409, "the run is completed")
+        return JSONResponse(self.record | {"status": "cancelled"})
+
+    async def _agents(self, request: Request) -> Response:
+        return JSONResponse({"agents": self.agents})
+
+    async def _approvals(self, request: Request) -> Response:
+        return JSONResponse({"approvals": [self.approval]})
+
+    async def _approval(self, request: Request) -> Response:
+        if self.trouble.approval_missing:
+            self.trouble.approval_missing -= 1
+            return problem(404, "there is no such approval")
+        return JSONResponse(self.approval)
+
+    async def _decide(self, request: Request) -> Response:
+        if self.trouble.refuse_decision:
+            self._decided.set()
+            return problem(*self.trouble.refuse_decision)
+        self.approval["status"] = "decided"
+        self._decided.set()
+        return JSONResponse(self.approval)
+
+    async def _events(self, request: Request) -> Response:
+        cursor = request.headers.get("last-event-id")
+        self.cursors.append(cursor)
+        after = int(cursor.split("-")[0]) if cursor else 0
+        rest = [each for each in self.events if each["sequence"] > after]
+        if not rest:
+            return Response(status_code=204)
+        frames = self.trouble.cuts.pop(0) if self.trouble.cuts else None
+        return StreamingResponse(self._frames(rest, frames), media_type="text/event-stream")
+
+    async def _frames(self, rest: list[dict[str, Any]], until: int | None) -> AsyncIterator[bytes]:
+        for number, each in enumerate(rest):
+            if number == until:
+                raise ConnectionResetError("cut on purpose")
+            name = f"{each['event']['category']}.{each['event']['action']}"
+            yield sse.encode(json.dumps(each).encode(), event=name, id=f"{each['sequence']}-0")
+            if name == "lifecycle.paused":
+                await self._decided.wait()
+
+
+def problem(status: int, detail: str) -> Response:
+    """RFC 9457."""
+    return JSONResponse(
+        {"title": "No", "status": status, "detail": detail},
+        status,
+        media_type="application/problem+json",
+    )

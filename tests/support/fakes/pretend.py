@@ -1,0 +1,229 @@
+"""The connector, the normalizer and the approvals service, as the edge sees them on the bus.
+
+At the outermost edge: everything goes through a real nats-server and `penstock.bus`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import uuid_utils
+from nats.aio.msg import Msg
+
+from penstock.bus import Bus, Message, RawWriter, messages, streams, subjects
+from penstock.bus.records import (
+    ApprovalRecord,
+    DecideReply,
+    DecideRequest,
+    RunRecord,
+    SessionRecord,
+    StartCommand,
+    Turn,
+)
+from penstock.bus.write.objects import unwrap, wrap
+from support.drive.waiting import eventually
+
+
+class PretendRun:
+    """One run: says canonical events in order, and writes the upstream's frames."""
+
+    def __init__(self, bus: Bus, run_id: str = "", session_id: str = "s1") -> None:
+        self.bus = bus
+        self.session_id = session_id
+        self.run_id = run_id or str(uuid_utils.uuid7())
+        self.sequence = 0
+        self.leg_number = 1  # of what is said
+        self.first = 0
+        self.places: list[int] = []  # stream sequences of what was said
+        self._raw: RawWriter | None = None
+
+    async def record(self, **fields: Any) -> RunRecord:
+        """Writes KV `runs`, as the edge does at a start."""
+        now = messages.now()
+        record = RunRecord(
+            **{
+                "run_id": self.run_id,
+                "agent": "assistant",
+                "session_id": self.session_id,
+                "user_id": "anonymous",
+                "created_at": now,
+                "updated_at": now,
+                **fields,
+            }
+        )
+        await self.bus.bucket("runs").put(self.run_id, record.dump())
+        return record
+
+    async def say(self, type: str, **data: Any) -> int:
+        """Publishes a canonical event; returns its stream sequence."""
+        self.sequence += 1
+        category, _, action = type.partition(".")
+        event = {
+            "run_id": self.run_id,
+            "timestamp": messages.now(),
+            "sequence": self.sequence,
+            "source": None
+            if category == "lifecycle"
+            else {
+                "agent_id": "assistant",
+                "agent_type": "agent",
+                "agent_name": "Assistant",
+                "team_name": None,
+            },
+            "event": {"category": category, "action": action},
+            "data": data,
+            "session_id": self.session_id,
+            "leg": self.leg_number,
+        }
+        headers = {messages.SEQUENCE: str(self.sequence)}
+        if self.first:
+            headers[messages.FIRST] = str(self.first)
+        payload = await wrap(self.bus, f"{self.run_id}.{self.sequence}", orjson.dumps(event))
+        place = await self.bus.publisher.publish(
+            Message(subjects.event(type, self.run_id), payload, headers)
+        )
+        self.first = self.first or place
+        self.places.append(place)
+        return place
+
+    async def join(self, *, waits: bool = False, **fields: Any) -> None:
+        """Writes KV `sessions`, as the connector does when it takes a leg.
+
+        `waits`: the leg is in the queue; otherwise it has left it. `fields`: of the run's record.
+        """
+        record = await self.record(**fields)
+        bucket = self.bus.bucket("sessions")
+        key = subjects.session_key(record.user_id, record.agent, record.session_id)
+        entry = await bucket.get(key)
+        session = (
+            SessionRecord.model_validate_json(entry.value)
+            if entry
+            else SessionRecord(agent=record.agent, session_id=record.session_id)
+        )
+        if self.run_id not in session.runs:
+            session.runs.append(self.run_id)
+        session.queue = [turn for turn in session.queue if turn.run_id != self.run_id]
+        if waits:
+            session.queue.append(Turn(run_id=self.run_id, leg=1, pod="pretended"))
+        await bucket.put(key, session.dump())
+
+    async def started(self) -> None:
+        """The first event."""
+        await self.say("lifecycle.started", agent="assistant", user_id="anonymous")
+
+    async def text(self, *pieces: str) -> None:
+        """One `llm.stream` a piece."""
+        for piece in pieces:
+            await self.say("llm.stream", content=piece, message_id="m1")
+
+    async def completed(self, summary: str = "done") -> None:
+        """The good end."""
+        await self.say("lifecycle.completed", summary=summary, content=summary)
+
+    async def raw(self, kind: str, payload: bytes | dict[str, Any] = b"", leg: int = 1) -> int:
+        """Writes a source frame as the connector does."""
+        if self._raw is None:
+            self._raw = await RawWriter.resume(self.bus, self.run_id, "upstream", "c1")
+        body = payload if isinstance(payload, bytes) else orjson.dumps(payload)
+        return await self._raw.write(kind, body, leg=leg)
+
+    async def leg(self, *bodies: bytes, leg: int = 1) -> None:
+        """A whole leg that ends well."""
+        await self.raw("open", {}, leg=leg)
+        for body in bodies:
+            await self.raw("bytes", body, leg=leg)
+        await self.raw("end", {"outcome": "eof"}, leg=leg)
+
+
+async def command_of(bus: Bus, run_id: str, kind: str = "start") -> dict[str, Any]:
+    """The command that was published for the run."""
+    stored = await eventually(
+        lambda: bus.tail(streams.COMMANDS, subjects.command("connector", kind, run_id)),
+        what=f"a {kind} command",
+    )
+    command: dict[str, Any] = orjson.loads(await unwrap(bus, stored.payload))
+    return command
+
+
+class PretendConnector:
+    """Takes every start command and lets `script` play the run."""
+
+    def __init__(self, bus: Bus, script: Callable[[PretendRun, StartCommand], Any]) -> None:
+        self._bus = bus
+        self._script = script
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen; what is published to the stream is heard here too."""
+        await self._bus.subscribe(subjects.command("connector", "start", "*"), self._on_start)
+
+    async def stop(self) -> None:
+        """Wait for the runs under way."""
+        await asyncio.gather(*self._tasks)
+
+    async def _on_start(self, msg: Msg) -> None:
+        command = StartCommand.model_validate_json(await unwrap(self._bus, msg.data))
+        task = asyncio.create_task(self._script(PretendRun(self._bus, command.run_id), command))
+        self._tasks.add(task)
+
+
+class PretendApprovals:
+    """Answers `decide.`: the first decision is taken, every later one is refused."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.decisions: list[DecideRequest] = []
+        self.on_decision: Callable[[DecideRequest], Any] | None = None
+
+    async def start(self) -> None:
+        """Listen."""
+        await self._bus.subscribe(subjects.decide("*"), self._on_decide)
+
+    async def request(
+        self,
+        run_id: str,
+        agent: str,
+        session_id: str,
+        items: dict[str, str],
+        **fields: dict[str, Any],
+    ) -> str:
+        """Records a pause's request; `items`: item id to kind, `fields`: of items, by their ids.
+
+        Returns the approval id.
+        """
+        approval_id = str(uuid_utils.uuid7())
+        now = messages.now()
+        record = ApprovalRecord(
+            approval_id=approval_id,
+            run_id=run_id,
+            agent=agent,
+            session_id=session_id,
+            user_id="u1",
+            leg=1,
+            digest="d",
+            items=[
+                {"item_id": id, "kind": kind, **fields.get(id, {})} for id, kind in items.items()
+            ],
+            requested_at=now,
+            updated_at=now,
+        )
+        await self._bus.bucket("approvals").put(approval_id, record.dump())
+        for id in items:
+            alias = {"approval_id": approval_id, "run_id": run_id, "leg": 1, "item_id": id}
+            key = subjects.key_of("approval", agent, session_id, id)
+            await self._bus.bucket("aliases").put(key, orjson.dumps(alias))
+        return approval_id
+
+    async def _on_decide(self, msg: Msg) -> None:
+        reply = DecideReply(status=200)
+        if self.decisions:
+            reply = DecideReply(status=409, detail="this approval is already decided")
+        else:
+            request = DecideRequest.model_validate_json(msg.data)
+            self.decisions.append(request)
+            if self.on_decision is not None:
+                await self.on_decision(request)
+        await msg.respond(reply.dump())

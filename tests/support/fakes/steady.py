@@ -1,0 +1,130 @@
+"""Runs whose source frames a test writes itself, as connectors would: steadily, and cut anywhere.
+
+```python
+async with steady(bus, 20) as runs:
+    ...  # kill, pause, move what folds them
+```
+
+At the end each is completed and checked: numbers 1 to n, every word once and in its place, one end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import orjson
+
+from penstock.bus import Bus, RawWriter, Stored, messages, streams, subjects
+from penstock.bus.read import direct
+from penstock.bus.state.leases import owner_of
+from penstock.bus.write import fence
+from penstock.events import TERMINAL
+from support.drive.bus import new_run_id
+from support.drive.waiting import eventually
+from support.fakes.raw import agno
+
+
+@dataclass
+class SteadyRun:
+    """One run. Each frame of its upstream comes in two messages, so that none may be missing."""
+
+    bus: Bus
+    pause_s: float
+    run_id: str = field(default_factory=new_run_id)
+    said: list[str] = field(default_factory=list)
+    ends: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def write(self) -> None:
+        """Until `ends` is set; then its end."""
+        writer = RawWriter(self.bus, self.run_id, "upstream", f"pod/{self.run_id}")
+        opened = {"agent": "a", "protocol": "agno", "session_id": self.run_id, "user_id": "u"}
+        await writer.write("open", orjson.dumps(opened), leg=1)
+
+        async def say(frame: bytes) -> None:
+            middle = len(frame) // 2
+            await writer.write("bytes", frame[:middle], leg=1)
+            await writer.write("bytes", frame[middle:], leg=1)
+
+        await say(agno("RunStarted"))
+        while not self.ends.is_set():
+            word = f"{len(self.said)} of {self.run_id[-6:]}"
+            await say(agno("RunContent", content=word))
+            self.said.append(word)
+            await asyncio.sleep(self.pause_s)
+        await say(agno("RunContentCompleted"))
+        await say(agno("RunCompleted", content="".join(self.said)))
+        await writer.write("end", b'{"outcome":"eof"}', leg=1)
+
+    async def events(self) -> list[Stored]:
+        """What is published of it."""
+        pattern = subjects.events_of_run(self.run_id)
+        return [stored async for stored in direct.replay(self.bus, streams.EVENTS, pattern)]
+
+    async def check(self, timeout_s: float) -> None:
+        """It ends, and nothing is missing, twice or out of place."""
+
+        async def ended() -> bool:
+            last = await fence.tail(self.bus, streams.EVENTS, subjects.events_of_run(self.run_id))
+            return last is not None and last.headers["ce-type"] in TERMINAL
+
+        await eventually(ended, timeout_s, f"the end of {self.run_id}")
+        events = await self.events()
+        bodies = [orjson.loads(event.payload) for event in events]
+        numbers = [int(event.headers[messages.SEQUENCE]) for event in events]
+        assert numbers == list(range(1, len(events) + 1)), self.run_id
+        assert [body["sequence"] for body in bodies] == numbers
+        said = [body["data"]["content"] for body in bodies if body["event"]["action"] == "stream"]
+        assert said == self.said, self.run_id
+        ends = [
+            event.headers["ce-type"] for event in events if event.headers["ce-type"] in TERMINAL
+        ]
+        assert ends == ["lifecycle.completed"], self.run_id
+
+
+@asynccontextmanager
+async def steady(
+    bus: Bus, count: int, pause_s: float = 0.1, timeout_s: float = 30
+) -> AsyncIterator[list[SteadyRun]]:
+    """So many runs at work; checked when the block is left."""
+    runs = [SteadyRun(bus, pause_s) for _ in range(count)]
+    writing = asyncio.gather(*(run.write() for run in runs))
+    try:
+        yield runs
+    except BaseException:
+        writing.cancel()
+        raise
+    for run in runs:
+        run.ends.set()
+    await writing
+    for run in runs:
+        await run.check(timeout_s)
+
+
+async def holders(bus: Bus) -> dict[int, str]:
+    """Which normalizer works on which partition, by the leases."""
+    entries = await bus.bucket("leases").entries("normalizer.part.*")
+    return {int(entry.key.rpartition(".")[2]): owner_of(entry) for entry in entries}
+
+
+async def moved_on(bus: Bus, runs: list[SteadyRun], since: float, timeout_s: float) -> float:
+    """Seconds from `since` (monotonic) until each of these runs has an event made after now."""
+    before = {run.run_id: await _written(bus, run) for run in runs}
+    for run in runs:
+
+        async def has(run: SteadyRun = run) -> bool:
+            last = await fence.tail(bus, streams.EVENTS, subjects.events_of_run(run.run_id))
+            return last is not None and (
+                int(last.headers[messages.RAW_POSITION]) > before[run.run_id]
+            )
+
+        await eventually(has, timeout_s, f"the next event of {run.run_id}")
+    return time.monotonic() - since
+
+
+async def _written(bus: Bus, run: SteadyRun) -> int:
+    last = await fence.tail(bus, streams.RAW, subjects.raw_of_run(run.run_id))
+    return last.sequence if last is not None else 0

@@ -1,0 +1,1 @@
+"""Real servers, services, browsers and clients, each a process of its own."""

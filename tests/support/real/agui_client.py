@@ -1,0 +1,122 @@
+"""The real AG-UI client, in its versions, as a checker: one node process for many streams.
+
+`make agui-client` installs it. Where node is missing, tests that need it are skipped with a plain
+word, and fail where CI is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from support.drive.repository import ROOT
+
+SCRIPTS = ROOT / "tests" / "agui-client"
+INSTALLED = ROOT / ".penstock" / "agui-client"
+VERSIONS = {"1.0.0": "v1", "0.0.59": "v059"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the client made of a stream."""
+
+    errors: list[str]
+    warnings: list[str]
+    terminals: list[str]  # of each run: finished, success, interrupt, cancelled, error
+    events: int
+    messages: list[dict[str, Any]]
+    state: Any
+    pendingInterrupts: list[dict[str, Any]] | None  # noqa: N815 - the client's own name
+
+    @property
+    def accepted(self) -> bool:
+        """No error, and a terminal event: a stream without one resolves as a silent success."""
+        return not self.errors and bool(self.terminals)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A running checker."""
+
+    version: str
+    stdin: IO[str]
+    stdout: IO[str]
+
+    def check(
+        self, body: bytes, *, input: dict[str, Any] | None = None, chunk_bytes: int = 0
+    ) -> Verdict:
+        """The verdict on one `text/event-stream` body; `input` is what the client had before."""
+        case = {"body": body.decode(), "input": input or {}, "chunk": chunk_bytes}
+        self.stdin.write(json.dumps(case) + "\n")
+        self.stdin.flush()
+        return Verdict(**json.loads(self.stdout.readline()))
+
+
+def _installed(version: str) -> tuple[str, Path]:
+    """Node, and the client's folder."""
+    folder = INSTALLED / VERSIONS[version]
+    node = shutil.which("node")
+    if node is None or not (folder / "node_modules").is_dir():
+        missing = "node is not installed" if node is None else "`make agui-client` was not run"
+        message = f"the real AG-UI client {version} cannot check: {missing}"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return node, folder
+
+
+@contextmanager
+def running(version: str) -> Iterator[Client]:
+    """The client of this version; skips the test, or fails in CI, where it cannot run."""
+    node, folder = _installed(version)
+    process = subprocess.Popen(
+        [node, str(SCRIPTS / "check.mjs"), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield Client(version, process.stdin, process.stdout)
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait(timeout=10)
+
+
+async def visit(
+    version: str,
+    url: str,
+    asked: dict[str, Any],
+    folder: Path,
+    *options: str,
+    strict: bool = True,
+) -> dict[str, Any]:
+    """What the client of this version reports of one request to a live server.
+
+    `options` as verify.mjs has them. Skips the test, or fails in CI, where it cannot run.
+    """
+    node, package = _installed(version)
+    given = folder / f"{uuid.uuid4().hex}.json"
+    given.write_text(json.dumps(asked))
+    process = await asyncio.create_subprocess_exec(
+        *(node, str(SCRIPTS / "verify.mjs"), url, "--pkg", str(package)),
+        *("--input", str(given), *options, *(["--strict"] if strict else [])),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    report: dict[str, Any] = json.loads(said)
+    return report

@@ -1,0 +1,111 @@
+"""The approvals service as a process of its own, to be killed; also at an exact step."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from support.drive.waiting import eventually
+from support.real.ports import free_port
+
+# The writes to the bus from a call's beginning on are counted; before one of them, SIGKILL.
+_DIES = """
+import os, signal, sys
+from penstock.bus.write.publisher import Publisher
+from penstock.service import main
+from penstock_approvals.decisions import Approvals
+from penstock_approvals.service import ApprovalsService
+
+method, write = sys.argv[1], int(sys.argv[2])
+left = None
+call, publish = getattr(Approvals, method), Publisher.publish
+
+async def arming(self, *arguments):
+    global left
+    left = write
+    return await call(self, *arguments)
+
+async def dying(self, *arguments):
+    global left
+    if left is not None:
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return await publish(self, *arguments)
+
+setattr(Approvals, method, arming)
+Publisher.publish = dying
+main(ApprovalsService)
+"""
+
+
+@dataclass(slots=True)
+class ApprovalsProcess:
+    """A running one, and where it answers."""
+
+    process: asyncio.subprocess.Process
+    url: str
+
+    def send(self, number: signal.Signals) -> None:
+        """SIGKILL, SIGSTOP, SIGCONT."""
+        self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        """kill -9, and wait for the end."""
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def approvals_process(
+    nats_url: str,
+    *,
+    dies_in: tuple[str, int] | None = None,
+    outbox_s: float = 0.2,
+    ack_wait_s: float = 30,
+) -> AsyncIterator[ApprovalsProcess]:
+    """One that is ready; with `dies_in` it kills itself in that method, before its n-th write."""
+    port, probe_port = free_port(), free_port()
+    command = (
+        ["-m", "penstock_approvals"]
+        if dies_in is None
+        else ["-c", _DIES, dies_in[0], str(dies_in[1])]
+    )
+    given = {
+        "CONFIG": os.devnull,
+        "NATS_URL": nats_url,
+        "PORT": port,
+        "PROBE_PORT": probe_port,
+        "OUTBOX_S": outbox_s,
+        "ACK_WAIT_S": ack_wait_s,
+        "LOG_LEVEL": "warning",
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        env=os.environ | {f"PENSTOCK_{name}": str(value) for name, value in given.items()},
+    )
+    made = ApprovalsProcess(process, f"http://127.0.0.1:{port}")
+    try:
+        async with httpx.AsyncClient() as http:
+
+            async def ready() -> bool:
+                assert process.returncode is None, "the approvals process has ended"
+                try:
+                    answer = await http.get(f"http://127.0.0.1:{probe_port}/readyz")
+                except httpx.HTTPError:
+                    return False
+                return answer.is_success
+
+            await eventually(ready, 30, "the approvals process")
+        yield made
+    finally:
+        await made.kill()

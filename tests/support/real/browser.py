@@ -1,0 +1,103 @@
+"""A headless Chromium, and the site whose page it opens: the page itself tells what it saw.
+
+Where Chromium is missing, tests that need it are skipped with a plain word, and fail in CI.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from support.real import servers
+
+# --no-sandbox: CI runs as root. The rest keeps it from calling anybody but us.
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Serves one page at every path; `asked` are the paths, `reports` what was posted to it."""
+
+    url: str
+    asked: list[str] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+
+
+@contextmanager
+def site(page: bytes) -> Iterator[Site]:
+    """The page's origin, on a free port."""
+    known: list[Site] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known[0].asked.append(self.path)
+            self._answer(page)
+
+        def do_POST(self) -> None:
+            length = int(self.headers["content-length"])
+            known[0].reports.append(json.loads(self.rfile.read(length)))
+            self._answer(b"")
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing: requests are kept, not printed."""
+
+        def _answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html; charset=utf-8")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        known.append(Site(f"http://127.0.0.1:{server.server_port}"))
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield known[0]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def opened(url: str, folder: Path, *flags: str) -> Iterator[None]:
+    """A browser of its own, new, with this page open; its profile and its log are in `folder`."""
+    process = servers.start(
+        "chromium",
+        [_chromium(), *FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", url],
+        log=folder / "chromium.log",
+        owner_pid=os.getpid(),
+    )
+    try:
+        yield
+    finally:
+        process.stop()
+
+
+def _chromium() -> str:
+    found = shutil.which("chromium")
+    if found is None:
+        reason = "no Chromium on the PATH (Debian's package `chromium`)"
+        if os.environ.get("CI") == "true":  # a skip that nobody sees would be a hole
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found

@@ -1,0 +1,119 @@
+"""Connectors as processes of their own, to be killed; and what a dead one leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from penstock.bus import Bus
+from penstock.bus.records import Claim
+from penstock.settings import Config
+from support.drive.steps import Step
+from support.drive.waiting import eventually
+
+_TESTS = str(Path(__file__).parents[2])
+DEAD = "connector-dead-1-abcdef"
+
+# short, so that a death is noticed within seconds
+FAST: dict[str, Any] = {"pod_ttl_s": 2, "pod_renew_s": 0.5, "reap_s": 0.3}
+
+
+@dataclass(frozen=True, slots=True)
+class Hurt:
+    """Where a connector gets a signal: before or after its n-th write of that kind.
+
+    Its clock is so many seconds ahead.
+    """
+
+    step: Step
+    when: Literal["before", "after"] = "before"
+    times: int = 1
+    signal: Literal["SIGKILL", "SIGSTOP"] = "SIGKILL"
+    ahead_s: float = 0.0
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of the command line."""
+        what = (self.step.name, self.when, str(self.times), self.signal, str(self.ahead_s))
+        return ["support.real.dies_at", *what]
+
+
+class ConnectorProcess:
+    """`python -m penstock_connector`, and the name under which it lives on the bus."""
+
+    def __init__(self, process: asyncio.subprocess.Process, pod: str) -> None:
+        self._process = process
+        self.pod = pod
+
+    async def died(self) -> int:
+        """Wait until it has ended by itself; its exit code."""
+        return await self._process.wait()
+
+    async def kill(self) -> None:
+        """As a crash would end it."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+    def sleep(self) -> None:
+        """SIGSTOP: it does nothing, and its connections stand."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """SIGCONT: it goes on as if nothing had been."""
+        self._process.send_signal(signal.SIGCONT)
+
+    async def stop(self) -> int:
+        """SIGTERM; its exit code."""
+        self._process.terminate()
+        return await self._process.wait()
+
+
+@asynccontextmanager
+async def connector_process(
+    bus: Bus, config: Config, folder: Path, hurt: Hurt | None = None, **settings: Any
+) -> AsyncIterator[ConnectorProcess]:
+    """One that has said that it lives."""
+    file = folder / "penstock.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump()))
+    given = {"config": file, "nats_url": bus.settings.url, "probe_port": 0, **FAST, **settings}
+    before = await _living(bus)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        *(hurt.arguments if hurt is not None else ["penstock_connector"]),
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join((_TESTS, os.environ.get("PYTHONPATH", "")))}
+        | {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()},
+    )
+    try:
+
+        async def lives() -> str | None:
+            new = await _living(bus) - before
+            return next((pod for pod in new if f"-{process.pid}-" in pod), None)
+
+        found = await eventually(lives, 30, "the connector's process")
+        yield ConnectorProcess(process, found.removeprefix("pod."))
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def claimed_by_the_dead(bus: Bus, run_id: str) -> None:
+    """A connector has claimed the run and died before it opened it."""
+    await bus.bucket("claims").create(f"claim.{run_id}", Claim(pod=DEAD).dump())
+    await bus.bucket("claims").put(f"active.{DEAD}.{run_id}", b"{}")
+
+
+async def _living(bus: Bus) -> set[str]:
+    return set(await bus.bucket("leases").keys("pod.>"))

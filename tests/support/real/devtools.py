@@ -1,0 +1,163 @@
+"""A page of headless Chromium, driven by its DevTools protocol: real clicks and keys."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+
+from support.drive.waiting import eventually
+from support.real import browser
+
+DEADLINE_S = 30.0
+
+
+class Page:
+    """One page. `requested`: the URL of every request; `logged`: what the browser complained of."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.requested: list[str] = []
+        self.logged: list[str] = []
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command; its result."""
+        number = next(self._numbers)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        await self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        answer = await asyncio.wait_for(self._answers[number], DEADLINE_S)
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    async def value(self, expression: str) -> Any:
+        """What the expression is in the page."""
+        answer = await self.send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    async def until(self, expression: str) -> Any:
+        """Wait until it is true in the page."""
+        return await eventually(lambda: self.value(expression), DEADLINE_S, expression)
+
+    async def text(self, selector: str) -> str:
+        """The text of an element."""
+        return str(await self.value(f"document.querySelector({json.dumps(selector)}).textContent"))
+
+    async def click(self, selector: str) -> None:
+        """A click with the mouse, in the middle of an element that can be clicked."""
+        found = json.dumps(selector)
+        await self.until(f"document.querySelector({found})?.matches(':enabled, a') ?? false")
+        box = await self.value(
+            f"(() => {{ const one = document.querySelector({found});"
+            "one.scrollIntoView({block: 'center'}); const box = one.getBoundingClientRect();"
+            "return {x: box.x + box.width / 2, y: box.y + box.height / 2}; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            await self.send(
+                "Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **box
+            )
+
+    async def press(self, key: str) -> None:
+        """A key of the keyboard, by its name."""
+        text = {"text": "\r"} if key == "Enter" else {}
+        code = {"Tab": 9, "Enter": 13}[key]
+        named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        await self.send("Input.dispatchKeyEvent", type="keyDown", **named, **text)
+        await self.send("Input.dispatchKeyEvent", type="keyUp", **named)
+
+    async def fill(self, selector: str, text: str) -> None:
+        """Write into a field, in place of what it says."""
+        await self.value(
+            f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
+            f"one.focus(); one.value = {json.dumps(text)}; }})()"
+        )
+
+    async def go(self, url: str) -> None:
+        """Open another page in its place."""
+        await self.send("Page.navigate", url=url)
+        await self.until(
+            f"location.href === {json.dumps(url)} && document.readyState === 'complete'"
+        )
+
+    async def screenshot(self, path: Path) -> None:
+        """The whole page as a PNG."""
+        shot = await self.send("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    async def scheme(self, *, dark: bool) -> None:
+        """What the person prefers."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.send("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def resize(self, width: int, height: int = 900) -> None:
+        """The size of the window, in CSS pixels."""
+        await self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
+    async def _read(self) -> None:
+        async for message in self._socket:
+            told = json.loads(message)
+            if "id" in told:
+                self._answers.pop(told["id"]).set_result(told)
+            elif told["method"] == "Network.requestWillBeSent":
+                self.requested.append(told["params"]["request"]["url"])
+            elif told["method"] == "Log.entryAdded":
+                self.logged.append(
+                    f"{told['params']['entry']['source']}: {told['params']['entry']['text']}"
+                )
+            elif told["method"] == "Runtime.exceptionThrown":
+                self.logged.append(f"exception: {told['params']['exceptionDetails']}")
+
+
+@asynccontextmanager
+async def page_at(url: str, folder: Path) -> AsyncIterator[Page]:
+    """A new browser with this page open; its profile and its log are in `folder`."""
+    with browser.opened("about:blank", folder, "--remote-debugging-port=0"):
+        port_file = folder / "profile" / "DevToolsActivePort"
+
+        async def port() -> str | None:
+            return port_file.read_text().splitlines()[0] if port_file.exists() else None
+
+        found = await eventually(port, DEADLINE_S, "Chromium tells its port")
+        async with httpx.AsyncClient(trust_env=False) as http:
+
+            async def opened() -> str | None:
+                targets = (await http.get(f"http://127.0.0.1:{found}/json/list")).json()
+                pages = [each for each in targets if each["type"] == "page"]
+                return pages[0]["webSocketDebuggerUrl"] if pages else None
+
+            address = await eventually(opened, DEADLINE_S, "Chromium has a page")
+        async with connect(str(address), max_size=None) as socket:
+            page = Page(socket)
+            try:
+                for domain in ("Page", "Network", "Log", "Runtime"):
+                    await page.send(f"{domain}.enable")
+                await page.send("Emulation.setScrollbarsHidden", hidden=True)
+                await page.go(url)
+                yield page
+            finally:
+                await page.close()

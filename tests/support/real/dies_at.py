@@ -1,0 +1,56 @@
+"""`python -m support.real.dies_at <Step> <before|after> <n> <signal> <seconds>`: a hurt connector.
+
+At the n-th write of that kind the process gets the signal: SIGKILL ends it, SIGSTOP lets it sleep
+until somebody wakes it up. What it writes down as the time is so many seconds ahead.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from penstock.bus import messages
+from support.drive.steps import Step
+
+
+def clock_ahead(seconds: float) -> None:
+    """Shift the clock by which this process notes when something was. Before it is imported."""
+
+    def now() -> str:
+        return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+
+    messages.now = now
+
+
+def hurt_at(step: Step, when: str, times: int, number: int) -> None:
+    """Hurt this process before or after its n-th write of that kind."""
+    left = times
+
+    def reached() -> None:
+        if left == 0:
+            os.kill(os.getpid(), number)
+
+    async def around(write: Callable[[], Awaitable[Any]]) -> Any:
+        nonlocal left
+        left -= 1
+        if when == "before":
+            reached()
+            return await write()
+        result = await write()
+        reached()
+        return result
+
+    step.patch(around)
+
+
+if __name__ == "__main__":
+    clock_ahead(float(sys.argv[5]))
+    from penstock.service import main
+    from penstock_connector.service import ConnectorService
+
+    hurt_at(Step[sys.argv[1]], sys.argv[2], int(sys.argv[3]), signal.Signals[sys.argv[4]])
+    main(ConnectorService)

@@ -1,0 +1,46 @@
+"""What a process takes, as the kernel counts it: memory, open files, threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.real.servers import Process
+
+
+def pid_of(process: Process) -> int:
+    """The server's own, below its supervisor."""
+    children = Path(f"/proc/{process.popen.pid}/task").glob("*/children")
+    [pid] = " ".join(path.read_text() for path in children).split()
+    return int(pid)
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory now."""
+    return _status_kib(pid, "VmRSS") * 1024
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """The most resident memory since the start, or since `forget_peak`."""
+    return _status_kib(pid, "VmHWM") * 1024
+
+
+def forget_peak(pid: int) -> None:
+    """Count the peak anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def threads(pid: int) -> int:
+    """How many there are."""
+    return _status_kib(pid, "Threads")
+
+
+def open_files(pid: int) -> int:
+    """File descriptors in use: files, sockets, pipes."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def _status_kib(pid: int, name: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    raise LookupError(f"no {name} of process {pid}")

@@ -1,0 +1,105 @@
+"""Server processes that tests start: log in a file, gone with the test run, shown on failure."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.drive.waiting import wait_for
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_STOP_TIMEOUT_S = 15
+_TAIL_LINES = 40
+
+# Logs of the servers that this process uses: what they wrote during a test that fails is shown.
+LOGS: dict[str, Path] = {}
+
+# A server may outlive the fixture that started it; a forgotten Popen would warn of that.
+_STARTED: list[tuple[subprocess.Popen[bytes], int]] = []
+
+
+@atexit.register
+def _leave_none_behind() -> None:
+    for popen, owner_pid in _STARTED:
+        if popen.poll() is not None:
+            continue
+        if owner_pid == os.getpid():
+            Process(popen, Path(os.devnull)).stop()
+        else:
+            # its supervisor ends it with its owner; the Popen would warn that it still runs
+            popen.returncode = 0
+
+
+@dataclass(slots=True)
+class Process:
+    """A running server; `stop` it, or it stops when the process `owner_pid` is gone."""
+
+    popen: subprocess.Popen[bytes]
+    log: Path
+
+    def stop(self) -> None:
+        """Ask it to end, and wait until it has."""
+        self.popen.terminate()
+        try:
+            self.popen.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+
+
+def start(
+    name: str,
+    command: Sequence[str | Path],
+    *,
+    log: Path,
+    owner_pid: int,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Process:
+    """Start `command` under a supervisor that ends it when the process `owner_pid` is gone."""
+    LOGS[name] = log
+    with log.open("ab") as output:
+        popen = subprocess.Popen(
+            [sys.executable, _SUPERVISOR, str(owner_pid), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+        )
+    _STARTED.append((popen, owner_pid))
+    return Process(popen, log)
+
+
+def await_log(process: Process, probe: str, timeout_s: float) -> str:
+    """The log, once `probe` is in it; the log is in the error when the server does not start."""
+
+    def ready() -> str | None:
+        text = process.log.read_text(errors="replace")
+        if probe in text:
+            return text
+        if process.popen.poll() is not None:
+            raise RuntimeError(f"the server ended before it was ready:\n{tail(process.log)}")
+        return None
+
+    try:
+        return wait_for(ready, timeout_s, f"{probe!r} in the server's log")
+    except TimeoutError as error:
+        process.stop()
+        raise RuntimeError(f"{error}\n{tail(process.log)}") from error
+
+
+def tail(log: Path, offset: int = 0) -> str:
+    """The last lines that stand in the log after `offset` bytes."""
+    try:
+        with log.open("rb") as file:
+            file.seek(offset)
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(lines[-_TAIL_LINES:])

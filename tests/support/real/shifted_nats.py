@@ -1,0 +1,124 @@
+"""A nats-server whose clock can be set, while it runs: built by Go from the server's own source.
+
+A Go program reads the clock by itself, not through the C library, so that libfaketime does not
+reach it. Here Go's `time.Now` is another one (`go build -overlay`): it adds the seconds that stand
+in a file. The monotonic clock, and so every timer, stays real.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from support.drive.repository import ROOT
+from support.real.nats import binary
+
+_CACHE = ROOT / ".penstock" / "cache" / "shifted-nats"
+_NOW = "sec, nsec, mono := runtimeNow()\n"
+_SHIFT = """package time
+
+import (
+	"sync/atomic"
+	"syscall"
+)
+
+var shift atomic.Int64
+
+func init() {
+	if path, found := syscall.Getenv("SHIFT_FILE"); found {
+		readShift(path)
+		go func() {
+			for {
+				Sleep(20 * Millisecond)
+				readShift(path)
+			}
+		}()
+	}
+}
+
+func readShift(path string) {
+	file, err := open(path)
+	if err != nil {
+		return
+	}
+	defer closefd(file)
+	var text [24]byte
+	size, err := read(file, text[:])
+	if err != nil || size == 0 {
+		return
+	}
+	digits, sign, value := text[:size], int64(1), int64(0)
+	if digits[0] == '-' {
+		digits, sign = digits[1:], -1
+	}
+	for _, digit := range digits {
+		if digit < '0' || digit > '9' {
+			break
+		}
+		value = value*10 + int64(digit-'0')
+	}
+	shift.Store(sign * value)
+}
+"""
+
+
+class CannotBuild(Exception):
+    """There is no such server here; the text says why."""
+
+
+class ShiftedServer:
+    """The program, and the clock of what is started by `command`."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises CannotBuild."""
+        self._program = _built()
+        self._file = file
+        self.set(0)
+
+    def set(self, ahead_s: int) -> None:
+        """By how many seconds its clock is ahead from now on."""
+        beside = self._file.with_suffix(".new")
+        beside.write_text(f"{ahead_s}")
+        beside.rename(self._file)
+
+    @property
+    def command(self) -> list[str]:
+        """In place of `nats-server`."""
+        return ["env", f"SHIFT_FILE={self._file}", str(self._program)]
+
+
+def _built() -> Path:
+    version = re.search(r"v[\d.]+", _output(binary(), "--version"))
+    assert version is not None
+    program = _CACHE / f"nats-server-{version[0]}"
+    if program.exists():
+        return program
+    if shutil.which("go") is None:
+        raise CannotBuild("Go is not installed")
+    time_go = Path(_output("go", "env", "GOROOT").strip()) / "src" / "time" / "time.go"
+    source = time_go.read_text()
+    if source.count(_NOW) != 1:
+        raise CannotBuild(f"{time_go} reads the clock in another way")
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    now, shift = _CACHE / "time.go", _CACHE / "shift.go"
+    now.write_text(source.replace(_NOW, f"{_NOW}\tsec += shift.Load()\n"))
+    shift.write_text(_SHIFT)
+    replaced = {str(time_go): str(now), str(time_go.with_name("shift.go")): str(shift)}
+    overlay = _CACHE / "overlay.json"
+    overlay.write_text(json.dumps({"Replace": replaced}))
+    module = f"github.com/nats-io/nats-server/v2@{version[0]}"
+    folder = json.loads(_output("go", "mod", "download", "-json", module))["Dir"]
+    new = program.with_suffix(".new")
+    _output("go", "build", "-p", "2", "-overlay", str(overlay), "-o", str(new), ".", cwd=folder)
+    new.rename(program)
+    return program
+
+
+def _output(*command: str, cwd: str | Path = "/") -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotBuild(f"{' '.join(command[:3])}: {done.stderr[-300:] or done.stdout[-300:]}")
+    return done.stdout

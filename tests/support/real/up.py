@@ -1,0 +1,65 @@
+"""`penstock up` as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from support.drive.waiting import wait_for
+from support.real.ports import free_port
+
+HERE = (sys.executable, "-m", "penstock_cli")
+
+
+class Up:
+    """One `penstock up`, with its data and its port over restarts."""
+
+    def __init__(self, folder: Path, *options: str, program: Sequence[str | Path] = HERE) -> None:
+        self.data = folder / "data"
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self._log = folder / "up.log"
+        port = self.url.rsplit(":", 1)[1]
+        self._command = [
+            *(*program, "up", "--data", str(self.data)),
+            *("--port", port, "--probe-port", "0", *options),
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def begin(self, **environment: str) -> None:
+        """Start it, and do not wait."""
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=os.environ | environment
+            )
+
+    def start(self, **environment: str) -> None:
+        """Return when it says that it is there."""
+        self.begin(**environment)
+        wait_for(self._greeted, 100, "the greeting of penstock up")
+
+    def _greeted(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log()
+        return f"Penstock is at {self.url}." in self.log()
+
+    def log(self) -> str:
+        """What it printed."""
+        return self._log.read_text()
+
+    def signal(self, number: int) -> int:
+        """Send a signal; the exit code."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+    def penstock(self, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+        """A client command with `--json`: exit code, and what it printed."""
+        command = [sys.executable, "-m", "penstock_cli", *arguments, "--url", self.url, "--json"]
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+        assert b"connection lost" not in done.stderr, done.stderr.decode()
+        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]

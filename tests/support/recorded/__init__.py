@@ -1,0 +1,1 @@
+"""Recorded streams and what an earlier version left behind, ready to be replayed."""

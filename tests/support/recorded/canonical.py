@@ -1,0 +1,156 @@
+"""The recorded runs as canonical events: what an encoder is fed with.
+
+Each recording goes through the normalizer's fold, over all its legs, with a person who decides
+between them as the recording's own continue did.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock_normalizer.decoders import DECODERS
+from penstock_normalizer.fold import Placed, RunFold
+from support.fakes.raw import RUN_ID, Frames
+from support.recorded.agno import scenarios as agno_scenarios
+from support.recorded.goldens import Decisions, Scenario
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+_KINDS = {"team": "team", "wf": "workflow"}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One recorded run. `kind` is what its agent is; `decisions` what was decided, by leg."""
+
+    name: str
+    protocol: str
+    kind: str
+    events: list[dict[str, Any]]
+    decisions: dict[int, dict[str, Any]]
+
+    @property
+    def types(self) -> list[str]:
+        """The events' types."""
+        return [type_of(event) for event in self.events]
+
+    def data(self, type: str) -> list[dict[str, Any]]:
+        """The data of all events of a type."""
+        return [event["data"] for event in self.events if type_of(event) == type]
+
+
+def type_of(event: dict[str, Any]) -> str:
+    """`category.action` of an envelope."""
+    return f"{event['event']['category']}.{event['event']['action']}"
+
+
+def event(type: str, data: dict[str, Any], sequence: int = 7, **fields: Any) -> dict[str, Any]:
+    """An envelope of one's own."""
+    category, _, action = type.partition(".")
+    return {
+        "run_id": RUN_ID,
+        "timestamp": f"2026-01-02T03:04:{sequence % 60:02d}.500Z",
+        "sequence": sequence,
+        "source": {
+            "agent_id": "writer",
+            "agent_type": "agent",
+            "agent_name": "Writer",
+            "team_name": None,
+        },
+        "event": {"category": category, "action": action},
+        "data": data,
+        "session_id": "s-1",
+        "leg": 1,
+        **fields,
+    }
+
+
+def run(*said: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """A run of one's own: its start, and these events after it."""
+    started = event("lifecycle.started", {"agent": "writer", "user_id": "u-1"}, 1, source=None)
+    return [started, *(event(type, data, at) for at, (type, data) in enumerate(said, 2))]
+
+
+@cache
+def recorded_runs() -> list[Recorded]:
+    """Every golden recording of Agno and ADK."""
+    return [
+        *(folded(scenario, "agno", _kind(scenario)) for scenario in agno_scenarios()),
+        *(folded(scenario, "adk", "agent") for scenario in _adk_scenarios()),
+    ]
+
+
+def recorded(name: str) -> Recorded:
+    """One of them, by protocol, version and name: `agno/3.1.10/simple_text`."""
+    return next(each for each in recorded_runs() if each.name == name)
+
+
+def _kind(scenario: Scenario) -> str:
+    return _KINDS.get(scenario.name.split("/")[1].split("_", maxsplit=1)[0], "agent")
+
+
+def folded(scenario: Scenario, protocol: str, kind: str = "agent") -> Recorded:
+    """A recording as the run that it is."""
+    frames = Frames(protocol, kind=kind)
+    fold = RunFold(RUN_ID, DECODERS)
+    events: list[Placed] = []
+    decisions: dict[int, dict[str, Any]] = {}
+    for leg, path in enumerate(scenario.legs, 1):
+        if leg == 1:
+            events += fold.feed(frames.open())
+        elif fold.approval_id is None:
+            break  # the continue of a run that had ended
+        else:
+            decisions[leg] = dict(scenario.decided(leg))
+            for each in _continued(frames, fold.approval_id, decisions[leg]):
+                events += fold.feed(each)
+        events += fold.feed(frames.bytes(path.read_bytes()))
+        events += fold.feed(frames.end())
+        if fold.approval_id is not None:
+            paused = {"reason": "approval_required", "approval_id": fold.approval_id}
+            events += fold.feed(frames.event("lifecycle.paused", **paused))
+    bodies = [orjson.loads(placed.body) for placed in events]
+    return Recorded(f"{protocol}/{scenario.name}", protocol, kind, bodies, decisions)
+
+
+def _continued(frames: Frames, approval_id: str, decided: Decisions) -> Iterator[Any]:
+    items = [{"item_id": item_id, **decision} for item_id, decision in decided.items()]
+    facts: dict[str, Any] = {
+        "approval_id": approval_id,
+        "outcome": "mixed",
+        "by": "u-1",
+        "automatic": False,
+    }
+    yield frames.event("approval.decided", **facts, items=items)
+    frames.leg += 1
+    opened = {"agent": "assistant", "approval_id": approval_id, "items": items}
+    yield frames.frame("open", json.dumps(opened).encode())
+
+
+def _adk_scenarios() -> Iterator[Scenario]:
+    for first in sorted((GOLDEN / "adk").glob("*/*.sse")):
+        name = first.stem
+        if "_2_answer" in name or "_3_" in name:
+            continue
+        start = name.removesuffix("_1_request")
+        legs = [first, *sorted(first.parent.glob(f"{start}_2_answer*.sse"))]
+        asked = [_adk_decisions(leg.with_suffix(".req.json")) for leg in legs[1:]]
+        yield Scenario(f"{first.parent.name}/{start}", legs, asked)
+
+
+def _adk_decisions(request: Path) -> Decisions:
+    message = json.loads(request.read_text("utf-8"))["newMessage"]
+    answers = [part["functionResponse"] for part in message["parts"]]
+    return {answer["id"]: _adk_decision(answer["response"]) for answer in answers}
+
+
+def _adk_decision(response: dict[str, Any]) -> dict[str, Any]:
+    confirmed = response.get("confirmed", True)
+    value = response.get("payload") if "confirmed" in response else response
+    return {"decision": "approve" if confirmed else "reject", "note": None, "value": value}
