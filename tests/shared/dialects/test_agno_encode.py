@@ -713,3 +713,29 @@ def test_a_completed_run_without_a_stream_has_its_tools_with_their_results() -> 
     output = run_output(run(CALL, RESULT, *ANSWERED))
     assert [tool["result"] for tool in output["tools"]] == ["{'ok': True, 'n': None}"]
     assert output["content"] == "Hello there"
+
+
+def test_a_run_without_a_stream_has_its_input_and_its_messages() -> None:
+    events = run(CALL, RESULT, *ANSWERED)
+    events[0]["data"]["message"] = "Hi"
+    output = run_output(events)
+    assert output["input"] == {"input_content": "Hi"}
+    told = [(each["role"], each["content"]) for each in output["messages"]]
+    assert told == [
+        ("user", "Hi"),
+        ("assistant", ""),
+        ("tool", "{'ok': True, 'n': None}"),
+        ("assistant", "Hello there"),
+    ]
+    [call] = output["messages"][1]["tool_calls"]
+    assert call["id"] == output["messages"][2]["tool_call_id"] == output["tools"][0]["tool_call_id"]
+    assert output["messages"][2]["tool_call_error"] is False
+    assert all(isinstance(each["created_at"], int) for each in output["messages"])
+
+
+def test_a_workflow_without_a_stream_has_its_input_as_it_was_said_and_no_messages() -> None:
+    events = run(*ANSWERED)
+    events[0]["data"]["message"] = "Hi"
+    output = run_output(events, AgnoEncoder("workflow"))
+    assert output["input"] == "Hi"
+    assert "messages" not in output

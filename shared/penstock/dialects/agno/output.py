@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import orjson
 
 from penstock.dialects.agno.encode import AgnoEncoder
+from penstock.dialects.agno.messages import messages_of
 from penstock.dialects.base import JsonObject
 
 # The status of a run whose last frame is of this name, without a team's or workflow's prefix.
@@ -27,7 +28,9 @@ def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None)
 
     `events` are envelopes from the run's start, to its end or to a pause. `encoder` is a new one
     with the surface's kind and names. An error's words are the content, as in Agno, with 200.
+    `input` is what the user said; `messages` are the conversation, which a workflow has not.
     """
+    events = list(events)
     encoder = encoder or AgnoEncoder()
     output: JsonObject = {}
     tools: dict[str, JsonObject] = {}
@@ -52,4 +55,20 @@ def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None)
                 output["status"] = _STATUS.get(name, "RUNNING")
     output.setdefault("content", "".join(said))
     output.setdefault("content_type", "str")
-    return {**output, "tools": list(tools.values())} if tools else output
+    if tools:
+        output["tools"] = list(tools.values())
+    if (message := _message(events)) is not None:
+        is_workflow = encoder.kind == "workflow"
+        output["input"] = message if is_workflow else {"input_content": message}
+    if encoder.kind != "workflow":
+        output["messages"] = messages_of(events)
+    return output
+
+
+def _message(events: Sequence[JsonObject]) -> str | None:
+    """What the user said, of a run whose start is among the events."""
+    for event in events[:1]:
+        message = event["data"].get("message")
+        if event["sequence"] == 1 and isinstance(message, str):
+            return message
+    return None

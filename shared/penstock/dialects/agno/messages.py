@@ -1,0 +1,62 @@
+"""A run's conversation as Agno keeps it: what the user said, the calls, their results, the answers.
+
+Agno keeps the system prompt and each model's counters besides; canonical events have neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import orjson
+
+from penstock.dialects.agno import forms
+from penstock.dialects.agno.address import epoch_s
+from penstock.dialects.base import Json, JsonObject
+
+_ALWAYS: Final = {"from_history": False, "stop_after_tool_call": False}
+
+
+def messages_of(events: Iterable[JsonObject]) -> list[JsonObject]:
+    """The messages of the outer run, in order; `events` are envelopes from the run's start."""
+    told: list[JsonObject] = []
+    for event in events:
+        if event.get("subrun"):
+            continue
+        name, data = event["event"], event["data"]
+        match f"{name['category']}.{name['action']}":
+            case "lifecycle.started" if data.get("message"):
+                told.append(_message(event, "user", data["message"]))
+            case "llm.message_completed" if data.get("value") is not None or data["content"]:
+                value = data.get("value")
+                content = data["content"] if value is None else orjson.dumps(value).decode()
+                told.append(_message(event, "assistant", content))
+            case "llm.tool_call":
+                if not told or told[-1]["role"] != "assistant":
+                    told.append(_message(event, "assistant", ""))
+                told[-1].setdefault("tool_calls", []).append(_call(data))
+            case "llm.tool_result":
+                told.append(_result(event))
+    return told
+
+
+def _message(event: JsonObject, role: str, content: Json) -> JsonObject:
+    return {"content": content, **_ALWAYS, "role": role, "created_at": int(epoch_s(event))}
+
+
+def _call(data: JsonObject) -> JsonObject:
+    arguments = orjson.dumps(data.get("args") or {}).decode()
+    function = {"name": data["tool"], "arguments": arguments}
+    return {"id": data["tool_call_id"], "type": "function", "function": function}
+
+
+def _result(event: JsonObject) -> JsonObject:
+    data = event["data"]
+    failed = data.get("outcome") not in ("ok", "partial")
+    result = forms.result_text(data.get("error") if failed else data.get("result"))
+    return {
+        **_message(event, "tool", result),
+        "tool_call_id": data["tool_call_id"],
+        "tool_name": data["tool"],
+        "tool_call_error": failed,
+    }
