@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: dist dist-check help setup upstreams node agui-client run test lint types imports contract bench chaos chaos-long lock format clean
+.PHONY: dist dist-check help setup upstreams node agui-client run test lint types imports contract docs bench chaos chaos-long lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/cli services/connector services/edge \
@@ -56,6 +56,9 @@ contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release a
 	@cp deploy/contract/openapi.json services/edge/penstock_edge/surfaces/page/static/openapi.json
 	@$(BIN)/python -m penstock.bus.admin.permissions > deploy/nats/accounts.conf
 	@PYTHONPATH=tests $(BIN)/python -m conformance
+
+docs: setup ## Write the generated parts of the READMEs anew: settings tables
+	@PYTHONPATH=tests $(BIN)/python -m readmes
 
 dist: setup ## Build the wheels and sdists of all members into dist/, with the lock they run on
 	@deploy/dist.sh $(BIN)/python dist $(MEMBERS)

@@ -44,47 +44,80 @@ class AgentConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")] = Field(
-        description="Our name for it, in every API"
+        description="The id of the agent in every API of Penstock."
     )
-    protocol: Literal["agno", "adk", "agui"] = Field(description="What the server speaks")
-    url: Annotated[str, Field(description="Base URL of the server; agui: where a run is posted")]
-    agent: str = Field("", description="The upstream's own id: Agno agent, ADK appName")
-    kind: Literal["agent", "team", "workflow"] = "agent"
-    name: str | None = Field(None, description="For people; default: the id")
-    topology_id: int | None = Field(None, description="What executions-sse.md calls it")
-    timeout_s: Annotated[float, Field(gt=0, description="Per upstream request")] = 300.0
-    headers: dict[str, str] = Field({}, description="Sent upstream; ${NAME} from the environment")
-    drop: list[str] = Field([], description="Upstream event names to leave out")
+    protocol: Literal["agno", "adk", "agui"] = Field(
+        description="The protocol that the agent server speaks."
+    )
+    url: Annotated[
+        str,
+        Field(
+            description="The base URL of the agent server. For AG-UI it is the exact URL to which "
+            "runs are posted."
+        ),
+    ]
+    agent: str = Field(
+        "",
+        description="The agent's id at its server: an Agno agent, team or workflow, or an ADK "
+        "`appName`. Default: `id`.",
+    )
+    kind: Literal["agent", "team", "workflow"] = Field(
+        "agent", description="Agno: whether `agent` names an agent, a team or a workflow."
+    )
+    name: str | None = Field(None, description="The name that people see. Default: `id`.")
+    topology_id: int | None = Field(
+        None, description="The number by which the executions contract names the agent."
+    )
+    timeout_s: Annotated[
+        float, Field(gt=0, description="Seconds that one upstream request may take.")
+    ] = 300.0
+    headers: dict[str, str] = Field(
+        {},
+        description="Headers that the connector sends to the server. `${NAME}` takes a value from"
+        " the environment.",
+    )
+    drop: list[str] = Field([], description="Names of upstream events that Penstock leaves out.")
     resumable: bool = Field(
         False,
-        description="ADK: the app is resumable, so that a run that was cut is gone on with (2.11 "
-        "and later), and 1.16 is given the invocation with answers, as all others are",
+        description="ADK: the app is resumable. Penstock then continues a run after a lost "
+        "connection (ADK 2.11 or later), and names the invocation when it sends "
+        "answers to ADK 1.16.",
     )
     raw: Literal["keep", "drop"] = Field(
-        "drop", description="agui: RAW events, which some servers send for all that they do inside"
+        "drop",
+        description="AG-UI: whether RAW events become canonical events. Some servers send one for"
+        " every internal step.",
     )
     tools: list[dict[str, Any]] = Field(
-        [], description="agui: tools of the frontend (name, description, parameters) for every run"
+        [],
+        description="AG-UI: frontend tools (name, description, parameters) that Penstock declares"
+        " in every run.",
     )
     protocol_version: str = Field(
-        "1.0", description="agui: what we declare; empty for a server that refuses the field"
+        "1.0",
+        description="AG-UI: the protocol version that Penstock declares. Leave it empty for a "
+        "server that refuses the field.",
     )
 
     accepts: list[str] = Field(
         [],
-        description="What clients may pass to the server besides the message, by name: "
-        "`dependencies`, `stateDelta`, `stateDelta.app:theme`, `forwardedProps.locale`, …",
+        description="Names of the fields that clients may pass to the server besides the message,"
+        " such as `dependencies`, `stateDelta`, `stateDelta.app:theme` or "
+        "`forwardedProps.locale`. Penstock answers 422 to all others.",
     )
     thread_ids: Literal["derived", "verbatim"] = Field(
         "derived",
-        description="agui, agno: which id of a session goes upstream where callers are known: one "
-        "derived from owner, agent and session, or the client's own (the server then checks users)",
+        description="AG-UI and Agno: the session id that goes upstream when callers are "
+        "authenticated. `derived` makes one from owner, agent and session, so that no"
+        " user can enter another user's conversation. `verbatim` sends the client's "
+        "own id, for a server that checks users itself.",
     )
     starts_while_paused: Literal["refuse", "send"] = Field(
         "refuse",
-        description="agui: what becomes of a start in a session of which a run waits for a "
-        "decision. `send` is for servers that keep nothing of a thread: one that does would run "
-        "the newer request with the older one's approval",
+        description="AG-UI: what happens to a start in a session that has a run waiting for a "
+        "decision. `refuse` fails it with code `not_accepted`. Use `send` only for a "
+        "server that keeps no state per thread; any other server could run the new "
+        "request with the old approval.",
     )
 
     @field_validator("url")
@@ -192,6 +225,14 @@ def explained(
     return [_variable_of(owner, problem["loc"]) + problem["msg"] for problem in error.errors()]
 
 
+def variable_name(settings_type: type[BaseSettings], field_name: str) -> str:
+    """The environment variable of a setting. Raises KeyError for a field that there is not."""
+    alias = settings_type.model_fields[field_name].validation_alias
+    if isinstance(alias, str):
+        return alias
+    return f"{settings_type.model_config.get('env_prefix', '')}{field_name.upper()}"
+
+
 def _settings_types(settings_type: type[BaseSettings]) -> Iterable[type[BaseSettings]]:
     yield settings_type
     for field in settings_type.model_fields.values():
@@ -209,9 +250,7 @@ def _variable_of(settings_type: type[BaseSettings], place: tuple[int | str, ...]
         return f"{name}: "
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseSettings):
         return _variable_of(field.annotation, place[1:])
-    if isinstance(field.validation_alias, str):
-        return f"{field.validation_alias}: "
-    return f"{settings_type.model_config.get('env_prefix', '')}{name.upper()}: "
+    return f"{variable_name(settings_type, name)}: "
 
 
 def _expanded(value: Any, path: Path) -> Any:
@@ -264,54 +303,99 @@ class AuthSettings(BaseSettings):
         hide_input_in_errors=True,  # an input may be a secret
     )
 
-    jwt_secret: str | None = Field(None, repr=False, description="Secret of HS256 tokens")
-    jwks_url: str | None = Field(None, description="Where the issuer publishes its keys")
+    jwt_secret: str | None = Field(
+        None, repr=False, description="The secret of HS256 tokens, at least 32 bytes long."
+    )
+    jwks_url: str | None = Field(
+        None, description="The URL at which the token issuer publishes its public keys."
+    )
     algorithms: Words = Field(
-        (), description="The only ones accepted; default HS256, or RS256 and ES256 with JWKS"
+        (),
+        description="The only token algorithms that are accepted. Default: HS256 with a secret, "
+        "RS256 and ES256 with a JWKS URL.",
     )
-    issuer: str | None = Field(None, description="What `iss` must be")
+    issuer: str | None = Field(None, description="The value that the claim `iss` must have.")
     audience: str | None = Field(
-        None, description="What `aud` must have; without it, a token with `aud` is refused"
+        None,
+        description="The value that the claim `aud` must contain. Without this setting a token "
+        "that has an `aud` is refused.",
     )
-    leeway_s: float = Field(30.0, ge=0, le=600, description="How far clocks may differ")
-    jwks_cache_s: float = Field(300.0, gt=0, description="How long the issuer's keys are kept")
+    leeway_s: float = Field(
+        30.0,
+        ge=0,
+        le=600,
+        description="Seconds by which the clocks of the issuer and of this machine may differ.",
+    )
+    jwks_cache_s: float = Field(
+        300.0,
+        gt=0,
+        description="Seconds for which the issuer's keys are used before they are read again.",
+    )
     jwks_refetch_s: float = Field(
-        10.0, ge=0, description="Unknown key ids cause one more reading in this time, at most"
+        10.0,
+        ge=0,
+        description="Seconds between two reads of the keys that unknown key ids can cause.",
     )
-    jwks_timeout_s: float = Field(5.0, gt=0, description="How long a reading of the keys may take")
-    cookie_secure: bool = Field(True, description="Cookies go over TLS alone, and to localhost")
-    cookie_samesite: Literal["lax", "strict", "none"] = "lax"
+    jwks_timeout_s: float = Field(
+        5.0, gt=0, description="Seconds that one read of the keys may take."
+    )
+    cookie_secure: bool = Field(
+        True,
+        description="Whether browsers send the cookies over TLS (and to localhost) only. `false` "
+        "is for plain HTTP and takes `__Host-` off the cookie names.",
+    )
+    cookie_samesite: Literal["lax", "strict", "none"] = Field(
+        "lax", description="The `SameSite` attribute of the cookies."
+    )
     csrf_secret: str | None = Field(
-        None, repr=False, description="Signs CSRF tokens; needed with JWKS and several replicas"
+        None,
+        repr=False,
+        description="The secret that signs CSRF tokens, at least 32 bytes long. Set it when you "
+        "use JWKS with several processes. Default: derived from the JWT secret.",
     )
-    cors_origins: Words = Field((), description="Pages of other origins that may call")
+    cors_origins: Words = Field(
+        (), description="Other origins whose pages may call the API. A wildcard is refused."
+    )
     max_connections_per_user: int = Field(
-        100, ge=0, description="Of a user, open at a time, per process; 0: any number"
+        100,
+        ge=0,
+        description="The number of connections that one user may have open per process. 0 means "
+        "no limit.",
     )
     max_streams_per_user: int = Field(
-        80, ge=0, description="Streams among them, so that some are left for requests; 0: as many"
+        80,
+        ge=0,
+        description="The number of event streams among these connections. The rest stays free for"
+        " requests. 0 means no separate limit.",
     )
     max_requests_per_s: float = Field(
-        100.0, ge=0, description="Of a user, in the long run, per process; 0: any number"
+        100.0,
+        ge=0,
+        description="Requests per second of one user and process, on average. 0 means no limit.",
     )
-    max_requests_burst: int = Field(500, ge=1, description="Of a user, at once, per process")
+    max_requests_burst: int = Field(
+        500, ge=1, description="The number of requests that one user may send at once per process."
+    )
     token_warning_s: float = Field(
-        3600.0, gt=0, description="Streams are told so long before their stream token expires"
+        3600.0,
+        gt=0,
+        description="Seconds before a stream token expires at which its open streams get a "
+        "warning.",
     )
     hosts: Words = Field(
         (),
-        description="Names besides those of this machine under which requests are answered where "
-        "nobody is asked who they are; `*`: any",
+        description="Host names, besides those of this machine, under which requests are answered"
+        " when callers are not authenticated. `*` means any.",
     )
     default_scopes: Words = Field(
         (),
-        description="What a token may do that names no scopes, of start, read, raw, decide, "
-        "act-as and administer; `none`: nothing; default `start read raw decide`",
+        description="The scopes of a token that names none: `start`, `read`, `raw`, `decide`, "
+        "`act-as`, `administer`, or `none`. Default: `start read raw decide`.",
     )
     allow_unauthenticated_sse: Annotated[bool, BeforeValidator(_flag)] = Field(
         False,
         validation_alias="ALLOW_UNAUTHENTICATED_SSE",
-        description="Development only: every caller is `anonymous`, whatever else is configured",
+        description="For development: every caller is `anonymous`, whatever else is configured.",
     )
 
     @property
@@ -386,55 +470,91 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", extra="ignore")
 
-    config: Path = Field(Path("penstock.yaml"), description="The configuration file")
+    config: Path = Field(Path("penstock.yaml"), description="The path of the configuration file.")
     nats_url: str = Field(
-        "nats://127.0.0.1:4222", description="The NATS servers, separated by commas"
+        "nats://127.0.0.1:4222", description="The URLs of the NATS servers, separated by commas."
     )
     nats_wait_s: float = Field(
-        300.0, ge=0, description="How long a start waits for a NATS that is not there yet"
+        300.0,
+        ge=0,
+        description="Seconds that a starting service waits for NATS to become reachable.",
     )
-    nats_user: str | None = Field(None, description="NATS user")
-    nats_password: str | None = Field(None, description="NATS password", repr=False)
-    nats_credentials: str | None = Field(None, description="NATS credentials file")
+    nats_user: str | None = Field(None, description="The NATS user name.")
+    nats_password: str | None = Field(
+        None, description="The password of the NATS user.", repr=False
+    )
+    nats_credentials: str | None = Field(None, description="The path of a NATS credentials file.")
     nats_passwords: Path | None = Field(
         None,
-        description="A folder with a file per NATS user that holds its password: each service "
-        "takes the one named after it, the commands of `penstock` take `operator`. "
-        "PENSTOCK_NATS_USER or PENSTOCK_NATS_CREDENTIALS win over it",
+        description="A folder with one file per NATS user that holds its password. A service "
+        "reads the file with its own name; the operator's commands of `penstock` read"
+        " `operator`. PENSTOCK_NATS_USER and PENSTOCK_NATS_CREDENTIALS take "
+        "precedence.",
     )
     nats_inbox_prefix: str | None = Field(
-        None, description="Where answers of NATS come; default `_INBOX_<service>`"
+        None,
+        description="The subject prefix of replies from NATS. The NATS user must be allowed to "
+        "subscribe to `<prefix>.>`. Default: `_INBOX_<service>`.",
     )
     nats_tls_ca: str | None = Field(
-        None, description="PEM file: the authority of NATS's certificate, not the system's"
+        None,
+        description="A PEM file with the authority that signed the certificate of NATS. Default: "
+        "the authorities of the system. This setting, a client certificate or a "
+        "`tls://` URL makes TLS mandatory.",
     )
-    nats_tls_cert: str | None = Field(None, description="PEM file: our certificate for NATS")
-    nats_tls_key: str | None = Field(None, description="PEM file: its key")
-    replicas: int = Field(1, ge=1, le=5, description="Replicas of each stream")
-    raw_max_age_s: float = Field(24 * 3600, gt=0, description="How long source frames are kept")
-    events_max_age_s: float = Field(7 * 24 * 3600, gt=0, description="How long events are kept")
+    nats_tls_cert: str | None = Field(
+        None, description="A PEM file with the client certificate for NATS."
+    )
+    nats_tls_key: str | None = Field(
+        None, description="A PEM file with the key of the client certificate."
+    )
+    replicas: int = Field(1, ge=1, le=5, description="The number of replicas of each stream.")
+    raw_max_age_s: float = Field(
+        24 * 3600, gt=0, description="Seconds for which source frames are kept (stream RAW)."
+    )
+    events_max_age_s: float = Field(
+        7 * 24 * 3600, gt=0, description="Seconds for which events are kept (stream EVENTS)."
+    )
     max_unacked_bytes: int = Field(
-        64 * 1024 * 1024, ge=1, description="Published to NATS and not yet acknowledged, a process"
+        64 * 1024 * 1024,
+        ge=1,
+        description="Bytes that one process may have published to NATS without an "
+        "acknowledgement. Further messages wait in order.",
     )
     clock_limit_s: float = Field(
-        30.0, gt=0, description="How far the clock may differ from NATS's; beyond, it is not ready"
+        30.0,
+        gt=0,
+        description="Seconds by which the clock of this machine may differ from that of NATS. "
+        "Beyond it `/readyz` answers 503, because tokens would expire at the wrong "
+        "time.",
     )
-    host: str = Field("127.0.0.1", description="Where HTTP is served")
-    port: int = Field(8000, ge=0, le=65535, description="HTTP port")
-    probe_port: int = Field(9000, ge=0, le=65535, description="Port of probes and metrics")
+    host: str = Field("127.0.0.1", description="The address at which HTTP is served.")
+    port: int = Field(8000, ge=0, le=65535, description="The HTTP port.")
+    probe_port: int = Field(9000, ge=0, le=65535, description="The port of probes and metrics.")
     insecure_bind: str = Field(
-        "", description="`yes` allows an address beyond loopback without authentication"
+        "", description="`yes` allows an address beyond loopback without authentication."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["text", "json"] = "text"
-    drain_s: float = Field(10.0, ge=0, description="How long SIGTERM waits for what runs")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The lowest level of the log lines that are written."
+    )
+    log_format: Literal["text", "json"] = Field("text", description="The format of the log lines.")
+    drain_s: float = Field(
+        10.0,
+        ge=0,
+        description="Seconds for which SIGTERM waits for open work. A second signal ends the wait.",
+    )
     draining_port: Literal["open", "closed"] | None = Field(
         None,
-        description="What SIGTERM does to the HTTP port. `open`: it is served until the process "
-        "ends, since a load balancer still sends requests. `closed`: new connections are refused "
-        "at once. Default: `closed` for `penstock up` with its own NATS, else `open`",
+        description="What SIGTERM does to the HTTP port. `open` serves it until the process ends,"
+        " because a load balancer still sends requests. `closed` refuses new "
+        "connections at once, because an EventSource tries those again but gives up "
+        "at a 503. Default: `closed` for `penstock up` with its own NATS, else "
+        "`open`.",
     )
-    auth: AuthSettings = Field(default_factory=AuthSettings, description="See AuthSettings")
+    auth: AuthSettings = Field(
+        default_factory=AuthSettings,
+        description="The settings of authentication, see AuthSettings.",
+    )
 
     @field_validator(
         *("nats_user", "nats_password", "nats_credentials", "nats_passwords", "nats_inbox_prefix"),

@@ -24,48 +24,83 @@ class EdgeSettings(Settings):
     enable_adk_canonical_stream: Annotated[bool, BeforeValidator(_flag)] = Field(
         False,
         validation_alias="ENABLE_ADK_CANONICAL_STREAM",
-        description="`true`, `1`, `yes` or `on`: POST /run_sse and /run are served, else 501",
+        description="`true`, `1`, `yes` or `on` serves `POST /run_sse` and `POST /run`. Otherwise"
+        " they answer 501.",
     )
-    keep_alive_s: float = Field(15.0, gt=0, description="No stream is silent for longer")
-    max_body_bytes: int = Field(10 * 1024 * 1024, gt=0, description="The largest request body")
+    keep_alive_s: float = Field(
+        15.0,
+        gt=0,
+        description="Seconds after which a silent stream gets a keep-alive (`/run_sse` and `/run`"
+        " apart).",
+    )
+    max_body_bytes: int = Field(
+        10 * 1024 * 1024,
+        gt=0,
+        description="The largest request body in bytes. A larger one is answered with 413.",
+    )
     max_pending_bytes: int = Field(
         1024 * 1024,
         gt=0,
-        description="Who is further behind and does not read is dropped",
+        description="Bytes by which a client that does not read may be behind before the edge "
+        "drops it.",
     )
     ring_bytes: int = Field(
-        4 * 1024 * 1024, gt=0, description="Recent frames kept for each followed run and dialect"
+        4 * 1024 * 1024,
+        gt=0,
+        description="Bytes of recent frames that are kept for each followed run and dialect.",
     )
     max_ring_bytes: int = Field(
-        256 * 1024 * 1024, gt=0, description="All rings together; the longest silent are emptied"
+        256 * 1024 * 1024,
+        gt=0,
+        description="Bytes of all these frames in the process. The edge empties those of the runs"
+        " that have been silent for longest.",
     )
     write_timeout_s: float = Field(
         120.0,
         gt=0,
-        description="Who has not taken one write, 256 KiB or a frame, by then is dropped",
+        description="Seconds that a client has to take one write (256 KiB, or one frame) before "
+        "the edge drops it.",
     )
     max_streams: int = Field(
-        12_000, gt=0, description="Open at a time in this process; beyond it 503"
+        12_000,
+        gt=0,
+        description="The number of streams that are open in this process. A further one is "
+        "answered with 503. The limit is lower where the process may not open so many"
+        " files.",
     )
     max_connection_age_s: float = Field(
         3600.0,
         ge=0,
-        description="A stream that can be resumed is ended at this age, at the latest; 0 never",
+        description="Seconds after which a stream that can be resumed is ended; the edge picks a "
+        "moment between 80 and 100 % of it. 0 means never.",
     )
     max_open_runs_per_user: int = Field(
-        500, ge=0, description="Queued or under way, of a user, in the installation; 0: any number"
+        500,
+        ge=0,
+        description="The number of queued or running runs of one user in the whole installation. "
+        "A further start is answered with 429. 0 means no limit.",
     )
     max_queued_runs_per_user: int = Field(
-        200, ge=0, description="Of these, not yet taken by a connector; 0: any number"
+        200,
+        ge=0,
+        description="The number of these runs that no connector has taken yet. 0 means no limit.",
     )
     page_events: int = Field(
-        5000, gt=0, description="Events that a page is looked for in; then it is given as it is"
+        5000,
+        gt=0,
+        description="The number of events that the edge reads to fill a page. Then it returns the"
+        " page as it is.",
     )
-    page_bytes: int = Field(8 * 1024 * 1024, gt=0, description="The same in bytes, read and given")
-    page_s: float = Field(2.0, gt=0, description="The same in seconds")
+    page_bytes: int = Field(
+        8 * 1024 * 1024, gt=0, description="The bytes that the edge reads, or returns, for a page."
+    )
+    page_s: float = Field(2.0, gt=0, description="The seconds that the edge reads for a page.")
     hub_grace_s: float = Field(
-        5.0, ge=0, description="How long a run is followed after its last client left"
+        5.0, ge=0, description="Seconds for which a run is followed after its last client has left."
     )
     cancel_wait_s: float = Field(
-        10.0, gt=0, description="How long a cancel waits before the edge ends the run itself"
+        10.0,
+        gt=0,
+        description="Seconds that a cancel waits for a connector before the edge ends the run "
+        "itself.",
     )

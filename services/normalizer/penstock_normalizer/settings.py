@@ -12,17 +12,36 @@ class NormalizerSettings(Settings):
 
     # longer than an election of the broker takes, in which nobody can renew
     partition_ttl_s: float = Field(
-        12.0, ge=1, description="After it the partitions of one that hangs move"
+        12.0,
+        ge=1,
+        description="Seconds after which the partitions of a normalizer that hangs go to the "
+        "others. Those of a killed one go within a few seconds.",
     )
-    partition_renew_s: float = Field(2.0, gt=0, description="How often a partition is renewed")
-    checkpoint_s: float = Field(1.0, gt=0, description="How often the progress is written down")
+    partition_renew_s: float = Field(
+        2.0, gt=0, description="Seconds between two renewals of the leases on the partitions."
+    )
+    checkpoint_s: float = Field(1.0, gt=0, description="Seconds between two checkpoints.")
     max_held_bytes: int = Field(
         128 * 1024 * 1024,
         ge=1,
-        description="Source frames in memory, of all runs; none gets more than is left",
+        description="Bytes of source frames in memory, for all runs of the process; a frame "
+        "counts 1 KiB more than its size. One run never takes more than it leaves to "
+        "the others.",
     )
-    max_frame_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Of one upstream frame")
+    max_frame_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=1024,
+        description="The largest upstream frame in bytes. A larger one ends its run with code "
+        "`limit`.",
+    )
     max_standing_s: float = Field(
-        300.0, gt=0, description="A run that cannot be worked on for so long is ended"
+        300.0,
+        gt=0,
+        description="Seconds for which a blocked run is tried again before it is ended.",
     )
-    run_idle_s: float = Field(60.0, gt=0, description="After it a run's state leaves memory")
+    run_idle_s: float = Field(
+        60.0,
+        gt=0,
+        description="Seconds without frames after which a run's state leaves memory. A run that "
+        "has ended leaves after 10 s.",
+    )

@@ -1,0 +1,81 @@
+"""The parts of documents that are generated, between markers.
+
+A document asks for a part by a pair of comments, and `make docs` writes the part between them:
+
+    <!-- settings: penstock_edge.settings.EdgeSettings -->
+    <!-- end of settings -->
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from readmes.settings_table import table
+from support.repository import ROOT, files
+
+Part = Callable[[str], str]
+
+_PART = re.compile(
+    r"<!-- (?P<kind>\w+): (?P<argument>[\w.]+) -->\n(?P<text>.*?)<!-- end of (?P=kind) -->",
+    re.DOTALL,
+)
+
+
+def documents() -> list[Path]:
+    """Every Markdown file of the repository."""
+    return [path for path in files() if path.suffix == ".md"]
+
+
+def model(path: str) -> type[BaseModel]:
+    """The model of a dotted path. Raises ImportError, AttributeError."""
+    module, _, name = path.rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    assert issubclass(found, BaseModel)
+    return found
+
+
+def renewed(text: str) -> str:
+    """A document with each of its generated parts made anew."""
+    return _PART.sub(_renewed, text)
+
+
+def models_shown() -> list[str]:
+    """The dotted paths of the models whose settings some document shows."""
+    return [
+        found["argument"]
+        for path in documents()
+        for found in _PART.finditer(path.read_text("utf-8"))
+        if found["kind"] == "settings"
+    ]
+
+
+def without_generated_parts(text: str) -> str:
+    """What people have written of a document."""
+    return _PART.sub("", text)
+
+
+def write() -> None:
+    """Write every document whose generated parts have changed."""
+    for path in documents():
+        text = path.read_text("utf-8")
+        if (new := renewed(text)) != text:
+            path.write_text(new, "utf-8")
+            print(path.relative_to(ROOT))
+
+
+def _settings(path: str) -> str:
+    return table(model(path))
+
+
+_KINDS: dict[str, Part] = {"settings": _settings}
+
+
+def _renewed(found: re.Match[str]) -> str:
+    kind, argument = found["kind"], found["argument"]
+    text = _KINDS[kind](argument)
+    return f"<!-- {kind}: {argument} -->\n{text}<!-- end of {kind} -->"
