@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from readmes.settings_table import table
-from support.repository import ROOT, files
+from support.drive.repository import ROOT, files
 
 Part = Callable[[str], str]
 

@@ -9,7 +9,7 @@ import pytest
 
 from readmes import generated
 from readmes.settings_table import own_fields, table
-from support.repository import ROOT, services
+from support.drive.repository import ROOT, services
 
 MODELS = [
     "penstock.settings.Settings",
