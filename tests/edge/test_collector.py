@@ -15,7 +15,8 @@ from penstock_edge.sources.locate import locate, place_of_now
 from penstock_edge.sources.many import Many
 from penstock_edge.sources.sessions import Records
 from penstock_edge.stream.collector import Collector
-from penstock_edge.stream.hub import Hub, Hubs
+from penstock_edge.stream.hub import Hub
+from penstock_edge.stream.hubs import Hubs
 from penstock_edge.views.dialects import view
 from penstock_edge.views.framing import Sse
 from support.drive.waiting import eventually

@@ -14,7 +14,8 @@ from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import locate, place_of_new
 from penstock_edge.stream import direct_write
 from penstock_edge.stream.client import Client as Reader
-from penstock_edge.stream.hub import Hubs
+from penstock_edge.stream.hubs import Hubs
+from penstock_edge.stream.positions import StreamSequence
 from penstock_edge.views.dialects import leg_view, view
 from support.drive.clients import MakeEdge, Stream
 from support.drive.waiting import eventually
@@ -52,7 +53,7 @@ async def test_what_is_pending_goes_out_in_one_write(hubs: Hubs, bus: Bus, run: 
     await run.text("a", "b", "c")
 
     async def all_there() -> bool:
-        return reader.hub.position(run.places[-1] + 1) == 4
+        return reader.hub.ring.position(StreamSequence(run.places[-1] + 1)) == 4
 
     await eventually(all_there)
     body = await reader.take()
@@ -129,7 +130,7 @@ async def test_who_falls_out_of_the_ring_gets_every_byte_all_the_same(
     await run.raw("end", {"outcome": "eof"})
     await run.completed()
     expected = await reading
-    assert reader.hub.base > 10
+    assert reader.hub.ring.base > 10
     while more := await reader.take():
         begun += more
     await hubs.close()

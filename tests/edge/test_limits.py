@@ -19,7 +19,7 @@ from penstock.web.server import raise_file_limit
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import locate
 from penstock_edge.stream.client import Client as Reader
-from penstock_edge.stream.hub import Hubs
+from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OTHER_FILES, OpenStreams
 from penstock_edge.views.dialects import view
 from support.drive.clients import Client, MakeEdge

@@ -14,7 +14,7 @@ from penstock_edge.sources.feed import Feed
 from penstock_edge.sources.locate import place_of_now
 from penstock_edge.sources.many import Many
 from penstock_edge.sources.sessions import Records
-from penstock_edge.stream.hub import Hubs
+from penstock_edge.stream.hubs import Hubs
 from penstock_edge.views.framing import Sse
 from support.drive.clients import Client, MakeEdge, Stream
 from support.drive.waiting import eventually

@@ -29,7 +29,7 @@ from penstock.sse import Frame, Parser
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import locate
 from penstock_edge.stream.client import Client
-from penstock_edge.stream.hub import Hubs
+from penstock_edge.stream.hubs import Hubs
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.dialects import view
 from support.drive.sync_bus import World

@@ -17,7 +17,7 @@ from penstock_edge.sources.feed import Feed
 from penstock_edge.sources.locate import Place
 from penstock_edge.sources.many import Many
 from penstock_edge.sources.sessions import Records
-from penstock_edge.stream.hub import Hubs
+from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OpenStreams
 from penstock_edge.stream.response import EventStream
 from penstock_edge.surfaces.agui.run_ids import AguiRuns

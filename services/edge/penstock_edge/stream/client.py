@@ -1,4 +1,14 @@
-"""One client of a hub: a place in its ring, or in the stream itself while it catches up."""
+"""One client of a hub: what it is given next, whether it is too slow, and why its stream ends.
+
+A client is in one of three phases:
+
+- it replays: it is behind the ring, and reads the stream itself (`Replay`);
+- it is live: it has a position in the hub's ring (`Live`);
+- it is over (None).
+
+It begins with a replay. It goes from replay to live when it reaches the ring, and back when the
+ring has evicted what it has not been given.
+"""
 
 from __future__ import annotations
 
@@ -7,262 +17,325 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import Final
 
-from penstock.bus import BusError, Stored
 from penstock.telemetry import DELIVERED, SLOW_CLIENTS
 from penstock.web.auth import Identity
 from penstock.web.read_turns import ReadTurns, Turn
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.sources.history import Past
 from penstock_edge.sources.locate import Place
-from penstock_edge.stream.direct_write import Direct, http_chunk
+from penstock_edge.stream.direct_write import Direct
+from penstock_edge.stream.hub import Hub
 from penstock_edge.stream.open_streams import Departure, retry_ms
+from penstock_edge.stream.positions import ByteOffset, RingPosition, StreamSequence
+from penstock_edge.stream.replay import Reached, Replay
+from penstock_edge.stream.ring import Chunk
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
-from penstock_edge.views.items import Encoding, Item
-
-if TYPE_CHECKING:
-    from penstock_edge.stream.hub import Hub
+from penstock_edge.views.items import Item
 
 log = logging.getLogger(__name__)
 
-LAG_RETRY_S = 0.05
-UNAVAILABLE_RETRY_S = 0.5
-LAG_TRIES = 40
-PIECE_BYTES = 256 * 1024  # of the past in one write, or one message
+_BEFORE_ALL: Final = Cursor(0, 0)
 
-_TAKEN_NOTHING = Cursor(0, 0)
+
+class End(Enum):
+    """Why a client's stream is over."""
+
+    COMPLETE = "complete"  # the client was given all that it asked for
+    LEFT = "left"  # the client has closed the connection
+    EXPIRED = "expired"  # the client's credential has expired or was revoked
+    AGED = "aged"  # the stream was open for long enough; the client reconnects
+    DRAINED = "drained"  # this edge shuts down; the client reconnects to another one
+    SLOW = "slow"  # the client does not read
+    STOPPED = "stopped"  # the hub was stopped
+    FAILED = "failed"  # the hub has failed
+
+
+_MOVED: Final = {Departure.AGE: End.AGED, Departure.DRAIN: End.DRAINED}
 
 
 @dataclass(slots=True)
-class Chunk:
-    """Items that go out in one write. `end` is the ring's position after them."""
+class Live:
+    """The phase of a client that takes its items from the ring."""
 
-    body: bytes
-    end: int
-    items: tuple[Item, ...]
-    _framed: bytes = b""
-
-    @property
-    def framed(self) -> bytes:
-        """The body as an HTTP chunk, made once for all who are given it."""
-        if not self._framed:
-            self._framed = http_chunk(self.body)
-        return self._framed
+    at: RingPosition
+    taken_bytes: ByteOffset  # the bytes of all items before `at`
+    idle: bool = False  # at the ring's end, with nothing to write
 
 
 class Client:
-    """Gives the bytes of one client's stream, in order; never waits for another client."""
+    """Gives the bytes of one client's stream, in order; never waits for another client.
+
+    `take` is called by one task, the response. Everything else may be called at any time.
+    """
 
     def __init__(
         self, hub: Hub, place: Place, on_leave: Callable[[Client], None], turns: ReadTurns
     ) -> None:
         self.hub = hub
+        self.resumable = False  # until the response says that the client knows its cursor
+        self.task: asyncio.Task[None] | None = None  # is cancelled when the client is dropped
+        self.direct: Direct | None = None  # once the head is sent, where the server allows it
+        self.end: End | None = None
+        self._on_leave = on_leave
         self._turns = turns
         self._turn: Turn = nullcontext
-        self.dropped = False
-        self.expired = False
-        self.departure: Departure | None = None
-        self.resumable = False  # until the response says that it is
-        self.task: asyncio.Task[None] | None = None  # whose write is cancelled by a drop
-        self.direct: Direct | None = None  # once the head is sent, where the server allows it
-        self._writing_since: float | None = None
-        self._on_leave = on_leave
-        self._after: Cursor | None = place.after
-        self._preface = (
-            hub.view.notice("history_truncated", "earlier events are no longer kept")
-            if place.truncated
-            else b""
-        )
-        self._live_after = place.live_after  # the last of the replay, until that was told
+        self._start = StreamSequence(place.start)
+        self._phase: Replay | Live | None = Replay(hub, self._start)
+        self._next = self._start  # one more than the sequence of the newest item that was given
+        self._after: Cursor | None = place.after  # until the items reach it, none is written
+        self._live_after: int | None = place.live_after  # until the live marker is written
         self._end_after: int | None = None
-        if self._live_after is not None and self._live_after < place.start:
-            self._preface += self._told_live()
-        self._start = place.start
-        self._at: int | None = None  # position in the ring; None while reading the past
-        self._next = place.start  # in the stream
-        self._past: Past | None = None
-        self._read: list[Stored] = []  # of the past, and not encoded yet; the next is the last
-        self._encoding: Encoding | None = None  # of the past
-        self._replayed: Stored | None = None
-        self._lags = 0
-        self._last_given = False
-        self._gone = False
+        self._was_last = False  # the newest item that was given ends the stream
+        self._notices = b""
+        self._keep_alive_due = False
         self._wake = asyncio.Event()
-        self._idle = False  # at the ring's end, with nothing to write
+        self._writing_since: float | None = None
         self._wrote_at = asyncio.get_running_loop().time()
-        self._beat_due = False
-        self._warnings = b""
-        self._offset = 0
         self._count = DELIVERED.labels(hub.view.dialect).inc
+        if place.truncated:
+            self.warn("history_truncated", "earlier events are no longer kept")
+        if self._live_after is not None and self._live_after < place.start:
+            self._notices += self._live_marker()
 
-    def read_for(self, who: Identity) -> None:
-        """The past is read in this caller's turns."""
-        self._turn = self._turns.named(who)
+    # What the response asks
 
     async def take(self) -> bytes | None:
-        """What is to be written next; None when the stream is over."""
-        while not (self._gone or self.finished):
-            if self.expired or self.departure:
-                self._gone = True
+        """The bytes to write next; None when the stream is over."""
+        while self._phase is not None:
+            if self._is_complete():
+                self._finish(End.COMPLETE)
+            elif self.end is not None:
+                self._phase = None
                 return self._farewell() or None
-            if words := self._words():
-                return words
-            if self._at is not None and self._at < self.hub.base:
-                self._fall_behind()
-            if self._at is None:
-                if body := await self._replay():
-                    return body
-            elif chunk := self.hub.chunk(self._at):
-                self._pass(chunk)
-                if body := self._rest(chunk.items, chunk.body):
-                    return body
-            elif self.hub.closed:
-                return None
-            else:
-                self._idle = True
-                await self._wake.wait()
-                self._idle = False
-                self._wake.clear()
+            elif notice := self._notice():
+                return notice
+            elif body := await self._items(self._phase):
+                return body
         return None
 
-    def _words(self) -> bytes:
-        """What the edge itself has to say here."""
-        if self._preface:
-            preface, self._preface = self._preface, b""
-            return preface
-        if self._warnings:
-            warnings, self._warnings = self._warnings, b""
-            return warnings
-        if self._beat_due:
-            self._beat_due = False
-            return self.hub.view.form.keep_alive
-        if self._live_after is None or self._at is None or self.hub.chunk(self._at):
-            return b""
-        # the end of the replay may be a message that is not among what this client is given
-        return self._told_live() if self.hub.floor > self._live_after else b""
-
-    @property
-    def finished(self) -> bool:
-        """True when all that it was to be given has been."""
-        return self._last_given or (self._end_after is not None and self._next > self._end_after)
-
-    def end_after(self, sequence: int) -> None:
-        """The stream ends once the message of this stream sequence, if it comes, was given."""
-        self._end_after = sequence
-        self._wake.set()
-
-    def wake(self) -> int:
-        """There may be something to take; returns how many items were written at once."""
-        written = self._write_directly() if self._idle and self.direct else 0
-        if not written:
-            self._wake.set()
-        return written
-
-    def _write_directly(self) -> int:
-        at = self._at
-        chunk = self.hub.chunk(at) if at is not None and at >= self.hub.base else None
-        if (
-            chunk is None
-            or not chunk.body
-            or chunk.items[-1].last
-            or self._after is not None
-            or self._live_after is not None
-            or self._end_after is not None
-            or self._wake.is_set()
-            or self.direct is None
-            or not self.direct.write(chunk.framed)
-        ):
-            return 0
-        self._pass(chunk)
-        self.wrote()
-        if self.hub.chunk(chunk.end):
-            self._wake.set()
-        return len(chunk.items)
-
-    def _pass(self, chunk: Chunk) -> None:
-        self._at = chunk.end
-        self._offset = chunk.items[-1].offset
-        self._next = chunk.items[-1].sequence + 1
-
-    def expire(self) -> None:
-        """Whoever reads may not do so any more: the stream ends here."""
-        self.expired = True
-        self._wake.set()
-
-    def warn(self, code: str, message: str) -> None:
-        """Something of the edge's own that the client is told between two events."""
-        self._warnings += self.hub.view.notice(code, message)
-        self._wake.set()
-
-    def depart(self, why: Departure) -> None:
-        """The stream ends here; its client may come back at once."""
-        self.departure = why
-        self._wake.set()
-
-    def _farewell(self) -> bytes:
-        """What must be said of an early end: when to come back, or that it is not the whole."""
-        if self.departure:
-            return self.hub.view.form.come_back(retry_ms())
-        return self.last_words()
-
-    def last_words(self) -> bytes:
-        """What tells those who could take an early end for the whole."""
-        words = b"".join(self.hub.view.encoding().cut())
-        # wherever the last write ended: an empty line between frames is nothing
-        return words and b"\n\n" + words
-
-    def leave(self) -> None:
-        """The client is gone; its stream is over."""
-        self._gone = True
-        self._wake.set()
-        self._on_leave(self)
+    def read_for(self, who: Identity) -> None:
+        """The stream is read in this caller's turns."""
+        self._turn = self._turns.named(who)
 
     def begin_write(self) -> None:
         """A write is handed to the connection, which may not take it at once."""
         self._writing_since = asyncio.get_running_loop().time()
 
     def wrote(self) -> None:
-        """A write was taken by the connection."""
+        """The connection has taken the write."""
         self._writing_since = None
         self._wrote_at = asyncio.get_running_loop().time()
 
-    def beat(self, period_s: float, settings: EdgeSettings) -> None:
-        """Called at intervals: ask for a keep-alive after two silent ones, drop the slow.
+    def last_words(self) -> bytes:
+        """What tells a client that cannot reconnect that its stream is incomplete."""
+        words = b"".join(self.hub.view.encoding().cut())
+        # The last write may have ended inside a frame. An empty line between frames means nothing.
+        return words and b"\n\n" + words
 
-        Slow is whose one write hangs for a whole interval, with more than `max_pending_bytes`
-        behind it, or for `write_timeout_s`.
-        """
-        view = self.hub.view
-        kept_alive = view.droppable if view.kept_alive is None else view.kept_alive
+    # What others ask
+
+    def wake(self) -> int:
+        """There may be something to take; returns how many items were written at once."""
+        live = self._phase
+        if isinstance(live, Live) and live.idle and self.direct is not None:
+            written = self._write_at_once(live, self.direct)
+            if written:
+                return written
+        self._wake.set()
+        return 0
+
+    def end_after(self, sequence: int) -> None:
+        """The stream ends once the message of this stream sequence, if it comes, was given."""
+        self._end_after = sequence
+        self._wake.set()
+
+    def warn(self, code: str, message: str) -> None:
+        """The client is given a notice of the edge's own between two events."""
+        self._notices += self.hub.view.notice(code, message)
+        self._wake.set()
+
+    def expire(self) -> None:
+        """The stream ends because the caller may not read it any more."""
+        self._end_with(End.EXPIRED)
+
+    def depart(self, why: Departure) -> None:
+        """The stream ends, and the client is told to reconnect."""
+        self._end_with(_MOVED[why])
+
+    def leave(self) -> None:
+        """The client has closed the connection, or its response is over."""
+        self._finish(End.LEFT)
+        self._wake.set()
+        self._on_leave(self)
+
+    def beat(self, period_s: float, settings: EdgeSettings) -> None:
+        """To be called every `period_s`: drops a slow client, and keeps an idle stream alive."""
         now = asyncio.get_running_loop().time()
         if self._writing_since is not None:
-            hangs_s = now - self._writing_since
-            behind = view.droppable and self._pending_bytes > settings.max_pending_bytes
-            if hangs_s >= settings.write_timeout_s or (behind and hangs_s >= period_s):
-                self._drop(hangs_s)
-        elif kept_alive and view.form.keep_alive and now - self._wrote_at >= 2 * period_s:
-            self._beat_due = True
+            self._drop_if_slow(now - self._writing_since, period_s, settings)
+            return
+        view = self.hub.view
+        kept_alive = view.droppable if view.kept_alive is None else view.kept_alive
+        if kept_alive and view.form.keep_alive and now - self._wrote_at >= 2 * period_s:
+            self._keep_alive_due = True
             self._wake.set()
+
+    # The end
+
+    def _is_complete(self) -> bool:
+        return self._was_last or (self._end_after is not None and self._next > self._end_after)
+
+    def _end_with(self, end: End) -> None:
+        """End the stream after a farewell, unless it has ended already."""
+        self.end = self.end or end
+        self._wake.set()
+
+    def _finish(self, end: End) -> None:
+        """End the stream at once."""
+        self.end = self.end or end
+        self._phase = None
+
+    def _farewell(self) -> bytes:
+        """When to reconnect; or, to a client that cannot, that its stream is incomplete."""
+        if self.end in (End.AGED, End.DRAINED):
+            return self.hub.view.form.come_back(retry_ms())
+        return self.last_words()
+
+    def _drop_if_slow(self, hangs_s: float, period_s: float, settings: EdgeSettings) -> None:
+        """Drop the client if one write hangs for too long.
+
+        Too long is `write_timeout_s`, and `period_s` where more than `max_pending_bytes` wait
+        behind the write.
+        """
+        behind = self.hub.view.droppable and self._pending_bytes > settings.max_pending_bytes
+        if not (hangs_s >= settings.write_timeout_s or (behind and hangs_s >= period_s)):
+            return
+        if self.end is End.SLOW or self.task is None:
+            return
+        self.end = End.SLOW
+        log.warning(
+            "%s: a client is dropped: it has taken nothing for %.1f s, with %d bytes pending",
+            *(" ".join(self.hub.view.key), hangs_s, self._pending_bytes),
+        )
+        SLOW_CLIENTS.inc()
+        self.task.cancel()
 
     @property
     def _pending_bytes(self) -> int:
-        # whoever reads the past does so at its own pace
-        return 0 if self._at is None else self.hub.delivered_bytes - self._offset
+        """What the hub has encoded and this client was not given. A replay has its own pace."""
+        live = self._phase
+        return self.hub.ring.delivered_bytes - live.taken_bytes if isinstance(live, Live) else 0
 
-    def _drop(self, hangs_s: float) -> None:
-        if not self.dropped and self.task is not None:
-            self.dropped = True
-            log.warning(
-                "%s: a client is dropped: it has taken nothing for %.1f s, with %d bytes pending",
-                *(" ".join(self.hub.view.key), hangs_s, self._pending_bytes),
-            )
-            SLOW_CLIENTS.inc()
-            self.task.cancel()
+    # What the edge itself says
 
-    def _rest(self, items: tuple[Item, ...], body: bytes) -> bytes:
-        """The part of these items that this client does not have."""
-        self._last_given = items[-1].last
+    def _notice(self) -> bytes:
+        """What must be written before the next item, if anything."""
+        if self._notices:
+            notices, self._notices = self._notices, b""
+            return notices
+        if self._keep_alive_due:
+            self._keep_alive_due = False
+            return self.hub.view.form.keep_alive
+        return self._live_marker() if self._is_live_unmarked() else b""
+
+    def _is_live_unmarked(self) -> bool:
+        """Whether the replay is over, although no item of this client's has shown that.
+
+        The last message of the replay may not be among those that this client is given.
+        """
+        if self._live_after is None or not isinstance(self._phase, Live):
+            return False
+        at_end = self.hub.ring.chunk(self._phase.at) is None
+        return at_end and self.hub.floor > self._live_after
+
+    def _live_marker(self) -> bytes:
+        """The marker, which is written once."""
+        self._live_after = None
+        return self.hub.view.form.live_marker
+
+    # The items
+
+    async def _items(self, phase: Replay | Live) -> bytes:
+        """The bytes of the next items; empty when `take` must look again."""
+        if isinstance(phase, Replay):
+            return await self._replayed(phase)
+        ring = self.hub.ring
+        if phase.at < ring.base:
+            self._fall_behind()
+        elif (chunk := ring.chunk(phase.at)) is not None:
+            self._advance(phase, chunk)
+            return self._own_part(chunk.items, chunk.body)
+        elif self.hub.closed:
+            self._finish(End.FAILED if self.hub.failed else End.STOPPED)
+        else:
+            phase.idle = True
+            await self._wake.wait()
+            phase.idle = False
+            self._wake.clear()
+        return b""
+
+    async def _replayed(self, replay: Replay) -> bytes:
+        found = await replay.take(self._turn)
+        if isinstance(found, Reached):
+            if found.truncated:
+                self.warn("history_truncated", "some events are not kept")
+            if self._phase is replay:  # the client may have left meanwhile
+                at = self.hub.ring.position(self._next)
+                self._phase = Live(at, self.hub.ring.offset_before(at))
+            return b""
+        if not found:
+            return b""
+        self._next = StreamSequence(found[-1].sequence + 1)
+        return self._own_part(found, b"".join([item.body for item in found]))
+
+    def _fall_behind(self) -> None:
+        """The ring has evicted items that the client was not given: read them from the stream."""
+        start = self._next
+        if self.hub.view.stateful:
+            # The run is encoded again from its start, but only what is new is written.
+            self._after = max(self._after or _BEFORE_ALL, Cursor(self._next - 1, LAST_FRAME))
+            self._next = start = self._start
+        self._phase = Replay(self.hub, start)
+
+    def _write_at_once(self, live: Live, direct: Direct) -> int:
+        """Write the next chunk past the response's task, if it can be written as it is.
+
+        Returns the number of its items; 0 when the task has to take it.
+        """
+        ring = self.hub.ring
+        chunk = ring.chunk(live.at) if live.at >= ring.base else None
+        if chunk is None or not self._takes_unchanged(chunk):
+            return 0
+        if not direct.write(chunk.framed):
+            return 0
+        self._advance(live, chunk)
+        self.wrote()
+        if ring.chunk(chunk.end) is not None:
+            self._wake.set()
+        return len(chunk.items)
+
+    def _takes_unchanged(self, chunk: Chunk) -> bool:
+        """Whether the chunk's bytes are all that this client is to be given next.
+
+        They are not when the task was woken for something else, when items before a cursor are
+        left out, when a live marker goes between them, or when the stream may end with them.
+        """
+        is_plain = self._after is None and self._live_after is None and self._end_after is None
+        return (
+            is_plain and not self._wake.is_set() and bool(chunk.body) and not chunk.items[-1].last
+        )
+
+    def _advance(self, live: Live, chunk: Chunk) -> None:
+        newest = chunk.items[-1]
+        live.at = chunk.end
+        live.taken_bytes = ByteOffset(newest.offset)
+        self._next = StreamSequence(newest.sequence + 1)
+
+    def _own_part(self, items: tuple[Item, ...], body: bytes) -> bytes:
+        """The part of these items that this client does not have, with the live marker in it."""
+        self._was_last = items[-1].last
         self._count(len(items))
         after, live_after = self._after, self._live_after
         if after is None and live_after is None:
@@ -272,76 +345,9 @@ class Client:
         pieces = []
         for item in items:
             if live_after is not None and item.sequence > live_after:
-                pieces.append(self._told_live())
+                pieces.append(self._live_marker())
                 live_after = None
             pieces.append(item.body if after is None else item.after(after))
         if live_after == items[-1].sequence:
-            pieces.append(self._told_live())
+            pieces.append(self._live_marker())
         return b"".join(pieces)
-
-    def _told_live(self) -> bytes:
-        self._live_after = None
-        return self.hub.view.form.live_marker
-
-    def _fall_behind(self) -> None:
-        """The ring has moved on: what was missed is read from the stream."""
-        self._at = None
-        if self.hub.view.stateful:
-            # all of it again, but only what follows is written
-            self._after = max(self._after or _TAKEN_NOTHING, Cursor(self._next - 1, LAST_FRAME))
-            self._next = self._start
-
-    def _enter(self) -> None:
-        self._at = self.hub.position(self._next)
-        self._past = self._encoding = self._replayed = None
-        self._lags = 0
-
-    async def _replay(self) -> bytes:
-        """A batch from the stream itself; or, where the ring is reached, nothing."""
-        hub = self.hub
-        if self._encoding is None:
-            if self._next >= hub.floor:
-                self._enter()
-                return b""
-            self._encoding = hub.view.encoding()
-        if not self._read and not await self._read_on():
-            return b""
-        if self._read:
-            return await self._encoded()
-        if self._lags < LAG_TRIES and not hub.joins(self._replayed):
-            self._lags += 1
-            self._past = None  # to be asked again
-            await asyncio.sleep(LAG_RETRY_S)
-            return b""
-        if self._lags == LAG_TRIES:
-            self._preface = hub.view.notice("history_truncated", "some events are not kept")
-        self._enter()
-        return b""
-
-    async def _read_on(self) -> bool:
-        """Read the next of the past, if there is more; False where that has to be asked again."""
-        hub = self.hub
-        if self._past is None:
-            self._past = hub.past(self._next, self._turn)
-        try:
-            step = await self._past.step(hub.floor)
-        except BusError as error:
-            log.warning("reading %s: %s", " ".join(hub.view.key), error)
-            await asyncio.sleep(UNAVAILABLE_RETRY_S)
-            return False
-        self._read = step.given[::-1]
-        # where nothing of a step is for this client, it is seen whether the client is still there
-        return step.is_last or bool(step.given)
-
-    async def _encoded(self) -> bytes:
-        """Some of what was read: a client that does not read must not hold much more."""
-        assert self._encoding is not None
-        self._lags = 0
-        items: list[Item] = []
-        size_bytes = 0
-        while self._read and size_bytes < PIECE_BYTES:
-            self._replayed = self._read.pop()
-            items.append(await self.hub.encode(self._encoding, self._replayed))
-            size_bytes += len(items[-1].body)
-        self._next = items[-1].sequence + 1
-        return self._rest(tuple(items), b"".join([item.body for item in items]))

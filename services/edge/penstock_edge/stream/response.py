@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock import sse
 from penstock.web.auth import identity_of
 from penstock_edge.runs.access import while_it_holds
-from penstock_edge.stream.client import Client
+from penstock_edge.stream.client import Client, End
 from penstock_edge.stream.direct_write import direct_of
 
 SLICE_BYTES = 256 * 1024
@@ -60,11 +60,11 @@ class EventStream:
                     await self._write(send, body[start : start + SLICE_BYTES])
                 mid_frame = False
                 body = await client.take()
-            if client.departure and client.direct:
+            if client.end in (End.AGED, End.DRAINED) and client.direct:
                 client.direct.close_after()
             await send({"type": "http.response.body"})
         except asyncio.CancelledError:
-            if not client.dropped:
+            if client.end is not End.SLOW:
                 raise
             # cancelled by the hub's beat, not by the server: this task lives on
             if task := asyncio.current_task():

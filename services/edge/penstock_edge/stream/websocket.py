@@ -16,8 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from penstock.web.auth import identity_of
 from penstock_edge.runs.access import while_it_holds
-from penstock_edge.stream.client import Client
-from penstock_edge.stream.open_streams import Departure
+from penstock_edge.stream.client import Client, End
 from penstock_edge.views.framing import split
 
 MAX_RECEIVED_BYTES: Final = 4096
@@ -31,6 +30,15 @@ NOT_READ: Final = (1003, "nothing is read from clients here")
 TOO_BIG: Final = (1009, "nothing is read from clients here, least of all so much")
 TOO_SLOW: Final = (1013, "this connection reads too slowly; come back with ?after=")
 FAILED: Final = (1013, "the stream cannot go on; come back with ?after=")
+
+_CLOSES: Final[dict[End | None, tuple[int, str]]] = {
+    End.COMPLETE: DONE,
+    End.EXPIRED: EXPIRED,
+    End.AGED: OLD,
+    End.DRAINED: RESTART,
+    End.STOPPED: RESTART,
+    End.FAILED: FAILED,
+}
 
 
 class EventSocket:
@@ -65,7 +73,7 @@ class EventSocket:
         except WebSocketDisconnect:
             pass  # it is gone, and knows
         except asyncio.CancelledError:
-            if not client.dropped:
+            if client.end is not End.SLOW:
                 raise
             # cancelled by the hub's beat, not by the server: this task lives on
             if task := asyncio.current_task():
@@ -85,15 +93,7 @@ class EventSocket:
         self._client.leave()
 
     def _why(self) -> tuple[int, str]:
-        if self._refused:
-            return self._refused
-        if self._client.finished:
-            return DONE
-        if self._client.expired:
-            return EXPIRED
-        if self._client.departure is Departure.AGE:
-            return OLD
-        return FAILED if self._client.hub.failed else RESTART
+        return self._refused or _CLOSES.get(self._client.end, RESTART)
 
     async def _close(self, websocket: WebSocket, why: tuple[int, str]) -> None:
         if websocket.client_state is not WebSocketState.CONNECTED:

@@ -1,0 +1,133 @@
+"""The hubs of one process: which views are followed, and by which clients."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from penstock.bus import Bus, Loss
+from penstock.telemetry import CLIENTS
+from penstock.web.read_turns import ReadTurns
+from penstock_edge.settings import EdgeSettings
+from penstock_edge.sources.locate import Place
+from penstock_edge.stream.client import Client
+from penstock_edge.stream.hub import SLICE, Hub
+from penstock_edge.stream.open_streams import OpenStreams
+from penstock_edge.stream.ring_budget import Budget
+from penstock_edge.views.dialects import View
+
+BEATS: Final = 3  # in one keep-alive interval
+
+
+class Hubs:
+    """Every hub of this process, and the beat that keeps idle streams alive."""
+
+    def __init__(self, bus: Bus, settings: EdgeSettings, turns: ReadTurns | None = None) -> None:
+        self.turns = turns or ReadTurns()
+        self.streams = OpenStreams(settings.max_streams, settings.max_connection_age_s)
+        self._bus = bus
+        self._settings = settings
+        self._budget = Budget(settings.max_ring_bytes)
+        self._hubs: dict[tuple[str, ...], Hub] = {}
+        self._detached: set[Hub] = set()  # hubs with clients that no further client may join
+        self._clients: dict[Hub, set[Client]] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    async def join(self, view: View, place: Place) -> Client:
+        """A client of the view, from its place on.
+
+        Raises:
+            BusError: the view cannot be followed now.
+        """
+        hub = self._hubs.get(view.key)
+        if hub is None or hub.failed:
+            ring_bytes = self._settings.ring_bytes
+            hub = self._hubs[view.key] = Hub(self._bus, view, place, ring_bytes, self._budget)
+        client = Client(hub, place, self._left, self.turns)
+        hub.clients.add(client)
+        self._clients.setdefault(hub, set()).add(client)
+        self.streams.add(client)
+        CLIENTS.labels(view.dialect).inc()
+        try:
+            await hub.start()
+        except Exception:
+            self._forget(hub)
+            client.leave()
+            raise
+        except asyncio.CancelledError:  # this client has left; others may wait for the same start
+            client.leave()
+            raise
+        return client
+
+    async def beat(self) -> None:
+        """Three times in `keep_alive_s`: keep idle streams alive, drop slow clients, end old ones.
+
+        Runs until it is cancelled.
+        """
+        period_s = self._settings.keep_alive_s / BEATS
+        while True:
+            await asyncio.sleep(period_s)
+            self.streams.rotate()
+            clients = [client for clients in self._clients.values() for client in clients]
+            for number, client in enumerate(clients, 1):
+                client.beat(period_s, self._settings)
+                if number % SLICE == 0:
+                    await asyncio.sleep(0)
+
+    def on_loss(self, loss: Loss) -> None:
+        """After NATS has lost the end of a stream: end the client streams that cannot continue.
+
+        Their clients reconnect, and are told what was lost. The stream of one run continues by
+        itself: its events have numbers, so an event that is published again is recognized. A
+        stream over source frames or many runs cannot continue, nor one whose clients may have to
+        read the stream again.
+        """
+        for key, hub in tuple(self._hubs.items()):
+            view = hub.view
+            if view.followed.stream != loss.stream:
+                continue
+            if view.sources is None and not view.over_raw and not hub.ring.base and hub.clients:
+                # A new client begins among the events that are published again, which have other
+                # stream sequences. So it needs a hub of its own.
+                del self._hubs[key]
+                self._detached.add(hub)
+            else:
+                self._forget(hub)
+
+    async def close(self) -> None:
+        """End every stream."""
+        hubs = (*self._hubs.values(), *self._detached)
+        self._hubs.clear()
+        self._detached.clear()
+        await asyncio.gather(*(hub.stop() for hub in hubs), *self._stopping)
+
+    def _left(self, client: Client) -> None:
+        hub = client.hub
+        if client not in hub.clients:
+            return
+        hub.clients.discard(client)
+        clients = self._clients[hub]
+        clients.discard(client)
+        if not clients:
+            del self._clients[hub]
+        self.streams.discard(client)
+        CLIENTS.labels(hub.view.dialect).dec()
+        if clients:
+            return
+        if hub in self._detached:
+            self._detached.discard(hub)
+            self._forget(hub)
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._settings.hub_grace_s, self._expire, hub)
+
+    def _expire(self, hub: Hub) -> None:
+        if not hub.clients and self._hubs.get(hub.view.key) is hub:
+            self._forget(hub)
+
+    def _forget(self, hub: Hub) -> None:
+        if self._hubs.get(hub.view.key) is hub:
+            del self._hubs[hub.view.key]
+        task = asyncio.create_task(hub.stop())
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)

@@ -1,0 +1,14 @@
+"""Three kinds of positions, as types of their own, so that none is taken for another."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+# The sequence of a message in its JetStream stream (EVENTS or RAW).
+StreamSequence = NewType("StreamSequence", int)
+
+# The number of an item among all items that a hub has encoded: 0, 1, 2 …
+RingPosition = NewType("RingPosition", int)
+
+# The bytes of all items that a hub has encoded, up to some point.
+ByteOffset = NewType("ByteOffset", int)

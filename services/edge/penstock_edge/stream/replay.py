@@ -1,0 +1,96 @@
+"""A client that is behind the ring reads the stream itself, until it has reached the ring."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.bus import BusError, Stored
+from penstock.web.read_turns import Turn
+from penstock_edge.sources.history import Past
+from penstock_edge.stream.hub import Hub
+from penstock_edge.stream.positions import StreamSequence
+from penstock_edge.views.items import Encoding, Item
+
+log = logging.getLogger(__name__)
+
+LAG_RETRY_S: Final = 0.05
+LAG_TRIES: Final = 40
+UNAVAILABLE_RETRY_S: Final = 0.5
+PIECE_BYTES: Final = 256 * 1024  # the most that is encoded of the past for one write
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The replay has reached the ring; `truncated`: without some messages, which are not kept."""
+
+    truncated: bool = False
+
+
+class Replay:
+    """Reads and encodes the messages from `start` to the ring's oldest, for one client.
+
+    A client reads as fast as it takes what it is given, and holds at most one batch.
+    """
+
+    def __init__(self, hub: Hub, start: StreamSequence) -> None:
+        self._hub = hub
+        self._start = start
+        self._next = start
+        self._history: Past | None = None
+        self._unencoded: list[Stored] = []  # newest first, so that the next one is popped
+        self._encoding: Encoding | None = None
+        self._newest: Stored | None = None  # of what was encoded
+        self._lags = 0
+
+    async def take(self, turn: Turn) -> tuple[Item, ...] | Reached:
+        """The next items; none when the bus must be asked again; Reached at the ring.
+
+        The stream is read within a `turn`.
+        """
+        if self._encoding is None:
+            if self._start >= self._hub.floor:
+                return Reached()
+            self._encoding = self._hub.view.encoding()
+        if not self._unencoded and not await self._read(turn):
+            return ()
+        if self._unencoded:
+            return await self._encode(self._encoding)
+        if self._hub.joins(self._newest):
+            return Reached()
+        # A replica that lags behind may not have the newest messages before the ring yet.
+        if self._lags == LAG_TRIES:
+            return Reached(truncated=True)
+        self._lags += 1
+        self._history = None
+        await asyncio.sleep(LAG_RETRY_S)
+        return ()
+
+    async def _read(self, turn: Turn) -> bool:
+        """Read a batch; False when nothing was read and the stream may have more."""
+        if self._history is None:
+            self._history = self._hub.history(self._next, turn)
+        try:
+            step = await self._history.step(self._hub.floor)
+        except BusError as error:
+            log.warning("reading %s: %s", " ".join(self._hub.view.key), error)
+            await asyncio.sleep(UNAVAILABLE_RETRY_S)
+            return False
+        self._unencoded = step.given[::-1]
+        # A batch may hold no message of this client's. The caller gets no items then, and so looks
+        # whether the client is still there before the next batch is read.
+        return step.is_last or bool(step.given)
+
+    async def _encode(self, encoding: Encoding) -> tuple[Item, ...]:
+        """Encode up to 256 KiB: a client that does not read must not hold much more."""
+        self._lags = 0
+        items: list[Item] = []
+        size_bytes = 0
+        while self._unencoded and size_bytes < PIECE_BYTES:
+            self._newest = self._unencoded.pop()
+            items.append(await self._hub.encode(encoding, self._newest))
+            size_bytes += len(items[-1].body)
+        self._next = StreamSequence(items[-1].sequence + 1)
+        return tuple(items)
