@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.dialects.adk import AdkDecoder
+from penstock.dialects.adk.decode import AdkDecoder
 from penstock.dialects.base import AgentFacts, Draft
+from penstock.dialects.custom_events import from_custom
 from penstock.dialects.executions import ExecutionsEncoder
 from penstock.dialects.unified import CATEGORY_OF, UnifiedEncoder
-from penstock.dialects.universal import from_custom
 from penstock.events import parse, typed_data
 from penstock.sse import Frame, Parser
 from support.fakes.raw import RUN_ID

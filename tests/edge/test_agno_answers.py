@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bus.records import Decided
-from penstock.dialects.agno import forms
+from penstock.dialects.agno.encode import pauses
 from penstock_edge.surfaces.agno import answers
 from penstock_edge.surfaces.agno.request import (
     BrokenAnswers,
@@ -58,17 +58,17 @@ GATE: dict[str, Any] = {"item_id": "s1", "kind": "confirmation", "description": 
 
 def shown(item: dict[str, Any], **filled: Any) -> dict[str, Any]:
     """The tool object that a client was given, with what it fills in."""
-    return {**copy.deepcopy(forms.waiting_tool(item, "a1")), **filled}
+    return {**copy.deepcopy(pauses.waiting_tool(item, "a1")), **filled}
 
 
 def required(item: dict[str, Any], **filled: Any) -> dict[str, Any]:
     """The requirement that a client was given."""
-    return {**copy.deepcopy(forms.requirement(item, shown(item), NOW)), **filled}
+    return {**copy.deepcopy(pauses.requirement(item, shown(item), NOW)), **filled}
 
 
 def stepped(item: dict[str, Any], **filled: Any) -> dict[str, Any]:
     """The step requirement that a client was given."""
-    return {**copy.deepcopy(forms.step_requirement(item, shown(item), NOW)), **filled}
+    return {**copy.deepcopy(pauses.step_requirement(item, shown(item), NOW)), **filled}
 
 
 def decide(

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.bus import Bus, Stored
 from penstock.bus.records import PauseRecord
-from penstock.dialects.agno import forms
+from penstock.dialects.agno.encode import pauses
 from penstock_edge.sources.locate import lifecycle_of
 from support.drive.agno_surface import CONFIG, Paused, named
 from support.drive.clients import Client, MakeEdge, Stream
@@ -291,7 +291,7 @@ def without(tool: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in tool.items() if name not in names}
 
 
-TOOL = {**forms.waiting_tool(CONFIRM, "a"), "confirmed": True}
+TOOL = {**pauses.waiting_tool(CONFIRM, "a"), "confirmed": True}
 WRONG: dict[str, tuple[dict[str, Any], int]] = {
     "another tool_call_id": ({"tools": [{**TOOL, "tool_call_id": "t9"}]}, 422),
     "no tool_call_id": ({"tools": [without(TOOL, "tool_call_id")]}, 422),

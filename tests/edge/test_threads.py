@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from penstock.bus import Bus
-from penstock.dialects.agui import RUNS, STRICT, AguiEncoder
-from penstock.dialects.agui.memory import remembered
+from penstock.dialects.agui.encode import RUNS, STRICT, AguiEncoder
+from penstock.dialects.agui.encode.memory import remembered
 from penstock.sse import Frame
 from support.drive.clients import Client, MakeEdge, Stream, contents
 from support.fakes.pretend import PretendApprovals, PretendRun

@@ -20,10 +20,10 @@ from penstock import sse
 from penstock.bus.messages import RawFrame
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.dialects.agno.encode import AgnoEncoder
-from penstock.dialects.agui.decode_chunks import Chunks
-from penstock.dialects.agui.decode_state import State
-from penstock.dialects.agui.decode_transcript import Transcript, settled
-from penstock.dialects.agui.memory import Memory
+from penstock.dialects.agui.decode.chunks import Chunks
+from penstock.dialects.agui.decode.state import State
+from penstock.dialects.agui.decode.transcript import Transcript, settled
+from penstock.dialects.agui.encode.memory import Memory
 from penstock.dialects.base import MAX_OPEN
 from penstock.sse import Parser
 from penstock_normalizer.decoders import DECODERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.bus import Bus
-from penstock.dialects.agui import PROFILES
+from penstock.dialects.agui.encode import PROFILES
 from penstock.settings import Config
 from penstock.web.read_turns import ReadTurns
 from penstock_edge.runs.cancel import Canceller

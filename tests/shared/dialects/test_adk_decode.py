@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.dialects.adk import AdkDecoder
+from penstock.dialects.adk.decode import AdkDecoder
 from penstock.dialects.base import AgentFacts, Draft
 from penstock.events import CATALOGUE, TERMINAL, typed_data
 from support.recorded.goldens import Decisions, Scenario, check, render, replay, stream

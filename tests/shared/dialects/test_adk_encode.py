@@ -10,10 +10,10 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
-from penstock.dialects.adk import AdkDecoder
-from penstock.dialects.adk.encode import _HANDLERS, UNTOLD, AdkEncoder, event_list
-from penstock.dialects.adk.legacy import LegacyEncoder
-from penstock.dialects.adk.shapes import item_ids, request_id
+from penstock.dialects.adk.decode import AdkDecoder
+from penstock.dialects.adk.encode.encoder import _HANDLERS, UNTOLD, AdkEncoder, event_list
+from penstock.dialects.adk.encode.legacy import LegacyEncoder
+from penstock.dialects.adk.encode.shapes import item_ids, request_id
 from penstock.dialects.base import AgentFacts, Draft, Pause
 from penstock.dialects.state import State
 from penstock.events import CATALOGUE, TERMINAL

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dialects.adk import AdkDecoder
+from penstock.dialects.adk.decode import AdkDecoder
 from penstock.dialects.base import AgentFacts, Draft, Pause
 from penstock.events import typed_data
 from penstock.sse import Frame

@@ -11,8 +11,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from penstock.dialects.agno.decode import AgnoDecoder
-from penstock.dialects.agno.encode import _HANDLERS, UNTOLD, AgnoEncoder
-from penstock.dialects.agno.output import run_output
+from penstock.dialects.agno.encode.complete import run_output
+from penstock.dialects.agno.encode.encoder import _HANDLERS, UNTOLD, AgnoEncoder
 from penstock.dialects.base import AgentFacts, Draft, Pause
 from penstock.events import CATALOGUE, TERMINAL
 from penstock.sse import Frame, Parser, encode

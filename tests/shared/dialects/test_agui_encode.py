@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from penstock.dialects.agui import STRICT, Phase, prelude
+from penstock.dialects.agui.encode import STRICT, Phase, prelude
+from penstock.dialects.agui.encode.memory import Memory
+from penstock.dialects.agui.encode.pauses import UnclearAnswer, decided
+from penstock.dialects.agui.encode.prelude import remember
 from penstock.dialects.agui.ids import (
     interrupt_id,
     parse_interrupt_id,
     scope_of,
     unscoped,
 )
-from penstock.dialects.agui.interrupts import UnclearAnswer, decided
-from penstock.dialects.agui.memory import Memory
-from penstock.dialects.agui.prelude import remember
 from penstock.dialects.agui.vocabulary import is_modern
 from support.drive.agui_out import (
     STRICT_059,

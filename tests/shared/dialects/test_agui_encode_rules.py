@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.dialects.agui import STRICT, Phase, prelude
-from penstock.dialects.agui.profiles import COUNTERS
+from penstock.dialects.agui.encode import STRICT, Phase, prelude
+from penstock.dialects.agui.encode.profiles import COUNTERS
 from penstock.events import CATALOGUE, TERMINAL
 from support.drive.agui_out import (
     AUDIENCES,

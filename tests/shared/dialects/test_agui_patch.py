@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dialects.agui.patch import (
+from penstock.dialects.patch import (
     MAX_COPIED,
     MAX_LEVELS,
     MAX_SIZE,

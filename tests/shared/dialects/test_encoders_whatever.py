@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dialects.adk.encode import AdkEncoder
-from penstock.dialects.adk.legacy import LegacyEncoder
+from penstock.dialects.adk.encode.legacy import LegacyEncoder
 from penstock.dialects.agno.encode import AgnoEncoder
-from penstock.dialects.agno.output import run_output
+from penstock.dialects.agno.encode.complete import run_output
 from penstock.dialects.base import Encoder
 from penstock.dialects.unified import UnifiedEncoder
 from penstock.events import CATALOGUE, parse, typed_data

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.dialects.adk.decode import AdkDecoder
-from penstock.dialects.agno.calls import Calls
-from penstock.dialects.approved import MAX_SHOWN_BYTES, same_args, warning
+from penstock.dialects.agno.decode.calls import Calls
+from penstock.dialects.approved_calls import MAX_SHOWN_BYTES, same_args, warning
 from penstock.dialects.base import AgentFacts, Decoder, Draft
 from penstock.events import typed_data
 from support.recorded import agno, agui

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dialects.universal import from_custom
+from penstock.dialects.custom_events import from_custom
 from penstock.events import CATALOGUE, typed_data
 
 # The payloads of the unified contract, as its document gives them, and what they become.

@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 from penstock.bus import Bus, subjects
 from penstock.bus.messages import now
 from penstock.bus.records import ApprovalRecord, DecideRequest
-from penstock.dialects.agno import forms
+from penstock.dialects.agno.encode import pauses
 from penstock.settings import AgentConfig, Config
 from penstock.sse import Frame
 from penstock_approvals.decisions import Approvals
@@ -86,4 +86,4 @@ class Paused:
 
     def tools(self, **filled: Any) -> list[dict[str, Any]]:
         """What a client was shown, filled in the same way for all."""
-        return [{**forms.waiting_tool(item, self.approval_id), **filled} for item in self.items]
+        return [{**pauses.waiting_tool(item, self.approval_id), **filled} for item in self.items]

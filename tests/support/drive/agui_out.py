@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from penstock import sse
-from penstock.dialects.agui import RUNS, STRICT, AguiEncoder, Profile
+from penstock.dialects.agui.encode import RUNS, STRICT, AguiEncoder, Profile
 from penstock.sse import Frame
 from support.fakes.raw import RUN_ID
 from support.recorded.agui import scenarios

@@ -3,7 +3,7 @@
 Each leg is a run of its own for the server, in the thread that is the session. There is no cancel
 and no way back to a cut stream: closing the connection is the cancel. Only another Penstock, which
 names its run in the answer's head, keeps the run for whoever comes back. Answers go back as the
-pause says (`penstock.dialects.agui.decode_pauses`).
+pause says (`penstock.dialects.agui.decode.pauses`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import orjson
 
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.bus.subjects import session_key
-from penstock.dialects.agui.decode_chunks import Chunks
-from penstock.dialects.agui.decode_pauses import answer_text
-from penstock.dialects.agui.decode_state import State
-from penstock.dialects.agui.decode_transcript import Transcript, merged, settled, tool_message
+from penstock.dialects.agui.decode.chunks import Chunks
+from penstock.dialects.agui.decode.pauses import answer_text
+from penstock.dialects.agui.decode.state import State
+from penstock.dialects.agui.decode.transcript import Transcript, merged, settled, tool_message
 from penstock.dialects.agui.decode_values import loads
 from penstock.settings import AgentConfig
 from penstock.sse import Frame

@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from penstock.bus import Bus, ObjectGone
 from penstock.bus.write import objects
-from penstock.dialects.agui.decode_transcript import merged
+from penstock.dialects.agui.decode.transcript import merged
 from penstock_connector.state.claims import patiently
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from penstock.bus import Bus, Followed
 from penstock.bus.read.follow import events, raw
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.dialects.agno.encode import AgnoEncoder
-from penstock.dialects.agui import PROFILES
+from penstock.dialects.agui.encode import PROFILES
 from penstock.dialects.base import Encoder
 from penstock.dialects.canonical import CanonicalEncoder
 from penstock.dialects.executions import ExecutionsEncoder

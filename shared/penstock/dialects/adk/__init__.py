@@ -1,5 +1,1 @@
-"""Google ADK's `/run_sse` stream: its events to canonical drafts."""
-
-from penstock.dialects.adk.decode import AdkDecoder
-
-__all__ = ["AdkDecoder"]
+"""Google ADK, versions 1.16 to 2.13: the events of `POST /run_sse`."""

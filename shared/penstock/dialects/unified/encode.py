@@ -17,7 +17,7 @@ from typing import Final
 import orjson
 
 from penstock.dialects.base import Json, JsonObject
-from penstock.dialects.pieces import add_piece
+from penstock.dialects.text_buffer import add_piece
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from penstock import starts
 from penstock.bus.records import ApprovalRecord, DecideRequest
 from penstock.bus.write.objects import unwrap
-from penstock.dialects.adk.shapes import item_ids
+from penstock.dialects.adk.encode.shapes import item_ids
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.bodies import read_body, require_json

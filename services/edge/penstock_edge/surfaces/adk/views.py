@@ -11,8 +11,8 @@ from penstock import sse
 from penstock.bus import Stored
 from penstock.bus.read.follow import events
 from penstock.dialects.adk.encode import AdkEncoder
-from penstock.dialects.adk.legacy import LegacyEncoder
-from penstock.dialects.adk.shapes import failure_frame
+from penstock.dialects.adk.encode.legacy import LegacyEncoder
+from penstock.dialects.adk.encode.shapes import failure_frame
 from penstock.events.catalogue import TERMINAL
 from penstock_edge.views.dialects import View
 from penstock_edge.views.framing import Sse

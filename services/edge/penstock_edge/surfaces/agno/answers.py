@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.bus.records import Decided
-from penstock.dialects.agno.forms import waiting_tool
+from penstock.dialects.agno.encode.pauses import waiting_tool
 from penstock_edge.surfaces.agno.request import InvalidRequest, error, named
 
 JsonObject = dict[str, Any]

@@ -14,7 +14,7 @@ from penstock.bus import Stored
 from penstock.bus.messages import RawFrame, now, raw_frame
 from penstock.bus.read.follow import events, raw
 from penstock.dialects.agno.encode import AgnoEncoder
-from penstock.dialects.agno.output import run_output
+from penstock.dialects.agno.encode.complete import run_output
 from penstock.events.catalogue import TERMINAL
 from penstock.settings import AgentConfig
 from penstock_edge.views.dialects import View

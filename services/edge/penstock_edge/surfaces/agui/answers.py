@@ -13,8 +13,8 @@ from penstock.bus import Bus
 from penstock.bus.records import ApprovalRecord, Decided
 from penstock.bus.subjects import is_run_id
 from penstock.bus.write.objects import unwrap
+from penstock.dialects.agui.encode.pauses import UnclearAnswer, decided
 from penstock.dialects.agui.ids import parse_interrupt_id, scope_of, unscoped
-from penstock.dialects.agui.interrupts import UnclearAnswer, decided
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem

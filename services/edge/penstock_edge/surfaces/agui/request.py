@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from penstock.dialects.agui.interrupts import decided
+from penstock.dialects.agui.encode.pauses import decided
 from penstock.dialects.agui.vocabulary import CLIENT_KINDS
 from penstock.web.bodies import has_many_values, is_deep
 

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp
 
 from penstock.bus import Stored
 from penstock.bus.streams import EVENTS
-from penstock.dialects.agui import RUNS, STRICT, AguiEncoder, prelude
-from penstock.dialects.agui.memory import Memory
-from penstock.dialects.agui.prelude import remember
+from penstock.dialects.agui.encode import RUNS, STRICT, AguiEncoder, prelude
+from penstock.dialects.agui.encode.memory import Memory
+from penstock.dialects.agui.encode.prelude import remember
 from penstock.dialects.base import JsonObject
 from penstock.sse import Frame
 from penstock.web.auth import Identity, act_as, identity_of, require

@@ -13,7 +13,7 @@ from penstock import sse
 from penstock.bus import Followed, Stored, subjects
 from penstock.bus.read.follow import events
 from penstock.bus.streams import EVENTS
-from penstock.dialects.agui import PROFILES, RUNS, STRICT, AguiEncoder, Phase, Profile
+from penstock.dialects.agui.encode import PROFILES, RUNS, STRICT, AguiEncoder, Phase, Profile
 from penstock.dialects.agui.vocabulary import is_modern
 from penstock.events.catalogue import TERMINAL
 from penstock.sse import Frame

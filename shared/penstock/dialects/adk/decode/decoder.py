@@ -1,0 +1,408 @@
+"""Google ADK's events (`POST /run_sse`, 1.16 to 2.13) to canonical drafts.
+
+ADK names neither the start of a run nor its end nor a pause: the stream ends. So `end` decides.
+Requests that nobody answered make a pause; an error that was seen makes a failure; all else is
+completed. Only non-partial events count for calls, state, artifacts, usage and outputs, since
+ADK keeps no others: a partial's are repeated by its final.
+
+Left out, since it is said elsewhere: `id` and `timestamp` of an event, `content.role`, the interim
+response of a call that waits for a confirmation or a credential, `requestedToolConfirmations` and
+`requestedAuthConfigs` beside their `adk_request_*` call. What else has no place in the contract
+becomes `custom.event` named `adk.<key>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.dialects.adk.decode import failures, parts
+from penstock.dialects.adk.decode.event import Event, custom, place_of, read
+from penstock.dialects.adk.decode.extras import (
+    Constants,
+    note_grounding,
+    note_rest,
+    note_state,
+    note_transfer,
+)
+from penstock.dialects.adk.decode.messages import Speaker
+from penstock.dialects.adk.decode.redaction import scrubbed
+from penstock.dialects.adk.decode.speakers import Cast
+from penstock.dialects.adk.decode.steps import Place, Steps
+from penstock.dialects.adk.decode.tools import Tools
+from penstock.dialects.adk.values import Ids, array, has_content, obj, objects, text, words
+from penstock.dialects.adk.vocabulary import ABORTED
+from penstock.dialects.base import (
+    MAX_ITEMS,
+    MAX_OPEN,
+    AgentFacts,
+    Draft,
+    Json,
+    JsonObject,
+    LimitReached,
+    Pause,
+    cut_off,
+    short,
+)
+from penstock.sse import Frame
+
+# Why a message is not whole, or a run has failed, where the upstream gives no words of its own.
+_CUT = "the upstream's stream was cut off"
+_CANCELLED = "the run was cancelled"
+_UNREADABLE = "the upstream sent a frame that is no ADK event"
+
+
+class AdkDecoder:
+    """One run's frames to drafts; see `penstock.dialects.base.Decoder`."""
+
+    def __init__(self, agent: AgentFacts) -> None:
+        self._drop = agent.drop
+        self._leg = 0
+        self._n_frames = 0  # of this leg
+        self._over = False
+        self._ids = Ids()
+        self._tools = Tools()
+        self._steps = Steps(agent.kind == "workflow")
+        self._cast = Cast(agent, self._steps)
+        self._constants = Constants()
+        self._speakers: dict[Place, Speaker] = {}
+        self._here: tuple[Place, Speaker] | None = None  # where the last event came from
+        self._trouble: failures.Trouble | None = None
+        self._unreadable = False  # this leg had a frame that is no event
+        self._text_usage: tuple[Place, Json] | None = None  # of the event before
+        self._usage: JsonObject = {}
+        self._summary = ""
+        self._value: Json = None
+
+    def open(self, leg: int) -> Sequence[Draft | Pause]:
+        """A leg begins; ADK says nothing of that itself."""
+        self._leg = leg
+        self._n_frames = 0
+        self._unreadable = False
+        return []
+
+    def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
+        """What was decided before this leg: `{item_id: {decision, note, value}}`."""
+        self._tools.decided(items)
+        return []
+
+    def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
+        """One frame's drafts."""
+        if self._over:
+            return []
+        self._n_frames += 1
+        out: list[Draft] = []
+        raw = read(frame.data)
+        if raw is None:
+            self._not_an_event(frame.data, out)
+        elif failures.is_failure(raw):
+            self._fail(failures.read_failure(raw, self._trouble), out)
+        else:
+            if self._trouble:
+                self._warn_of_trouble(out)
+            try:
+                self._event(raw, out)
+            except LimitReached as error:
+                self._fail({"error": str(error), "code": "limit"}, out)
+        return self._kept(out) if self._drop else out
+
+    def end(self) -> Sequence[Draft | Pause]:
+        """The stream ended: paused, failed, cancelled or completed.
+
+        A continue that is answered by an empty stream fails as `outcome_unknown`: 2.13 gives
+        no event for an answer that it had before, so the run went on somewhere else. An empty
+        first leg is an agent that had nothing to say; a warning says so.
+        """
+        if self._over:
+            return []
+        out: list[Draft] = []
+        self._close_speakers(out, self._why_cut())
+        if self._leg > 1 and not self._n_frames:
+            error = "the upstream answered with an empty stream: it had this answer already"
+            self._fail({"error": error, "code": "outcome_unknown"}, out)
+            return out
+        out += self._tools.refused(self._cast.outer())
+        pause = self._tools.pause(self._constants.invocation_id)
+        if pause:
+            self._warn_of_trouble(out)
+            return [*out, pause]
+        self._finish(out)
+        return out
+
+    def abort(self) -> Sequence[Draft | Pause]:
+        """The stream was cut: ends the open messages. Steps and calls stay as they are."""
+        if self._over:
+            return []
+        out: list[Draft] = []
+        self._close_speakers(out, cut_off(_CUT))
+        self._warn_of_trouble(out)
+        return out
+
+    def snapshot(self) -> JsonObject:
+        """The state between two legs, as JSON."""
+        return {
+            "over": self._over,
+            "ids": self._ids.snapshot(),
+            "tools": self._tools.snapshot(),
+            "steps": self._steps.snapshot(),
+            "root": self._cast.root,
+            "constants": self._constants.snapshot(),
+            "usage": dict(self._usage),
+            "summary": self._summary,
+            "value": self._value,
+        }
+
+    def restore(self, state: JsonObject) -> None:
+        """Goes on from a snapshot."""
+        self._over = state["over"]
+        self._ids.restore(state["ids"])
+        self._tools.restore(state["tools"])
+        self._steps.restore(state["steps"])
+        self._cast.root = state["root"]
+        self._constants.restore(state["constants"])
+        self._usage = dict(state["usage"])
+        self._summary = state["summary"]
+        self._value = state["value"]
+
+    # -- an event -------------------------------------------------------------------------------
+
+    def _event(self, raw: JsonObject, out: list[Draft]) -> None:
+        n_parts = len(array(obj(raw.get("content")).get("parts")))
+        LimitReached.check(n_parts, MAX_ITEMS, "parts in an event")
+        place = place_of(raw)
+        same_run = raw.get("invocationId") == self._constants.invocation_id
+        if self._here and self._here[0] == place and same_run:
+            speaker = self._here[1]
+        else:
+            speaker = self._move(place, raw, out)
+        event = Event(raw, place, speaker, out)
+        if raw.get("partial") is True:
+            self._partial(event)
+        else:
+            self._final(event)
+
+    def _move(self, place: Place, raw: JsonObject, out: list[Draft]) -> Speaker:
+        """Another agent speaks: what it cannot run beside is at its end."""
+        for other, speaker in list(self._speakers.items()):
+            if other != place and not other.beside(place):
+                self._close(speaker, out)
+            if not speaker.is_open:
+                del self._speakers[other]
+        self._steps.notice(place)
+        self._cast.notice(place)
+        source = self._cast.source(place.author)
+        invocation = self._constants.invocation(raw)
+        if invocation:
+            self._steps.run_id = self._steps.run_id or short(self._constants.invocation_id)
+            out.append(Draft("custom.event", custom("invocation", invocation), source))
+        speaks = has_content(raw.get("content"))
+        step_id = self._steps.enter(place, source, out, speaks=speaks)
+        speaker = self._speakers.get(place) or Speaker(
+            source, step_id, self._ids, "user" if place.author == "user" else "assistant"
+        )
+        self._speakers[place] = speaker
+        LimitReached.check(len(self._speakers), MAX_OPEN, "speakers at once")
+        # An event without content begins no step, so the next one must look again.
+        self._here = (place, speaker) if speaks else None
+        return speaker
+
+    def _partial(self, event: Event) -> None:
+        speaker, out, event_id = event.speaker, event.out, event.id
+        for part in objects(obj(event.raw.get("content")).get("parts")):
+            if speaker.at_end:  # the final of the answer before never came
+                self._close(speaker, out)
+            said = part.get("text")
+            if isinstance(said, str):
+                if said and part.get("thought") is True:
+                    speaker.think(said, event_id, out)
+                elif said:
+                    speaker.say(said, event_id, out)
+            elif "functionCall" in part:
+                self._tools.arguments(obj(part["functionCall"]), event)
+            elif media := parts.media(part):
+                speaker.attach(media, event_id, out)
+        if "finishReason" in event.raw:
+            self._warn_of_stop(event)
+            speaker.at_end = True
+        self._text_usage = None
+
+    def _final(self, event: Event) -> None:
+        raw, speaker = event.raw, event.speaker
+        reported = (speaker.warned, text(raw.get("finishReason")))
+        self._warn_of_stop(event)
+        trouble = failures.trouble(raw, speaker.step_id, reported)
+        if trouble:
+            speaker.cut = speaker.cut or trouble.cut()
+        message = None
+        if trouble or has_content(raw.get("content")):
+            message = self._content(event)
+        self._count_usage(event, message)
+        note_state(event)
+        note_transfer(event, self._steps)
+        note_grounding(event)
+        self._node(event, message)
+        note_rest(event, self._constants, self._tools)
+        self._trouble = trouble
+
+    def _content(self, event: Event) -> JsonObject | None:
+        """The whole of an answer; returns its message, if there is one."""
+        speaker, out = event.speaker, event.out
+        texts: list[str] = []
+        thoughts: list[str] = []
+        media: list[JsonObject] = []
+        content = objects(obj(event.raw.get("content")).get("parts"))
+        for part in content:
+            said = part.get("text")
+            if isinstance(said, str):
+                (thoughts if part.get("thought") is True else texts).append(said)
+            elif converted := parts.media(part):
+                media.append(converted)
+        streamed = speaker.streamed_calls
+        speaker.think_whole("".join(thoughts), event.id, out)
+        extra = {"parts": media, "citations": obj(event.raw.get("citationMetadata"))}
+        message = speaker.complete("".join(texts), extra, event.id, out)
+        self._note_message(speaker, message)
+        message_id = message["message_id"] if message else None
+        for part in content:
+            if "functionCall" in part:
+                self._tools.call(obj(part["functionCall"]), streamed, message_id, event)
+            elif "functionResponse" in part:
+                self._tools.response(obj(part["functionResponse"]), event)
+        return message
+
+    def _note_message(self, speaker: Speaker, message: JsonObject | None) -> None:
+        if message and message["role"] == "assistant":
+            self._steps.said(speaker.step_id, message["content"])
+            self._summary = message["content"] or self._summary
+
+    def _count_usage(self, event: Event, message: JsonObject | None) -> None:
+        counts = event.raw.get("usageMetadata")
+        before, self._text_usage = self._text_usage, None
+        if not isinstance(counts, dict):
+            return
+        if message:
+            self._text_usage = (event.place, counts)
+        elif before == (event.place, counts):
+            return  # 1.16 sends text and call of one answer as two events, each with its counts
+        parts.add_usage(self._usage, counts)
+
+    def _node(self, event: Event, message: JsonObject | None) -> None:
+        """What a workflow's node gives, and where it goes on."""
+        raw, actions, place, speaker = event.raw, event.actions, event.place, event.speaker
+        node = obj(raw.get("nodeInfo"))
+        output = raw.get("output")
+        structured = output is not None
+        if not structured and node.get("messageAsOutput") is True and message:
+            output = message["content"]
+        paths = [path for path in array(node.get("outputFor")) if text(path)]
+        if structured and not paths and place.path:
+            paths = [place.path]
+        if paths:
+            is_result = self._steps.output(place, paths, output, speaker.source, event.out)
+            if is_result and structured:
+                self._value = output
+        elif structured:
+            event.custom("output", output)
+        route = actions.get("route")
+        if route is not None and speaker.step_id:
+            labels = route if isinstance(route, list) else [route]
+            self._steps.chose(speaker.step_id, ", ".join(map(words, labels)))
+        elif route is not None:
+            event.custom("route", route)
+        if actions.get("endOfAgent") is True:
+            self._steps.left(place, event.out)
+            self._here = None  # should it speak again, it is another turn
+
+    # -- troubles and ends ----------------------------------------------------------------------
+
+    def _warn_of_stop(self, event: Event) -> None:
+        found = failures.stop_warning(event.raw)
+        if found and event.speaker.warned != found[0]:
+            event.speaker.warned = found[0]
+            event.speaker.cut = failures.cut_short(found[0], found[1]["message"])
+            event.emit("system.warning", found[1])
+
+    def _warn_of_trouble(self, out: list[Draft]) -> None:
+        """No error frame followed: it was no failure of the run."""
+        trouble, self._trouble = self._trouble, None
+        if trouble:
+            if trouble.is_exception:
+                self._steps.fail(trouble.step_id, trouble.error(), out)
+            source = self._cast.outer()
+            out.append(Draft("system.warning", trouble.warning(), source, None, trouble.step_id))
+
+    def _not_an_event(self, data: bytes, out: list[Draft]) -> None:
+        raw = data.decode("utf-8", "replace")
+        if failures.is_unescaped_failure(raw):
+            self._fail(failures.read_unescaped(raw), out)
+            return
+        self._unreadable = True
+        out.append(Draft("custom.event", custom("frame", scrubbed(raw)), self._cast.outer()))
+
+    def _fail(self, data: JsonObject, out: list[Draft]) -> None:
+        self._close_speakers(out, cut_off(data["error"]))
+        if self._trouble:
+            self._steps.fail(self._trouble.step_id, self._trouble.error(), out)
+        source = self._cast.outer()
+        self._steps.fail_workflow(failures.error_of(data), source, out)
+        out.append(Draft("lifecycle.failed", data, source))
+        self._over = True
+
+    def _finish(self, out: list[Draft]) -> None:
+        trouble = self._trouble
+        if self._unreadable:
+            self._fail(failures.failure(_UNREADABLE), out)
+        elif trouble and trouble.code == ABORTED:
+            data = {"reason": "user_stop", "confirmed": True}
+            out.append(Draft("lifecycle.cancelled", data, self._cast.outer()))
+        elif trouble and trouble.is_exception:
+            self._fail(trouble.failure(), out)
+        else:
+            self._complete(out)
+        self._over = True
+
+    def _complete(self, out: list[Draft]) -> None:
+        self._warn_of_trouble(out)
+        source = self._cast.outer()
+        if not self._n_frames:
+            warning = {"message": "the upstream sent no event", "code": "empty_stream"}
+            out.append(Draft("system.warning", warning, source))
+        self._steps.complete_all(out)
+        data: JsonObject = {"summary": self._summary}
+        if self._value is not None:
+            data["value"] = self._value
+        if self._usage:
+            data["usage"] = self._usage
+        out.append(Draft("lifecycle.completed", data, source))
+
+    def _close(self, speaker: Speaker, out: list[Draft]) -> None:
+        self._note_message(speaker, speaker.close(out))
+
+    def _why_cut(self) -> JsonObject | None:
+        """Why the messages that are open at the end of the stream are not whole, if that is known.
+
+        `None` where the run is completed or waits: a text that was streamed and never repeated by
+        a final event counts as whole then.
+        """
+        if self._unreadable:
+            return cut_off(_UNREADABLE)
+        if self._trouble and self._trouble.code == ABORTED:
+            return cut_off(_CANCELLED)
+        if self._trouble and self._trouble.is_exception:
+            return self._trouble.cut()
+        return None
+
+    def _close_speakers(self, out: list[Draft], cut: JsonObject | None) -> None:
+        for speaker in self._speakers.values():
+            speaker.cut = speaker.cut or cut
+            self._close(speaker, out)
+        self._speakers = {}
+        self._here = None
+
+    def _kept(self, out: list[Draft]) -> list[Draft]:
+        """Without the upstream's events that the configuration drops."""
+        return [
+            draft
+            for draft in out
+            if draft.type != "custom.event"
+            or draft.data["name"].removeprefix("adk.") not in self._drop
+        ]

@@ -1,0 +1,163 @@
+"""What an event says beside its content: state, artifacts, sources, and what has no place."""
+
+from __future__ import annotations
+
+from penstock.dialects.adk.decode import parts
+from penstock.dialects.adk.decode.event import Event
+from penstock.dialects.adk.decode.redaction import redacted
+from penstock.dialects.adk.decode.steps import Steps
+from penstock.dialects.adk.decode.tools import TRANSFER, Tools
+from penstock.dialects.adk.values import array, has_content, obj, text
+from penstock.dialects.base import Json, JsonObject
+
+# Keys that have a place in the contract, or that tell where an event belongs.
+_EVENT_KEYS = frozenset(
+    {
+        "actions",
+        "author",
+        "branch",
+        "citationMetadata",
+        "content",
+        "customMetadata",
+        "errorCode",
+        "errorMessage",
+        "finishReason",
+        "groundingMetadata",
+        "id",
+        "invocationId",
+        "longRunningToolIds",
+        "modelVersion",
+        "nodeInfo",
+        "output",
+        "partial",
+        "timestamp",
+        "usageMetadata",
+    }
+)
+_ACTION_KEYS = frozenset(
+    {
+        "artifactDelta",
+        "requestedAuthConfigs",
+        "requestedToolConfirmations",
+        "route",
+        "stateDelta",
+        "transferReason",
+        "transferToAgent",
+        TRANSFER,
+    }
+)
+_PART_KEYS = frozenset({"text", "thought", "functionCall", "functionResponse"}) | parts.MEDIA_KEYS
+_GROUNDING_KEYS = frozenset({"groundingChunks", "groundingSupports"})
+_REQUESTS = ("requestedToolConfirmations", "requestedAuthConfigs")
+
+
+class Constants:
+    """What stands on every event and is said once: the invocation, its model, its metadata."""
+
+    def __init__(self) -> None:
+        self.invocation_id = ""
+        self._model: Json = None
+        self._metadata: Json = None
+
+    def invocation(self, raw: JsonObject) -> JsonObject | None:
+        """The invocation where it is new: the upstream's name of what runs."""
+        invocation_id = text(raw.get("invocationId"))
+        if invocation_id is None or invocation_id == self.invocation_id:
+            return None
+        self.invocation_id = invocation_id
+        value: JsonObject = {"invocation_id": invocation_id}
+        if has_content(raw.get("modelVersion")):
+            self._model = value["model"] = raw["modelVersion"]
+        return value
+
+    def changed(self, raw: JsonObject) -> JsonObject:
+        """The others that are not as they were."""
+        rest: JsonObject = {}
+        if raw.get("modelVersion") not in (None, self._model):
+            self._model = rest["modelVersion"] = raw["modelVersion"]
+        if raw.get("customMetadata") not in (None, self._metadata):
+            self._metadata = rest["customMetadata"] = raw["customMetadata"]
+        return rest
+
+    def snapshot(self) -> JsonObject:
+        """What `restore` needs."""
+        return {
+            "invocation_id": self.invocation_id,
+            "model": self._model,
+            "metadata": self._metadata,
+        }
+
+    def restore(self, state: JsonObject) -> None:
+        """Goes on from a snapshot."""
+        self.invocation_id = state["invocation_id"]
+        self._model = state["model"]
+        self._metadata = state["metadata"]
+
+
+def note_state(event: Event) -> None:
+    """The changes of session state and artifacts."""
+    delta = [
+        {"op": "add", "path": "/" + key.replace("~", "~0").replace("/", "~1"), "value": value}
+        for key, value in obj(event.actions.get("stateDelta")).items()
+    ]
+    if delta:
+        event.emit("state.delta", {"delta": delta})
+    for name, version in obj(event.actions.get("artifactDelta")).items():
+        data: JsonObject = {"name": name}
+        if type(version) is int:
+            data["version"] = version
+        event.emit("artifact.updated", data)
+
+
+def note_transfer(event: Event, steps: Steps) -> None:
+    """ADK says `transferToAgent: name`, adk-streaming.md `transfer_to_agent: {target, reason}`."""
+    actions = event.actions
+    asked = actions.get("transferToAgent") or actions.get(TRANSFER)
+    target = text(asked) or text(obj(asked).get("target"))
+    if target is None:
+        if has_content(asked):
+            event.custom(TRANSFER, asked)
+        return
+    data: JsonObject = {"to": target, "from": event.place.author}
+    reason = text(actions.get("transferReason")) or text(obj(asked).get("reason"))
+    if reason:
+        data["reason"] = reason
+    steps.transferred(target)
+    event.emit("dispatch.transfer", data)
+
+
+def note_grounding(event: Event) -> None:
+    """What an answer is taken from."""
+    grounding = obj(event.raw.get("groundingMetadata"))
+    documents = parts.documents(grounding)
+    if documents:
+        event.emit("retrieval.result", {"documents": documents})
+    rest = {key: value for key, value in grounding.items() if key not in _GROUNDING_KEYS}
+    if rest:
+        event.custom("groundingMetadata", rest)
+
+
+def note_rest(event: Event, constants: Constants, tools: Tools) -> None:
+    """What has no place in the contract, each key a `custom.event`."""
+    raw, actions = event.raw, event.actions
+    rest = {key: value for key, value in raw.items() if key not in _EVENT_KEYS}
+    rest |= {key: value for key, value in actions.items() if key not in _ACTION_KEYS}
+    rest |= {kind: redacted(tools.not_asked(obj(actions.get(kind)))) for kind in _REQUESTS}
+    rest |= constants.changed(raw)
+    content = raw.get("content")
+    if not isinstance(content, dict):
+        rest["content"] = content
+    for key, value in rest.items():
+        if has_content(value):
+            event.custom(key, value)
+    for part in array(obj(content).get("parts")):
+        _note_rest_of_part(part, event)
+
+
+def _note_rest_of_part(part: Json, event: Event) -> None:
+    if not isinstance(part, dict):
+        event.custom("part", part)
+        return
+    for key, value in part.items():
+        if key not in _PART_KEYS and has_content(value):
+            event.custom(key, value)

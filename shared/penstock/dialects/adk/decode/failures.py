@@ -1,0 +1,135 @@
+"""How an ADK stream says that something went wrong.
+
+Frames, by version: `{"error": "msg"}` not escaped (to 1.22), the same as valid JSON (to 2.3), with
+`error_details` (from 2.6); before it 2.13 sends the failure as an event with `errorCode` and
+`errorMessage` too. A model's own stops (MAX_TOKENS, SAFETY) are an `errorCode` alone. The error
+events of adk-streaming.md (`error_code`, `status_code`, `detail`) are read as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.dialects.adk.decode.redaction import redacted, scrubbed
+from penstock.dialects.adk.values import has_content, obj, text, words
+from penstock.dialects.base import Json, JsonObject, cut_off
+
+# finishReasons of an answer that ends too early, and can be used as far as it goes
+_PARTIAL = frozenset({"MAX_TOKENS"})
+
+# finishReasons of an answer that is whole
+_REGULAR = frozenset({"STOP", "FINISH_REASON_UNSPECIFIED", "CONTINUATION"})
+
+_ERROR_KEYS = frozenset({"error", "error_code", "status_code", "timestamp"})
+
+_UNESCAPED = '{"error":'
+
+
+@dataclass(slots=True)
+class Trouble:
+    """An `errorCode` whose error frame may follow: until then nobody knows how bad it is."""
+
+    code: str
+    message: str
+    step_id: str | None
+
+    @property
+    def is_exception(self) -> bool:
+        """Exceptions are named in CamelCase, the model's own codes in capitals."""
+        return not self.code.isupper()
+
+    def cut(self) -> JsonObject:
+        """It as the reason for which a message is not whole (see `cut_off`)."""
+        return cut_short(self.code, self.message)
+
+    def error(self) -> JsonObject:
+        """It as the `error` object of a step."""
+        return {"code": self.code, "message": self.message}
+
+    def warning(self) -> JsonObject:
+        """The `system.warning` of it."""
+        return {"message": self.message, "code": self.code.lower()}
+
+    def failure(self) -> JsonObject:
+        """The `lifecycle.failed` of it, where no error frame says more."""
+        return failure(self.message, error_type=self.code, step=self.step_id)
+
+
+def failure(error: str, **fields: object) -> JsonObject:
+    """The data of `lifecycle.failed`; fields that are None are left out."""
+    present = {name: value for name, value in fields.items() if value is not None}
+    return {"error": scrubbed(error), "code": "upstream_error", **present}
+
+
+def error_of(data: JsonObject) -> JsonObject:
+    """The data of `lifecycle.failed` as the `error` object of a workflow."""
+    return {"code": data.get("error_type", data["code"]), "message": data["error"]}
+
+
+def stop_warning(event: JsonObject) -> tuple[str, JsonObject] | None:
+    """The finishReason that is no regular end, with its `system.warning`."""
+    reason = text(event.get("finishReason"))
+    if reason is None or reason in _REGULAR:
+        return None
+    message = text(event.get("errorMessage")) or f"the model stopped early: {reason}"
+    return reason, {"message": scrubbed(message), "code": reason.lower()}
+
+
+def cut_short(reason: str, message: str) -> JsonObject:
+    """Why a message is not whole, by the model's `finishReason` or `errorCode`."""
+    return cut_off(message, "partial_success" if reason in _PARTIAL else "failed")
+
+
+def trouble(
+    event: JsonObject, step_id: str | None, reported: tuple[str | None, ...]
+) -> Trouble | None:
+    """The `errorCode` of an event, unless it was reported as a finishReason."""
+    code, message = event.get("errorCode"), event.get("errorMessage")
+    if not has_content(code) and not has_content(message):
+        return None
+    named = words(code) if has_content(code) else "ERROR"
+    if named in reported:
+        return None
+    said = words(message) if has_content(message) else f"the upstream reported {named}"
+    return Trouble(named, scrubbed(said), step_id)
+
+
+def is_failure(event: JsonObject) -> bool:
+    """Whether a frame is an error frame and no event."""
+    return has_content(event.get("error")) and "author" not in event
+
+
+def read_failure(event: JsonObject, before: Trouble | None) -> JsonObject:
+    """The `lifecycle.failed` of an error frame; `before` is the event that announced it."""
+    details = obj(event.get("error_details"))
+    status_code = event.get("status_code")
+    kinds = (details.get("error_type"), event.get("error_code"), before and before.code)
+    rest = {key: value for key, value in event.items() if key not in _ERROR_KEYS}
+    return failure(
+        words(event["error"]),
+        error_type=next((kind for kind in kinds if text(kind)), None),
+        step=before.step_id if before else None,
+        status_code=status_code if type(status_code) is int else None,
+        detail=_scrubbed(event.get("error_details") or event.get("detail") or rest or None),
+    )
+
+
+def _scrubbed(detail: Json) -> Json:
+    if isinstance(detail, dict):
+        detail = redacted(detail)
+        return {key: scrubbed(v) if isinstance(v, str) else v for key, v in detail.items()}
+    return scrubbed(detail) if isinstance(detail, str) else detail
+
+
+def is_unescaped_failure(raw: str) -> bool:
+    """Whether a frame that is no JSON is the error frame of 1.16 to 1.22."""
+    return raw.lstrip().startswith('{"error"')
+
+
+def read_unescaped(raw: str) -> JsonObject:
+    """The `lifecycle.failed` of such a frame. A line break in the message has cut its tail off."""
+    # no regular expression: over blanks that never end it would take for ever
+    message = raw.strip()
+    if message.startswith(_UNESCAPED):
+        message = message.removeprefix(_UNESCAPED).lstrip().removeprefix('"').removesuffix('"}')
+    return failure(message, detail={"raw": scrubbed(raw)})

@@ -1,0 +1,148 @@
+"""What one agent says in one place: its message and its thoughts, while they are open.
+
+With streaming ADK sends deltas (`partial: true`) and then the whole text again in one final
+event; without it the final alone. 1.16 leaves `partial` out of the final and gives each chunk an
+id of its own; from 2.6 on the chunks and the final share one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.dialects.adk.values import Ids
+from penstock.dialects.base import Draft, JsonObject, Source
+from penstock.dialects.text_buffer import add_piece
+
+
+class Speaker:
+    """The open message of an (author, branch, path), with what its model streams beside it."""
+
+    __slots__ = (
+        "_ids",
+        "_message_id",
+        "_parts",
+        "_reasoning_id",
+        "_role",
+        "_said",
+        "_thought",
+        "at_end",
+        "cut",
+        "source",
+        "step_id",
+        "streamed_calls",
+        "warned",
+    )
+
+    def __init__(self, source: Source, step_id: str | None, ids: Ids, role: str) -> None:
+        self.source = source
+        self.step_id = step_id
+        self.at_end = False  # a partial had a finishReason: only its final may follow
+        self.warned: str | None = None  # the finishReason that was reported
+        self.cut: JsonObject | None = None  # why the open message is not whole (see `cut_off`)
+        self.streamed_calls: list[JsonObject] = []  # {id, upstream_id, name}: arguments under way
+        self._ids = ids
+        self._role = role
+        self._message_id: str | None = None
+        self._said: list[str] = []
+        self._parts: list[JsonObject] = []
+        self._reasoning_id: str | None = None
+        self._thought = False  # thoughts were streamed: the final repeats them
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something was begun that is not at its end."""
+        return bool(self._message_id or self._reasoning_id or self.streamed_calls or self._thought)
+
+    def draft(self, event_type: str, data: dict[str, Any]) -> Draft:
+        """A draft of this speaker in its step."""
+        return Draft(event_type, data, self.source, None, self.step_id)
+
+    def say(self, delta: str, event_id: str | None, out: list[Draft]) -> None:
+        """A piece of text."""
+        if self._reasoning_id:
+            self._end_thought(out)
+        message_id = self._message_id or self._start(event_id, out)
+        add_piece(self._said, delta)
+        out.append(self.draft("llm.stream", {"content": delta, "message_id": message_id}))
+
+    def think(self, delta: str, event_id: str | None, out: list[Draft]) -> None:
+        """A piece of a thought."""
+        self._thought = True
+        if self._reasoning_id is None:
+            self._reasoning_id = self._ids.unique(f"{event_id or 'message'}/reasoning")
+        out.append(
+            self.draft("llm.reasoning", {"thought": delta, "reasoning_id": self._reasoning_id})
+        )
+
+    def attach(self, part: JsonObject, event_id: str | None, out: list[Draft]) -> None:
+        """A part that is no text came before the final."""
+        if self._message_id is None:
+            self._start(event_id, out)
+        self._parts.append(part)
+
+    def think_whole(self, thought: str, event_id: str | None, out: list[Draft]) -> None:
+        """The thoughts of a final event: said here only if they were not streamed."""
+        if self._thought or not thought:
+            return
+        reasoning_id = self._ids.unique(f"{event_id or 'message'}/reasoning")
+        data = {"thought": thought, "reasoning_id": reasoning_id, "final": True}
+        out.append(self.draft("llm.reasoning", data))
+
+    def complete(
+        self, whole: str, extra: JsonObject, event_id: str | None, out: list[Draft]
+    ) -> JsonObject | None:
+        """The final event: ends the message, if there is any; returns its data.
+
+        A text that nobody streamed is streamed now, whole. `extra`: its parts and citations.
+        """
+        if self._reasoning_id:
+            self._end_thought(out)
+        media = extra.get("parts") or self._parts
+        if self._message_id is None:
+            if not whole and not media:
+                self._forget()
+                return None
+            self._start(event_id, out)
+            if whole:
+                self.say(whole, event_id, out)
+        data: JsonObject = {
+            "message_id": self._message_id,
+            "role": self._role,
+            "content": whole or "".join(self._said),
+        }
+        if extra.get("citations"):
+            data["citations"] = extra["citations"]
+        if media:
+            data["parts"] = media
+        data |= self.cut or {}
+        out.append(self.draft("llm.message_completed", data))
+        self._forget()
+        return data
+
+    def close(self, out: list[Draft]) -> JsonObject | None:
+        """No final will come: ends what is open with what was streamed."""
+        return self.complete("", {}, None, out)
+
+    def _start(self, event_id: str | None, out: list[Draft]) -> str:
+        ids = self._ids
+        message_id = ids.unique(event_id) if event_id else ids.make("message")
+        self._message_id = message_id
+        out.append(
+            self.draft("llm.message_started", {"message_id": message_id, "role": self._role})
+        )
+        return message_id
+
+    def _end_thought(self, out: list[Draft]) -> None:
+        data = {"thought": "", "reasoning_id": self._reasoning_id, "final": True}
+        out.append(self.draft("llm.reasoning", data))
+        self._reasoning_id = None
+
+    def _forget(self) -> None:
+        self._message_id = None
+        self._said = []
+        self._parts = []
+        self._thought = False
+        self.at_end = False
+        self.warned = None
+        self.cut = None
+        self.streamed_calls = []

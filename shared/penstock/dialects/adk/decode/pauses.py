@@ -1,0 +1,104 @@
+"""ADK's `adk_request_*` calls: what the agent server wants to be told before it goes on.
+
+They look like tool calls and are none: each becomes one item of a pause. It is answered with a
+functionResponse of the same id and name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.dialects.adk.decode.calls import Calls
+from penstock.dialects.adk.decode.redaction import redacted
+from penstock.dialects.adk.values import obj, text
+from penstock.dialects.base import Json, JsonObject, PauseItem
+
+_TYPE_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bool, "boolean"),  # before the numbers: a bool is an int
+    ((int, float), "number"),
+    (str, "string"),
+    (list, "array"),
+    (dict, "object"),
+)
+
+
+def _confirmation(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
+    original = obj(args.get("originalFunctionCall"))
+    confirmation = obj(args.get("toolConfirmation"))
+    call = calls.find(text(original.get("id")), text(original.get("name")))
+    payload = confirmation.get("payload")
+    return PauseItem(
+        item_id=item_id,
+        kind="confirmation",
+        tool_call_id=call.id if call else None,
+        tool=text(original.get("name")),
+        args=obj(original.get("args")),
+        description=_hint(text(confirmation.get("hint"))),
+        input_schema=None if payload is None else _schema_of(payload),
+    )
+
+
+# ADK's own hint for a tool without one. It tells a program how to answer, and a person nothing.
+_BOILERPLATE = ("Please approve or reject the tool call ", "by responding with a FunctionResponse")
+
+
+def _hint(hint: str | None) -> str | None:
+    """What the tool's author wrote for the person who decides; None for ADK's boilerplate."""
+    begins, goes_on = _BOILERPLATE
+    return None if hint and hint.startswith(begins) and goes_on in hint else hint
+
+
+def _schema_of(payload: Json) -> JsonObject:
+    """A schema with the payload as its default: ADK gives the form to fill in only as a sample."""
+    schema = _sample(payload)
+    if isinstance(payload, dict) and payload:
+        schema["properties"] = {key: _sample(value) for key, value in payload.items()}
+    return schema
+
+
+def _sample(value: Json) -> JsonObject:
+    for types, name in _TYPE_NAMES:
+        if isinstance(value, types):
+            return {"type": name, "default": value}
+    return {"default": value}
+
+
+def _input(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
+    payload = args.get("payload")
+    schema = args.get("response_schema", args.get("responseSchema"))
+    return PauseItem(
+        item_id=item_id,
+        kind="input",
+        args=payload if isinstance(payload, dict) or payload is None else {"payload": payload},
+        description=text(args.get("message")),
+        input_schema=schema if isinstance(schema, dict) else None,
+    )
+
+
+def _credential(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
+    """Only what a person needs to sign in; the rest of the authConfig is the server's own."""
+    call_id = text(args.get("functionCallId"))
+    call = calls.find(call_id) if call_id else None
+    config = obj(args.get("authConfig"))
+    credential = obj(config.get("exchangedAuthCredential")) or obj(config.get("rawAuthCredential"))
+    auth_uri = text(obj(credential.get("oauth2")).get("authUri"))
+    asked = {
+        "auth_type": text(credential.get("authType")),
+        "auth_uri": auth_uri,
+        "auth_scheme": redacted(config.get("authScheme")),
+    }
+    return PauseItem(
+        item_id=item_id,
+        kind="credential",
+        tool_call_id=call.id if call else None,
+        tool=call.name if call else None,
+        args={name: value for name, value in asked.items() if value is not None},
+        description="Sign in at auth_uri." if auth_uri else "A credential is needed.",
+    )
+
+
+REQUESTS: dict[str, Callable[[str, JsonObject, Calls], PauseItem]] = {
+    "adk_request_confirmation": _confirmation,
+    "adk_request_input": _input,
+    "adk_request_credential": _credential,
+}

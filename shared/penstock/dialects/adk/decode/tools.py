@@ -1,0 +1,262 @@
+"""ADK's function calls and responses: tool events, and requests that make the run wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from penstock.dialects.adk.decode import parts
+from penstock.dialects.adk.decode.calls import Call, Calls
+from penstock.dialects.adk.decode.event import Event
+from penstock.dialects.adk.decode.pauses import REQUESTS
+from penstock.dialects.adk.values import Ids, array, has_content, obj, objects, text, words
+from penstock.dialects.approved_calls import same_args, warning
+from penstock.dialects.base import (
+    MAX_OPEN,
+    Draft,
+    Json,
+    JsonObject,
+    LimitReached,
+    Pause,
+    PauseItem,
+    Source,
+    short,
+)
+
+TRANSFER = "transfer_to_agent"  # told by its action, so the call is no tool event
+
+_PARTIAL_VALUES = ("stringValue", "numberValue", "boolValue")
+
+
+@dataclass(slots=True)
+class _Ask:
+    """A request that waits for its answer. `name` is that of the `adk_request_*` call."""
+
+    name: str
+    item: PauseItem
+    source: Source
+
+
+class Tools:
+    """The calls of a run, and what it waits for."""
+
+    def __init__(self) -> None:
+        self._calls = Calls()
+        self._ids = Ids()
+        self._asks: dict[str, _Ask] = {}
+        self._approved: dict[str, JsonObject] = {}  # by our call id: the tool and its arguments
+
+    def arguments(self, call: JsonObject, event: Event) -> None:
+        """Arguments under way. 1.39 gives each piece an id of its own: the first one counts."""
+        if "partialArgs" not in call and "willContinue" not in call:
+            return  # a whole call, which the final repeats
+        name = text(call.get("name"))
+        streamed = event.speaker.streamed_calls
+        if name or not streamed:
+            upstream_id = text(call.get("id"))
+            reserved = self._calls.reserve(upstream_id)
+            named = short(name or "")
+            streamed.append({"id": reserved, "upstream_id": upstream_id, "name": named})
+            LimitReached.check(len(streamed), MAX_OPEN, "calls whose arguments are under way")
+        current = streamed[-1]
+        for piece in objects(call.get("partialArgs")):
+            data = {
+                "tool_call_id": current["id"],
+                "tool": current["name"],
+                "path": text(piece.get("jsonPath")) or "$",
+                "value": next((piece[key] for key in _PARTIAL_VALUES if key in piece), None),
+            }
+            event.emit("llm.tool_args", data)
+
+    def call(
+        self, call: JsonObject, streamed: list[JsonObject], message_id: str | None, event: Event
+    ) -> None:
+        """A whole call. `streamed`: the calls of the same answer whose arguments were streamed."""
+        upstream_id = text(call.get("id"))
+        name = text(call.get("name")) or ""
+        if name in REQUESTS:
+            self._ask(name, upstream_id, obj(call.get("args")), event)
+        elif name != TRANSFER and not self._is_approved_one(upstream_id, name, call, event):
+            reserved = _take_streamed(streamed, upstream_id, name)
+            announced = self._calls.announce(upstream_id, name, call.get("args"), reserved)
+            if announced:
+                long_running = array(event.raw.get("longRunningToolIds"))
+                announced.long_running = upstream_id is not None and upstream_id in long_running
+                event.emit("llm.tool_call", _call_data(announced, message_id))
+
+    def _is_approved_one(
+        self, upstream_id: str | None, name: str, call: JsonObject, event: Event
+    ) -> bool:
+        """Whether it is a call that was approved, told again before it has its result."""
+        known = self._calls.find(upstream_id) if upstream_id else None
+        if known is None or known.upstream_id != upstream_id or known.id not in self._approved:
+            return False
+        if self._differs(known, (name or known.name, obj(call.get("args"))), event):
+            args = obj(known.args)
+            data = {"tool_call_id": known.id, "status": "running", "tool": known.name, "args": args}
+            event.emit("llm.tool_progress", data)
+        return True
+
+    def _differs(self, call: Call, ran: tuple[str, JsonObject], event: Event) -> bool:
+        """Warns, once, of an approved call that runs as another; it is that one from now on."""
+        approved = self._approved.get(call.id)
+        if approved is None:
+            return False
+        tool, args = approved["tool"], approved["args"]
+        if ran[0] == tool and same_args(args, ran[1]):
+            return False
+        event.emit("system.warning", warning(call.id, (tool, args), ran))
+        call.name, call.args = ran
+        self._approved[call.id] = {"tool": call.name, "args": call.args}
+        return True
+
+    def _ask(self, name: str, upstream_id: str | None, args: JsonObject, event: Event) -> None:
+        item_id = upstream_id or text(args.get("interruptId")) or self._ids.make("request")
+        if item_id in self._asks:
+            return
+        item = REQUESTS[name](item_id, args, self._calls)
+        if item.kind == "confirmation" and item.tool and item.tool_call_id is None:
+            original_id = text(obj(args.get("originalFunctionCall")).get("id"))
+            call = self._calls.announce(original_id, item.tool, item.args)
+            if call:  # the call itself was never shown
+                item.tool_call_id = call.id
+                event.emit("llm.tool_call", _call_data(call, None) | {"pending": True})
+        self._asks[item_id] = _Ask(name, item, event.speaker.source)
+        LimitReached.check(len(self._asks), MAX_OPEN, "open questions")
+
+    def response(self, response: JsonObject, event: Event) -> None:
+        """A call's response: its result, its progress, or nothing while it waits."""
+        upstream_id, name = text(response.get("id")), text(response.get("name"))
+        value = response.get("response")
+        if name in REQUESTS or upstream_id in self._asks:
+            self._asks.pop(upstream_id or "", None)  # the server itself gave it up
+        elif name == TRANSFER:
+            if not event.actions.keys() & {"transferToAgent", TRANSFER}:
+                event.custom(TRANSFER, value)
+        elif not _is_interim(upstream_id, event.actions):
+            call = self._calls.find(upstream_id, name)
+            if call and call.long_running and _error_of(value) is None:
+                call.long_running = False  # a second response is the real one
+                status = text(obj(value).get("status")) or "pending"
+                data = {"tool_call_id": call.id, "status": status, "delta": words(value)}
+                event.emit("llm.tool_progress", data)
+                return
+            if call is None:
+                call = Call(self._calls.reserve(upstream_id), upstream_id, name or "", None)
+            else:
+                if call.id in self._approved and name:  # a response does not repeat the arguments
+                    self._differs(call, (name, self._approved[call.id]["args"]), event)
+                self._approved.pop(call.id, None)
+                self._calls.close(call)
+            media = [
+                found for part in objects(response.get("parts")) if (found := parts.media(part))
+            ]
+            event.emit("llm.tool_result", _result_data(call, name, value, media))
+
+    def decided(self, items: Mapping[str, JsonObject]) -> None:
+        """What was decided: `{item_id: {decision, note, value}}`. Values are not kept."""
+        for item_id, decision in items.items():
+            ask = self._asks.pop(item_id, None)
+            if ask is None or ask.item.tool_call_id is None:
+                continue
+            if decision.get("decision") == "reject":
+                self._calls.refuse(ask.item.tool_call_id)
+            elif ask.item.kind == "confirmation" and ask.item.tool:
+                approved = {"tool": ask.item.tool, "args": ask.item.args or {}}
+                self._approved[ask.item.tool_call_id] = approved
+
+    def refused(self, source: Source) -> list[Draft]:
+        """Results of the refused calls that the upstream never mentioned again."""
+        drafts = []
+        for call in self._calls.refused():
+            self._calls.close(call)
+            drafts.append(Draft("llm.tool_result", _result_data(call, None, None, []), source))
+        return drafts
+
+    def pause(self, invocation_id: str) -> Pause | None:
+        """What the run waits for. `resume` names the requests; an answer repeats id and name."""
+        asks = list(self._asks.values())
+        if not asks:
+            return None
+        requests = [{"id": ask.item.item_id, "name": ask.name} for ask in asks]
+        resume = {"invocation_id": invocation_id, "requests": requests}
+        return Pause([ask.item for ask in asks], resume, asks[0].source)
+
+    def not_asked(self, requests: JsonObject) -> JsonObject:
+        """Requests by call id that came without their `adk_request_*` call."""
+        asked = {ask.item.tool_call_id for ask in self._asks.values()}
+        calls = {call_id: self._calls.find(text(call_id)) for call_id in requests}
+        return {
+            call_id: requests[call_id]
+            for call_id, call in calls.items()
+            if call is None or call.id not in asked
+        }
+
+    def snapshot(self) -> JsonObject:
+        """What `restore` needs."""
+        return {
+            "calls": self._calls.snapshot(),
+            "ids": self._ids.snapshot(),
+            "asks": [asdict(ask) for ask in self._asks.values()],
+            "approved": dict(self._approved),
+        }
+
+    def restore(self, state: JsonObject) -> None:
+        """Goes on from a snapshot."""
+        self._calls.restore(state["calls"])
+        self._ids.restore(state["ids"])
+        self._asks = {
+            ask["item"]["item_id"]: _Ask(ask["name"], PauseItem(**ask["item"]), ask["source"])
+            for ask in state["asks"]
+        }
+        self._approved = dict(state.get("approved", {}))  # older releases did not keep them
+
+
+def _call_data(call: Call, message_id: str | None) -> JsonObject:
+    args = call.args
+    data: JsonObject = {"tool": call.name, "args": obj(args), "tool_call_id": call.id}
+    if message_id:
+        data["message_id"] = message_id
+    if args is not None and not isinstance(args, dict):
+        data["args_text"] = words(args)
+    return data
+
+
+def _result_data(
+    call: Call, name: str | None, value: Json, media: Sequence[JsonObject]
+) -> JsonObject:
+    error = _error_of(value)
+    data: JsonObject = {
+        "tool": name or call.name,
+        "result": value,
+        "tool_call_id": call.id,
+        "outcome": "rejected" if call.refused else "ok" if error is None else "error",
+    }
+    if error is not None:
+        data["error"] = error
+    if media:
+        data["content"] = list(media)
+    return data
+
+
+def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: str) -> str | None:
+    """The id under which a call's arguments were streamed, if they were."""
+    for key, value in (("upstream_id", upstream_id), ("name", name)):
+        for call in streamed:
+            if value and call[key] == value:
+                streamed.remove(call)
+                return str(call["id"])
+    return None
+
+
+def _is_interim(call_id: str | None, actions: JsonObject) -> bool:
+    """Whether a response only says that its call waits; the real one comes later."""
+    return any(
+        call_id in obj(actions.get(kind))
+        for kind in ("requestedToolConfirmations", "requestedAuthConfigs")
+    )
+
+
+def _error_of(value: Json) -> str | None:
+    error = obj(value).get("error")
+    return words(error) if has_content(error) else None

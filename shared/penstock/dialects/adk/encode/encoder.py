@@ -1,0 +1,373 @@
+"""Canonical events to ADK's events, as `POST /run_sse` and `POST /run` of 2.13 give them.
+
+For agents that are no ADK agents: an ADK upstream's own bytes are passed on instead. The
+invocation is the run, so an answer's `invocationId` names it. A message's pieces (`streaming`) are
+partial events of one id, then comes the whole in a final one; a client must take either.
+
+ADK has no event for what is in `UNTOLD`. It says no end either: the stream ends, after the last
+text, the tokens used, or the error. A pause is the stream's end after `adk_request_*` calls, or
+after a call whose id is in `longRunningToolIds`; they are answered by a functionResponse of the
+same id, which tells the approval's item (`shapes.item_ids`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+import orjson
+
+from penstock.dialects.adk.encode import shapes
+from penstock.dialects.adk.values import array, obj
+from penstock.dialects.adk.vocabulary import ABORTED
+from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.state import State
+from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.wire import frame
+from penstock.sse import Frame
+
+# of event ids: the same thing said in the same run has the same id, whoever encodes it
+_NAMESPACE: Final = uuid.UUID("5f0a3f63-33a4-5a0c-9f0e-6a0f6c0d2b11")
+
+# The canonical types without an ADK event, and where their matter shows all the same.
+UNTOLD: Final[Mapping[str, str]] = {
+    "lifecycle.started": "ADK streams no user event; the first event has the invocation",
+    "lifecycle.resumed": "the next response goes on",
+    "lifecycle.retrying": "what is tried again is said again",
+    "llm.message_started": "the first piece of the message",
+    "llm.tool_progress": "a functionResponse would be taken for the result",
+    "dispatch.team": "events of the team have its author",
+    "dispatch.worker": "events of the worker have its author and a branch of its own",
+    "dispatch.finished": "the next event has another author",
+    "workflow.started": "the steps' agents speak",
+    "workflow.step_started": "ADK infers steps from the author",
+    "workflow.step_progress": "no event of ADK's",
+    "workflow.step_completed": "the step's agent has spoken; the last output is the last text",
+    "workflow.step_failed": "an errorCode would be taken for the run's failure",
+    "workflow.transition": "the next event has another author",
+    "workflow.completed": "its result is the last text",
+    "workflow.failed": "the run fails with it",
+    "retrieval.started": "groundingMetadata has what was found",
+    "approval.decided": "the call's functionResponse shows it",
+    "approval.expired": "the call's functionResponse shows it",
+    "approval.withdrawn": "the run has ended",
+    "automation.triggered": "the run has ended",
+    "automation.completed": "the run has ended",
+    "automation.failed": "the run has ended",
+    "state.messages": "a session's history is read, not streamed",
+    "custom.event": "an event takes no keys that ADK does not know",
+    "system.warning": "no event of ADK's",
+    "system.error": "an errorCode would be taken for the run's failure",
+    "system.metrics": "no event of ADK's",
+}
+
+
+@dataclass(slots=True)
+class _Said:
+    """A message or a train of thought under way."""
+
+    begun: JsonObject  # the envelope of its first piece: who speaks
+    pieces: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class AdkEncoder:
+    """One run's events to ADK's (see `penstock.dialects.base.Encoder`).
+
+    `streaming` is the request's: without it there are no partial events, as in ADK. `timeout_s`
+    is told when the run ran out of time.
+    """
+
+    streaming: bool = False
+    timeout_s: float = 300
+    _agent: str = ""  # the run's, for what has no source
+    _messages: dict[str, _Said] = field(default_factory=dict)
+    _thoughts: dict[str, _Said] = field(default_factory=dict)
+    _texts: list[str] = field(default_factory=list)  # of all whole messages
+    _waiting: dict[str, JsonObject] = field(default_factory=dict)  # calls that await a decision
+    _asked: list[JsonObject] = field(default_factory=list)  # the items of the open request
+    _names: dict[str, str] = field(default_factory=dict)  # call ids that the client knows as items
+    _state: State = field(default_factory=State)
+
+    def feed(self, event: JsonObject) -> Sequence[Frame]:
+        """The frames of one canonical event, given as its envelope; they have no event name."""
+        name = event["event"]
+        handle = _HANDLERS.get(f"{name['category']}.{name['action']}")
+        return [frame(body) for body in handle(self, event)] if handle else []
+
+    def _started(self, event: JsonObject) -> Iterator[JsonObject]:
+        self._agent = event["data"].get("agent", "")
+        yield from ()
+
+    # --- text and thoughts
+
+    def _streamed(self, event: JsonObject) -> Iterator[JsonObject]:
+        yield from self._end_thoughts(event)
+        data = event["data"]
+        message_id, piece = data["message_id"], data["content"]
+        add_piece(self._messages.setdefault(message_id, _Said(event)).pieces, piece)
+        if self.streaming:
+            content = _content([{"text": piece}])
+            yield self._event(event, message_id, content=content, partial=True)
+
+    def _message_completed(self, event: JsonObject) -> Iterator[JsonObject]:
+        yield from self._end_thoughts(event)
+        data = event["data"]
+        self._messages.pop(data["message_id"], None)
+        yield from self._message(event, data["message_id"], data["content"], data)
+
+    def _message(
+        self, event: JsonObject, message_id: str, whole: str, data: JsonObject
+    ) -> Iterator[JsonObject]:
+        parts: list[JsonObject] = [{"text": whole}] if whole else []
+        parts += shapes.media_parts(data.get("parts"))
+        if not parts:
+            return
+        self._texts.append(whole)
+        role = "model" if data.get("role", "assistant") == "assistant" else data["role"]
+        cited = shapes.citation_metadata(data.get("citations"))
+        extra = {"citationMetadata": cited} if cited else {}
+        yield self._whole(event, message_id, content=_content(parts, role), **extra)
+
+    def _thought(self, event: JsonObject) -> Iterator[JsonObject]:
+        data = event["data"]
+        reasoning_id, thought = data["reasoning_id"], data["thought"]
+        if thought:
+            add_piece(self._thoughts.setdefault(reasoning_id, _Said(event)).pieces, thought)
+            if self.streaming:
+                content = _content([{"text": thought, "thought": True}])
+                yield self._event(event, reasoning_id, content=content, partial=True)
+        if data.get("final"):
+            yield from self._end_thoughts(event, reasoning_id)
+
+    def _end_thoughts(self, event: JsonObject, only: str | None = None) -> Iterator[JsonObject]:
+        """Ends one train of thought, or all of whoever speaks now."""
+        for reasoning_id, said in list(self._thoughts.items()):
+            if only is None and self._place(said.begun) != self._place(event):
+                continue
+            if only in (None, reasoning_id):
+                del self._thoughts[reasoning_id]
+                yield self._whole_thought(event, reasoning_id, said)
+
+    def _whole_thought(self, event: JsonObject, reasoning_id: str, said: _Said) -> JsonObject:
+        content = _content([{"text": "".join(said.pieces), "thought": True}])
+        return self._whole(_now(said.begun, event), reasoning_id, content=content)
+
+    def _close(self, event: JsonObject) -> Iterator[JsonObject]:
+        """Ends everything that is open."""
+        thoughts, self._thoughts = self._thoughts, {}
+        for reasoning_id, said in thoughts.items():
+            yield self._whole_thought(event, reasoning_id, said)
+        messages, self._messages = self._messages, {}
+        for message_id, said in messages.items():
+            begun = _now(said.begun, event)
+            yield from self._message(begun, message_id, "".join(said.pieces), {})
+        for call_id in list(self._waiting):
+            yield from self._release(event, call_id)
+
+    # --- tools
+
+    def _tool_args(self, event: JsonObject) -> Iterator[JsonObject]:
+        part = shapes.partial_call_part(event["data"]) if self.streaming else None
+        if part:
+            call_id = event["data"]["tool_call_id"]
+            yield self._event(event, call_id, content=_content([part]), partial=True)
+
+    def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
+        """A call. One that awaits a decision is said when it is known which: ids depend on it."""
+        yield from self._end_thoughts(event)
+        self._waiting[event["data"]["tool_call_id"]] = event
+        if not event["data"].get("pending"):
+            yield from self._release(event, event["data"]["tool_call_id"])
+
+    def _release(self, event: JsonObject, call_id: str) -> Iterator[JsonObject]:
+        called = self._waiting.pop(call_id, None)
+        if called is None:
+            return
+        known_as = self._names.get(call_id, call_id)
+        content = _content([shapes.call_part({**called["data"], "tool_call_id": known_as})])
+        long_running = [known_as] if call_id in self._names else []
+        yield self._whole(
+            _now(called, event), call_id, content=content, longRunningToolIds=long_running
+        )
+
+    def _tool_result(self, event: JsonObject) -> Iterator[JsonObject]:
+        data = event["data"]
+        call_id = data["tool_call_id"]
+        yield from self._release(event, call_id)
+        known_as = self._names.get(call_id, call_id)
+        part = shapes.response_part({**data, "tool_call_id": known_as})
+        yield self._event(event, f"{call_id}/result", content=_content([part], "user"))
+
+    # --- pauses
+
+    def _requested(self, event: JsonObject) -> Iterator[JsonObject]:
+        """What is asked, and with it how the calls are to be said that wait for it."""
+        self._asked = list(event["data"].get("items", ()))
+        for item in self._asked:
+            if shapes.is_long_running(item) and item["tool_call_id"] in self._waiting:
+                self._names[item["tool_call_id"]] = item["item_id"]
+        for call_id in list(self._waiting):
+            yield from self._release(event, call_id)
+
+    def _paused(self, event: JsonObject) -> Iterator[JsonObject]:
+        """A person must decide. A policy's own decisions were never asked of the client."""
+        yield from self._close(event)
+        # a call that was said as long-running asks by itself
+        items = [item for item in self._asked if item.get("tool_call_id") not in self._names]
+        self._asked = []
+        if items:
+            requests = [
+                shapes.request_part(item) for item in items if not shapes.is_long_running(item)
+            ]
+            content = {"content": _content(requests)} if requests else {}
+            ids = [
+                item["item_id"] if shapes.is_long_running(item) else shapes.request_id(item)
+                for item in items
+            ]
+            key = f"{event['data'].get('approval_id')}/request"
+            yield self._event(event, key, **content, longRunningToolIds=ids)
+
+    # --- what stands beside the content
+
+    def _transferred(self, event: JsonObject) -> Iterator[JsonObject]:
+        data = event["data"]
+        actions = {"transferToAgent": data["to"]}
+        if data.get("reason"):
+            actions["transferReason"] = data["reason"]
+        yield self._acted(event, actions)
+
+    def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:
+        yield from self._state_became(event, self._state.become(event["data"].get("snapshot")))
+
+    def _state_changed(self, event: JsonObject) -> Iterator[JsonObject]:
+        changes = array(event["data"].get("delta"))
+        yield from self._state_became(event, self._state.apply(changes))
+
+    def _state_became(self, event: JsonObject, changed: list[str]) -> Iterator[JsonObject]:
+        """ADK's changes are whole values of the outermost keys; null for one that is gone."""
+        if changed:
+            state = obj(self._state.value)
+            yield self._acted(event, {"stateDelta": {key: state.get(key) for key in changed}})
+
+    def _artifact(self, event: JsonObject) -> Iterator[JsonObject]:
+        data = event["data"]
+        yield self._acted(event, {"artifactDelta": {data["name"]: data.get("version", 0)}})
+
+    def _retrieved(self, event: JsonObject) -> Iterator[JsonObject]:
+        grounding = shapes.grounding_metadata(event["data"].get("documents", ()))
+        yield self._event(event, None, groundingMetadata=grounding)
+
+    def _acted(self, event: JsonObject, actions: JsonObject) -> JsonObject:
+        body = self._event(event, None)
+        body["actions"] |= actions
+        return body
+
+    # --- ends
+
+    def _completed(self, event: JsonObject) -> Iterator[JsonObject]:
+        """The answer, if nobody said it (a workflow's last step), and the tokens used."""
+        yield from self._close(event)
+        data = event["data"]
+        answer = data.get("summary", "")
+        if answer and answer not in (*self._texts, "".join(self._texts)):
+            yield self._whole(event, "answer", content=_content([{"text": answer}]))
+        if usage := shapes.usage_metadata(data.get("usage")):
+            yield self._event(event, None, usageMetadata=usage)
+
+    def _failed(self, event: JsonObject) -> Iterator[JsonObject]:
+        """ADK tells its own failures twice, as an event and as the last frame."""
+        yield from self._close(event)
+        data = event["data"]
+        failure = shapes.failure_frame(data, self.timeout_s, _epoch_s(event))
+        if details := obj(failure.get("error_details")):
+            code, message = details["error_type"], details["error_message"]
+            yield self._event(event, None, errorCode=code, errorMessage=message)
+        yield failure
+
+    def _cancelled(self, event: JsonObject) -> Iterator[JsonObject]:
+        yield from self._close(event)
+        message = "Invocation was aborted by client."
+        yield self._event(event, None, errorCode=ABORTED, errorMessage=message)
+
+    # --- events
+
+    def _whole(self, event: JsonObject, key: str, **fields: Json) -> JsonObject:
+        """An event that is whole: it says so where there are partial ones."""
+        final = {"partial": False} if self.streaming else {}
+        return self._event(event, key, **fields, **final)
+
+    def _event(self, event: JsonObject, key: str | None, **fields: Json) -> JsonObject:
+        """An event of ADK's. What has the same `key` has the same id."""
+        author, branch = self._place(event)
+        run_id = event["run_id"]
+        body = {
+            **fields,
+            "invocationId": run_id,
+            "author": author,
+            "actions": {
+                "stateDelta": {},
+                "artifactDelta": {},
+                "requestedAuthConfigs": {},
+                "requestedToolConfirmations": {},
+            },
+            "id": str(uuid.uuid5(_NAMESPACE, f"{run_id}/{key or event['sequence']}")),
+            "timestamp": _epoch_s(event),
+        }
+        return {**body, "branch": branch} if branch else body
+
+    def _place(self, event: JsonObject) -> tuple[str, str | None]:
+        """Author and branch: runs and steps inside the run may speak at once, each in a branch."""
+        source = event.get("source")
+        inner = obj(event.get("subrun")).get("id") or event.get("step_id")
+        author = source["agent_id"] if source else self._agent
+        return author, f"{self._agent}.{inner}" if inner else None
+
+
+Handler = Callable[[AdkEncoder, JsonObject], Iterator[JsonObject]]
+
+_HANDLERS: Final[Mapping[str, Handler]] = {
+    "lifecycle.started": AdkEncoder._started,
+    "lifecycle.paused": AdkEncoder._paused,
+    "lifecycle.completed": AdkEncoder._completed,
+    "lifecycle.failed": AdkEncoder._failed,
+    "lifecycle.cancelled": AdkEncoder._cancelled,
+    "llm.stream": AdkEncoder._streamed,
+    "llm.message_completed": AdkEncoder._message_completed,
+    "llm.reasoning": AdkEncoder._thought,
+    "llm.tool_args": AdkEncoder._tool_args,
+    "llm.tool_call": AdkEncoder._tool_call,
+    "llm.tool_result": AdkEncoder._tool_result,
+    "dispatch.transfer": AdkEncoder._transferred,
+    "retrieval.result": AdkEncoder._retrieved,
+    "approval.requested": AdkEncoder._requested,
+    "state.snapshot": AdkEncoder._state_set,
+    "state.delta": AdkEncoder._state_changed,
+    "artifact.updated": AdkEncoder._artifact,
+}
+
+
+def event_list(events: Iterable[JsonObject], timeout_s: float = 300) -> list[Json]:
+    """What `POST /run` answers: the events of a run, or of its leg up to a pause, without partials.
+
+    `events` are envelopes from the run's start. A failed run's last element is the error frame
+    (`{"error": …}`), for which ADK itself answers 500.
+    """
+    encoder = AdkEncoder(timeout_s=timeout_s)
+    return [orjson.loads(each.data) for event in events for each in encoder.feed(event)]
+
+
+def _content(parts: list[JsonObject], role: str = "model") -> JsonObject:
+    return {"parts": parts, "role": role}
+
+
+def _now(begun: JsonObject, event: JsonObject) -> JsonObject:
+    """Said by whom it was begun, at the time of this event."""
+    return {**begun, "timestamp": event["timestamp"]}
+
+
+def _epoch_s(event: JsonObject) -> float:
+    return datetime.fromisoformat(event["timestamp"]).timestamp()

@@ -1,0 +1,497 @@
+"""Agno's frames to canonical drafts: agents, teams and workflows, of 2.3 and of 3.1.
+
+Each event name has its handler in one table; what runs are there (`runs`), what they say
+(`speech`), their tools and steps, and what a pause waits for, have modules of their own.
+
+Drafts share their `source` and `subrun` objects: read them, do not change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+from penstock.dialects.agno.decode import steps
+from penstock.dialects.agno.decode.calls import Call, tool_args, tool_name
+from penstock.dialects.agno.decode.messages import Speech
+from penstock.dialects.agno.decode.pauses import Need, run_needs, workflow_needs
+from penstock.dialects.agno.decode.speakers import BEGIN, Run, Runs
+from penstock.dialects.agno.decode.steps import Steps
+from penstock.dialects.agno.decode.tools import Tools
+from penstock.dialects.agno.values import loads, obj, other_metrics, present, string, text, usage
+from penstock.dialects.base import (
+    MAX_ITEMS,
+    AgentFacts,
+    Draft,
+    Ids,
+    Json,
+    JsonObject,
+    LimitReached,
+    Pause,
+    PauseItem,
+    Subrun,
+    short,
+)
+from penstock.dialects.custom_events import from_custom
+from penstock.sse import Frame
+
+Drafts = Sequence[Draft | Pause]
+Handler = Callable[[Run, JsonObject], Drafts]
+
+_SECTIONS = ("tools", "requirements", "step_requirements")
+
+# Why a message is not whole, where the upstream gives no words of its own.
+_CUT = "the upstream's stream was cut off"
+_CANCELLED = "the run was cancelled"
+_OUTLIVED = "the run around it ended first"
+
+
+class AgnoDecoder:
+    """One run's decoder (see `penstock.dialects.base.Decoder`).
+
+    `AgentFacts.drop` leaves out names that would be a `custom.event`; what carries the run's
+    course cannot be dropped.
+    """
+
+    def __init__(self, agent: AgentFacts) -> None:
+        self._agent = agent
+        self._leg = 0
+        self._over = False  # a terminal event was given: nothing follows
+        self._waits = False  # this leg ended in a pause
+        self._resumed = False  # this leg said lifecycle.resumed
+        self._steps = Steps()
+        self._runs = Runs(agent, self._steps)
+        self._speech = Speech(self._runs)
+        self._tools = Tools(self._runs, self._speech)
+        self._handlers = self._table()
+
+    def open(self, leg: int) -> Drafts:
+        """A leg begins: it makes ids of its own, and names its outer run."""
+        self._leg = leg
+        self._waits = self._resumed = False
+        self._runs.open()
+        self._speech.open(leg)
+        return []
+
+    def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
+        """Results of the calls of which Agno says nothing any more.
+
+        A refused call never runs and is never mentioned. The answer to an external call, to a
+        question with options, and to `get_user_input` is the call's result: Agno gives it to the
+        model without a tool event. Other calls that waited for input run, and tell it.
+        """
+        return self._tools.decided(items)
+
+    def feed(self, frame: Frame) -> Drafts:
+        """One frame; after a terminal event or a pause nothing more is said."""
+        if self._over or self._waits:
+            return []
+        name = frame.event or "message"
+        try:
+            body = loads(frame.data)
+        except ValueError:
+            return [self._custom(self._runs.outer, name, frame.data.decode("utf-8", "replace"))]
+        if not isinstance(body, dict):
+            return [self._custom(self._runs.outer, name, body)]
+        if name == "message":  # Agno's own fallback for an event without a name
+            name = string(body.get("event")) or name
+        try:
+            return self._told(name, body)
+        except LimitReached as error:
+            return self._fail(str(error), code="limit")
+
+    def _told(self, name: str, body: JsonObject) -> Drafts:
+        run = self._runs.of(name, body)
+        handle = self._handlers.get(name)
+        if handle is None:
+            return self._unknown(run, name, body)
+        if run.inner and not run.dispatched and name not in BEGIN:
+            # its start was not seen (a stream read from the middle), and every run has one
+            return [self._dispatched(run, body), *handle(run, body)]
+        return handle(run, body)
+
+    def end(self) -> Drafts:
+        """The response ended: if the outer run has neither ended nor paused, it is lost."""
+        if self._over or self._waits:
+            return []
+        return self._lost("the upstream's stream ended without a final event")
+
+    def abort(self) -> Drafts:
+        """The response was cut: close what is open, and leave the reason to the caller."""
+        return [] if self._over or self._waits else self._close_all("failed", _CUT)
+
+    def snapshot(self) -> JsonObject:
+        """The state between legs."""
+        return {
+            "over": self._over,
+            "runs": self._runs.dump(),
+            "tools": self._tools.dump(),
+            "steps": self._steps.dump(),
+        }
+
+    def restore(self, state: JsonObject) -> None:
+        """Goes on from a snapshot; `open` comes next."""
+        self._over = state["over"]
+        self._runs.load(state["runs"])
+        self._tools.load(state["tools"])
+        self._steps.load(state["steps"])
+
+    def _table(self) -> dict[str, Handler]:
+        """Every event that means something to us; all others become `custom.event`."""
+        speech, tools = self._speech, self._tools
+        runs: dict[str, Handler] = {
+            "RunStarted": self._started,
+            "RunContinued": self._continued,
+            "RunContent": speech.content,
+            "RunContentCompleted": speech.completed,
+            "RunPaused": self._paused,
+            "RunCompleted": self._completed,
+            "RunError": self._failed,
+            "RunCancelled": self._cancelled,
+            "ToolCallStarted": tools.started,
+            "ToolCallCompleted": tools.completed,
+            "ToolCallError": tools.failed,
+            "ReasoningStarted": speech.reasoning_started,
+            "ReasoningStep": speech.reasoning_step,
+            "ReasoningContentDelta": speech.reasoning_delta,
+            "ReasoningCompleted": speech.reasoning_completed,
+        }
+        return {
+            **runs,
+            **{f"Team{name}": handle for name, handle in runs.items()},  # teams say the same
+            **{name: partial(self._step, name) for name in steps.EVENTS},
+            "WorkflowStarted": self._started,
+            "WorkflowPaused": self._workflow_paused,
+            "WorkflowRunOutput": self._workflow_paused,
+            "WorkflowCompleted": self._completed,
+            "WorkflowError": self._failed,
+            "WorkflowCancelled": self._cancelled,
+            "WorkflowAgentStarted": self._workflow_agent_started,
+            "WorkflowAgentCompleted": self._workflow_agent_completed,
+            "StepContinued": self._continued,
+            "StepExecutorContinued": self._continued,
+            "CustomEvent": self._custom_event,
+            "error": self._resume_failed,
+            **dict.fromkeys(_REPEATED, _nothing),
+            **dict.fromkeys(_CONTROL, _nothing),
+        }
+
+    # --- beginnings
+
+    def _started(self, run: Run, body: JsonObject) -> Drafts:
+        drafts: list[Draft] = []
+        if run.finished:  # a retry under the same id
+            drafts += self._speech.close(run)
+            run = self._runs.again(run, body)
+        if run.inner and not run.dispatched:
+            drafts.append(self._dispatched(run, body))
+        else:
+            value = {
+                "upstream_run_id": run.id,
+                "kind": run.kind,
+                "model": string(body.get("model")),
+                "model_provider": string(body.get("model_provider")),
+                "session_id": self._runs.session_id,
+            }
+            drafts.append(self._custom(run, "RunStarted", present(value)))
+        if run.kind == "workflow":
+            data = {"workflow": self._runs.source(run)["agent_name"], "run_id": run.id}
+            drafts.append(self._runs.draft(run, "workflow.started", data))
+        return drafts
+
+    def _dispatched(self, run: Run, body: JsonObject) -> Draft:
+        """Said by whoever hands the work over, so it has the source of the run around."""
+        run.dispatched = True
+        around = self._runs.around(body)
+        task = self._tools.task(around, self._runs.source(run)["agent_id"])
+        data = {
+            "worker_name": run.name,
+            "task": task or string(body.get("step_name")) or "",
+            "subrun_id": run.key,
+        }
+        if around.inner:
+            data["parent_subrun_id"] = around.key
+        draft = self._runs.draft(around, "dispatch.worker", data)
+        draft.step_id = run.step_id
+        return draft
+
+    def _continued(self, _run: Run, body: JsonObject) -> Drafts:
+        """Members, steps and the outer run each say that they go on: it is said once."""
+        if self._leg == 1:
+            return self._unknown(_run, str(body.get("event")), body)
+        return self._resume()
+
+    def _resume(self) -> list[Draft]:
+        if self._leg == 1 or self._resumed:
+            return []
+        self._resumed = True
+        outer = self._runs.outer
+        data = {"upstream_run_id": outer.id} if outer.id else {}
+        return [self._runs.draft(outer, "lifecycle.resumed", data)]
+
+    def _workflow_agent_started(self, run: Run, body: JsonObject) -> Drafts:
+        """A workflow's own agent decides whether the workflow runs; its run has no start."""
+        agent = self._runs.workflow_agent()
+        if agent.dispatched:
+            return self._unknown(run, "WorkflowAgentStarted", body)
+        agent.dispatched = True
+        data = {"worker_name": agent.name, "task": "", "subrun_id": agent.key}
+        return [self._runs.draft(run, "dispatch.worker", data)]
+
+    def _workflow_agent_completed(self, _run: Run, body: JsonObject) -> Drafts:
+        agent = self._runs.workflow_agent()
+        return self._finish(agent, "completed", result=body.get("content"))
+
+    # --- pauses
+
+    def _paused(self, run: Run, body: JsonObject) -> Drafts:
+        """An inner run's pause announces its calls; that all of it waits, its outermost says."""
+        needs = run_needs(body, team=run.kind == "team")
+        if not run.inner:
+            return self._pause(needs, body)
+        drafts = self._speech.close(run)
+        for need in needs:
+            self._tools.pending(self._owner(need, run), need, drafts)
+        return drafts
+
+    def _workflow_paused(self, run: Run, body: JsonObject) -> Drafts:
+        """WorkflowPaused, or what 3.1 sends after it, and other versions may send alone."""
+        if body.get("status") not in (None, "PAUSED"):
+            return self._unknown(run, "WorkflowRunOutput", body)
+        return [] if run.inner else self._pause(workflow_needs(body), body)
+
+    def _pause(self, needs: list[Need], body: JsonObject) -> Drafts:
+        outer = self._runs.outer
+        drafts = [draft for run in self._runs.inner() for draft in self._speech.close(run)]
+        drafts += self._speech.close(outer)
+        items: dict[str, PauseItem] = {}
+        paths: JsonObject = {}
+        listed: set[str] = set()
+        LimitReached.check(len(needs), MAX_ITEMS, "open questions")
+        ids = Ids()
+        for need in needs:
+            run = self._owner(need, outer)
+            call = self._tools.pending(run, need, drafts) if need.tool else None
+            if call is not None and call.id in listed:
+                continue  # an agent names a call among its tools and among its requirements
+            # two members may wait under the same call id
+            item_id = ids.unique(call.upstream_id if call else need.step_id or "step")
+            if call is not None:
+                listed.add(call.id)
+                self._tools.waits(item_id, call)
+            items[item_id] = _item(item_id, need, call, run)
+            paths[item_id] = need.path
+        if not items:  # nobody could ever answer it
+            return [*drafts, *self._fail("the upstream paused without saying what for")]
+        self._waits = True
+        lists = {key: body[key] for key in _SECTIONS if isinstance(body.get(key), list)}
+        resume = {
+            "run_id": outer.id,
+            "session_id": self._runs.session_id,
+            "kind": outer.kind,
+            "items": paths,
+            **lists,
+        }
+        return [*drafts, Pause(list(items.values()), resume, self._runs.source(outer))]
+
+    def _owner(self, need: Need, paused: Run) -> Run:
+        return self._runs.known(need.run_id) or paused
+
+    # --- ends
+
+    def _completed(self, run: Run, body: JsonObject) -> Drafts:
+        if run.finished:
+            return []
+        drafts = self._speech.unsaid(run, body) + self._speech.close(run)
+        answer = _answer(run, body)
+        if run.inner:
+            workflow = self._workflow_completed(run, body, answer)
+            return [*drafts, *workflow, *self._finish(run, "completed", result=body.get("content"))]
+        drafts += self._tools.settle(body)
+        drafts += self._close_all("cancelled", _OUTLIVED)
+        if state := body.get("session_state"):
+            drafts.append(self._runs.draft(run, "state.snapshot", {"snapshot": state}))
+        drafts += self._workflow_completed(run, body, answer)
+        return [*drafts, self._end(run, "lifecycle.completed", answer)]
+
+    def _workflow_completed(self, run: Run, body: JsonObject, answer: JsonObject) -> list[Draft]:
+        if run.kind != "workflow":
+            return []
+        failures = self._steps.failures(run.id, body.get("step_results"))
+        result = {key: answer[key] for key in ("summary", "value") if key in answer}
+        data = {"run_id": run.id, "result": result}
+        return [*self._said(run, failures), self._runs.draft(run, "workflow.completed", data)]
+
+    def _failed(self, run: Run, body: JsonObject) -> Drafts:
+        words = text(body.get("error")) or text(body.get("content"))
+        words = words or "the upstream reported an error without words"
+        if run.inner:
+            return self._finish(run, "failed", error=words)
+        detail = present({key: body.get(key) for key in ("error_id", "additional_data")})
+        return self._fail(words, string(body.get("error_type")), detail or None)
+
+    def _fail(
+        self,
+        words: str,
+        error_type: str | None = None,
+        detail: JsonObject | None = None,
+        code: str = "upstream_error",
+    ) -> list[Draft]:
+        drafts = self._close_all("failed", words)
+        outer = self._runs.outer
+        if outer.kind == "workflow":
+            data = {"run_id": outer.id, "error": {"code": code, "message": words}}
+            drafts.append(self._runs.draft(outer, "workflow.failed", data))
+        failure = {"error": words, "code": code, "error_type": error_type, "detail": detail}
+        return [*drafts, self._end(outer, "lifecycle.failed", present(failure))]
+
+    def _cancelled(self, run: Run, _body: JsonObject) -> Drafts:
+        """Agno 3.1 says RunCompleted after it: the first end counts."""
+        if run.inner:
+            return self._finish(run, "cancelled", cut=_CANCELLED)
+        data = {"reason": "user_stop", "confirmed": True}
+        closed = self._close_all("cancelled", _CANCELLED)
+        return [*closed, self._end(run, "lifecycle.cancelled", data)]
+
+    def _resume_failed(self, _run: Run, body: JsonObject) -> Drafts:
+        """/resume answers so, with status 200, when it does not know the run."""
+        return self._lost(text(body.get("error")) or "the upstream does not know the run")
+
+    def _lost(self, words: str) -> Drafts:
+        data = {"error": words, "code": "upstream_lost"}
+        closed = self._close_all("failed", words)
+        return [*closed, self._end(self._runs.outer, "lifecycle.failed", data)]
+
+    def _end(self, run: Run, event_type: str, data: JsonObject) -> Draft:
+        self._over = True
+        return self._runs.draft(run, event_type, data)
+
+    def _finish(
+        self,
+        run: Run,
+        status: str,
+        *,
+        result: Json = None,
+        error: str | None = None,
+        cut: str | None = None,
+    ) -> list[Draft]:
+        """Ends an inner run; `error`, or else `cut`, is why its open message is not whole."""
+        drafts = self._speech.close(run, error or cut)
+        if run.dispatched and not run.finished:
+            end = {"subrun_id": run.key, "status": status, "result": result, "error": error}
+            drafts.append(self._runs.draft(run, "dispatch.finished", present(end)))
+        run.finished = True
+        run.thoughts.clear()  # nothing can repeat them any more
+        return drafts
+
+    def _close_all(self, status: str, why: str) -> list[Draft]:
+        """Ends everything that is open, the inner runs before the outer.
+
+        `why` is the reason for which the messages among it are not whole.
+        """
+        inner = self._runs.inner()
+        drafts = [draft for run in inner for draft in self._finish(run, status, cut=why)]
+        return drafts + self._speech.close(self._runs.outer, why)
+
+    # --- steps and the rest
+
+    def _step(self, name: str, run: Run, body: JsonObject) -> Drafts:
+        """A step; after a refused gate its neighbour is the first to tell that the run goes on."""
+        run_id = string(body.get("run_id")) or short(run.id)
+        return [*self._resume(), *self._said(run, self._steps.feed(name, run_id, body))]
+
+    def _said(self, run: Run, said: Iterable[steps.Said]) -> Iterator[Draft]:
+        source = self._runs.source(run)
+        return (Draft(kind, data, source, run.subrun, step_id) for kind, data, step_id in said)
+
+    def _custom_event(self, run: Run, body: JsonObject) -> Drafts:
+        """A tool's own event, with whatever keys its class has beside the common ones."""
+        for key in ("name", "type"):
+            name = string(body.get(key))
+            if name and (draft := _universal(name, body, key)):
+                return [self._runs.draft(run, draft.type, draft.data)]
+        return self._unknown(run, "CustomEvent", body)
+
+    def _unknown(self, run: Run, name: str, body: JsonObject) -> Drafts:
+        """An event that we have no word for; a class of custom events may be named as ours."""
+        if name in self._agent.drop:
+            return []
+        if draft := _universal(name, body, "event"):
+            return [self._runs.draft(run, draft.type, draft.data)]
+        return [self._custom(run, name, body)]
+
+    def _custom(self, run: Run, name: str, value: Json) -> Draft:
+        data = {"protocol": "agno", "name": f"agno.{name}", "value": value}
+        return self._runs.draft(run, "custom.event", data)
+
+
+# Events that only repeat what another says: StepCompleted what StepOutput, WorkflowPaused what
+# the pauses of single steps.
+_REPEATED = (
+    "StepOutput",
+    "StepPaused",
+    "StepExecutorPaused",
+    "StepOutputReview",
+    "ConditionPaused",
+    "RouterPaused",
+)
+
+# Frames of /resume about the connection itself: the connector's own matter.
+_CONTROL = ("replay", "catch_up", "subscribed", "heartbeat", "stream_expired")
+
+# Keys that every frame may have; in a custom event the others are its value.
+_COMMON = frozenset(
+    {
+        *("created_at", "event", "event_index", "nested_depth", "tools", "session_id"),
+        *("run_id", "parent_run_id", "workflow_run_id", "agent_id", "agent_name"),
+        *("team_id", "team_name", "workflow_id", "workflow_name"),
+        *("step_id", "step_name", "step_index", "parent_step_id"),
+    }
+)
+
+
+def _nothing(_run: Run, _body: JsonObject) -> Drafts:
+    return []
+
+
+def _answer(run: Run, body: JsonObject) -> JsonObject:
+    """The data of `lifecycle.completed`."""
+    content = body.get("content")
+    content_type = string(body.get("content_type"))
+    metrics = obj(body.get("metrics"))
+    return present(
+        {
+            "summary": text(content) or run.last_text,
+            "value": None if isinstance(content, str) else content,
+            "content_type": content_type if content_type != "str" else None,
+            "usage": usage(metrics),
+            "metrics": other_metrics(metrics),
+        }
+    )
+
+
+def _item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseItem:
+    subrun = run.subrun
+    if subrun is None and need.run_id not in (None, run.id):  # a member never heard of
+        subrun = Subrun(id=str(need.run_id), name=need.run_name or str(need.run_id))
+    return PauseItem(
+        item_id=item_id,
+        kind=need.kind,
+        tool_call_id=call.id if call else None,
+        tool=tool_name(need.tool) if need.tool else None,
+        args=tool_args(need.tool) if need.tool else None,
+        description=need.description,
+        input_schema=need.input_schema,
+        options=need.options,
+        # Agno runs a confirmed call with whatever arguments the continue carries
+        editable=call is not None and need.kind == "confirmation",
+        subrun=subrun,
+    )
+
+
+def _universal(name: str, body: JsonObject, name_key: str) -> Draft | None:
+    """A custom event carries its value under a key, or is all its own keys."""
+    values = [body[key] for key in ("value", "payload", "data") if key in body]
+    values.append({k: item for k, item in body.items() if k not in _COMMON and k != name_key})
+    drafts = (from_custom(name, value) for value in values)
+    return next((draft for draft in drafts if draft is not None), None)

@@ -1,0 +1,235 @@
+"""What a paused Agno run waits for, read from its pause frame.
+
+Three shapes: an agent lists `tools`, a team `requirements` (its members' tools among them), a
+workflow `step_requirements` (gates, or the tools of a step's agent). Nulls may be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.dialects.agno.values import objects, present, string
+from penstock.dialects.base import Json, JsonObject
+
+_JSON_TYPES = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "list": "array",
+    "dict": "object",
+}
+
+
+@dataclass(slots=True)
+class Need:
+    """One thing to decide: about a tool of a run, or (without `tool`) about a workflow's step.
+
+    `path` leads to it in the pause's `resume`: section, index and so on.
+    """
+
+    kind: str
+    path: list[str | int]
+    tool: JsonObject | None = None
+    run_id: str | None = None  # the inner run whose tool it is
+    run_name: str | None = None
+    step_id: str | None = None
+    description: str | None = None
+    input_schema: JsonObject | None = None
+    options: list[Json] | None = None
+
+
+def run_needs(body: JsonObject, *, team: bool) -> list[Need]:
+    """What RunPaused or TeamRunPaused asks for. A continued team reads its requirements alone.
+
+    A run of Agno 2.3 that pauses again repeats the requirements of its first pause as they were.
+    So a requirement counts as settled when its call, found by its id among `tools`, is settled.
+    """
+    called = _list(body.get("tools"))
+    tools = [
+        need
+        for index, tool in enumerate(called)
+        for need in _tool_need(tool, ["tools", index], None, None)
+    ]
+    settled = {
+        tool.get("tool_call_id")
+        for tool in called
+        if isinstance(tool, dict) and _was_asked_about(tool) and _tool_kind(tool) is None
+    }
+    settled -= {need.tool.get("tool_call_id") for need in tools if need.tool}  # an id comes again
+    requirements = [
+        need
+        for need in _requirements(body.get("requirements"), ["requirements"], None, None)
+        # `tools` has the run's own calls, and a member's may have the same id
+        if need.tool is None or need.run_id or need.tool.get("tool_call_id") not in settled
+    ]
+    return [*requirements, *tools] if team else [*tools, *requirements]
+
+
+def workflow_needs(body: JsonObject) -> list[Need]:
+    """What WorkflowPaused asks for."""
+    return [
+        need
+        for index, step in enumerate(_list(body.get("step_requirements")))
+        if isinstance(step, dict)
+        for need in _step_needs(step, ["step_requirements", index])
+    ]
+
+
+def filled_in(tool: JsonObject) -> JsonObject:
+    """The arguments that a person is asked for, with what the model has filled in already."""
+    return {
+        name: spec.get("value")
+        for spec in objects(tool.get("user_input_schema"))
+        if (name := string(spec.get("name"))) is not None
+    }
+
+
+def _requirements(
+    value: Json, path: list[str | int], run_id: str | None, run_name: str | None
+) -> Iterator[Need]:
+    for index, requirement in enumerate(_list(value)):
+        if not isinstance(requirement, dict) or requirement.get("confirmation") is not None:
+            continue
+        yield from _tool_need(
+            requirement.get("tool_execution"),
+            [*path, index],
+            string(requirement.get("member_run_id")) or run_id,
+            string(requirement.get("member_agent_name")) or run_name,
+        )
+
+
+def _tool_need(
+    tool: Json, path: list[str | int], run_id: str | None, run_name: str | None
+) -> Iterator[Need]:
+    if not isinstance(tool, dict):
+        return
+    kind = _tool_kind(tool)
+    if kind is None:
+        return
+    need = Need(kind, path, tool, run_id, run_name)
+    if kind == "input":
+        need.input_schema = _input_schema(tool.get("user_input_schema"))
+    elif kind == "feedback":
+        need.options = objects(tool.get("user_feedback_schema"))
+        need.input_schema = _feedback_schema(need.options)
+    yield need
+
+
+def _was_asked_about(tool: JsonObject) -> bool:
+    """Whether the call is one that waits, or waited, for a decision; its id is a text then.
+
+    One that has run since has `confirmed` or `answered`, and `requires_confirmation: false`.
+    """
+    asks = (
+        "external_execution_required",
+        "requires_user_input",
+        "requires_confirmation",
+        "answered",
+    )
+    asked = any(tool.get(ask) for ask in asks) or tool.get("confirmed") is not None
+    return asked and string(tool.get("tool_call_id")) is not None
+
+
+def _tool_kind(tool: JsonObject) -> str | None:
+    """What the call still waits for: the most specific wins, as in Agno's `pause_type`."""
+    if tool.get("external_execution_required") is True and tool.get("result") is None:
+        return "external"
+    if tool.get("requires_user_input") is True and not tool.get("answered"):
+        return "feedback" if tool.get("user_feedback_schema") else "input"
+    if tool.get("requires_confirmation") is True and tool.get("confirmed") is None:
+        return "confirmation"
+    return None
+
+
+def _step_needs(step: JsonObject, path: list[str | int]) -> Iterator[Need]:
+    if step.get("requires_executor_input") is True:
+        yield from _requirements(
+            step.get("executor_requirements"),
+            [*path, "executor_requirements"],
+            string(step.get("executor_run_id")),
+            string(step.get("executor_name")),
+        )
+        return
+    kind = _step_kind(step)
+    if kind is None:
+        return
+    message = {
+        "input": "user_input_message",
+        "selection": "user_input_message",
+        "review": "output_review_message",
+        "confirmation": "confirmation_message",
+    }[kind]
+    name = string(step.get("step_name"))
+    yield Need(
+        kind,
+        path,
+        step_id=string(step.get("step_id")) or name or "step",
+        description=string(step.get(message)) or name,
+        input_schema=_input_schema(step.get("user_input_schema")) if kind == "input" else None,
+        options=_list(step.get("available_choices")) or None,
+    )
+
+
+def _step_kind(step: JsonObject) -> str | None:
+    if step.get("requires_route_selection") is True and step.get("selected_choices") is None:
+        return "selection"
+    if step.get("requires_user_input") is True and step.get("user_input") is None:
+        return "input"
+    if step.get("confirmed") is not None:
+        return None
+    if step.get("requires_output_review") is True:
+        return "review"
+    return "confirmation" if step.get("requires_confirmation") is True else None
+
+
+def _input_schema(fields: Json) -> JsonObject | None:
+    """Agno's list of fields as a JSON Schema; what the model filled in is the default."""
+    properties: JsonObject = {}
+    required: list[str] = []
+    for spec in objects(fields):
+        name = string(spec.get("name"))
+        if name is None:
+            continue
+        value = spec.get("value")
+        properties[name] = present(
+            {
+                "type": _JSON_TYPES.get(string(spec.get("field_type")) or ""),
+                "description": string(spec.get("description")),
+                "default": value,
+                "enum": _list(spec.get("allowed_values")) or None,
+            }
+        )
+        if value is None and spec.get("required") is not False:
+            required.append(name)
+    return _object_schema(properties, required) if properties else None
+
+
+def _feedback_schema(questions: list[JsonObject]) -> JsonObject | None:
+    """Each question by its text, answered by a list of its options' labels."""
+    properties: JsonObject = {}
+    for question in questions:
+        name = string(question.get("question"))
+        if name is None:
+            continue
+        labels = [
+            label for option in objects(question.get("options")) if (label := option.get("label"))
+        ]
+        properties[name] = present(
+            {
+                "type": "array",
+                "description": string(question.get("header")),
+                "items": {"enum": labels} if labels else None,
+                "maxItems": None if question.get("multi_select") is True else 1,
+            }
+        )
+    return _object_schema(properties, list(properties)) if properties else None
+
+
+def _object_schema(properties: JsonObject, required: list[str]) -> JsonObject:
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,254 @@
+"""The outer run and the runs inside it: which one a frame is about, and who speaks in it.
+
+The outer run alone decides how the whole ends. It is the first one that starts or continues in
+a leg without naming a run around it; frames without a `run_id` are the outer run's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from penstock.dialects.agno.decode.steps import Steps
+from penstock.dialects.agno.values import string
+from penstock.dialects.base import AgentFacts, Draft, Json, JsonObject, Source, Subrun, short
+
+# Which of Agno's three things a frame is about, by the key that names it. The order counts:
+# an agent's frame inside a workflow names both.
+_KINDS = (
+    ("agent", "agent_id", "agent_name"),
+    ("team", "team_id", "team_name"),
+    ("workflow", "workflow_id", "workflow_name"),
+)
+
+# What can be inside what: a workflow's frames may be an agent's, never the other way round.
+_RANK = {"agent": 0, "team": 1, "workflow": 2}
+
+BEGIN = frozenset(
+    {
+        "RunStarted",
+        "TeamRunStarted",
+        "WorkflowStarted",
+        "WorkflowAgentStarted",
+        "RunContinued",
+        "TeamRunContinued",
+    }
+)
+
+# Our name for the run of a workflow's own agent, which starts without telling its id.
+_WORKFLOW_AGENT = "workflow-agent"
+
+
+@dataclass(slots=True)
+class Message:
+    """The message that a run is saying. `value` is structured output, given whole."""
+
+    id: str
+    parts: list[str] = field(default_factory=list)
+    value: Json = None
+    content_type: str | None = None
+    citations: JsonObject | None = None
+
+
+@dataclass(slots=True)
+class Run:
+    """A run of the upstream. `key` is its name here: "" is the outer run, whatever its id."""
+
+    key: str = ""
+    id: str = ""
+    kind: str = "agent"
+    name: str = ""
+    source: Source | None = None
+    subrun: Subrun | None = None
+    step_id: str | None = None
+    dispatched: bool = False  # dispatch.worker was said
+    finished: bool = False
+    message: Message | None = None
+    spoke: bool = False  # a message was begun, in any leg
+    last_text: str = ""  # of the last whole message
+    reasoning_id: str | None = None  # the train of thought that is open
+    announced: bool = False  # ... by ReasoningStarted: then tool calls do not end it
+    thoughts: list[str] = field(default_factory=list)  # whole, since ReasoningStep repeats it
+
+    @property
+    def inner(self) -> bool:
+        """True for a run inside the outer one."""
+        return self.key != ""
+
+    def dump(self) -> JsonObject:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def load(cls, state: JsonObject) -> Run:
+        """The opposite of `dump`."""
+        message = state["message"]
+        return cls(**{**state, "message": Message(**message) if message else None})
+
+
+class Runs:
+    """Every run that was heard of."""
+
+    def __init__(self, agent: AgentFacts, steps: Steps) -> None:
+        self._agent = agent
+        self._steps = steps
+        self._by_id: dict[str, Run] = {}  # by the upstream's run id
+        self._by_key: dict[str, Run] = {}
+        self._attempts: dict[str, int] = {}  # how often a run began, where more than once
+        self._outer_told = False  # this leg named its outer run
+        self.outer = Run(kind=agent.kind)
+        self.session_id: str | None = None
+        self.last_said = ""  # the text of the last whole message, whichever run said it
+
+    def open(self) -> None:
+        """A leg begins, and may name its outer run anew."""
+        self._outer_told = False
+
+    def of(self, name: str, body: JsonObject) -> Run:
+        """The run that this frame is about."""
+        run_id = string(body.get("run_id"))
+        run = self._by_id.get(run_id) if run_id else self.outer
+        if run is None:
+            run = self._new(str(run_id), name, body)
+        elif run is self.outer and run_id and name in BEGIN:
+            self._outer_told = True
+        if run.source is None:
+            self._introduce(run, body)
+        if run is self.outer and self.session_id is None:
+            self.session_id = string(body.get("session_id"))
+        return run
+
+    def around(self, body: JsonObject) -> Run:
+        """The run around this frame's: of what is never heard of, the outer."""
+        return self._by_id.get(_parent_id(body) or "", self.outer)
+
+    def known(self, run_id: str | None) -> Run | None:
+        """A run by the upstream's id."""
+        return self._by_id.get(run_id) if run_id else None
+
+    def by_key(self, key: str) -> Run:
+        """A run by its name here."""
+        return self._by_key.get(key, self.outer)
+
+    def inner(self) -> list[Run]:
+        """The runs inside the outer one, in the order in which they were heard of."""
+        return list({id(run): run for run in self._by_id.values() if run.inner}.values())
+
+    def again(self, run: Run, body: JsonObject) -> Run:
+        """A run that had ended starts anew: a run of its own, `<id>#2`."""
+        attempt = self._attempts[run.id] = self._attempts.get(run.id, 1) + 1
+        return self._add(f"{run.id}#{attempt}", run.id, body)
+
+    def workflow_agent(self) -> Run:
+        """The run of the agent that decides whether its workflow runs at all."""
+        run = self._by_id.get(_WORKFLOW_AGENT)
+        if run is None:
+            source = self.source(self.outer)
+            run = self._by_id[_WORKFLOW_AGENT] = Run(_WORKFLOW_AGENT, _WORKFLOW_AGENT)
+            self._by_key[run.key] = run
+            run.name = source["agent_name"]
+            run.source = {**source, "agent_type": "worker"}
+            run.subrun = Subrun(id=run.key, name=run.name)
+        return run
+
+    def source(self, run: Run) -> Source:
+        """Who speaks; until a frame tells, what the configuration says."""
+        agent = self._agent
+        return run.source or Source(
+            agent_id=agent.id,
+            agent_type=agent.kind,
+            agent_name=agent.name or agent.id,
+            team_name=None,
+        )
+
+    def draft(self, run: Run, event_type: str, data: JsonObject) -> Draft:
+        """Something that the run says."""
+        return Draft(event_type, data, run.source or self.source(run), run.subrun, run.step_id)
+
+    def dump(self) -> JsonObject:
+        """As JSON."""
+        return {
+            "session_id": self.session_id,
+            "outer": self.outer.dump(),
+            "inner": [run.dump() for run in self.inner()],
+            "keys": {run_id: run.key for run_id, run in self._by_id.items()},
+            "attempts": dict(self._attempts),
+            "last_said": self.last_said,
+        }
+
+    def load(self, state: JsonObject) -> None:
+        """The opposite of `dump`."""
+        self.session_id = state["session_id"]
+        self.outer = Run.load(state["outer"])
+        runs = self._by_key = {run["key"]: Run.load(run) for run in state["inner"]}
+        self._by_id = {run_id: runs.get(key, self.outer) for run_id, key in state["keys"].items()}
+        # A pause that was stored by an older version has neither.
+        self._attempts = dict(state.get("attempts", {}))
+        self.last_said = state.get("last_said", "")
+
+    def _new(self, run_id: str, name: str, body: JsonObject) -> Run:
+        outer = self.outer
+        begins = name in BEGIN
+        if not self._is_inner(body) and (not outer.id or (begins and not self._outer_told)):
+            # a continue may come back under a new id (Agno 3.1 forks): it stays the outer run
+            self._by_id.pop(outer.id, None)
+            outer.id = run_id
+            self._outer_told = begins
+            self._by_id[run_id] = outer
+            return outer
+        if body.get("workflow_agent") is True:
+            return self._by_id.setdefault(run_id, self.workflow_agent())
+        return self._add(run_id, run_id, body)
+
+    def _is_inner(self, body: JsonObject) -> bool:
+        if _parent_id(body) is not None:
+            return True
+        depth = body.get("nested_depth")
+        if isinstance(depth, int) and depth > 0:
+            return True
+        about = _named(body)
+        return about is not None and _RANK[about[0]] < _RANK.get(self._agent.kind, 0)
+
+    def _add(self, key: str, run_id: str, body: JsonObject) -> Run:
+        run = self._by_id[run_id] = Run(key=short(key), id=run_id)
+        self._by_key[run.key] = run
+        self._introduce(run, body)
+        if step_id := string(body.get("step_id")):
+            run.step_id = self._steps.id_of(step_id)
+        return run
+
+    def _introduce(self, run: Run, body: JsonObject) -> None:
+        about = _named(body)
+        if about is None:
+            if not run.inner:
+                return  # a later frame may tell
+            about = "agent", run.id, run.id
+        run.kind, agent_id, run.name = about[0], short(about[1]), short(about[2])
+        around = self.around(body) if run.inner else None
+        run.source = Source(
+            agent_id=agent_id,
+            agent_type="worker" if run.inner else run.kind,
+            agent_name=run.name,
+            team_name=around.name if around and around.kind == "team" else None,
+        )
+        if around is not None:
+            run.subrun = Subrun(id=run.key, name=run.name)
+            if around.inner:
+                run.subrun["parent_id"] = around.key
+
+
+def _named(body: JsonObject) -> tuple[str, str, str] | None:
+    """Kind, id and name of what the frame is about; None where it does not say."""
+    for kind, id_key, name_key in _KINDS:
+        if agent_id := string(body.get(id_key)):
+            return kind, agent_id, string(body.get(name_key)) or agent_id
+    return None
+
+
+def _parent_id(body: JsonObject) -> str | None:
+    """The run around this frame's own: a member names its team's, a step's agent the workflow's."""
+    run_id = body.get("run_id")
+    for key in ("parent_run_id", "workflow_run_id"):
+        around = string(body.get(key))
+        if around and around != run_id:
+            return around
+    return None

@@ -1,0 +1,214 @@
+"""Tool calls as drafts: asked for once, run, answered once.
+
+Agno tells nothing of a call before it pauses for it, nothing of a refused call after it, and of
+a failed call twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from penstock.dialects.agno.decode.calls import Call, Calls, call_id, tool_args, tool_name
+from penstock.dialects.agno.decode.messages import Speech
+from penstock.dialects.agno.decode.pauses import Need, filled_in
+from penstock.dialects.agno.decode.speakers import Run, Runs
+from penstock.dialects.agno.values import number, obj, objects, string, text, tool_value
+from penstock.dialects.agno.vocabulary import answered_by_decision
+from penstock.dialects.approved_calls import same_args, warning
+from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject
+
+# A failure that comes without words.
+_FAILED = "the tool failed"
+
+
+class Tools:
+    """The calls of the outer run and of all runs inside it."""
+
+    def __init__(self, runs: Runs, speech: Speech) -> None:
+        self._runs = runs
+        self._speech = speech
+        self._calls = Calls()
+        self._tasks: list[tuple[str, str | None, str]] = []  # team's key, member id, task
+        self._waiting: dict[str, str] = {}  # item id to call id
+
+    def started(self, run: Run, body: JsonObject) -> list[Draft]:
+        """ToolCallStarted: a new call, or one that was announced and runs now."""
+        tool = obj(body.get("tool"))
+        drafts = self._speech.interrupt(run)
+        call = self._calls.find(run.key, tool, pending=True)
+        if call is not None:
+            call.pending = False
+            data: JsonObject = {"tool_call_id": call.id, "status": "running"}
+            if differs := self._compared(run, call, tool):
+                drafts += differs
+                data |= {"tool": call.tool, "args": call.args}
+            return [*drafts, self._runs.draft(run, "llm.tool_progress", data)]
+        call = self._calls.add(run.key, tool, pending=False)
+        self._remember_task(run, call)
+        return [*drafts, self._asked(run, call, tool)]
+
+    def completed(self, run: Run, body: JsonObject) -> list[Draft]:
+        """ToolCallCompleted: also of a failure, which ToolCallError tells again."""
+        tool = obj(body.get("tool"))
+        failed = tool.get("tool_call_error") is True
+        return self._ended(run, tool, (text(tool.get("result")) or _FAILED) if failed else None)
+
+    def failed(self, run: Run, body: JsonObject) -> list[Draft]:
+        """ToolCallError."""
+        tool = obj(body.get("tool"))
+        return self._ended(
+            run, tool, string(body.get("error")) or text(tool.get("result")) or _FAILED
+        )
+
+    def pending(self, run: Run, need: Need, drafts: list[Draft]) -> Call:
+        """The call that waits for a decision, announced if it was not yet."""
+        tool = need.tool or {}
+        call = self._calls.find(run.key, tool)
+        if call is None:
+            call = self._calls.add(run.key, tool, pending=True)
+            drafts.append(self._asked(run, call, tool))
+        call.pending, call.kind, call.decision = True, need.kind, None
+        if need.kind == "input":
+            call.fields = filled_in(tool)
+        return call
+
+    def waits(self, item_id: str, call: Call) -> None:
+        """The pause names the call so; `decided` will too."""
+        self._waiting[item_id] = call.id
+
+    def decided(self, items: Mapping[str, JsonObject]) -> list[Draft]:
+        """The results of which Agno will say nothing (see `AgnoDecoder.decided`)."""
+        drafts: list[Draft] = []
+        calls = {call.id: call for call in self._calls.open}
+        for item_id, decision in items.items():
+            call = calls.get(self._waiting.get(item_id, ""))
+            if call is None:
+                continue  # a workflow's gate, or nothing that waits
+            call.decision = string(decision.get("decision"))
+            call.value = decision.get("value")
+            if call.decision == "reject":
+                note = string(decision.get("note")) or "rejected"
+                drafts.append(self._settled(call, None, "rejected", note))
+            elif call.value is not None and answered_by_decision(call.kind, call.tool):
+                drafts.append(self._answered(call))
+        self._waiting = {}
+        return drafts
+
+    def settle(self, body: JsonObject) -> list[Draft]:
+        """The run completed over calls that still waited: Agno leaves them out without a word.
+
+        2.3 lets a team go on when a member pauses; both versions skip calls that a continue did
+        not name as they want it. Of members that do not stream, the last frame has the results.
+        """
+        drafts: list[Draft] = []
+        told = {call_id(tool): tool for tool in _inner_tools(body)}
+        for call in [call for call in self._calls.open if call.pending]:
+            tool = told.get(call.upstream_id, {})
+            if tool.get("result") is not None:
+                run, failed = self._runs.by_key(call.run), tool.get("tool_call_error") is True
+                drafts += self._ended(run, tool, text(tool["result"]) if failed else None)
+            elif call.decision is None:
+                drafts.append(self._settled(call, None, "expired", "the run ended undecided"))
+            elif call.kind == "input" and call.value is not None:
+                drafts.append(self._answered(call))
+            else:
+                error = "approved, but the upstream never ran it"
+                drafts.append(self._settled(call, None, "error", error))
+        return drafts
+
+    def task(self, team: Run, member_id: str) -> str | None:
+        """What the team's call told its member to do; a task is one member's, or everybody's."""
+        for task in self._tasks:
+            key, wanted, words = task
+            if key == team.key and wanted in (member_id, None):
+                if wanted is not None:
+                    self._tasks.remove(task)
+                return words
+        return None
+
+    def dump(self) -> JsonObject:
+        """As JSON."""
+        return {
+            "calls": self._calls.dump(),
+            "tasks": [list(task) for task in self._tasks],
+            "waiting": dict(self._waiting),
+        }
+
+    def load(self, state: JsonObject) -> None:
+        """The opposite of `dump`."""
+        self._calls = Calls.load(state["calls"])
+        self._tasks = [(team, member, task) for team, member, task in state["tasks"]]
+        self._waiting = dict(state["waiting"])
+
+    def _ended(self, run: Run, tool: JsonObject, error: str | None) -> list[Draft]:
+        call = self._calls.find(run.key, tool, pending=False)
+        call = call or self._calls.find(run.key, tool, pending=True)
+        drafts: list[Draft] = []
+        if call is None:
+            if error is not None and self._calls.told_already(run.key, tool):
+                return []
+            # its start was not seen (a stream read from the middle), and a result needs a call
+            call = self._calls.add(run.key, tool, pending=False)
+            drafts.append(self._asked(run, call, tool))
+        drafts += self._compared(run, call, tool)
+        self._calls.close(call, failed=error is not None)
+        data = _result(call, tool_value(tool.get("result")), "ok" if error is None else "error")
+        if error is not None:
+            data["error"] = error
+        duration_s = number(obj(tool.get("metrics")).get("duration"))
+        if duration_s is not None:
+            data["duration_s"] = duration_s
+        return [*drafts, self._runs.draft(run, "llm.tool_result", data)]
+
+    def _compared(self, run: Run, call: Call, tool: JsonObject) -> list[Draft]:
+        """A warning, once, where an approved call runs as another; the call is that from now on."""
+        if call.decision != "approve":
+            return []
+        approved = call.tool, call.approved_args()
+        ran = (
+            tool_name(tool) if "tool_name" in tool else call.tool,
+            tool_args(tool) if "tool_args" in tool else approved[1],
+        )
+        differs = ran[0] != approved[0] or not same_args(approved[1], ran[1])
+        call.tool, call.args = ran
+        call.value = call.fields = None  # they are in the arguments
+        if not differs:
+            return []
+        return [self._runs.draft(run, "system.warning", warning(call.id, approved, ran))]
+
+    def _asked(self, run: Run, call: Call, tool: JsonObject) -> Draft:
+        data: JsonObject = {"tool": call.tool, "args": call.args, "tool_call_id": call.id}
+        if call.pending:
+            data["pending"] = True
+        raw = tool.get("tool_args")
+        if raw is not None and not isinstance(raw, dict):
+            data["args_text"] = text(raw)
+        return self._runs.draft(run, "llm.tool_call", data)
+
+    def _answered(self, call: Call) -> Draft:
+        return self._settled(call, tool_value(call.value), "ok", None)
+
+    def _settled(self, call: Call, result: Json, outcome: str, error: str | None) -> Draft:
+        self._calls.close(call)
+        data = _result(call, result, outcome)
+        if error is not None:
+            data["error"] = error
+        return self._runs.draft(self._runs.by_key(call.run), "llm.tool_result", data)
+
+    def _remember_task(self, run: Run, call: Call) -> None:
+        """A team's call to a member comes before the member's run, which says no task."""
+        task = string(call.args.get("task"))
+        if run.kind == "team" and task is not None:
+            self._tasks.append((run.key, string(call.args.get("member_id")), task))
+            del self._tasks[:-MAX_OPEN]  # members that never begin are forgotten
+
+
+def _inner_tools(body: JsonObject) -> Iterator[JsonObject]:
+    """The tools of the inner runs that a last frame repeats."""
+    for key in ("member_responses", "step_executor_runs"):
+        for run in objects(body.get(key)):
+            yield from objects(run.get("tools"))
+
+
+def _result(call: Call, result: Json, outcome: str) -> JsonObject:
+    return {"tool": call.tool, "result": result, "tool_call_id": call.id, "outcome": outcome}

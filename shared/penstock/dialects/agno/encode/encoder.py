@@ -1,0 +1,412 @@
+"""Canonical events to Agno's frames, in the sequences of agno-events.md: `event: Name` and data.
+
+For agents that are no Agno agents: an Agno upstream's own bytes are passed on instead. The
+`run_id` is ours, so that it can be continued and cancelled.
+
+A call is shown when it runs, as Agno does: a call that may still be held for a decision (not every
+protocol says so when the model asks) waits for its first progress, its result or the end. A refused
+call is never shown. RunContentCompleted comes once in a response, at its end.
+
+What has no event here is in `UNTOLD`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.dialects.agno.encode import pauses
+from penstock.dialects.agno.encode.address import Address, epoch_s
+from penstock.dialects.agno.encode.steps import STEP_FRAMES
+from penstock.dialects.agno.values import obj, objects, text
+from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.state import State
+from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.wire import frame
+from penstock.sse import Frame
+
+# The canonical types without an Agno event, and where their matter shows all the same.
+UNTOLD: Final[Mapping[str, str]] = {
+    "lifecycle.retrying": "what is tried again is said again",
+    "llm.message_started": "the first piece of the message",
+    "llm.tool_args": "the tool object has the arguments whole",
+    "dispatch.team": "the team's members have runs of their own",
+    "dispatch.transfer": "what follows names the new agent",
+    "workflow.started": "WorkflowStarted was the first event",
+    "workflow.transition": "the next step starts",
+    "workflow.completed": "WorkflowCompleted of the run has its result",
+    "workflow.failed": "WorkflowError of the run has its words",
+    "retrieval.started": "no event of the document",
+    "retrieval.result": "no event of the document",
+    "approval.expired": "the run goes on or ends",
+    "approval.withdrawn": "the run has ended",
+    "automation.triggered": "the run has ended",
+    "automation.completed": "the run has ended",
+    "automation.failed": "the run has ended",
+    "state.messages": "a session's history is read, not streamed",
+    "artifact.updated": "no event of the document",
+    "custom.event": "no event of the document",
+    "system.warning": "no event of the document",
+    "system.error": "RunError would end the run",
+    "system.metrics": "no event of the document",
+}
+
+
+@dataclass(slots=True)
+class _Voice:
+    """What a run says in this response."""
+
+    spoke: bool = False  # in this response
+    in_turn: bool = False  # RunContent came since the last result of a tool
+    citations: JsonObject = field(default_factory=lambda: pauses.citations(None))
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call without its result. `item` is what was asked about it."""
+
+    event: JsonObject
+    tool: JsonObject
+    started_s: float | None = None
+    item: JsonObject | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it needs a decision before it may run."""
+        return self.item is not None or bool(self.event["data"].get("pending"))
+
+    def duration_s(self, event: JsonObject) -> float | None:
+        """How long it ran; None where a decision came between and nobody said when it began."""
+        begun_s = epoch_s(self.event) if not self.waits else self.started_s
+        return None if begun_s is None else round(epoch_s(event) - begun_s, 6)
+
+
+@dataclass(slots=True)
+class AgnoEncoder:
+    """One run's events to Agno's frames (see `penstock.dialects.base.Encoder`).
+
+    `kind` is that of the surface: agent, team or workflow. `name`, `model` and `model_provider`
+    are the configuration's words, "" where it has none.
+    """
+
+    kind: str = "agent"
+    name: str = ""
+    model: str = ""
+    model_provider: str = ""
+    _address: Address = field(init=False)
+    _started_s: float = 0
+    _first_text_s: float | None = None
+    _spoke: bool = False  # the outer run, in any response
+    _thoughts: list[str] = field(default_factory=list)  # of the outer run
+    _voices: dict[str, _Voice] = field(default_factory=dict)  # by inner run, "" is the outer
+    _streamed: set[str] = field(default_factory=set)  # open messages that were said in pieces
+    _calls: dict[str, _Call] = field(default_factory=dict)
+    _items: list[JsonObject] = field(default_factory=list)  # of the open request
+    _state: State = field(default_factory=State)
+
+    def __post_init__(self) -> None:
+        self._address = Address(self.kind, self.name)
+
+    def feed(self, event: JsonObject) -> Sequence[Frame]:
+        """The frames of one canonical event, given as its envelope."""
+        name = event["event"]
+        handle = _HANDLERS.get(f"{name['category']}.{name['action']}")
+        if handle is None:
+            return ()
+        return [frame(body, body["event"]) for body in handle(self, event)]
+
+    # --- beginnings
+
+    def _started(self, event: JsonObject) -> Iterator[JsonObject]:
+        self._address.agent_id = event["data"].get("agent", "")
+        self._started_s = epoch_s(event)
+        yield self._address.frame(
+            event, "RunStarted", model=self.model, model_provider=self.model_provider
+        )
+
+    def _resumed(self, event: JsonObject) -> Iterator[JsonObject]:
+        yield self._address.frame(event, "RunContinued")
+
+    def _dispatched(self, event: JsonObject) -> Iterator[JsonObject]:
+        """An inner run starts, so the call that starts it runs.
+
+        It is told by the run around it: until it speaks itself, its agent is known by name alone.
+        """
+        yield from self._show_calls(event)
+        data = event["data"]
+        name, parent = data["worker_name"], data.get("parent_subrun_id")
+        subrun = {"id": data["subrun_id"], "parent_id": parent, "name": name}
+        source = {"agent_id": name, "agent_name": name, "agent_type": "worker"}
+        inner = {**event, "source": source, "subrun": subrun}
+        yield self._address.frame(inner, "RunStarted", model="", model_provider="")
+
+    # --- text and thoughts
+
+    def _streaming(self, event: JsonObject) -> Iterator[JsonObject]:
+        data = event["data"]
+        self._streamed.add(data["message_id"])
+        yield self._said(event, data["content"])
+
+    def _message_completed(self, event: JsonObject) -> Iterator[JsonObject]:
+        """Nothing, unless nobody said it in pieces, as with structured output."""
+        data = event["data"]
+        if data["message_id"] in self._streamed:
+            self._streamed.discard(data["message_id"])
+        elif data.get("value") is not None:
+            yield self._said(event, data["value"], data.get("content_type"))
+        elif data["content"]:
+            yield self._said(event, data["content"])
+        if data.get("citations"):
+            self._voice(event).citations = pauses.citations(data["citations"])
+
+    def _thought(self, event: JsonObject) -> Iterator[JsonObject]:
+        thought = event["data"]["thought"]
+        if thought:
+            self._voice(event).in_turn = True
+            if not event.get("subrun"):
+                add_piece(self._thoughts, thought)
+            said = {"content_type": "str", "reasoning_content": thought, "workflow_agent": False}
+            yield self._address.frame(event, "RunContent", **said)
+
+    def _said(self, event: JsonObject, content: Json, content_type: Json = None) -> JsonObject:
+        voice = self._voice(event)
+        voice.spoke = voice.in_turn = True
+        self._spoke = self._spoke or not event.get("subrun")
+        if self._first_text_s is None:
+            self._first_text_s = epoch_s(event)
+        return self._content(event, content, content_type)
+
+    def _content(
+        self, event: JsonObject, content: Json, content_type: Json = None, **fields: Json
+    ) -> JsonObject:
+        return self._address.frame(
+            event,
+            "RunContent",
+            content=content,
+            content_type=content_type or _type_of(content),
+            **fields,
+            reasoning_content="",
+            workflow_agent=False,
+        )
+
+    def _end_content(self, event: JsonObject) -> Iterator[JsonObject]:
+        """The empty last piece has the citations."""
+        voice = self._voice(event)
+        if voice.spoke:
+            yield self._content(event, "", citations=voice.citations)
+        yield self._address.frame(event, "RunContentCompleted")
+        voice.spoke = voice.in_turn = False
+
+    def _voice(self, event: JsonObject) -> _Voice:
+        return self._voices.setdefault(obj(event.get("subrun")).get("id", ""), _Voice())
+
+    # --- tools
+
+    def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
+        """The model asks: its answer has begun, without text."""
+        data = event["data"]
+        tool = pauses.tool(data["tool_call_id"], data["tool"], data.get("args"))
+        self._calls[data["tool_call_id"]] = _Call(event, tool)
+        yield from self._begin_turn(event)
+
+    def _begin_turn(self, event: JsonObject) -> Iterator[JsonObject]:
+        voice = self._voice(event)
+        if not voice.in_turn:
+            voice.in_turn = True
+            yield self._content(event, "")
+
+    def _tool_progress(self, event: JsonObject) -> Iterator[JsonObject]:
+        call = self._calls.get(event["data"]["tool_call_id"])
+        if call:
+            yield from self._run(call, event)
+
+    def _run(self, call: _Call, event: JsonObject) -> Iterator[JsonObject]:
+        if call.started_s is None:
+            call.started_s = epoch_s(event)
+            at = {**call.event, "timestamp": event["timestamp"]}
+            yield self._address.frame(at, "ToolCallStarted", tool=dict(call.tool))
+
+    def _tool_result(self, event: JsonObject) -> Iterator[JsonObject]:
+        data = event["data"]
+        outcome = data.get("outcome")
+        call = self._calls.pop(data["tool_call_id"], None)
+        if call is None:  # its start was not seen
+            call = _Call(event, pauses.tool(data["tool_call_id"], data["tool"], None))
+        self._voice(event).in_turn = False
+        if call.started_s is None and (
+            outcome in ("rejected", "expired") or pauses.is_silent(call.item, data["tool"])
+        ):
+            return
+        duration_s = data.get("duration_s", call.duration_s(event))
+        yield from self._run(call, event)
+        failed = outcome not in ("ok", "partial")
+        result = data.get("error") if failed else data.get("result")
+        tool = {
+            **call.tool,
+            "result": pauses.result_text(result),
+            "tool_call_error": failed,
+            "metrics": None if duration_s is None else {"duration": duration_s},
+        }
+        words = pauses.completed_words(tool, duration_s)
+        yield self._address.frame(event, "ToolCallCompleted", content=words, tool=tool)
+
+    def _show_calls(self, event: JsonObject) -> Iterator[JsonObject]:
+        """Calls that run and have no result yet were not all shown."""
+        for call in self._calls.values():
+            if not call.waits:
+                yield from self._run(call, event)
+
+    # --- pauses
+
+    def _requested(self, event: JsonObject) -> Iterator[JsonObject]:
+        self._items = objects(event["data"].get("items"))
+        for item in self._items:
+            call = self._calls.get(item.get("tool_call_id") or "")
+            if call:
+                call.item = item
+                call.tool = pauses.waiting_tool(item, event["data"].get("approval_id"))
+        yield from ()
+
+    def _decided(self, event: JsonObject) -> Iterator[JsonObject]:
+        decisions = {each["item_id"]: each for each in objects(event["data"].get("items"))}
+        for call in self._calls.values():
+            decision = decisions.get(call.item["item_id"]) if call.item else None
+            if decision and call.tool["requires_confirmation"]:
+                call.tool["confirmed"] = decision.get("decision") == "approve"
+                call.tool["confirmation_note"] = decision.get("note")
+        yield from ()
+
+    def _paused(self, event: JsonObject) -> Iterator[JsonObject]:
+        yield from self._show_calls(event)
+        if self.kind != "workflow":
+            if not self._voice(event).spoke:
+                yield from self._begin_turn(event)
+            yield from self._end_content(event)
+        approval_id = event["data"].get("approval_id")
+        waiting = [(item, pauses.waiting_tool(item, approval_id)) for item in self._items]
+        words = pauses.PAUSE_WORDS.get(
+            self._items[0]["kind"] if self._items else "", pauses.CONFIRM
+        )
+        at = event["timestamp"]
+        if self.kind == "workflow":
+            asked = [pauses.step_requirement(item, tool, at) for item, tool in waiting]
+            yield self._address.frame(event, "RunPaused", status="PAUSED", step_requirements=asked)
+            return
+        own = [tool for item, tool in waiting if self.kind == "agent" or not item.get("subrun")]
+        asked = [pauses.requirement(item, tool, at) for item, tool in waiting]
+        yield self._address.frame(event, "RunPaused", content=words, tools=own, requirements=asked)
+
+    def _step(self, event: JsonObject) -> Iterator[JsonObject]:
+        """Steps are a workflow's alone."""
+        if self.kind == "workflow":
+            yield STEP_FRAMES[event["event"]["action"]](self._address, event)
+
+    # --- ends
+
+    def _finished(self, event: JsonObject) -> Iterator[JsonObject]:
+        """An inner run ended."""
+        data = event["data"]
+        inner = {**event, "subrun": event.get("subrun") or {"id": data["subrun_id"]}}
+        if self._voice(inner).spoke:
+            yield from self._end_content(inner)
+        match data.get("status"):
+            case "failed":
+                yield self._address.frame(inner, "RunError", content=data.get("error") or "")
+            case "cancelled":
+                yield self._address.frame(inner, "RunCancelled", reason=_stopped(data["subrun_id"]))
+            case _:
+                result = data.get("result")
+                yield self._address.frame(
+                    inner, "RunCompleted", content=result, content_type=_type_of(result)
+                )
+
+    def _completed(self, event: JsonObject) -> Iterator[JsonObject]:
+        data = event["data"]
+        yield from self._show_calls(event)
+        summary, value = data.get("summary", ""), data.get("value")
+        # structured output is the answer where the text is only its other form
+        structured = value is not None and summary in ("", text(value))
+        content = value if structured else summary
+        if self.kind != "workflow":
+            if content and not self._spoke:
+                yield self._said(event, content, data.get("content_type"))
+            yield from self._end_content(event)
+        first_token_s = self._first_text_s and round(self._first_text_s - self._started_s, 6)
+        duration_s = round(epoch_s(event) - self._started_s, 6)
+        thoughts = {"reasoning_content": "".join(self._thoughts)} if self._thoughts else {}
+        # Agno's own client reads no workflow's metrics without its steps'
+        steps: JsonObject = {"steps": {}} if self.kind == "workflow" else {}
+        yield self._address.frame(
+            event,
+            "RunCompleted",
+            content=content,
+            content_type=(structured and data.get("content_type")) or _type_of(content),
+            **thoughts,
+            citations=self._voice(event).citations,
+            session_state=obj(self._state.value),
+            metrics=steps | pauses.metrics(data, duration_s, first_token_s),
+        )
+
+    def _failed(self, event: JsonObject) -> Iterator[JsonObject]:
+        data = event["data"]
+        yield from self._close(event)
+        words = data.get("error", "")
+        error = {"error": words} if self.kind == "workflow" else {}
+        kind = data.get("error_type") or data.get("code")
+        yield self._address.frame(event, "RunError", content=words, error_type=kind, **error)
+
+    def _cancelled(self, event: JsonObject) -> Iterator[JsonObject]:
+        yield from self._close(event)
+        yield self._address.frame(event, "RunCancelled", reason=_stopped(event["run_id"]))
+
+    def _close(self, event: JsonObject) -> Iterator[JsonObject]:
+        yield from self._show_calls(event)
+        if self._voice(event).spoke:
+            yield from self._end_content(event)
+
+    def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:
+        """RunCompleted has the state."""
+        self._state.become(event["data"].get("snapshot"))
+        yield from ()
+
+    def _state_changed(self, event: JsonObject) -> Iterator[JsonObject]:
+        self._state.apply(event["data"].get("delta") or ())
+        yield from ()
+
+
+Handler = Callable[[AgnoEncoder, JsonObject], Iterator[JsonObject]]
+
+_HANDLERS: Final[Mapping[str, Handler]] = {
+    "lifecycle.started": AgnoEncoder._started,
+    "lifecycle.paused": AgnoEncoder._paused,
+    "lifecycle.resumed": AgnoEncoder._resumed,
+    "lifecycle.completed": AgnoEncoder._completed,
+    "lifecycle.failed": AgnoEncoder._failed,
+    "lifecycle.cancelled": AgnoEncoder._cancelled,
+    "llm.stream": AgnoEncoder._streaming,
+    "llm.message_completed": AgnoEncoder._message_completed,
+    "llm.reasoning": AgnoEncoder._thought,
+    "llm.tool_call": AgnoEncoder._tool_call,
+    "llm.tool_progress": AgnoEncoder._tool_progress,
+    "llm.tool_result": AgnoEncoder._tool_result,
+    "dispatch.worker": AgnoEncoder._dispatched,
+    "dispatch.finished": AgnoEncoder._finished,
+    "workflow.step_started": AgnoEncoder._step,
+    "workflow.step_progress": AgnoEncoder._step,
+    "workflow.step_completed": AgnoEncoder._step,
+    "workflow.step_failed": AgnoEncoder._step,
+    "approval.requested": AgnoEncoder._requested,
+    "approval.decided": AgnoEncoder._decided,
+    "state.snapshot": AgnoEncoder._state_set,
+    "state.delta": AgnoEncoder._state_changed,
+}
+
+
+def _type_of(content: Json) -> str:
+    """Agno's `content_type`: the name of the Python type."""
+    return "str" if content is None else type(content).__name__
+
+
+def _stopped(run_id: str) -> str:
+    return f"Run {run_id} was cancelled"

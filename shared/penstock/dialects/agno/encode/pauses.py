@@ -1,0 +1,228 @@
+"""What the contract has, in the shapes that Agno's frames have (agno-events.md, agno 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from penstock.dialects.agno.values import obj, objects, string
+from penstock.dialects.agno.vocabulary import answered_by_decision
+from penstock.dialects.base import Json, JsonObject
+
+# JSON Schema's types by the names that Agno's fields have.
+_FIELD_TYPES: Final = {
+    "string": "str",
+    "integer": "int",
+    "number": "float",
+    "boolean": "bool",
+    "array": "list",
+    "object": "dict",
+}
+
+# usage -> metrics
+_TOKENS: Final = {
+    "input_tokens": "input_tokens",
+    "output_tokens": "output_tokens",
+    "total_tokens": "total_tokens",
+    "reasoning_tokens": "reasoning_tokens",
+    "cached_input_tokens": "cache_read_tokens",
+}
+
+CONFIRM: Final = "I have tools to execute, but I need confirmation."
+_INPUT: Final = "I have tools to execute, but I need user input."
+_EXTERNAL: Final = "I have tools to execute, but it needs external execution."
+
+# What a pause says, by what its first item waits for.
+PAUSE_WORDS: Final[Mapping[str, str]] = {
+    "input": _INPUT,
+    "credential": _INPUT,
+    "feedback": _INPUT,
+    "selection": _INPUT,
+    "external": _EXTERNAL,
+    "long_running": _EXTERNAL,
+}
+
+# The calls that Agno itself makes for what is asked without a tool.
+_ASKING_TOOLS: Final[Mapping[str, str]] = {
+    "input": "get_user_input",
+    "feedback": "ask_user",
+    "selection": "ask_user",
+}
+
+
+def tool(call_id: str, name: str, args: Json) -> JsonObject:
+    """A tool object that says nothing but its call; every key is always there."""
+    return {
+        "tool_call_id": call_id,
+        "tool_name": name,
+        "tool_args": obj(args),
+        "tool_call_error": None,
+        "result": None,
+        "metrics": None,
+        "stop_after_tool_call": False,
+        "requires_confirmation": None,
+        "confirmed": None,
+        "confirmation_note": None,
+        "requires_user_input": None,
+        "user_input_schema": None,
+        "user_feedback_schema": None,
+        "answered": None,
+        "external_execution_required": None,
+        "approval_id": None,
+    }
+
+
+def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
+    """The tool object of an approval's item: it says what is needed, and is answered filled in.
+
+    Its `tool_call_id` is the call's, as in the ToolCallStarted that follows; where there is no
+    call, the item's.
+    """
+    kind = item["kind"]
+    name = item.get("tool") or _ASKING_TOOLS.get(kind, kind)
+    waiting = tool(item.get("tool_call_id") or item["item_id"], name, item.get("args"))
+    waiting["approval_id"] = approval_id
+    match kind:
+        case "external" | "long_running":
+            waiting["external_execution_required"] = True
+        case "input" | "credential":
+            waiting["requires_user_input"] = True
+            waiting["user_input_schema"] = _fields(item.get("input_schema"))
+        case "feedback" | "selection":
+            waiting["requires_user_input"] = True
+            waiting["user_feedback_schema"] = _questions(item)
+        case _:
+            waiting["requires_confirmation"] = True
+    return waiting
+
+
+def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
+    """The requirement of an item; one of an inner run says whose it is."""
+    member = item.get("subrun")
+    whose: JsonObject = {}
+    if member:
+        name = member.get("name")
+        whose = {
+            "member_agent_id": name,
+            "member_agent_name": name,
+            "member_run_id": member["id"],
+        }
+    return {
+        "id": item["item_id"],
+        "confirmation": None,
+        "confirmation_note": None,
+        "tool_execution": waiting,
+        "created_at": datetime.fromisoformat(at).astimezone(UTC).isoformat(),
+        **whose,
+    }
+
+
+def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
+    """What a workflow waits for: a gate of its own, or the call of a step's agent."""
+    if item.get("tool_call_id"):
+        member = obj(item.get("subrun"))
+        return {
+            "step_id": item["item_id"],
+            "step_name": member.get("name") or item.get("tool"),
+            "requires_executor_input": True,
+            "executor_run_id": member.get("id"),
+            "executor_name": member.get("name"),
+            "executor_requirements": [requirement(item, waiting, at)],
+        }
+    words = item.get("description") or item["item_id"]
+    step: JsonObject = {"step_id": item["item_id"], "step_name": words}
+    match item["kind"]:
+        case "selection":
+            choices = {"available_choices": item.get("options"), "selected_choices": None}
+            return {
+                **step,
+                **choices,
+                "requires_route_selection": True,
+                "user_input_message": words,
+            }
+        case "input":
+            fields = {"user_input_schema": _fields(item.get("input_schema")), "user_input": None}
+            return {**step, **fields, "requires_user_input": True, "user_input_message": words}
+        case "review":
+            review = {"requires_output_review": True, "output_review_message": words}
+            return {**step, **review, "confirmed": None}
+        case _:
+            gate = {"requires_confirmation": True, "confirmation_message": words}
+            return {**step, **gate, "confirmed": None}
+
+
+def is_silent(item: JsonObject | None, name: str) -> bool:
+    """Whether the answer to an item is its call's result: Agno gives no event for such a call."""
+    if item is None:
+        return False
+    return answered_by_decision(item["kind"], name) or item["kind"] in ("selection", "long_running")
+
+
+def result_text(result: Json) -> str | None:
+    """A result as Agno writes it: `str(value)`, so objects come as Python literals."""
+    return result if result is None or isinstance(result, str) else str(result)
+
+
+def completed_words(done: JsonObject, duration_s: float | None) -> str:
+    """The log line of ToolCallCompleted."""
+    args = ", ".join(f"{name}={value}" for name, value in done["tool_args"].items())
+    time = "" if duration_s is None else f" in {duration_s:.4f}s"
+    return f"{done['tool_name']}({args}) completed{time}. "
+
+
+def citations(cited: Json) -> JsonObject:
+    """Citations with the document's three lists; another framework's addresses are its urls."""
+    given = obj(cited)
+    urls = [
+        {"url": each["uri"], "title": each.get("title")}
+        for each in objects(given.get("citations"))
+        if string(each.get("uri"))
+    ]
+    known = {key: value for key, value in given.items() if key != "citations"}
+    return {"documents": [], "raw": [], "urls": urls, **known}
+
+
+def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) -> JsonObject:
+    """A run's metrics. What the upstream did not measure is measured from the events' times."""
+    measured: JsonObject = {"duration": duration_s}
+    if first_token_s is not None:
+        measured["time_to_first_token"] = first_token_s
+    usage = obj(data.get("usage"))
+    tokens = {theirs: usage[ours] for ours, theirs in _TOKENS.items() if ours in usage}
+    return {**tokens, **measured, **obj(data.get("metrics"))}
+
+
+def _fields(schema: Json) -> list[JsonObject]:
+    """A JSON Schema as Agno's list of fields; one that is no object's is one field, `value`."""
+    given = obj(schema)
+    properties = obj(given.get("properties")) or {"value": given}
+    return [_field(name, obj(spec)) for name, spec in properties.items()]
+
+
+def _field(name: str, spec: JsonObject) -> JsonObject:
+    field: dict[str, Any] = {
+        "name": name,
+        "field_type": _FIELD_TYPES.get(str(spec.get("type")), "str"),
+        "description": spec.get("description"),
+        "value": spec.get("default"),
+    }
+    return {**field, "allowed_values": spec["enum"]} if "enum" in spec else field
+
+
+def _questions(item: JsonObject) -> list[JsonObject]:
+    """Agno's own questions as they came; other options are those of one question."""
+    options = item.get("options") or []
+    if item["kind"] == "feedback" and objects(options):
+        return objects(options)
+    question = item.get("description") or item.get("tool") or item["kind"]
+    labels = [{"label": each if isinstance(each, str) else str(each)} for each in options]
+    return [
+        {
+            "question": question,
+            "header": None,
+            "multi_select": False,
+            "selected_options": None,
+            "options": labels,
+        }
+    ]

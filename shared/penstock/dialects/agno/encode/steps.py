@@ -1,0 +1,79 @@
+"""The frames of a workflow's steps, loops, conditions and so on. Agents and teams have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from penstock.dialects.agno.encode.address import Address, Step
+from penstock.dialects.agno.values import obj
+from penstock.dialects.base import Json, JsonObject
+
+# The events of a step by its kind; all other kinds are plain steps.
+_NAMES: Final = {
+    "steps": "StepsExecution",
+    "loop": "LoopExecution",
+    "iteration": "LoopIteration",
+    "parallel": "ParallelExecution",
+    "condition": "ConditionExecution",
+    "router": "RouterExecution",
+}
+
+
+def _started(address: Address, event: JsonObject) -> JsonObject:
+    data = event["data"]
+    address.steps.setdefault(data["step_id"], Step(len(address.steps), data))
+    chosen: JsonObject = {}
+    if data.get("kind") == "condition":
+        chosen["condition_result"] = data.get("branch") == "if"
+    return _frame(address, event, f"{_name(data)}Started", **chosen)
+
+
+def _completed(address: Address, event: JsonObject) -> JsonObject:
+    output = event["data"].get("output")
+    response = {"content": output, "success": True}
+    name = f"{_name(_step(address, event).data)}Completed"
+    return _frame(address, event, name, content=output, step_response=response)
+
+
+def _failed(address: Address, event: JsonObject) -> JsonObject:
+    words = obj(event["data"].get("error")).get("message", "")
+    return _frame(address, event, "StepError", error=words)
+
+
+def _progressed(address: Address, event: JsonObject) -> JsonObject:
+    return _frame(address, event, "StepProgress", content=event["data"].get("message"))
+
+
+# By the action of the `workflow` category.
+STEP_FRAMES: Final[Mapping[str, Callable[[Address, JsonObject], JsonObject]]] = {
+    "step_started": _started,
+    "step_progress": _progressed,
+    "step_completed": _completed,
+    "step_failed": _failed,
+}
+
+
+def _name(begun: JsonObject) -> str:
+    return _NAMES.get(begun.get("kind", ""), "Step")
+
+
+def _step(address: Address, event: JsonObject) -> Step:
+    return address.steps.get(event["data"]["step_id"]) or Step(0, {})
+
+
+def _frame(address: Address, event: JsonObject, name: str, **fields: Json) -> JsonObject:
+    """The workflow itself tells it. A turn of a loop has the loop's id, and its number."""
+    step_id, step = event["data"]["step_id"], _step(address, event)
+    begun, parent = step.data, step.data.get("parent_step_id")
+    where: JsonObject = {
+        "step_id": step_id,
+        "step_name": begun.get("description", step_id),
+        "step_index": step.index,
+    }
+    if begun.get("kind") == "iteration":
+        where |= {"step_id": parent or step_id, "iteration": begun.get("iteration", 1)}
+    elif parent:
+        # a step of a loop is within a turn of it (`<loop>/<n>`)
+        where["parent_step_id"] = parent.removesuffix(f"/{begun.get('iteration')}")
+    return address.frame({**event, "source": None, "subrun": None}, name, **where, **fields)

@@ -1,0 +1,266 @@
+"""Messages and trains of thought.
+
+A message is said to begin at its first text. One without any text is not said at all: servers
+open and close such a message only to hang tool calls on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.dialects.agui.decode.speakers import Cast, Owner, owner_of
+from penstock.dialects.agui.decode_values import present, string, with_metadata
+from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
+from penstock.dialects.text_buffer import add_piece
+
+_THINKING = "THINKING"  # the retired events have no ids, so there is one train of thought at a time
+
+
+@dataclass(slots=True)
+class _Message:
+    """A message under way. `start` is the event that began it."""
+
+    id: str
+    role: str
+    start: JsonObject
+    parts: list[str] = field(default_factory=list)
+    begun: bool = False
+    echo_of: str | None = None  # the message whose whole text it repeats, so far
+
+
+@dataclass(slots=True)
+class _Thoughts:
+    """A train of thought under way."""
+
+    id: str
+    owner: Owner
+    title: str | None = None
+    begun: bool = False
+
+
+class Speech:
+    """What the agent and its subagents say and think."""
+
+    def __init__(self, cast: Cast) -> None:
+        self._cast = cast
+        self._leg = 0
+        self._messages: dict[str, _Message] = {}  # by the upstream's id
+        self._thoughts: dict[str, _Thoughts] = {}
+        self._ids = Ids()
+        self._thought_ids = Ids()
+        self._latest: dict[str, str] = {}  # upstream id to ours, also of ended messages
+        self._echo: tuple[_Message, JsonObject] | None = None  # ended, and not said yet
+        self._last: tuple[str, str] | None = None  # id and text of the message just before
+        self.summary = ""  # the agent's last whole message
+
+    def open(self, leg: int) -> None:
+        """A leg begins."""
+        self._leg = leg
+        self._last = None
+
+    def message_id(self, upstream_id: str) -> str:
+        """Our id of a message."""
+        return self._latest.get(upstream_id, upstream_id)
+
+    # messages
+
+    def started(self, body: JsonObject) -> list[Draft] | None:
+        """TEXT_MESSAGE_START; one that is open stays open."""
+        upstream_id = string(body.get("messageId"))
+        if upstream_id is None:
+            return None
+        if upstream_id not in self._messages:
+            self._open(upstream_id, body)
+        return []
+
+    def content(self, body: JsonObject) -> list[Draft] | None:
+        """TEXT_MESSAGE_CONTENT. The hot path."""
+        upstream_id, delta = string(body.get("messageId")), body.get("delta")
+        if upstream_id is None or not isinstance(delta, str):
+            return None
+        if not delta:
+            return []
+        message = self._messages.get(upstream_id) or self._open(upstream_id, body)
+        add_piece(message.parts, delta)
+        if self._repeats(message, body):
+            return []
+        return self._say(message, delta, body)
+
+    def ended(self, body: JsonObject) -> list[Draft] | None:
+        """TEXT_MESSAGE_END."""
+        upstream_id = string(body.get("messageId"))
+        message = self._messages.pop(upstream_id, None) if upstream_id else None
+        if message is None:
+            return None
+        if message.echo_of is not None and not message.begun:
+            self._echo = message, body
+            return []
+        return self._end(message, body)
+
+    def release(self, body: JsonObject) -> list[Draft]:
+        """What was held back, as the next event shows what it was.
+
+        Agno says the text before a paused call once more, as a message of its own on which the
+        call hangs. It is left out, and the call hangs on the first one.
+        """
+        is_call = body.get("type") == "TOOL_CALL_START"
+        if is_call:
+            self._last = None
+        if self._echo is None:
+            return []
+        (message, end), self._echo = self._echo, None
+        upstream_id = string(message.start.get("messageId")) or ""
+        if is_call and message.echo_of and body.get("parentMessageId") == upstream_id:
+            self._latest[upstream_id] = message.echo_of
+            return []
+        return [
+            *self._say(message, "".join(message.parts), message.start),
+            *self._end(message, end),
+        ]
+
+    def _open(self, upstream_id: str, body: JsonObject) -> _Message:
+        role = string(body.get("role")) or "assistant"
+        start = {key: value for key, value in body.items() if key != "delta"}
+        message = _Message(self._ids.unique(upstream_id), role, start)
+        self._messages[upstream_id] = message
+        self._latest[upstream_id] = message.id
+        return message
+
+    def _repeats(self, message: _Message, body: JsonObject) -> bool:
+        """Whether the message, so far, is the one before once more."""
+        if message.begun or self._last is None or owner_of(body) is not None:
+            return False
+        last_id, last_text = self._last
+        so_far = "".join(message.parts)
+        message.echo_of = last_id if so_far == last_text else None
+        return message.echo_of is not None
+
+    def _say(self, message: _Message, delta: str, body: JsonObject) -> list[Draft]:
+        drafts = []
+        if not message.begun:
+            message.begun = True
+            delta = "".join(message.parts)
+            name = string(message.start.get("name"))
+            data = present({"message_id": message.id, "role": message.role, "name": name})
+            data = with_metadata(data, message.start)
+            drafts.append(self._cast.draft(message.start, "llm.message_started", data))
+        data = {"content": delta, "message_id": message.id}
+        if body is not message.start:
+            data = with_metadata(data, body)
+        return [*drafts, self._cast.draft(body, "llm.stream", data)]
+
+    def _end(self, message: _Message, body: JsonObject, error: str | None = None) -> list[Draft]:
+        if not message.begun:
+            return []
+        content = "".join(message.parts)
+        if owner_of(message.start) is None and message.role == "assistant":
+            self.summary = content
+            self._last = message.id, content
+        data: JsonObject = {"message_id": message.id, "role": message.role, "content": content}
+        if error is not None:
+            data |= cut_off(error)
+        draft = self._cast.draft(message.start, "llm.message_completed", with_metadata(data, body))
+        return [draft]
+
+    # thoughts
+
+    def thought_started(self, body: JsonObject) -> list[Draft] | None:
+        """REASONING_MESSAGE_START; nothing is said before there is a thought."""
+        upstream_id = string(body.get("messageId"))
+        if upstream_id is None:
+            return None
+        if upstream_id not in self._thoughts:
+            self._think(upstream_id, upstream_id, body)
+        return []
+
+    def thought(self, body: JsonObject) -> list[Draft] | None:
+        """REASONING_MESSAGE_CONTENT."""
+        upstream_id, delta = string(body.get("messageId")), body.get("delta")
+        if upstream_id is None or not isinstance(delta, str):
+            return None
+        thoughts = self._thoughts.get(upstream_id) or self._think(upstream_id, upstream_id, body)
+        return self._thought(thoughts, delta, body)
+
+    def thought_ended(self, body: JsonObject) -> list[Draft] | None:
+        """REASONING_MESSAGE_END."""
+        upstream_id = string(body.get("messageId"))
+        thoughts = self._thoughts.pop(upstream_id, None) if upstream_id else None
+        return None if thoughts is None else self._end_thoughts(thoughts)
+
+    def span(self, body: JsonObject) -> list[Draft] | None:
+        """REASONING_START and REASONING_END: the messages between them say all."""
+        return []
+
+    def thinking_started(self, body: JsonObject) -> list[Draft] | None:
+        """THINKING_START may have a title, THINKING_TEXT_MESSAGE_START begins the text."""
+        open_ = self._thoughts.get(_THINKING)
+        drafts = self._end_thoughts(self._thoughts.pop(_THINKING)) if open_ else []
+        title = string(body.get("title")) or (open_.title if open_ and not open_.begun else None)
+        self._think(_THINKING, f"think-{self._leg}", body).title = title
+        return drafts
+
+    def thinking(self, body: JsonObject) -> list[Draft] | None:
+        """THINKING_TEXT_MESSAGE_CONTENT."""
+        delta = body.get("delta")
+        if not isinstance(delta, str):
+            return None
+        thoughts = self._thoughts.get(_THINKING)
+        thoughts = thoughts or self._think(_THINKING, f"think-{self._leg}", body)
+        return self._thought(thoughts, delta, body)
+
+    def thinking_ended(self, body: JsonObject) -> list[Draft] | None:
+        """THINKING_TEXT_MESSAGE_END, and THINKING_END after it."""
+        thoughts = self._thoughts.pop(_THINKING, None)
+        return [] if thoughts is None else self._end_thoughts(thoughts)
+
+    def _think(self, key: str, wanted_id: str, body: JsonObject) -> _Thoughts:
+        # the id is taken when there is a thought: the retired events open more than they say
+        thoughts = self._thoughts[key] = _Thoughts(wanted_id, owner_of(body))
+        return thoughts
+
+    def _thought(self, thoughts: _Thoughts, delta: str, body: JsonObject) -> list[Draft]:
+        if not delta:
+            return []
+        data: JsonObject = {"thought": delta}
+        if not thoughts.begun:
+            thoughts.begun = True
+            thoughts.id = self._thought_ids.unique(thoughts.id)
+            data |= present({"title": thoughts.title})
+        data = with_metadata({**data, "reasoning_id": thoughts.id}, body)
+        return [self._cast.draft(body, "llm.reasoning", data)]
+
+    def _end_thoughts(self, thoughts: _Thoughts) -> list[Draft]:
+        """The end of a train of thought has no words of its own: `final` stands with ""."""
+        if not thoughts.begun:
+            return []
+        data = {"thought": "", "reasoning_id": thoughts.id, "final": True}
+        body = {"subagentRunId": thoughts.owner}
+        return [self._cast.draft(body, "llm.reasoning", data)]
+
+    def close(self, error: str | None = None) -> list[Draft]:
+        """Ends what is being said and thought; `error` is why open messages are not whole."""
+        drafts = self.release({})
+        for thoughts in self._thoughts.values():
+            drafts += self._end_thoughts(thoughts)
+        for message in self._messages.values():
+            if message.parts and not message.begun:
+                drafts += self._say(message, "", message.start)
+            drafts += self._end(message, {}, error)
+        self._thoughts, self._messages = {}, {}
+        return drafts
+
+    def dump(self) -> JsonObject:
+        """As JSON, between legs: nothing is open then."""
+        return {
+            "ids": dict(self._ids.used),
+            "thought_ids": dict(self._thought_ids.used),
+            "latest": dict(self._latest),
+            "summary": self.summary,
+        }
+
+    def load(self, state: JsonObject) -> None:
+        """The opposite of `dump`."""
+        self._ids.used = dict(state["ids"])
+        self._thought_ids.used = dict(state["thought_ids"])
+        self._latest = dict(state["latest"])
+        self.summary = state["summary"]

@@ -1,0 +1,152 @@
+"""What a paused AG-UI run waits for: interrupts, unanswered calls, and LangGraph's older event.
+
+Each item says how its answer goes back (`resume` of the pause, `items`, by item id):
+
+- `{"style": "resume", "kind": …, "interrupt": …}`: an entry of `resume[]` in the next request
+- `{"style": "tool", "tool_call_id": …, "kind": …}`: a message of role `tool`
+- `{"style": "command"}`: `forwardedProps.command.resume`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from penstock.dialects.agui.decode.speakers import Cast
+from penstock.dialects.agui.decode.tools import Call, Tools
+from penstock.dialects.agui.decode_values import obj, string, text, tool_value
+from penstock.dialects.base import Draft, Ids, Json, JsonObject, PauseItem
+
+_CONFIRMATIONS = frozenset({"tool_call", "confirmation"})  # the reasons that a yes answers
+
+
+@dataclass(slots=True)
+class Ask:
+    """One thing to decide, the call that it is about, and how its answer goes back."""
+
+    item: PauseItem
+    answer: JsonObject
+    call: Call | None = None
+
+
+class Pauses:
+    """What the run waits for, and what was decided about it."""
+
+    def __init__(self, cast: Cast, tools: Tools) -> None:
+        self._cast = cast
+        self._tools = tools
+        self._interrupts: list[Json] = []  # values of CUSTOM on_interrupt in this leg
+        self._waiting: dict[str, str] = {}  # item id to the upstream's id of the call
+
+    def open(self) -> None:
+        """A leg begins."""
+        self._interrupts = []
+
+    def interrupted(self, value: Json) -> None:
+        """CUSTOM on_interrupt: ag-ui-langgraph says so that the graph waits, as JSON text."""
+        self._interrupts.append(value)
+
+    def asks(self, outcome: JsonObject, pending: Iterable[str]) -> list[Ask]:
+        """What RUN_FINISHED leaves open, each under an id of its own."""
+        ids = Ids()
+        if outcome.get("type") == "interrupt":
+            interrupts = outcome.get("interrupts")
+            found = list(self._of_interrupts(interrupts, ids))
+            named = {ask.call.id for ask in found if ask.call}
+            left = [call for call in self._tools.waiting(()) if self._tools.is_clients(call)]
+            return found + [self._of_call(c, False, ids) for c in left if c.id not in named]
+        if self._interrupts:
+            return [self._of_value(value, ids) for value in self._interrupts]
+        named_ids = list(pending)
+        calls = self._tools.waiting(named_ids)
+        return [self._of_call(call, bool(named_ids), ids) for call in calls]
+
+    def pause(self, asks: Iterable[Ask]) -> list[Draft]:
+        """The calls among them are announced, where they were not yet."""
+        drafts = []
+        for ask in asks:
+            if ask.call is not None:
+                drafts += self._tools.waits(ask.call, ask.item.kind, editable=ask.item.editable)
+                ask.item.args = ask.call.args
+                self._waiting[ask.item.item_id] = ask.call.upstream_id
+        return drafts
+
+    def decided(self, item_id: str, decision: JsonObject) -> list[Draft]:
+        """A refused call is noted; one that the client runs has its result."""
+        call = self._tools.find(self._waiting.pop(item_id, None))
+        if call is None:
+            return []
+        if call.kind == "external":
+            return [self._tools.answer(call, decision)]
+        if decision.get("decision") == "reject":
+            self._tools.refuse(call, string(decision.get("note")))
+        else:
+            self._tools.approve(call, decision.get("value"))
+        return []
+
+    def dump(self) -> JsonObject:
+        """As JSON."""
+        return dict(self._waiting)
+
+    def load(self, state: JsonObject) -> None:
+        """The opposite of `dump`."""
+        self._waiting = dict(state)
+
+    def _of_interrupts(self, interrupts: Json, ids: Ids) -> Iterator[Ask]:
+        for interrupt in interrupts if isinstance(interrupts, list) else ():
+            if not isinstance(interrupt, dict) or string(interrupt.get("id")) is None:
+                continue  # nobody could answer it
+            call = self._tools.find(interrupt.get("toolCallId"))
+            schema = interrupt.get("responseSchema")
+            schema = schema if isinstance(schema, dict) else None
+            kind = _kind(interrupt, schema)
+            item = PauseItem(
+                item_id=ids.unique(interrupt["id"]),
+                kind=kind,
+                description=string(interrupt.get("message")) or string(interrupt.get("reason")),
+                input_schema=schema if kind == "input" else None,
+                editable="editedArgs" in obj(obj(schema).get("properties")),
+                subrun=self._cast.subrun(string(interrupt.get("subagentRunId"))),
+            )
+            yield _about(item, {"style": "resume", "kind": kind, "interrupt": interrupt}, call)
+
+    def _of_call(self, call: Call, named: bool, ids: Ids) -> Ask:
+        """A call left unanswered: the client's to run, else (Agno) one that needs a yes."""
+        kind = "external" if named or self._tools.is_clients(call) else "confirmation"
+        item = PauseItem(ids.unique(call.upstream_id), kind, subrun=self._cast.subrun(call.owner))
+        answer = {"style": "tool", "tool_call_id": call.upstream_id, "kind": kind}
+        return _about(item, answer, call)
+
+    def _of_value(self, value: Json, ids: Ids) -> Ask:
+        """A graph's interrupt holds anything, and takes anything."""
+        value = tool_value(value) if isinstance(value, str) else value
+        described = string(obj(value).get("message")) or string(obj(value).get("question"))
+        item = PauseItem(ids.unique("interrupt"), "input", description=described or text(value))
+        return Ask(item, {"style": "command"})
+
+
+def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
+    """What a message of role `tool` says to an item of style `tool`.
+
+    A value goes as it is. Without one, a confirmation is answered as Agno's interface reads it.
+    """
+    rejected, note = decision.get("decision") == "reject", string(decision.get("note"))
+    value = decision.get("value")
+    if kind == "external":
+        return text((note or "Rejected: the tool was not run.") if rejected else value)
+    if rejected:
+        return text({"accepted": False, "note": note} if note else {"accepted": False})
+    return text({"accepted": True} if value is None else value)
+
+
+def _kind(interrupt: JsonObject, schema: JsonObject | None) -> str:
+    """A yes or no where the schema asks for `approved`, or the reason is known to mean that."""
+    if schema is not None:
+        return "confirmation" if "approved" in obj(schema.get("properties")) else "input"
+    return "confirmation" if string(interrupt.get("reason")) in _CONFIRMATIONS else "input"
+
+
+def _about(item: PauseItem, answer: JsonObject, call: Call | None) -> Ask:
+    if call is not None:
+        item.tool_call_id, item.tool, item.args = call.id, call.tool, call.args
+    return Ask(item, answer, call)

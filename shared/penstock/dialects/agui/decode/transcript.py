@@ -1,0 +1,166 @@
+"""The conversation as AG-UI messages: what a server that keeps nothing must be sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from penstock.dialects.agui.decode_values import obj, objects, present, string, text
+from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.text_buffer import add_piece
+
+
+class Transcript:
+    """The messages that a stream makes, as a client of it would have them.
+
+    Fed with events whose chunks are expanded (`chunks`). THINKING_* has no message.
+    """
+
+    def __init__(self, messages: Iterable[JsonObject] = ()) -> None:
+        self._messages: list[JsonObject] = []
+        self._by_id: dict[str, JsonObject] = {}
+        self._calls: dict[str, JsonObject] = {}  # by id, too
+        self._answered: set[str] = set()  # their ids
+        self._writing: set[str] = set()  # calls whose arguments are under way
+        # text that is still to be joined, by what holds it: pieces are many, readers are few
+        self._pieces: dict[tuple[str, str], tuple[JsonObject, list[str]]] = {}
+        self._become(messages)
+
+    @property
+    def messages(self) -> list[JsonObject]:
+        """The conversation so far."""
+        for (_, key), (holder, pieces) in self._pieces.items():
+            holder[key] = holder.get(key, "") + "".join(pieces)
+        self._pieces.clear()
+        return self._messages
+
+    def feed(self, body: JsonObject) -> None:
+        """One event; what is no part of the conversation changes nothing."""
+        make = _MAKERS.get(str(body.get("type")))
+        if make is not None:
+            make(self, body)
+
+    def _text(self, body: JsonObject) -> None:
+        message_id = string(body.get("messageId"))
+        if message_id is None:
+            return
+        message = self._by_id.get(message_id)
+        if message is None:
+            role = string(body.get("role")) or "assistant"
+            about = {key: string(body.get(key)) for key in ("name", "subagentRunId")}
+            message = {"id": message_id, "role": role, **present(about)}
+            self._append(message)
+        if isinstance(message.get("content", ""), str):
+            self._grow(message_id, message, "content", body)
+
+    def _thought(self, body: JsonObject) -> None:
+        self._text({**body, "role": "reasoning"})
+
+    def _call(self, body: JsonObject) -> None:
+        call_id = string(body.get("toolCallId"))
+        if call_id is None or call_id in self._calls:
+            return  # a call that is told again
+        parent_id = string(body.get("parentMessageId"))
+        message = self._by_id.get(parent_id) if parent_id else None
+        if message is None or message.get("role") != "assistant":
+            new_id = parent_id if parent_id and message is None else f"{call_id}-call"
+            message = {"id": new_id, "role": "assistant"}
+            self._append(message)
+        function = {"name": string(body.get("toolCallName")) or "unknown", "arguments": ""}
+        call = {"id": call_id, "type": "function", "function": function}
+        if not isinstance(message.get("toolCalls"), list):
+            message["toolCalls"] = []
+        message["toolCalls"].append(call)
+        self._calls[call_id] = call
+        self._writing.add(call_id)
+
+    def _arguments(self, body: JsonObject) -> None:
+        call_id = body.get("toolCallId")
+        if isinstance(call_id, str) and call_id in self._writing:
+            function = obj(self._calls.get(call_id, {}).get("function"))
+            if isinstance(function.get("arguments"), str):
+                self._grow(call_id, function, "arguments", body)
+
+    def _grow(self, id: str, holder: JsonObject, key: str, body: JsonObject) -> None:
+        pieces = self._pieces.setdefault((id, key), (holder, []))[1]
+        add_piece(pieces, text(body.get("delta")))
+
+    def _called(self, body: JsonObject) -> None:
+        self._writing.discard(text(body.get("toolCallId")))
+
+    def _result(self, body: JsonObject) -> None:
+        call_id = string(body.get("toolCallId"))
+        if call_id is not None and call_id not in self._answered:
+            content = body.get("content")
+            message = tool_message(call_id, content if objects(content) else text(content))
+            message["id"] = string(body.get("messageId")) or message["id"]
+            self._append(message)
+
+    def _encrypted(self, body: JsonObject) -> None:
+        entity_id = string(body.get("entityId")) or ""
+        entity = self._by_id.get(entity_id) or self._calls.get(entity_id)
+        if entity is not None and (value := string(body.get("encryptedValue"))):
+            entity["encryptedValue"] = value
+
+    def _whole(self, body: JsonObject) -> None:
+        self._become(merged(self.messages, objects(body.get("messages"))))
+
+    def _become(self, messages: Iterable[JsonObject]) -> None:
+        self._messages, self._by_id, self._calls, self._answered = [], {}, {}, set()
+        for message in messages:
+            self._append(message)
+
+    def _append(self, message: JsonObject) -> None:
+        self._messages.append(message)
+        if id_ := string(message.get("id")):
+            self._by_id[id_] = message
+        for call in objects(message.get("toolCalls")):
+            if call_id := string(call.get("id")):
+                self._calls.setdefault(call_id, call)
+        if message.get("role") == "tool" and (answered := string(message.get("toolCallId"))):
+            self._answered.add(answered)
+
+
+def tool_message(tool_call_id: str, content: Json) -> JsonObject:
+    """A tool's result, text or content parts, as a message."""
+    id_ = f"{tool_call_id}-result"
+    return {"id": id_, "role": "tool", "toolCallId": tool_call_id, "content": content}
+
+
+def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list[JsonObject]:
+    """Both, each id once: what comes later replaces, in its place."""
+    found: dict[object, JsonObject] = {}
+    for message in (*messages, *others):
+        found[string(message.get("id")) or len(found)] = message
+    return list(found.values())
+
+
+def settled(messages: Sequence[JsonObject]) -> list[JsonObject]:
+    """Without calls that have no result, and messages that say nothing without them.
+
+    Models refuse a conversation that has a call without its result.
+    """
+    results = {text(m.get("toolCallId")) for m in messages if m.get("role") == "tool"}
+    kept = []
+    for message in messages:
+        calls = objects(message.get("toolCalls"))
+        answered = [call for call in calls if string(call.get("id")) in results]
+        without = {key: value for key, value in message.items() if key != "toolCalls"}
+        if answered:
+            kept.append({**without, "toolCalls": answered})
+        elif message.get("content") or message.get("role") == "tool":
+            kept.append(without)
+    return kept
+
+
+_MAKERS: Mapping[str, Callable[[Transcript, JsonObject], None]] = {
+    "TEXT_MESSAGE_START": Transcript._text,
+    "TEXT_MESSAGE_CONTENT": Transcript._text,
+    "REASONING_MESSAGE_START": Transcript._thought,
+    "REASONING_MESSAGE_CONTENT": Transcript._thought,
+    "REASONING_ENCRYPTED_VALUE": Transcript._encrypted,
+    "TOOL_CALL_START": Transcript._call,
+    "TOOL_CALL_ARGS": Transcript._arguments,
+    "TOOL_CALL_END": Transcript._called,
+    "TOOL_CALL_RESULT": Transcript._result,
+    "MESSAGES_SNAPSHOT": Transcript._whole,
+}

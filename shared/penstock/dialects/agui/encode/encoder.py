@@ -1,0 +1,252 @@
+"""Canonical events to AG-UI events, in either field profile.
+
+A run is as many AG-UI runs as it has waits: `lifecycle.paused` ends one with the outcome
+`interrupt` (or with success and pending calls, where all that it waits for are a frontend's
+tools), `lifecycle.resumed` begins the next. What falls between is left out, since no client takes
+it there; a run that ends while it waits becomes RUN_STARTED and its terminal event.
+
+What the protocol has no type for is CUSTOM, named `penstock.<category>.<action>`, its value the
+event's data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum, auto
+from typing import Final
+
+from penstock.dialects.agui.encode.context import NO_FACTS, Context, Said
+from penstock.dialects.agui.encode.messages import Speech
+from penstock.dialects.agui.encode.passthrough import Passed
+from penstock.dialects.agui.encode.pauses import interrupt, interrupt_of_all
+from penstock.dialects.agui.encode.profiles import Place, Profile
+from penstock.dialects.agui.encode.steps import Inner
+from penstock.dialects.agui.encode.tools import Calls
+from penstock.dialects.agui.ids import scope_of
+from penstock.dialects.agui.values import epoch_ms, token_usage
+from penstock.dialects.agui.vocabulary import (
+    CLIENT_KINDS,
+    PROTOCOL_VERSION,
+    EventType,
+    is_modern,
+)
+from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.wire import frame
+from penstock.events import TERMINAL
+from penstock.sse import Frame
+
+# Instead of our own error texts, which name our insides (agent-runs-sse.md has these words).
+INTERNAL_ERROR: Final = "runtime execution failed"
+
+_ENDS_A_WAIT: Final = TERMINAL | {"lifecycle.resumed"}
+
+
+class Phase(Enum):
+    """Where the run stands, as the client sees it."""
+
+    BEFORE = auto()
+    RUNNING = auto()
+    WAITING = auto()  # an AG-UI run has ended, the next has not begun
+    OVER = auto()
+
+
+class AguiEncoder:
+    """One run. `run_ids` gives the AG-UI runId of each leg, counted from 1.
+
+    It is asked for one leg more than there was where a run ends while it waits.
+    `protocol_version` is what the client declared, None for one before 1.0: that gets no
+    SUBAGENT_*, no outcome `cancelled`, no `pendingToolCallIds` and no results in parts.
+    `upstream_ids`: the upstream speaks AG-UI itself and must get its own ids back, so they are
+    left as they are; otherwise each id is made unique in its thread (see `ids`).
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        thread_id: str,
+        run_ids: Callable[[int], str],
+        protocol_version: str | None = None,
+        *,
+        upstream_ids: bool = False,
+    ) -> None:
+        self.profile = profile
+        self.phase = Phase.BEFORE
+        self._thread_id = thread_id
+        self._run_ids = run_ids
+        self._upstream_ids = upstream_ids
+        self._context = Context(profile, is_modern(protocol_version))
+        self._speech = Speech(self._context)
+        self._calls = Calls(self._context, self._speech)
+        self._inner = Inner(self._context)
+        self._leg = 0
+        self._run_id = ""
+        self._requests: dict[str, JsonObject] = {}
+        self._handlers = self._table()
+
+    def _table(self) -> Mapping[str, Callable[[JsonObject], Iterator[Said]]]:
+        """Every event that has a type in the protocol; all others become CUSTOM."""
+        passed = Passed(self._context)
+        return {
+            "lifecycle.started": _nothing,
+            "lifecycle.paused": self._paused,
+            "lifecycle.resumed": _nothing,
+            "lifecycle.completed": self._completed,
+            "lifecycle.failed": self._failed,
+            "lifecycle.cancelled": self._cancelled,
+            "approval.requested": self._requested,
+            "llm.message_started": self._speech.started,
+            "llm.stream": self._speech.streamed,
+            "llm.message_completed": self._speech.completed,
+            "llm.reasoning": self._speech.thought,
+            "llm.tool_args": self._calls.arguments,
+            "llm.tool_call": self._calls.called,
+            "llm.tool_result": self._calls.answered,
+            "workflow.step_started": self._inner.step_started,
+            "workflow.step_completed": self._inner.step_ended,
+            "workflow.step_failed": self._inner.step_ended,
+            "dispatch.worker": self._inner.dispatched,
+            "dispatch.finished": self._inner.finished,
+            "state.snapshot": passed.snapshot,
+            "state.delta": passed.delta,
+            "state.messages": passed.messages,
+            "custom.event": passed.custom_event,
+        }
+
+    def feed(self, event: JsonObject) -> Sequence[Frame]:
+        """The frames of one canonical event, given as its envelope; none for one that has none."""
+        name, context = event["event"], self._context
+        context.type = f"{name['category']}.{name['action']}"
+        if self.phase is Phase.OVER:
+            return ()
+        if self.phase is Phase.WAITING and context.type not in _ENDS_A_WAIT:
+            return ()
+        context.owner = (event.get("subrun") or {}).get("id")
+        said = [] if self.phase is Phase.RUNNING else list(self._begin(event))
+        said += self._inner.enter(event["data"])
+        handler = self._handlers.get(context.type)
+        said += handler(event["data"]) if handler else (context.custom(event["data"]),)
+        place = Place(self._thread_id, self._run_id, epoch_ms(event.get("timestamp")))
+        return [self._frame(each, place) for each in said]
+
+    def cut(self, message: str, code: str) -> Sequence[Frame]:
+        """Ends a stream that cannot go on to the run's end: a client takes silence for success."""
+        if self.phase not in (Phase.BEFORE, Phase.RUNNING):
+            return ()
+        self._run_id = self._run_id or self._run_ids(1)
+        said = [*self._close(error=message), _error(message, code)]
+        self.phase = Phase.OVER
+        return [self._frame(each, self.place) for each in said]
+
+    @property
+    def scope(self) -> str:
+        """What the ids of this run begin with, once its first event is known."""
+        return self._context.scope
+
+    @property
+    def place(self) -> Place:
+        """Where an event without a time of its own would stand."""
+        return Place(self._thread_id, self._run_id, None)
+
+    def reopened(self) -> Iterator[Said]:
+        """The starts of all that is open, for a client that joins now."""
+        yield from self._inner.reopened()
+        yield from self._speech.reopened()
+        yield from self._calls.reopened()
+
+    def _frame(self, said: Said, place: Place) -> Frame:
+        type, fields, facts = said
+        return frame(self.profile.body(type, fields, facts, place), type.value)
+
+    def _begin(self, event: JsonObject) -> Iterator[Said]:
+        """RUN_STARTED, and what was open when the run began to wait."""
+        run_id = event.get("run_id") or ""
+        if self.phase is Phase.BEFORE and not self._upstream_ids:
+            self._context.scope = scope_of(run_id)
+        self._leg = max(event.get("leg") or 1, self._leg + 1)
+        self._run_id = self._run_ids(self._leg)
+        self.phase = Phase.RUNNING
+        fields = {"threadId": self._thread_id, "runId": self._run_id}
+        if self._context.modern:
+            fields["protocolVersion"] = PROTOCOL_VERSION
+        facts = {"run_id": run_id, "leg": self._leg, "agent": event["data"].get("agent")}
+        yield EventType.RUN_STARTED, fields, facts
+        self._inner.begin()
+        yield from self.reopened()
+
+    def _requested(self, data: JsonObject) -> Iterator[Said]:
+        """Told at the pause, if there is one: a policy may decide without a person."""
+        self._requests[data["approval_id"]] = data
+        yield from ()
+
+    def _paused(self, data: JsonObject) -> Iterator[Said]:
+        approval_id = data["approval_id"]
+        request = self._requests.get(approval_id, {})
+        items = request.get("items") or []
+        outcome: JsonObject
+        if items and all(map(_is_frontends, items)):
+            outcome = {"type": "success"}
+            if self._context.modern:
+                pending = [f"{self.scope}{item['tool_call_id']}" for item in items]
+                outcome["pendingToolCallIds"] = list(dict.fromkeys(pending))
+            yield from self._close(suspended=())
+        else:
+            modern = self._context.modern
+            asked = [interrupt(request, item, scope=self.scope, modern=modern) for item in items]
+            asked = asked or [interrupt_of_all(approval_id)]
+            outcome = {"type": "interrupt", "interrupts": asked}
+            yield from self._close(suspended=[each["id"] for each in asked])
+        self.phase = Phase.WAITING
+        yield self._finished({"approval_id": approval_id}, outcome=outcome)
+
+    def _completed(self, data: JsonObject) -> Iterator[Said]:
+        yield from self._close()
+        self.phase = Phase.OVER
+        fields: JsonObject = {}
+        if data.get("value") is not None:
+            fields["result"] = data["value"]
+        if usage := token_usage(data.get("usage")):
+            fields["usage"] = [usage]
+        yield self._finished(data, **fields)
+
+    def _cancelled(self, data: JsonObject) -> Iterator[Said]:
+        reason = data.get("reason") or "user_stop"
+        yield from self._close(error=f"cancelled: {reason}")
+        self.phase = Phase.OVER
+        if self._context.modern:
+            yield self._finished(data, outcome={"type": "cancelled"})
+        else:  # an older client knows no such outcome, and success it was not
+            facts = {"by": data.get("by")}
+            yield _error(f"The run was cancelled: {reason}.", "cancelled", facts)
+
+    def _failed(self, data: JsonObject) -> Iterator[Said]:
+        code = data.get("code") or "internal"
+        message, facts = data.get("error") or INTERNAL_ERROR, data
+        if code == "internal":
+            message, facts = INTERNAL_ERROR, NO_FACTS
+        yield from self._close(error=message)
+        self.phase = Phase.OVER
+        yield _error(message, code, facts)
+
+    def _close(
+        self, *, error: str | None = None, suspended: Sequence[str] | None = None
+    ) -> Iterator[Said]:
+        """Ends all that is open, `suspended` by these interrupts where the run goes on later."""
+        yield from self._speech.close(error)
+        yield from self._calls.close()
+        yield from self._inner.close(error, suspended)
+
+    def _finished(self, facts: JsonObject, **fields: Json) -> Said:
+        body = {"threadId": self._thread_id, "runId": self._run_id, **fields}
+        return EventType.RUN_FINISHED, body, facts
+
+
+def _nothing(data: JsonObject) -> Iterator[Said]:
+    yield from ()
+
+
+def _is_frontends(item: JsonObject) -> bool:
+    return item["kind"] in CLIENT_KINDS and bool(item.get("tool_call_id"))
+
+
+def _error(message: str, code: str, facts: JsonObject = NO_FACTS) -> Said:
+    return EventType.RUN_ERROR, {"message": message, "code": code}, facts

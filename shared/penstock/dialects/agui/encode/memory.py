@@ -1,0 +1,262 @@
+"""What an AG-UI client holds after the events that it saw: messages and state.
+
+The reducer of the TypeScript client 1.0.0, for the events that our encoder makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.dialects.agui.vocabulary import EventType
+from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.patch import Document, DoesNotApply
+from penstock.dialects.text_buffer import add_piece
+
+NOTHING: Final = object()  # no state is known, which is not the state null
+
+
+@dataclass(slots=True)
+class Memory:
+    """A client's conversation. `apply` takes the events in order, each at its own cost."""
+
+    _messages: list[JsonObject] = field(default_factory=list)
+    _by_id: dict[str, JsonObject] = field(default_factory=dict)  # the newest of each
+    _calls: dict[str, tuple[JsonObject, JsonObject]] = field(default_factory=dict)
+    # text that is still to be joined, by what holds it: pieces are many, readers are few
+    _pieces: dict[tuple[int, str], tuple[JsonObject, list[str]]] = field(default_factory=dict)
+    run: JsonObject | None = None  # the last RUN_STARTED
+    end: JsonObject | None = None  # its RUN_FINISHED or RUN_ERROR
+    _state: Document | None = None
+    _contents: dict[str, Document] = field(default_factory=dict)  # of activities, by id
+
+    @property
+    def messages(self) -> list[JsonObject]:
+        """The conversation so far."""
+        for (_, key), (holder, pieces) in self._pieces.items():
+            holder[key] = (holder.get(key) or "") + "".join(pieces)
+        self._pieces.clear()
+        return self._messages
+
+    @property
+    def state(self) -> Json:
+        """The state; NOTHING where none was told."""
+        return NOTHING if self._state is None else self._state.value
+
+    def apply(self, event: JsonObject) -> None:
+        """What the event changes."""
+        handler = _HANDLERS.get(event["type"])
+        if handler is not None:
+            handler(self, event)
+
+    def hear(self, id: str, text: str) -> None:
+        """The user's words, unless they are the last that is known."""
+        last = self.messages[-1] if self.messages else {}
+        if last.get("role") != "user" or last.get("content") != text:
+            self._append({"id": id, "role": "user", "content": text})
+
+    def _append(self, message: JsonObject) -> None:
+        self._messages.append(message)
+        self._know(message)
+
+    def _know(self, message: JsonObject) -> None:
+        self._by_id[message["id"]] = message
+        for call in message.get("toolCalls") or ():
+            self._calls.setdefault(call["id"], (message, call))
+
+    def _message(self, id: str) -> JsonObject | None:
+        return self._by_id.get(id)
+
+    def _call(self, id: str) -> JsonObject | None:
+        message_and_call = self._calls.get(id)
+        return message_and_call[1] if message_and_call is not None else None
+
+    def _grow(self, holder: JsonObject, key: str, delta: str) -> None:
+        add_piece(self._pieces.setdefault((id(holder), key), (holder, []))[1], delta)
+
+    def _run_started(self, event: JsonObject) -> None:
+        self.run, self.end = event, None
+
+    def _run_ended(self, event: JsonObject) -> None:
+        self.end = event
+
+    def _started(self, event: JsonObject) -> None:
+        message = self._message(event["messageId"])
+        if message is None:
+            message = {"id": event["messageId"], "role": event.get("role", "assistant")}
+            message["content"] = ""
+            message.update({key: event[key] for key in ("name", "subagentRunId") if key in event})
+            self._append(message)
+        _merge(message, event)
+
+    def _content(self, event: JsonObject) -> None:
+        message = self._message(event["messageId"])
+        if message is not None and isinstance(message.get("content") or "", str):
+            self._grow(message, "content", event["delta"])
+            _merge(message, event)
+
+    def _ended(self, event: JsonObject) -> None:
+        message = self._message(event["messageId"])
+        if message is not None:
+            _merge(message, event)
+
+    def _call_started(self, event: JsonObject) -> None:
+        known = self._call(event["toolCallId"])
+        if known is not None:
+            _merge(known, event)
+            return
+        parent = self._parent(event)
+        function = {"name": event["toolCallName"], "arguments": ""}
+        call: JsonObject = {"id": event["toolCallId"], "type": "function", "function": function}
+        parent.setdefault("toolCalls", []).append(call)
+        self._calls[call["id"]] = parent, call
+        _merge(call, event)
+
+    def _parent(self, event: JsonObject) -> JsonObject:
+        """The message that asks for the tool: the named one, or one of its own."""
+        id = event.get("parentMessageId")
+        existing = self._message(id) if id else None
+        if existing is not None and existing["role"] == "assistant":
+            return existing
+        created: JsonObject = {
+            "id": id if id and existing is None else event["toolCallId"],
+            "role": "assistant",
+        }
+        if "subagentRunId" in event:
+            created["subagentRunId"] = event["subagentRunId"]
+        self._append(created)
+        return created
+
+    def _call_args(self, event: JsonObject) -> None:
+        call = self._call(event["toolCallId"])
+        if call is not None:
+            self._grow(call["function"], "arguments", event["delta"])
+            _merge(call, event)
+
+    def _call_ended(self, event: JsonObject) -> None:
+        call = self._call(event["toolCallId"])
+        if call is not None:
+            _merge(call, event)
+
+    def _call_result(self, event: JsonObject) -> None:
+        message = {
+            "id": event["messageId"],
+            "toolCallId": event["toolCallId"],
+            "role": "tool",
+            "content": event["content"],
+        }
+        if "subagentRunId" in event:
+            message["subagentRunId"] = event["subagentRunId"]
+        _merge(message, event)
+        self._know(message)
+        asked = self._calls.get(event["toolCallId"])
+        at = len(self._messages)
+        if asked is not None:
+            at = _place(self._messages, asked[0])
+        self._messages.insert(at, message)
+
+    def _state_told(self, event: JsonObject) -> None:
+        self._state = Document(event["snapshot"])
+
+    def _state_changed(self, event: JsonObject) -> None:
+        self._state = self._state or Document({})
+        with suppress(DoesNotApply):  # as the client does
+            self._state.apply(event["delta"])
+
+    def _restated(self, event: JsonObject) -> None:
+        restated = {message["id"]: message for message in event["messages"]}
+        roles = {message["role"] for message in event["messages"]}
+        kept = [
+            restated.get(message["id"], message)
+            for message in self._messages
+            if message["id"] in restated or message["role"] in {"activity", "reasoning"} - roles
+        ]
+        known = {message["id"] for message in kept}
+        self._messages = kept + [each for id, each in restated.items() if id not in known]
+        self._by_id, self._calls = {}, {}
+        for message in self._messages:
+            self._know(message)
+
+    def _activity(self, event: JsonObject) -> None:
+        message = self._message(event["messageId"])
+        replace = event.get("replace", True)
+        if message is None:
+            message = {"id": event["messageId"], "role": "activity"}
+            self._append(message)
+        elif message["role"] != "activity" or not replace:
+            return
+        message["activityType"] = event["activityType"]
+        message["content"] = event["content"]
+        _merge(message, event)
+
+    def _activity_changed(self, event: JsonObject) -> None:
+        message = self._message(event["messageId"])
+        if message is None or message["role"] != "activity":
+            return
+        content = self._contents.get(message["id"])
+        if content is None or content.value is not message["content"]:
+            content = self._contents[message["id"]] = Document(message["content"])
+        try:
+            content.apply(event["patch"])
+        except DoesNotApply:
+            return
+        message["content"] = content.value
+        message["activityType"] = event["activityType"]
+        _merge(message, event)
+
+    def _encrypted(self, event: JsonObject) -> None:
+        if event["subtype"] == "tool-call":
+            entity = self._call(event["entityId"])
+        else:
+            entity = self._message(event["entityId"])
+        if entity is not None and entity.get("role") != "activity":
+            entity["encryptedValue"] = event["encryptedValue"]
+
+
+def _place(messages: list[JsonObject], asking: JsonObject) -> int:
+    """Where an answer stands: behind the message that asked, and the answers that are there."""
+    # from the end: an answer comes soon
+    at = end = len(messages)
+    while messages[at - 1] is not asking:
+        at -= 1
+        if messages[at]["role"] != "tool":
+            end = at
+    return end
+
+
+def _merge(target: JsonObject, event: JsonObject) -> None:
+    if "metadata" in event:
+        target["metadata"] = {**target.get("metadata", {}), **event["metadata"]}
+
+
+_HANDLERS: Final[Mapping[str, Callable[[Memory, JsonObject], None]]] = {
+    EventType.RUN_STARTED: Memory._run_started,
+    EventType.RUN_FINISHED: Memory._run_ended,
+    EventType.RUN_ERROR: Memory._run_ended,
+    EventType.TEXT_MESSAGE_START: Memory._started,
+    EventType.TEXT_MESSAGE_CONTENT: Memory._content,
+    EventType.TEXT_MESSAGE_END: Memory._ended,
+    EventType.REASONING_MESSAGE_START: Memory._started,
+    EventType.REASONING_MESSAGE_CONTENT: Memory._content,
+    EventType.REASONING_MESSAGE_END: Memory._ended,
+    EventType.TOOL_CALL_START: Memory._call_started,
+    EventType.TOOL_CALL_ARGS: Memory._call_args,
+    EventType.TOOL_CALL_END: Memory._call_ended,
+    EventType.TOOL_CALL_RESULT: Memory._call_result,
+    EventType.STATE_SNAPSHOT: Memory._state_told,
+    EventType.STATE_DELTA: Memory._state_changed,
+    EventType.MESSAGES_SNAPSHOT: Memory._restated,
+    EventType.ACTIVITY_SNAPSHOT: Memory._activity,
+    EventType.ACTIVITY_DELTA: Memory._activity_changed,
+    EventType.REASONING_ENCRYPTED_VALUE: Memory._encrypted,
+}
+
+
+def remembered(events: Iterable[JsonObject]) -> Memory:
+    """What is held after these events."""
+    memory = Memory()
+    for event in events:
+        memory.apply(event)
+    return memory

@@ -1,0 +1,128 @@
+"""Messages and thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.dialects.agui.encode.context import NO_FACTS, Context, Said
+from penstock.dialects.agui.encode.ledger import Message
+from penstock.dialects.agui.vocabulary import TEXT_ROLES, EventType
+from penstock.dialects.base import JsonObject
+from penstock.dialects.text_buffer import add_piece
+
+
+class Speech:
+    """What agents say and think. In a profile of whole messages a message is told at its end."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._open = context.open
+
+    def started(self, data: JsonObject) -> Iterator[Said]:
+        """llm.message_started."""
+        yield from self.end_thoughts()
+        if data["message_id"] not in self._open.messages:
+            yield from self._open_message(data["message_id"], data)
+
+    def streamed(self, data: JsonObject) -> Iterator[Said]:
+        """llm.stream."""
+        yield from self.end_thoughts()
+        id, content = data["message_id"], data["content"]
+        message = self._open.messages.get(id)
+        if message is None:
+            yield from self._open_message(id, data)
+            message = self._open.messages[id]
+        if self._context.profile.whole:
+            add_piece(message.text, content)
+        elif content:
+            message.said = True
+            fields = {"messageId": self._context.scope + id, "delta": content}
+            yield EventType.TEXT_MESSAGE_CONTENT, fields, NO_FACTS
+
+    def completed(self, data: JsonObject) -> Iterator[Said]:
+        """llm.message_completed."""
+        yield from self.end_thoughts()
+        id = data["message_id"]
+        if id not in self._open.messages:
+            yield from self._open_message(id, data)
+        yield from self._message_end(id, self._open.messages[id], data)
+
+    def reopened(self) -> Iterator[Said]:
+        """The starts of messages and thoughts under way."""
+        if not self._context.profile.whole:
+            for id, message in self._open.messages.items():
+                yield self._message_start(id, message)
+        for id, owner in self._open.thoughts.items():
+            yield from self._thought_starts(id, owner)
+
+    def close(self, error: str | None) -> Iterator[Said]:
+        """Ends what is under way; `error` is why it is not whole."""
+        for id in list(self._open.thoughts):
+            yield from self._thought_ends(id)
+        for id, message in list(self._open.messages.items()):
+            content = "".join(message.text)
+            yield from self._message_end(id, message, {"content": content, "error": error})
+
+    def _open_message(self, id: str, data: JsonObject) -> Iterator[Said]:
+        role = data.get("role")
+        owner = self._open.owner_of(f"message {id}", self._context.owner)
+        started = {name: data[name] for name in ("name", "metadata") if data.get(name)}
+        message = Message(role if role in TEXT_ROLES else "assistant", owner, started=started)
+        self._open.messages[id] = message
+        if not self._context.profile.whole:
+            yield self._message_start(id, message)
+
+    def _message_start(self, id: str, message: Message) -> Said:
+        fields: JsonObject = {"messageId": self._context.scope + id, "role": message.role}
+        name = message.started.get("name")
+        if isinstance(name, str):
+            fields["name"] = name
+        return (
+            EventType.TEXT_MESSAGE_START,
+            self._context.tagged(fields, message.owner),
+            message.started,
+        )
+
+    def _message_end(self, id: str, message: Message, data: JsonObject) -> Iterator[Said]:
+        del self._open.messages[id]
+        content = data.get("content") or "".join(message.text)
+        if self._context.profile.whole:
+            yield self._message_start(id, message)
+        if content and not message.said:
+            fields = {"messageId": self._context.scope + id, "delta": content}
+            yield EventType.TEXT_MESSAGE_CONTENT, fields, NO_FACTS
+        facts = {**data, "content": content, "role": message.role}
+        yield EventType.TEXT_MESSAGE_END, {"messageId": self._context.scope + id}, facts
+
+    # thoughts
+
+    def thought(self, data: JsonObject) -> Iterator[Said]:
+        """llm.reasoning."""
+        id = data["reasoning_id"]
+        if data["thought"]:
+            if id not in self._open.thoughts:
+                self._open.thoughts[id] = self._context.owner
+                yield from self._thought_starts(id, self._context.owner)
+            fields = {"messageId": self._context.scope + id, "delta": data["thought"]}
+            yield EventType.REASONING_MESSAGE_CONTENT, fields, data
+        if data.get("final") and id in self._open.thoughts:
+            yield from self._thought_ends(id)
+
+    def end_thoughts(self) -> Iterator[Said]:
+        """Who speaks or acts has thought: a client shows it as thinking until then."""
+        if self._open.thoughts:
+            mine = [id for id, owner in self._open.thoughts.items() if owner == self._context.owner]
+            for id in mine:
+                yield from self._thought_ends(id)
+
+    def _thought_starts(self, id: str, owner: str | None) -> Iterator[Said]:
+        owner = self._open.owner_of(f"thought {id}", owner)
+        span = self._context.tagged({"messageId": self._context.scope + id}, owner)
+        yield EventType.REASONING_START, span, NO_FACTS
+        yield EventType.REASONING_MESSAGE_START, {**span, "role": "reasoning"}, NO_FACTS
+
+    def _thought_ends(self, id: str) -> Iterator[Said]:
+        del self._open.thoughts[id]
+        span = {"messageId": self._context.scope + id}
+        yield EventType.REASONING_MESSAGE_END, span, NO_FACTS
+        yield EventType.REASONING_END, span, NO_FACTS

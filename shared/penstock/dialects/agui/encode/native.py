@@ -1,0 +1,181 @@
+"""Events and values of AG-UI itself that came through: what may be said again as it was.
+
+An upstream's value goes out natively only where the client's schema takes it without a warning;
+everything else travels inside a CUSTOM event, where any JSON is legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from penstock.dialects.agui.vocabulary import EventType
+from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.patch import is_patch
+
+Check = Callable[[Json], bool]
+Shape = Mapping[str, Check]
+
+
+def _string(value: Json) -> bool:
+    return isinstance(value, str)
+
+
+def _object(value: Json) -> bool:
+    return isinstance(value, dict)
+
+
+def _anything(value: Json) -> bool:
+    return True
+
+
+def _flag(value: Json) -> bool:
+    return isinstance(value, bool)
+
+
+def _fits(value: Json, required: Shape, optional: Shape) -> bool:
+    """Whether it is an object with all the required members, and no others than these."""
+    if not isinstance(value, dict) or not required.keys() <= value.keys():
+        return False
+    known = {**required, **optional}
+    return all(name in known and known[name](item) for name, item in value.items())
+
+
+# required members, optional members
+_NATIVE: Final[Mapping[EventType, tuple[Shape, Shape]]] = {
+    EventType.RAW: ({"event": _anything}, {"source": _string}),
+    EventType.CUSTOM: ({"name": _string, "value": _anything}, {}),
+    EventType.ACTIVITY_SNAPSHOT: (
+        {"messageId": _string, "activityType": _string, "content": _object},
+        {"replace": _flag},
+    ),
+    EventType.ACTIVITY_DELTA: (
+        {"messageId": _string, "activityType": _string, "patch": is_patch},
+        {},
+    ),
+    EventType.REASONING_ENCRYPTED_VALUE: (
+        {
+            "subtype": lambda value: value in ("tool-call", "message"),
+            "entityId": _string,
+            "encryptedValue": _string,
+        },
+        {},
+    ),
+}
+# What every event may have; we say it anew, or leave it out.
+_ENVELOPE: Final = frozenset({"type", "timestamp", "rawEvent", "subagentRunId", "metadata"})
+
+
+def native_event(name: str, value: Json) -> tuple[EventType, JsonObject] | None:
+    """The type and fields of an upstream's own event (`custom.event`, protocol `agui`).
+
+    `name` is the type and `value` the event; or a CUSTOM's name and its value. None where the
+    type's fields are not what a client takes.
+    """
+    shapes = _NATIVE.get(EventType(name)) if name in _NATIVE else None
+    if shapes is None and name in EventType.__members__:
+        return None
+    if shapes is None:
+        return EventType.CUSTOM, {"name": name, "value": value}
+    if not isinstance(value, dict):
+        return None
+    fields = {key: item for key, item in value.items() if key not in _ENVELOPE}
+    return (EventType(name), fields) if _fits(fields, *shapes) else None
+
+
+# content parts
+
+_MIME: Final[Shape] = {"mimeType": _string}
+_SOURCES: Final[Mapping[str, tuple[Shape, Shape]]] = {
+    "data": ({"type": _string, "value": _string, "mimeType": _string}, {}),
+    "url": ({"type": _string, "value": _string}, _MIME),
+    "file": ({"type": _string, "value": _string}, {"provider": _string, **_MIME}),
+}
+
+
+def _source(value: Json) -> bool:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return isinstance(kind, str) and kind in _SOURCES and _fits(value, *_SOURCES[kind])
+
+
+_PART: Final[Shape] = {"id": _string, "metadata": lambda value: value is not None}
+_MEDIA: Final[tuple[Shape, Shape]] = ({"type": _string, "source": _source}, _PART)
+_PARTS: Final[Mapping[str, tuple[Shape, Shape]]] = {
+    "text": ({"type": _string, "text": _string}, _PART),
+    "image": _MEDIA,
+    "audio": _MEDIA,
+    "video": _MEDIA,
+    "document": _MEDIA,
+}
+
+
+def _part(value: Json) -> bool:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return isinstance(kind, str) and kind in _PARTS and _fits(value, *_PARTS[kind])
+
+
+def are_parts(value: Json) -> bool:
+    """Whether it is a list of content parts, as a tool result of 1.0 may be."""
+    return isinstance(value, list) and bool(value) and all(map(_part, value))
+
+
+# messages
+
+_COMMON: Final[Shape] = {
+    "subagentRunId": _string,
+    "encryptedValue": _string,
+    "metadata": _object,
+}
+_FUNCTION: Final[tuple[Shape, Shape]] = ({"name": _string, "arguments": _string}, {})
+_TOOL_CALL: Final[tuple[Shape, Shape]] = (
+    {
+        "id": _string,
+        "type": lambda value: value == "function",
+        "function": lambda value: _fits(value, *_FUNCTION),
+    },
+    {"encryptedValue": _string, "metadata": _object},
+)
+
+
+def _calls(value: Json) -> bool:
+    return isinstance(value, list) and all(_fits(each, *_TOOL_CALL) for each in value)
+
+
+def _content(value: Json) -> bool:
+    return isinstance(value, str) or are_parts(value)
+
+
+def _spoken(**fields: Check) -> tuple[Shape, Shape]:
+    return {"id": _string, "role": _string, **fields}, _COMMON
+
+
+_NAMED: Final[Shape] = {**_COMMON, "name": _string}
+_MESSAGES: Final[Mapping[str, tuple[Shape, Shape]]] = {
+    "developer": (_spoken(content=_string)[0], _NAMED),
+    "system": (_spoken(content=_string)[0], _NAMED),
+    "user": (_spoken(content=_content)[0], _NAMED),
+    "assistant": (_spoken()[0], {**_NAMED, "content": _string, "toolCalls": _calls}),
+    "tool": (
+        _spoken(toolCallId=_string, content=_content)[0],
+        {**_COMMON, "error": _string},
+    ),
+    "activity": (
+        _spoken(activityType=_string, content=_object)[0],
+        {"subagentRunId": _string, "metadata": _object},
+    ),
+    "reasoning": _spoken(content=_string),
+}
+
+
+def are_messages(value: Json, *, modern: bool) -> bool:
+    """Whether it is a list of messages; clients before 1.0 take a tool's content as text only."""
+    return isinstance(value, list) and all(_message(each, modern) for each in value)
+
+
+def _message(value: Json, modern: bool) -> bool:
+    role = value.get("role") if isinstance(value, dict) else None
+    if not isinstance(role, str) or role not in _MESSAGES:
+        return False
+    if role == "tool" and not modern and not isinstance(value.get("content"), str):
+        return False
+    return _fits(value, *_MESSAGES[role])

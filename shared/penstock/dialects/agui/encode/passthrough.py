@@ -1,0 +1,78 @@
+"""State, history, and an AG-UI upstream's own events: what is passed on where a client takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.dialects.agui.encode.context import NO_FACTS, Context, Said
+from penstock.dialects.agui.encode.native import are_messages, native_event
+from penstock.dialects.agui.vocabulary import INTERNAL_EVENTS, EventType
+from penstock.dialects.base import JsonObject
+from penstock.dialects.patch import is_patch
+
+
+class Passed:
+    """What is passed on as it is, or inside a CUSTOM event."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._open = context.open
+
+    def snapshot(self, data: JsonObject) -> Iterator[Said]:
+        """state.snapshot."""
+        yield EventType.STATE_SNAPSHOT, self._context.mine({"snapshot": data["snapshot"]}), NO_FACTS
+
+    def delta(self, data: JsonObject) -> Iterator[Said]:
+        """state.delta."""
+        if is_patch(data["delta"]):
+            yield EventType.STATE_DELTA, self._context.mine({"delta": data["delta"]}), NO_FACTS
+        else:
+            yield self._context.custom(data)
+
+    def messages(self, data: JsonObject) -> Iterator[Said]:
+        """state.messages."""
+        messages = data["messages"]
+        if are_messages(messages, modern=self._context.modern) and self._keeps_what_is_open(
+            messages
+        ):
+            self._restate_owners(messages)
+            yield EventType.MESSAGES_SNAPSHOT, {"messages": messages}, NO_FACTS
+        else:
+            yield self._context.custom(data)
+
+    def _keeps_what_is_open(self, messages: list[JsonObject]) -> bool:
+        """A client drops what a snapshot leaves out, and then cannot go on with it."""
+        kept = {message["id"] for message in messages}
+        kept.update(call["id"] for each in messages for call in each.get("toolCalls", ()))
+        ids = (*self._open.messages, *self._open.calls)
+        return self._context.profile.whole or all(self._context.scope + id in kept for id in ids)
+
+    def _restate_owners(self, messages: list[JsonObject]) -> None:
+        """Whose the messages are, a client believes a snapshot."""
+        for message in messages:
+            owner = message.get("subagentRunId")
+            kind = "thought" if message["role"] == "reasoning" else "message"
+            entities = [(kind, message), *(("call", call) for call in message.get("toolCalls", ()))]
+            for entity, each in entities:
+                id = each["id"].removeprefix(self._context.scope)
+                self._open.owners[f"{entity} {id}"] = owner
+
+    def custom_event(self, data: JsonObject) -> Iterator[Said]:
+        """custom.event: an AG-UI upstream's own passes as it was; machinery is left out."""
+        if data["name"] in INTERNAL_EVENTS:
+            return
+        native = None
+        if data.get("protocol") == "agui":
+            native = native_event(data["name"], data["value"])
+        if native is None:
+            yield self._context.custom(data)
+            return
+        type, fields = native
+        scoped: JsonObject = {
+            name: self._context.scope + fields[name]
+            for name in ("messageId", "entityId")
+            if name in fields
+        }
+        whole = data["name"] in EventType.__members__  # the value is the event
+        facts = {"metadata": data["value"].get("metadata")} if whole else NO_FACTS
+        yield type, {**fields, **scoped}, facts

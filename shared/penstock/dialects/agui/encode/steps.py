@@ -1,0 +1,156 @@
+"""Steps and inner runs: both go on over a pause, while an AG-UI run must end without any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from penstock.dialects.agui.encode.context import NO_FACTS, Context, Said
+from penstock.dialects.agui.encode.ledger import Step, Subagent
+from penstock.dialects.agui.vocabulary import INTERNAL_EVENTS, EventType
+from penstock.dialects.base import JsonObject
+from penstock.events import TERMINAL
+
+PROFILE_STEP: Final = "\0step"  # a step id that no canonical event has
+
+# The steps of agent-runs-sse.md. An upstream's own steps of these names pass as they are.
+CONTRACT_STEPS: Final = frozenset({"router", "worker"})
+
+# Events that open no step: nothing is said at them, or a step begins anyway.
+_ENDS: Final = TERMINAL | {"lifecycle.paused"}
+_OUTSIDE: Final = frozenset({"lifecycle.started", "lifecycle.resumed", "approval.requested"})
+
+# What a server says of its own run before its first step begins.
+_BEFORE_ITS_STEPS: Final = INTERNAL_EVENTS | {"RUN_STARTED"}
+
+# Where an inner run comes from, if its upstream speaks AG-UI.
+_PARENTS: Final = {
+    "parent_tool_call_id": "parentToolCallId",
+    "parent_message_id": "parentMessageId",
+}
+
+
+class Inner:
+    """The steps and inner runs of a run."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._open = context.open
+        self._had_step = False  # this AG-UI run has told of a step
+
+    def step_started(self, data: JsonObject) -> Iterator[Said]:
+        """workflow.step_started; a profile with a step of its own has the contract's besides."""
+        if self._context.profile.step and not self._is_contracts(data):
+            yield self._context.custom(data)
+        elif data["step_id"] not in self._open.steps:
+            if ours := self._open.steps.pop(PROFILE_STEP, None):
+                yield self._step(EventType.STEP_FINISHED, ours)
+            owner = self._context.owner if self._context.modern else None
+            if self._context.profile.step:
+                name = data["description"]
+            else:
+                name = self._open.step_name(data["step_id"], data.get("description") or "", owner)
+            step = self._open.steps[data["step_id"]] = Step(name, owner)
+            yield self._step(EventType.STEP_STARTED, step, data)
+
+    def _is_contracts(self, data: JsonObject) -> bool:
+        """Whether it is a step of the contract's that can begin now: a client takes a name once."""
+        name = data.get("description")
+        others = (step for id, step in self._open.steps.items() if id != PROFILE_STEP)
+        return name in CONTRACT_STEPS and all(step.name != name for step in others)
+
+    def enter(self, data: JsonObject) -> Iterator[Said]:
+        """Opens the profile's step before the current event, unless some step is open.
+
+        The step waits for the first event that says something, since an upstream may begin with
+        a step of its own.
+        """
+        name, type = self._context.profile.step, self._context.type
+        if name is None or self._open.steps or type in _OUTSIDE:
+            return
+        if self._had_step and type in _ENDS:
+            return
+        if type == "workflow.step_started" and self._is_contracts(data):
+            return
+        if type == "custom.event" and data["name"] in _BEFORE_ITS_STEPS:
+            return
+        step = self._open.steps[PROFILE_STEP] = Step(name, None)
+        yield self._step(EventType.STEP_STARTED, step)
+
+    def step_ended(self, data: JsonObject) -> Iterator[Said]:
+        """workflow.step_completed and step_failed."""
+        step = self._open.steps.pop(data["step_id"], None)
+        if step is None:
+            yield self._context.custom(data)
+        else:
+            yield self._step(EventType.STEP_FINISHED, step, data)
+
+    def begin(self) -> None:
+        """An AG-UI run begins: it knows of those that go on."""
+        self._had_step = False
+        self._open.known_subagents.clear()
+        self._open.known_subagents.update(self._open.subagents)
+
+    def reopened(self) -> Iterator[Said]:
+        """The starts of those that go on."""
+        again: set[str] = set()
+        for id, subagent in self._open.subagents.items():
+            fields = {"subagentRunId": id, **subagent.started}
+            if fields.get("parentSubagentRunId") not in again:  # it has ended, and is not told
+                fields.pop("parentSubagentRunId", None)
+            again.add(id)
+            yield EventType.SUBAGENT_STARTED, fields, NO_FACTS
+        for step in self._open.steps.values():
+            yield self._step(EventType.STEP_STARTED, step)
+
+    def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Said]:
+        """Ends all for the client, but for the run: of one that waits they go on after it."""
+        for step in reversed(self._open.steps.values()):
+            yield self._step(EventType.STEP_FINISHED, step)
+        for id in reversed(self._open.subagents):
+            fields: JsonObject = {"subagentRunId": id}
+            if error is not None:
+                yield EventType.SUBAGENT_ERROR, {**fields, "message": error}, NO_FACTS
+                continue
+            if suspended is not None:
+                asked = {"interruptIds": list(suspended)} if suspended else {}
+                fields["outcome"] = {"type": "suspended", **asked}
+            yield EventType.SUBAGENT_FINISHED, fields, NO_FACTS
+
+    def _step(self, type: EventType, step: Step, facts: JsonObject = NO_FACTS) -> Said:
+        self._had_step = True
+        return type, self._context.tagged({"stepName": step.name}, step.owner), facts
+
+    def dispatched(self, data: JsonObject) -> Iterator[Said]:
+        """dispatch.worker; an id comes once in an AG-UI run."""
+        id = data["subrun_id"]
+        if not self._context.modern or id in self._open.known_subagents:
+            yield self._context.custom(data)
+            return
+        started: JsonObject = {"name": data["worker_name"]}
+        if data.get("task"):
+            started["description"] = data["task"]
+        if data.get("parent_subrun_id") in self._open.known_subagents:
+            started["parentSubagentRunId"] = data["parent_subrun_id"]
+        for name, theirs in _PARENTS.items():
+            if isinstance(data.get(name), str):
+                started[theirs] = self._context.scope + data[name]
+        self._open.subagents[id] = Subagent(started)
+        self._open.known_subagents.add(id)
+        yield EventType.SUBAGENT_STARTED, {"subagentRunId": id, **started}, data
+
+    def finished(self, data: JsonObject) -> Iterator[Said]:
+        """dispatch.finished."""
+        id = data["subrun_id"]
+        if self._open.subagents.pop(id, None) is None:
+            yield self._context.custom(data)
+            return
+        fields: JsonObject = {"subagentRunId": id}
+        status = data.get("status")
+        if status in ("failed", "cancelled"):
+            message = data.get("error") or f"The inner run was {status}."
+            yield EventType.SUBAGENT_ERROR, {**fields, "message": message, "code": status}, data
+            return
+        if data.get("result") is not None:
+            fields["result"] = data["result"]
+        yield EventType.SUBAGENT_FINISHED, fields, data

@@ -1,0 +1,132 @@
+"""Tool calls: their arguments, their ends and their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.dialects.agui.encode.context import NO_FACTS, Context, Said
+from penstock.dialects.agui.encode.ledger import Call
+from penstock.dialects.agui.encode.messages import Speech
+from penstock.dialects.agui.encode.native import are_parts
+from penstock.dialects.agui.values import json_text, result_text
+from penstock.dialects.agui.vocabulary import EventType
+from penstock.dialects.base import JsonObject
+from penstock.dialects.text_buffer import add_piece
+
+
+class Calls:
+    """The calls of a run. In a profile of whole messages the arguments come with the call."""
+
+    def __init__(self, context: Context, speech: Speech) -> None:
+        self._context = context
+        self._open = context.open
+        self._speech = speech
+        self._calls: dict[str, Call] = {}
+
+    def arguments(self, data: JsonObject) -> Iterator[Said]:
+        """llm.tool_args. A value at a path is no text: those arguments come with the call."""
+        delta = data.get("delta")
+        id = data["tool_call_id"]
+        if not delta or (id in self._calls and id not in self._open.calls):
+            return
+        yield from self._speech.end_thoughts()
+        call = self._open.calls.get(id)
+        if call is None:
+            call = self._new(id, data)
+            if not self._context.profile.whole:
+                yield self._start(id, call)
+        if self._context.profile.whole:
+            add_piece(call.text, delta)
+        else:
+            call.said = True
+            fields = {"toolCallId": self._context.scope + id, "delta": delta}
+            yield EventType.TOOL_CALL_ARGS, fields, _facts(call)
+
+    def called(self, data: JsonObject) -> Iterator[Said]:
+        """llm.tool_call; the first of its id."""
+        id = data["tool_call_id"]
+        call = self._open.calls.get(id)
+        if call is None:
+            if id in self._calls:
+                return
+            call = self._new(id, data)
+            if not self._context.profile.whole:
+                yield from self._speech.end_thoughts()
+                yield self._start(id, call)
+        yield from self._speech.end_thoughts()
+        call.args = data["args"]
+        text = data.get("args_text")
+        yield from self._end(id, call, text if text is not None else json_text(call.args), data)
+
+    def reopened(self) -> Iterator[Said]:
+        """The starts of calls whose arguments stream."""
+        if not self._context.profile.whole:
+            for id, call in self._open.calls.items():
+                yield self._start(id, call)
+
+    def close(self) -> Iterator[Said]:
+        """Ends the calls whose arguments stream."""
+        for id, call in list(self._open.calls.items()):
+            yield from self._end(id, call, "".join(call.text), NO_FACTS)
+
+    def _new(self, id: str, data: JsonObject) -> Call:
+        message_id = data.get("parent_message_id") or data.get("message_id")
+        if not isinstance(message_id, str):
+            message_id = id
+        call = Call(
+            tool=data["tool"],
+            message_id=self._context.scope + message_id,
+            owner=self._open.owner_of(f"call {id}", self._context.owner),
+        )
+        self._open.calls[id] = self._calls[id] = call
+        return call
+
+    def _start(self, id: str, call: Call) -> Said:
+        fields: JsonObject = {"toolCallId": self._context.scope + id, "toolCallName": call.tool}
+        if call.message_id != self._context.scope + id:
+            fields["parentMessageId"] = call.message_id
+        tagged = self._context.tagged(fields, call.owner)
+        return EventType.TOOL_CALL_START, tagged, _facts(call)
+
+    def _end(self, id: str, call: Call, text: str, data: JsonObject) -> Iterator[Said]:
+        del self._open.calls[id]
+        facts = {**data, **_facts(call)}
+        fields = {"toolCallId": self._context.scope + id}
+        if self._context.profile.whole:
+            yield self._start(id, call)
+        if text and not call.said:
+            yield EventType.TOOL_CALL_ARGS, {**fields, "delta": text}, _facts(call)
+        yield EventType.TOOL_CALL_END, fields, facts
+
+    def answered(self, data: JsonObject) -> Iterator[Said]:
+        """llm.tool_result; a call that it cuts off is ended first."""
+        yield from self._speech.end_thoughts()
+        id = data["tool_call_id"]
+        call = self._open.calls.get(id)
+        if call is not None:
+            yield from self._end(id, call, "".join(call.text), NO_FACTS)
+        call = call or self._calls.get(id)
+        text = result_text(data)
+        parts = data.get("content")
+        message_id = data.get("message_id")
+        if message_id in (None, "", id):
+            # a client makes a message of the call's own id for a call that no message asks for
+            message_id = f"{id}.result"
+        fields = {
+            "messageId": f"{self._context.scope}{message_id}",
+            "toolCallId": self._context.scope + id,
+            "content": parts if self._context.modern and are_parts(parts) else text,
+            "role": "tool",
+        }
+        facts = {
+            **data,
+            "outcome": data.get("outcome") or "ok",
+            "args": call.args if call else {},
+            "text": text,
+        }
+        owner = self._open.owner_of(f"call {id}", self._context.owner)
+        yield EventType.TOOL_CALL_RESULT, self._context.tagged(fields, owner), facts
+
+
+def _facts(call: Call) -> JsonObject:
+    return {"tool": call.tool, "args": call.args, "message_id": call.message_id}
