@@ -70,6 +70,13 @@ def test_a_second_pause_does_not_ask_again_for_a_requirement_whose_call_is_settl
     assert [item.item_id for item in pause_of(drafts).items] == ["c1"]
 
 
+def test_a_call_whose_id_is_no_text_breaks_no_pause() -> None:
+    call = tool("c0", requires_confirmation=True)
+    odd = {**call, "tool_call_id": {"a": 1}}
+    drafts = feed(decoder(), frame("RunPaused", tools=[odd, call], requirements=[]))
+    assert len(pause_of(drafts).items) == 2
+
+
 def test_what_was_decided_before_is_not_asked_again() -> None:
     done = tool("c0", requires_confirmation=True, confirmed=True, result="x")
     _, pause = paused_agent(done, tool(**CONFIRM))

@@ -53,16 +53,17 @@ def run_needs(body: JsonObject, *, team: bool) -> list[Need]:
         for need in _tool_need(tool, ["tools", index], None, None)
     ]
     settled = {
-        tool.get("tool_call_id")
+        string(tool.get("tool_call_id"))
         for tool in called
         if isinstance(tool, dict) and _was_asked_about(tool) and _tool_kind(tool) is None
     }
-    settled -= {need.tool.get("tool_call_id") for need in tools if need.tool}  # an id comes again
+    # two calls may have the same id
+    settled -= {string(need.tool.get("tool_call_id")) for need in tools if need.tool}
     requirements = [
         need
         for need in _requirements(body.get("requirements"), ["requirements"], None, None)
         # `tools` has the run's own calls, and a member's may have the same id
-        if need.tool is None or need.run_id or need.tool.get("tool_call_id") not in settled
+        if need.tool is None or need.run_id or string(need.tool.get("tool_call_id")) not in settled
     ]
     return [*requirements, *tools] if team else [*tools, *requirements]
 
