@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.dialects.agui.encode.encoder import RUNS, STRICT, prelude
+from penstock.dialects.agui.encode import RUNS, STRICT, prelude
 from support.drive.agui_out import AUDIENCES, THREAD, Audience, Event, Run, frames, recorded, wire
 from support.fakes.raw import RUN_ID
 from support.real.agui_client import SCRIPTS, VERSIONS, Client, Verdict, running
