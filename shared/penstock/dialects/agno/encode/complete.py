@@ -7,6 +7,7 @@ from typing import Final
 
 import orjson
 
+from penstock.dialects.agno.encode.conversation import messages_of
 from penstock.dialects.agno.encode.encoder import AgnoEncoder
 from penstock.dialects.base import JsonObject
 

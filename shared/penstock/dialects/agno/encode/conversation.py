@@ -10,8 +10,8 @@ from typing import Final
 
 import orjson
 
-from penstock.dialects.agno import forms
-from penstock.dialects.agno.address import epoch_s
+from penstock.dialects.agno.encode import pauses
+from penstock.dialects.agno.encode.address import epoch_s
 from penstock.dialects.base import Json, JsonObject
 
 _ALWAYS: Final = {"from_history": False, "stop_after_tool_call": False}
@@ -53,7 +53,7 @@ def _call(data: JsonObject) -> JsonObject:
 def _result(event: JsonObject) -> JsonObject:
     data = event["data"]
     failed = data.get("outcome") not in ("ok", "partial")
-    result = forms.result_text(data.get("error") if failed else data.get("result"))
+    result = pauses.result_text(data.get("error") if failed else data.get("result"))
     return {
         **_message(event, "tool", result),
         "tool_call_id": data["tool_call_id"],
