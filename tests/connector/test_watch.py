@@ -11,6 +11,7 @@ from penstock import telemetry
 from penstock.bus import RawWriter
 from penstock.bus.messages import now
 from penstock.bus.records import ApprovalRecord, Decided, Decision
+from penstock.bus.state.continuity import Continuity, Loss
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.legs.registry import Legs
 from penstock_connector.service import ConnectorService
@@ -71,21 +72,88 @@ async def test_an_open_leg_that_a_dead_connector_has_not_noted_is_ended(
     assert found("nobody_holds") == before + 1
 
 
-async def test_a_decision_that_is_not_on_its_way_any_more_ends_its_run_and_is_never_sent(
+async def paused(penstock: Pipeline) -> tuple[str, str]:
+    """A run that waits for a person, and its approval."""
+    run_id = await penstock.start_run("agno", "delete")
+    *_, asked = await penstock.events_until(run_id, "lifecycle.paused")
+    return run_id, asked.data["approval_id"]
+
+
+def continued(upstream: Misbehaving) -> int:
+    """How often a decision went upstream."""
+    return len([call for call in upstream.calls if call.path.endswith("/continue")])
+
+
+async def test_a_decision_whose_command_was_lost_is_sent_once_as_its_record_says(
     nats_server: NatsServer, upstream: Misbehaving
 ) -> None:
-    """As when the stream of commands has lost it."""
+    """The command is deleted from the stream of commands; later it comes after all."""
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    before = found("never_sent")
+    async with pipeline(nats_server.url, agents(upstream), WITHOUT_CONNECTOR) as penstock:
+        async with pipeline(nats_server.url, agents(upstream), PEER, **FAST):
+            run_id, approval_id = await paused(penstock)
+        await penstock.decide(approval_id)
+        subject = f"command.connector.continue.{run_id}"
+
+        async def sent() -> bool:
+            stored = await penstock.bus.tail("COMMANDS", subject)
+            return stored is not None and await penstock.bus.delete("COMMANDS", stored.sequence)
+
+        async def outbox_is_empty() -> bool:
+            return await penstock.bus.bucket("approvals").get(f"outbox.{approval_id}") is None
+
+        await eventually(sent)
+        await eventually(outbox_is_empty)
+        async with pipeline(nats_server.url, agents(upstream), PEER, **OFTEN):
+            *_, last = await penstock.ended(run_id)
+            await penstock.command("continue", await penstock.continue_command(approval_id))
+            await penstock.ended(await penstock.start_run("agno", "another"))
+    assert last.type == "lifecycle.completed"
+    assert continued(upstream) == 1
+    assert found("never_sent") == before + 1
+
+
+async def test_a_decision_that_cannot_be_sent_again_ends_its_run(
+    nats_server: NatsServer, upstream: Misbehaving
+) -> None:
+    """What the upstream needs to go on is lost as well."""
     upstream.script(plays(agno_pause()), plays(agno_approved()))
     async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
-        run_id = await penstock.start_run("agno", "delete")
-        *_, asked = await penstock.events_until(run_id, "lifecycle.paused")
-        approval_id = asked.data["approval_id"]
+        run_id, approval_id = await paused(penstock)
+        await penstock.bus.bucket("pauses").delete(run_id)
         await decided_and_lost(penstock, approval_id)
         *_, last = await penstock.ended(run_id)
-        await penstock.command("continue", await penstock.continue_command(approval_id))
-        await penstock.ended(await penstock.start_run("agno", "another"))
     assert (last.type, last.data["code"]) == ("lifecycle.failed", "internal")
-    assert len([call for call in upstream.calls if call.path.endswith("/continue")]) == 0
+    assert continued(upstream) == 0
+
+
+@pytest.mark.parametrize(
+    ("lost", "how"),
+    [
+        pytest.param(("RAW",), "completed", id="RAW: the claims of sendings say that it was not"),
+        pytest.param(("KV_sent",), "completed", id="claims of sendings: RAW says that it was not"),
+        pytest.param(("RAW", "KV_sent"), "history_lost", id="both: nobody knows"),
+    ],
+)
+async def test_a_decision_is_not_sent_again_where_nobody_knows_whether_it_was(
+    nats_server: NatsServer,
+    upstream: Misbehaving,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: tuple[str, ...],
+    how: str,
+) -> None:
+    losses: dict[str, tuple[Loss, ...]] = {}
+    monkeypatch.setattr(Continuity, "of", lambda self, stream: losses.get(stream, ()))
+    upstream.script(plays(agno_pause()), plays(agno_approved()))
+    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+        run_id, approval_id = await paused(penstock)
+        later = now().replace("20", "21", 1)  # in a hundred years
+        losses.update({stream: (Loss(stream, 0, 0, 0, later),) for stream in lost})
+        await decided_and_lost(penstock, approval_id)
+        *_, last = await penstock.ended(run_id)
+    assert last.data.get("code", last.type.partition(".")[2]) == how
+    assert continued(upstream) == (how == "completed")
 
 
 async def decided_and_lost(penstock: Pipeline, approval_id: str) -> None:

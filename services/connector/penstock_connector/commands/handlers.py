@@ -36,6 +36,7 @@ from penstock.bus.records import (
     StartCommand,
 )
 from penstock.bus.streams import COMMANDS, RAW
+from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import control, run_id_of
 from penstock.settings import AgentConfig, Config
 from penstock_connector.commands.fair_turns import Turns
@@ -97,6 +98,7 @@ class Commands:
             self._runs,
             self._claims,
             adopt=self.adopt_abandoned,
+            send=self.send_abandoned,
             end=self.end_abandoned,
             ttl_s=settings.pod_ttl_s,
         )
@@ -203,17 +205,26 @@ class Commands:
         continuity = self._bus.continuity
         if not continuity.of(RAW):
             return False
-        stored = await self._bus.at(COMMANDS, order.held.sequence)
-        if stored is None:
+        asked_at = await self._asked_at(order)
+        if asked_at is None:
             return False
 
         def lost_since(stream: str) -> bool:
-            since = datetime.fromisoformat(stored.stored_at)
+            since = datetime.fromisoformat(asked_at)
             return any(
                 datetime.fromisoformat(loss.found_at) > since for loss in continuity.of(stream)
             )
 
         return lost_since(RAW) and (noted or lost_since(bucket))
+
+    async def _asked_at(self, order: Order) -> str | None:
+        """When its command was stored; of one that was lost, when the decision was taken."""
+        stored = await self._bus.at(COMMANDS, order.held.sequence)
+        if stored is not None and run_id_of(stored.subject) == order.run_id:
+            return stored.stored_at
+        if order.approval_id is None:
+            return None
+        return await self._orders.decisions.decided_at(order.approval_id)
 
     # continue
 
@@ -386,6 +397,27 @@ class Commands:
         """Go on with an open leg whose connector is dead, or say how it ended."""
         with self.legs.alone_with(run_id):
             await self.succession.adopt_unless_held(run_id, last)
+
+    async def send_abandoned(self, run_id: str, approval_id: str) -> None:
+        """Send a decision whose command was lost, as its record says; end the run if that fails.
+
+        The one claim in KV `sent` guards it as it guards a command: should the command still come,
+        or another connector do the same, the decision goes upstream once.
+        """
+        sent = await self._claims.sending(approval_id)
+        command = await self._orders.decisions.command(approval_id)
+        if command is not None and (sent is None or sent.state == "claimed"):
+            # behind all that the session's queue has
+            state = (await self._bus.api(f"STREAM.INFO.{COMMANDS}"))["state"]
+            subject = command_subject("connector", "continue", run_id)
+            try:
+                await self._resume(Stored(subject, int(state["last_seq"]), {}, command.dump()))
+                return
+            except (BusError, Retry):
+                raise
+            except Exception:
+                log.exception("run %s: its decision cannot be sent, the run ends", run_id)
+        await self.end_abandoned(run_id, Stuck.NEVER_SENT, approval_id)
 
     async def end_abandoned(self, run_id: str, stuck: Stuck, approval_id: str | None) -> None:
         """End a run whose start, or whose decision, has been lost on its way.

@@ -43,6 +43,16 @@ class Decisions:
             )
         return decided
 
+    async def command(self, approval_id: str) -> ContinueCommand | None:
+        """The command that a decision brings; None when there is no decision."""
+        record = await self._record(approval_id)
+        return record.going_on() if record is not None else None
+
+    async def decided_at(self, approval_id: str) -> str | None:
+        """When the decision was taken, RFC 3339; None when there is none."""
+        record = await self._record(approval_id)
+        return record.decision.at if record is not None and record.decision is not None else None
+
     async def is_taken(self, run_id: str) -> bool:
         """Whether the run's last pause was decided."""
         entry = await self._bus.bucket("pauses").get(run_id)

@@ -3,7 +3,8 @@
 Connectors find each other's legs by what they note, and commands come again by themselves. What
 slips through both (a start whose edge died before it sent the command, a note that is lost, a
 decision that is taken and not on its way) would wait for ever. The watchdog goes through the open
-runs and puts such a run in order, or ends it.
+runs and puts such a run in order, or ends it. A decision that is not on its way is sent as its
+record says.
 
 One connector does it at a time. It reads the list of runs once, a few pages a look, and then only
 what has changed; of the open ones it looks at some each time. It acts on what it has seen twice,
@@ -56,7 +57,7 @@ class _Watched:
 
 
 class Watchdog:
-    """See the module. `adopt` and `end` do what is needed, alone with the run."""
+    """See the module. `adopt`, `send` and `end` do what is needed, alone with the run."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Watchdog:
         claims: Claims,
         *,
         adopt: Callable[[str, Stored], Awaitable[None]],
+        send: Callable[[str, str], Awaitable[None]],
         end: Callable[[str, Stuck, str | None], Awaitable[None]],
         ttl_s: float,
     ) -> None:
@@ -73,6 +75,7 @@ class Watchdog:
         self._runs = runs
         self._claims = claims
         self._adopt = adopt
+        self._send = send
         self._end = end
         self._lease = Lease(bus, "watchdog", pod, ttl_s)
         self._read_to = 0
@@ -149,6 +152,8 @@ class Watchdog:
         if stuck is Stuck.NOBODY_HOLDS:
             assert last is not None
             await self._adopt(run_id, last)
+        elif stuck is Stuck.NEVER_SENT and approval_id is not None:
+            await self._send(run_id, approval_id)
         else:
             await self._end(run_id, stuck, approval_id)
 
