@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock_normalizer.decoders import DECODERS
-from penstock_normalizer.fold import RunFold
+from penstock_normalizer.fold.decoders import DECODERS
+from penstock_normalizer.fold.run_fold import RunFold
 from support.chaos import wire
 from support.chaos.checker import (
     CHECKS,

@@ -14,8 +14,8 @@ from fuzz.hostile import Hostile, cut
 from fuzz.recorded import recorded
 from penstock.bus.messages import RawFrame
 from penstock.events import TERMINAL, is_epilogue, parse, typed_data
-from penstock_normalizer.decoders import DECODERS
-from penstock_normalizer.fold import Placed, RunFold
+from penstock_normalizer.fold.decoders import DECODERS
+from penstock_normalizer.fold.run_fold import Placed, RunFold
 from support.fakes.raw import RUN_ID
 
 RECEIVED = "2026-11-20T10:00:00.000Z"

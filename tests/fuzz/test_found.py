@@ -9,7 +9,7 @@ from fuzz import folded
 from fuzz.test_growth import adk, agui, run_of
 from penstock.bus.messages import RawFrame
 from penstock.dialects.base import AgentFacts, Draft
-from penstock_normalizer.fold import Placed, RunFold
+from penstock_normalizer.fold.run_fold import Placed, RunFold
 from support.fakes.raw import RUN_ID, Frames
 
 HUGE = 2**63

@@ -11,7 +11,7 @@ from fuzz import cases
 from fuzz.hostile import Hostile, cut
 from fuzz.recorded import recorded
 from penstock.sse import Frame, FrameTooLarge, Parser, encode
-from penstock_normalizer.decoders import DECODERS
+from penstock_normalizer.fold.decoders import DECODERS
 
 QUICK_CASES = 3000
 

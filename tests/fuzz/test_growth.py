@@ -26,8 +26,8 @@ from penstock.dialects.agui.decode.transcript import Transcript, settled
 from penstock.dialects.agui.encode.memory import Memory
 from penstock.dialects.base import MAX_OPEN
 from penstock.sse import Parser
-from penstock_normalizer.decoders import DECODERS
-from penstock_normalizer.fold import RunFold
+from penstock_normalizer.fold.decoders import DECODERS
+from penstock_normalizer.fold.run_fold import RunFold
 from support.fakes.raw import RUN_ID
 from support.recorded.canonical import event as canonical
 

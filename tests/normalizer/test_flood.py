@@ -15,9 +15,9 @@ from penstock.bus.budget import Budget, weight
 from penstock.bus.read import direct
 from penstock.bus.write import fence
 from penstock.settings import Config
-from penstock_normalizer.backlog import Backlog, read
-from penstock_normalizer.decoders import DECODERS
-from penstock_normalizer.fold import RunFold
+from penstock_normalizer.fold.decoders import DECODERS
+from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.runs.backlog import Backlog, read
 from penstock_normalizer.service import NormalizerService
 from support.drive.bus import connected, new_run_id
 from support.drive.pipeline import Event, pipeline
@@ -247,7 +247,7 @@ async def test_a_run_that_has_ended_leaves_memory_before_one_that_is_idle(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """5,000 short runs in a minute would all be there at its end."""
-    monkeypatch.setattr("penstock_normalizer.partitions.ENDED_IDLE_S", 0.1)
+    monkeypatch.setattr("penstock_normalizer.partitions.partition.ENDED_IDLE_S", 0.1)
 
     async with pipeline(
         nats_server.url, Config(), (NormalizerService,), checkpoint_s=0.1

@@ -17,8 +17,8 @@ from penstock.bus.messages import RawFrame
 from penstock.dialects.base import AgentFacts, Draft
 from penstock.events import TERMINAL, is_epilogue, parse, typed_data
 from penstock.sse import Frame
-from penstock_normalizer.decoders import DECODERS
-from penstock_normalizer.fold import Placed, RunFold
+from penstock_normalizer.fold.decoders import DECODERS
+from penstock_normalizer.fold.run_fold import Placed, RunFold
 from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, agno_text
 
 GOLDEN = Path(__file__).parent.parent / "golden"

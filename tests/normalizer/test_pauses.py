@@ -9,9 +9,9 @@ import pytest
 
 from penstock.bus import Bucket, RawWriter
 from penstock.settings import Config
-from penstock_normalizer.decoders import DECODERS
-from penstock_normalizer.fold import RunFold
-from penstock_normalizer.pauses import Pauses
+from penstock_normalizer.fold.decoders import DECODERS
+from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.runs.pauses import Pauses
 from penstock_normalizer.service import NormalizerService
 from support.drive.bus import connected, new_run_id
 from support.drive.pipeline import pipeline

@@ -35,8 +35,8 @@ from penstock.bus.state import deadletters
 from penstock.bus.write import objects
 from penstock.service import Context, pod_name
 from penstock.settings import Config
-from penstock_normalizer.index import RunIndex
-from penstock_normalizer.partitions import Partition
+from penstock_normalizer.partitions.partition import Partition
+from penstock_normalizer.runs.run_index import RunIndex
 from penstock_normalizer.service import NormalizerService
 from penstock_normalizer.settings import NormalizerSettings
 from support.drive.bus import make_streams
@@ -584,8 +584,8 @@ async def test_a_run_whose_frames_aged_out_unread_ends_and_says_so(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock_normalizer.aged.MIN_AGE_S", -1.0)
-    monkeypatch.setattr("penstock_normalizer.partitions.LOOK_S", 0.0)
+    monkeypatch.setattr("penstock_normalizer.recovery.expired.MIN_AGE_S", -1.0)
+    monkeypatch.setattr("penstock_normalizer.partitions.partition.LOOK_S", 0.0)
     async with bus_to(fresh_nats.url) as bus:
         run, other = Run(bus), Run(bus)
         async with normalizer(fresh_nats.url):
@@ -615,7 +615,7 @@ async def test_a_run_whose_frames_aged_out_unread_ends_and_says_so(
 async def test_a_run_that_aged_out_before_the_first_normalizer_came_ends_and_says_so(
     fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock_normalizer.aged.MIN_AGE_S", -1.0)
+    monkeypatch.setattr("penstock_normalizer.recovery.expired.MIN_AGE_S", -1.0)
     async with bus_to(fresh_nats.url) as bus:
         run, young = Run(bus), Run(bus)
         for each in (run, young):

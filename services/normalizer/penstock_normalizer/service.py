@@ -16,8 +16,8 @@ from penstock.bus.state import deadletters
 from penstock.bus.subjects import PARTITIONS
 from penstock.service import Context, Service
 from penstock.settings import Settings
-from penstock_normalizer.given_up import end_the_run
-from penstock_normalizer.partitions import Partition
+from penstock_normalizer.partitions.partition import Partition
+from penstock_normalizer.recovery.abandoned_commands import end_the_run
 from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
-from penstock_normalizer.decoders import DECODERS
-from penstock_normalizer.fold import Placed, RunFold
+from penstock_normalizer.fold.decoders import DECODERS
+from penstock_normalizer.fold.run_fold import Placed, RunFold
 from support.fakes.raw import RUN_ID, Frames
 from support.recorded.agno import scenarios as agno_scenarios
 from support.recorded.goldens import Decisions, Scenario

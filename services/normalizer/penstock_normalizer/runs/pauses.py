@@ -8,7 +8,7 @@ import logging
 from penstock.bus import Bus, BusError, MessageTooLarge, ObjectGone
 from penstock.bus.records import PauseRecord
 from penstock.bus.write import fence, objects
-from penstock_normalizer.fold import RunFold
+from penstock_normalizer.fold.run_fold import RunFold
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ import time
 from penstock.bus import Bus, BusError, BusUnavailable, Loss, Reader, Stored, streams, subjects
 from penstock.bus.budget import Budget
 from penstock.bus.state.continuity import NOBODY
-from penstock_normalizer import aged, lost
-from penstock_normalizer.decoders import DECODERS
-from penstock_normalizer.index import RunIndex
-from penstock_normalizer.pauses import Pauses
-from penstock_normalizer.progress import Past
-from penstock_normalizer.runs import GiveUp, Run
+from penstock_normalizer.fold.decoders import DECODERS
+from penstock_normalizer.partitions.checkpoint_history import Past
+from penstock_normalizer.recovery import expired, lost_data
+from penstock_normalizer.runs.pauses import Pauses
+from penstock_normalizer.runs.run import GiveUp, Run
+from penstock_normalizer.runs.run_index import RunIndex
 from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Partition:
             try:
                 await self._read_checkpoint()
                 losses = await self._go_back()
-                await aged.end_the_lost(self._bus, self._number, self._written)
+                await expired.end_the_lost(self._bus, self._number, self._written)
                 break
             except BusError as error:
                 log.warning("partition %d: cannot begin yet: %s", self._number, error)
@@ -124,7 +124,7 @@ class Partition:
                 last = await self._bus.tail(streams.RAW, subjects.raw_of_partition(self._number))
                 while last is not None and self._floor < last.sequence:
                     await asyncio.sleep(self._settings.checkpoint_s)
-                await lost.settle(self._bus, self._number, losses)
+                await lost_data.settle(self._bus, self._number, losses)
                 self._past.settle(losses)
                 await self._remember()
                 return

@@ -8,19 +8,17 @@ they are read (`runs.py`); one of which nothing is left is ended here, by a fram
 from __future__ import annotations
 
 import logging
-from uuid import uuid4
 
-import orjson
 from pydantic import ValidationError
 
-from penstock.bus import Bus, FenceConflict, RawWriter, streams, subjects
+from penstock.bus import Bus, streams, subjects
 from penstock.bus.admin.migrate import partitions
 from penstock.bus.read import direct
 from penstock.bus.records import RunRecord
+from penstock_normalizer.runs.failed_frame import write_end
 
 log = logging.getLogger(__name__)
 
-WRITER = "normalizer"
 # a run this young is being started now
 MIN_AGE_S = 10.0
 
@@ -59,13 +57,3 @@ async def _is_lost(bus: Bus, record: RunRecord) -> bool:
         return False
     start = subjects.command("*", "start", record.run_id)
     return record.status == "running" or await bus.tail(streams.COMMANDS, start) is None
-
-
-async def write_end(bus: Bus, record: RunRecord, data: dict[str, str]) -> None:
-    """Say in RAW that a run has failed, once, whoever says so. Raises BusError."""
-    writer = RawWriter(bus, record.run_id, WRITER, f"{WRITER}/{uuid4()}")
-    word = {"type": "lifecycle.failed", "data": data}
-    try:
-        await writer.write("event", orjson.dumps(word), leg=max(record.legs, 1))
-    except FenceConflict:
-        log.debug("run %s: it is being ended", record.run_id)

@@ -19,8 +19,9 @@ from penstock.bus.admin.migrate import partitions
 from penstock.bus.read import direct
 from penstock.bus.records import ENDED, RunRecord
 from penstock.events import TERMINAL
-from penstock_normalizer.aged import MIN_AGE_S, write_end
-from penstock_normalizer.index import RunIndex
+from penstock_normalizer.recovery.expired import MIN_AGE_S
+from penstock_normalizer.runs.failed_frame import write_end
+from penstock_normalizer.runs.run_index import RunIndex
 
 log = logging.getLogger(__name__)
 

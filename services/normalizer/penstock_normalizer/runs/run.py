@@ -35,12 +35,12 @@ from penstock.bus.records import ENDED
 from penstock.bus.write import fence, objects
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE, MAX_BATCH
 from penstock.events import TERMINAL
-from penstock_normalizer.aged import WRITER
-from penstock_normalizer.backlog import Backlog, replay
-from penstock_normalizer.fold import DecoderFor, Placed, RunFold
-from penstock_normalizer.index import RunIndex
-from penstock_normalizer.pauses import Pauses
-from penstock_normalizer.standing import Standing
+from penstock_normalizer.fold.run_fold import DecoderFor, Placed, RunFold
+from penstock_normalizer.runs.backlog import Backlog, replay
+from penstock_normalizer.runs.blocked import Standing
+from penstock_normalizer.runs.failed_frame import WRITER
+from penstock_normalizer.runs.pauses import Pauses
+from penstock_normalizer.runs.run_index import RunIndex
 
 log = logging.getLogger(__name__)
 

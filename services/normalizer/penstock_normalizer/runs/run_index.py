@@ -14,7 +14,7 @@ from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.write import objects
 from penstock.bus.write.fence import RETRY_S
 from penstock.dialects.base import JsonObject
-from penstock_normalizer.fold import Placed, RunFold
+from penstock_normalizer.fold.run_fold import Placed, RunFold
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from penstock.dialects.base import (
 )
 from penstock.events import TERMINAL, is_epilogue
 from penstock.sse import MAX_FRAME_BYTES, FrameTooLarge, Parser
-from penstock_normalizer.errors import cleaned
+from penstock_normalizer.fold.failure_texts import cleaned
 
 log = logging.getLogger(__name__)
 

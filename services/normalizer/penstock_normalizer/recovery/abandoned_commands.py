@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from penstock.bus import Bus, ObjectGone, Stored, messages, streams, subjects
 from penstock.bus.records import ENDED, ContinueCommand, RunRecord
 from penstock.bus.write import objects
-from penstock_normalizer.aged import write_end
+from penstock_normalizer.runs.failed_frame import write_end
 
 log = logging.getLogger(__name__)
 

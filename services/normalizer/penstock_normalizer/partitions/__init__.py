@@ -1,0 +1,1 @@
+"""One partition of RAW: read it in order, hand its frames to runs, keep the checkpoint."""

@@ -1,0 +1,1 @@
+"""Ends or repairs runs that have lost source frames, events or commands."""
