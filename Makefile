@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: dist dist-check help setup upstreams node agui-client run test lint types imports contract docs bench chaos chaos-long lock format clean
+.PHONY: dist dist-check help setup upstreams node agui-client run test lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/cli services/connector services/edge \
@@ -83,6 +83,9 @@ chaos-long: setup upstreams ## The same with 500 kills, under many seeds
 faults: setup upstreams ## One fault after another, each at its full length
 	@$(BIN)/python -m pytest tests -m chaos -p no:xdist --timeout 1800 -s \
 		--ignore tests/chaos --ignore tests/fuzz
+
+mutations: setup ## Make faults in a copy of the code, one by one: the tests must catch each
+	@PYTHONPATH=tests $(BIN)/python -m mutations $(ARGS)
 
 COMPILE := CUSTOM_COMPILE_COMMAND="make lock" ../.venv/bin/pip-compile --quiet --generate-hashes \
 	--allow-unsafe --strip-extras --no-emit-options

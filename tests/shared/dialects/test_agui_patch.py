@@ -128,3 +128,23 @@ def test_a_document_does_not_get_deeper_than_can_be_written(name: str) -> None:
             break
     assert number >= MAX_LEVELS - 5
     orjson.dumps(document.value)
+
+
+@pytest.mark.parametrize("name", ["copy", "move"])
+def test_what_is_moved_further_down_is_refused_where_it_would_get_too_deep(name: str) -> None:
+    half = MAX_LEVELS // 2
+
+    def nested(levels: int) -> Any:
+        value: Any = {}
+        for _ in range(levels - 1):
+            value = {"x": value}
+        return value
+
+    before = {"a": nested(half + 10), "b": nested(half)}
+    document = Document(copy.deepcopy(before))
+    deep = op(name, "/b" + "/x" * half, **{"from": "/a"})
+    with pytest.raises(DoesNotApply, match=f"deeper than {MAX_LEVELS} levels"):
+        document.apply([deep])
+    assert document.value == before
+    document.apply([op(name, "/b" + "/x" * (half - 20), **{"from": "/a"})])  # less far down it fits
+    orjson.dumps(document.value)

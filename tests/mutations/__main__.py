@@ -1,0 +1,104 @@
+"""`python -m mutations [WORD…]`: make each fault in a copy and see that its tests catch it.
+
+With words, only the faults whose sentence contains one of them. The tests must pass in the copy
+before the first fault is made: a test that fails anyway catches nothing. Exits with 1 where a fault
+is not caught, its code is not found, or its tests cannot run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, Literal
+
+from mutations.table import Mutation, NotInPlace, mutations
+from support.drive.repository import ROOT, files
+
+Result = Literal["caught", "NOT CAUGHT", "NO RESULT"]
+
+PASSED: Final = 0
+FAILED: Final = 1
+TIMEOUT_S: Final = 900.0
+# what the tests need, and what is made once: environments and Node packages
+LINKED: Final = (".venv", ".penstock")
+
+
+def _copy(folder: Path) -> None:
+    for path in files():
+        target = folder / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
+
+
+def _run(folder: Path, tests: list[str]) -> tuple[int, str]:
+    """The exit code of pytest, and the last lines of its output."""
+    members = [folder / "shared", *sorted((folder / "services").iterdir())]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, members)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-o", f"cache_dir={folder}/.cache"]
+    done = subprocess.run(
+        [*command, "--no-header", "--tb=line", *tests],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return done.returncode, "\n".join(done.stdout.splitlines()[-5:])
+
+
+def _result(folder: Path, mutation: Mutation) -> tuple[Result, str]:
+    try:
+        path = mutation.file(folder)
+    except NotInPlace as error:
+        return "NO RESULT", str(error)
+    if missing := mutation.missing_tests(folder):
+        return "NO RESULT", f"there is no {', '.join(missing)}"
+    text = path.read_text()
+    path.write_text(text.replace(mutation.old, mutation.new))
+    try:
+        code, output = _run(folder, mutation.tests)
+    finally:
+        path.write_text(text)
+    if code == PASSED:
+        return "NOT CAUGHT", output
+    return ("caught", output) if code == FAILED else ("NO RESULT", output)
+
+
+def main(words: list[str]) -> int:
+    """Go through the table; returns the exit code."""
+    chosen = [each for each in mutations() if not words or any(w in each.what for w in words)]
+    results = []
+    with tempfile.TemporaryDirectory(prefix="mutations-") as name:
+        folder = Path(name).resolve()
+        _copy(folder)
+        tests = sorted({test for mutation in chosen for test in mutation.tests})
+        code, output = _run(folder, tests)
+        if code != PASSED:
+            print(f"the tests fail without any fault:\n{output}")
+            return 1
+        for mutation in chosen:
+            begun = time.monotonic()
+            result, output = _result(folder, mutation)
+            results.append(result)
+            took_s = time.monotonic() - begun
+            print(f"{result:10} {took_s:5.1f} s  {mutation.what}", flush=True)
+            if result != "caught":
+                print(output, flush=True)
+    print(f"{results.count('caught')} of {len(results)} faults are caught")
+    return 0 if results.count("caught") == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
