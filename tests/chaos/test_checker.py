@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock_normalizer.fold.decoders import DECODERS
+from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import RunFold
 from support.chaos import wire
 from support.chaos.checker import (

@@ -11,8 +11,8 @@ import pytest
 from websockets.asyncio.client import connect
 
 from penstock.bus import Bus, BusSettings, streams
+from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.sse import Frame
-from penstock_edge.views.dialects import ENCODERS
 from support.drive.clients import Client, MakeEdge, Stream, contents
 from support.fakes.pretend import PretendRun
 from support.real.nats import NatsServer
@@ -69,7 +69,7 @@ async def all_frames(bus: Bus, runs: list[PretendRun], dialect: str) -> list[tup
     """The uncut stream, made by encoding each run by itself; with cursors."""
     frames = []
     for run in runs:
-        encoder = ENCODERS[dialect]()
+        encoder = CLIENT_DIALECTS[dialect].encoder()
         for place in run.places:
             stored = await bus.at(streams.EVENTS, place)
             assert stored is not None

@@ -13,8 +13,8 @@ import orjson
 from fuzz.hostile import Hostile, cut
 from fuzz.recorded import recorded
 from penstock.bus.messages import RawFrame
+from penstock.dialects.decoders import DECODERS
 from penstock.events import TERMINAL, is_epilogue, parse, typed_data
-from penstock_normalizer.fold.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import Placed, RunFold
 from support.fakes.raw import RUN_ID
 

@@ -10,14 +10,14 @@ import orjson
 
 from penstock import sse
 from penstock.dialects.base import Encoder
+from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.sse import Frame, Parser
-from penstock_edge.views.dialects import ENCODERS
 from support.drive import agui_out
 from support.recorded import agui_rules
 
 AUDIENCES = {str(audience): audience for audience in agui_out.AUDIENCES}
 SPOKEN: dict[str, Callable[[], Encoder]] = {
-    **ENCODERS,
+    **{name: dialect.encoder for name, dialect in CLIENT_DIALECTS.items()},
     **{name: audience.encoder for name, audience in AUDIENCES.items()},
 }
 

@@ -10,7 +10,7 @@ import pytest
 from fuzz import cases, folded
 from fuzz.folded import Leg, Story
 from fuzz.spoken import speak
-from penstock_normalizer.fold.decoders import DECODERS
+from penstock.dialects.decoders import DECODERS
 
 QUICK_CASES = 1500
 

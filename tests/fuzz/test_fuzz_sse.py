@@ -10,8 +10,8 @@ import pytest
 from fuzz import cases
 from fuzz.hostile import Hostile, cut
 from fuzz.recorded import recorded
+from penstock.dialects.decoders import DECODERS
 from penstock.sse import Frame, FrameTooLarge, Parser, encode
-from penstock_normalizer.fold.decoders import DECODERS
 
 QUICK_CASES = 3000
 

@@ -18,15 +18,15 @@ import pytest
 from fuzz.cases import no_longer_than
 from penstock import sse
 from penstock.bus.messages import RawFrame
-from penstock.dialects.adk.encode import AdkEncoder
-from penstock.dialects.agno.encode import AgnoEncoder
+from penstock.dialects.adk.encode.encoder import AdkEncoder
+from penstock.dialects.agno.encode.encoder import AgnoEncoder
 from penstock.dialects.agui.decode.chunks import Chunks
 from penstock.dialects.agui.decode.state import State
 from penstock.dialects.agui.decode.transcript import Transcript, settled
 from penstock.dialects.agui.encode.memory import Memory
 from penstock.dialects.base import MAX_OPEN
+from penstock.dialects.decoders import DECODERS
 from penstock.sse import Parser
-from penstock_normalizer.fold.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import RunFold
 from support.fakes.raw import RUN_ID
 from support.recorded.canonical import event as canonical

@@ -14,8 +14,8 @@ from penstock.bus import Bus, Message, RawWriter, streams, subjects
 from penstock.bus.budget import Budget, weight
 from penstock.bus.read import direct
 from penstock.bus.write import fence
+from penstock.dialects.decoders import DECODERS
 from penstock.settings import Config
-from penstock_normalizer.fold.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.backlog import Backlog, read
 from penstock_normalizer.service import NormalizerService

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from penstock.bus.messages import RawFrame
 from penstock.dialects.base import AgentFacts, Draft
+from penstock.dialects.decoders import DECODERS
 from penstock.events import TERMINAL, is_epilogue, parse, typed_data
 from penstock.sse import Frame
-from penstock_normalizer.fold.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import Placed, RunFold
 from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, agno_text
 

@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from penstock.bus import Bucket, RawWriter
+from penstock.dialects.decoders import DECODERS
 from penstock.settings import Config
-from penstock_normalizer.fold.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.pauses import Pauses
 from penstock_normalizer.service import NormalizerService

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.contract.notes import NOTES, example
 from penstock.contract.schemas import Schema, envelope, of_model, text, unified_example
 from penstock.contract.unified import UNIFIED, UnifiedType
-from penstock.dialects.unified import UNTOLD
+from penstock.dialects.unified import OMITTED
 from penstock.events import CATALOGUE, EventType, is_epilogue
 from penstock.events.catalogue import CATEGORIES
 
@@ -89,7 +89,7 @@ def _event(row: EventType) -> str:
 
 
 def _unified() -> str:
-    untold = (f"| `{name}` | {instead} |" for name, instead in UNTOLD.items())
+    omitted = (f"| `{name}` | {instead} |" for name, instead in OMITTED.items())
     return "\n".join(
         [
             "## Unified events\n",
@@ -99,7 +99,7 @@ def _unified() -> str:
             "### What has no unified type\n",
             "| canonical type | where it shows all the same |",
             "|---|---|",
-            *untold,
+            *omitted,
             "",
         ]
     )

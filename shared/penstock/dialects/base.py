@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypedDict
 
@@ -172,6 +172,29 @@ class Decoder(Protocol):
     def restore(self, state: JsonObject) -> None:
         """Go on from a snapshot."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClientDialect:
+    """One client dialect: its encoder, and what a reader must know before the first event.
+
+    `omitted`: the canonical types that the dialect has no event for, each with the place where
+    a client sees their content instead.
+    `stateful`: a frame depends on earlier events of the run, so a reader that joins in the middle
+    must first feed the encoder from the run's start.
+    `select_types`: takes categories and types of the dialect, and returns the types that a client
+    wants; it raises ValueError on an unknown one. None where clients cannot choose.
+    """
+
+    encoder: Callable[[], Encoder]
+    omitted: Mapping[str, str] = field(default_factory=dict)
+    stateful: bool = False
+    select_types: Callable[[Collection[str], Collection[str]], frozenset[str]] | None = None
+
+    @property
+    def has_warnings(self) -> bool:
+        """Whether a warning of Penstock's own has an event in this dialect."""
+        return "system.warning" not in self.omitted
 
 
 class Encoder(Protocol):

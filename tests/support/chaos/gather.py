@@ -19,7 +19,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from penstock.bus import Stored
 from penstock.bus.messages import raw_frame
 from penstock.bus.read.direct import stored_of
-from penstock_normalizer.fold.decoders import DECODERS
+from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import RunFold
 from support.chaos.brokers import Brokers
 from support.chaos.checker import outcome_of

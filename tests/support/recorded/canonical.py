@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from penstock_normalizer.fold.decoders import DECODERS
+from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import Placed, RunFold
 from support.fakes.raw import RUN_ID, Frames
 from support.recorded.agno import scenarios as agno_scenarios

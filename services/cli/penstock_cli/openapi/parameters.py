@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Final, get_args
 
 from penstock.bus.records import RunStatus
+from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.dialects.unified import CATEGORY_OF
 from penstock_approvals.api import Query
 from penstock_cli.openapi.operation import Json, Parameter, one_of
 from penstock_edge.stream.pages import MAX_PAGE
 from penstock_edge.surfaces.query import IDLE
 from penstock_edge.surfaces.v1.runs import MAX_LISTED
-from penstock_edge.views.dialects import DIALECTS, ENCODERS
+from penstock_edge.views.dialects import DIALECTS
 
 SWITCH: Final = one_of("on", "off")
 
@@ -63,7 +64,7 @@ RUNS: Final = (
     limit(MAX_LISTED),
     Parameter("before", "`next` of the page before"),
 )
-TOLD_IN: Final = Parameter("dialect", DIALECT.description, one_of(*ENCODERS))
+TOLD_IN: Final = Parameter("dialect", DIALECT.description, one_of(*CLIENT_DIALECTS))
 UNTIL: Final = Parameter("until", "End when nothing is under way", one_of(IDLE))
 IDEMPOTENCY_KEY: Final = Parameter(
     "Idempotency-Key", "A repeat with it is given the first run", place="header"

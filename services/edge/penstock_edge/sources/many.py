@@ -15,9 +15,10 @@ from penstock.bus import Bus, Followed, Stored, subjects
 from penstock.bus.messages import FIRST
 from penstock.bus.streams import EVENTS
 from penstock.dialects.base import Encoder
+from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock_edge.sources.feed import Feed
 from penstock_edge.sources.sessions import Records, Session, records_of
-from penstock_edge.views.dialects import ENCODERS, STATEFUL, View, noticing, rendering
+from penstock_edge.views.dialects import View, noticing, rendering
 from penstock_edge.views.framing import Form
 from penstock_edge.views.items import Encoding, Item, Render, rendered
 from penstock_edge.views.run_source import Deliver
@@ -229,7 +230,7 @@ class Many:
     def of_session(
         self, session: Session, dialect: str, form: Form, types: frozenset[str] | None = None
     ) -> View:
-        """A session's runs, one after another, in a dialect of `ENCODERS`."""
+        """A session's runs, one after another, in a dialect of `CLIENT_DIALECTS`."""
         agents = ("*",) if session.any_agent else session.agents
         return _view(
             ("session", session.owner, session.session_id, *agents),
@@ -249,16 +250,15 @@ def _view(
     session_id: str = "",
     types: frozenset[str] | None = None,
 ) -> View:
-    encoder = ENCODERS[dialect]
+    known = CLIENT_DIALECTS[dialect]
     render = rendering(form, types)
-    stateful = dialect in STATEFUL
     return View(
         (*key, dialect, form.key, *sorted(types or ())),
         "",
         dialect,
         # the feed sees to it that nothing is missing
         Followed(EVENTS, ">", "live.>", lambda before, after: True),
-        lambda: ManyEncoding(encoder, render, stateful),
+        lambda: ManyEncoding(known.encoder, render, known.stateful),
         noticing(dialect, form, "", session_id),
         form=form,
         sources=sources,

@@ -6,10 +6,9 @@ from typing import Final
 
 from starlette.requests import HTTPConnection
 
-from penstock.dialects.unified import selected
+from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.web.problems import Problem
 from penstock_edge.views.cursor import Cursor
-from penstock_edge.views.dialects import TYPED
 
 MAX_LISTED: Final = 100
 IDLE: Final = "idle"
@@ -65,10 +64,11 @@ def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
     categories, types = listed(request, "category"), listed(request, "type")
     if not categories and not types:
         return None
-    if dialect not in TYPED:
+    known = CLIENT_DIALECTS.get(dialect)
+    if known is None or known.select_types is None:
         raise Problem(422, f"category, type: the dialect {dialect} has none to choose by")
     try:
-        return selected(categories, types)
+        return known.select_types(categories, types)
     except ValueError as error:
         raise Problem(422, f"category, type: {error}") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -10,34 +10,16 @@ from typing import Final
 from penstock import sse
 from penstock.bus import Bus, Followed
 from penstock.bus.read.follow import events, raw
-from penstock.dialects.adk.encode import AdkEncoder
-from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agui.encode import PROFILES
-from penstock.dialects.base import Encoder
-from penstock.dialects.canonical import CanonicalEncoder
-from penstock.dialects.executions import ExecutionsEncoder
-from penstock.dialects.unified import UnifiedEncoder
+from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock_edge.views.framing import Form, Sse
 from penstock_edge.views.items import Encoding, EventEncoding, Render, notice, selected
 from penstock_edge.views.run_source import UPSTREAM, Deliver, EventsOfRun, FramesUntilEnd, Source
 from penstock_edge.views.upstream_frames import LegEncoding, RawEncoding
 
-ENCODERS: Final[Mapping[str, Callable[[], Encoder]]] = {
-    "canonical": CanonicalEncoder,
-    "executions": ExecutionsEncoder,
-    "unified": UnifiedEncoder,
-    "adk": partial(AdkEncoder, streaming=True),
-    "agno": AgnoEncoder,
-}
-# What their frames say depends on what came before in the run.
-STATEFUL: Final = frozenset({"unified", "adk", "agno"})
-# They have no event that could say something of ours.
-UNTOLD: Final = frozenset({"adk", "agno"})
-# Dialects whose events have a category and a type of their own, by which a client may choose.
-TYPED: Final = frozenset({"unified"})
 RAW_DIALECT: Final = "raw"
-# AG-UI's encoders must know of a run what its events do not tell: see `agui_views`.
-DIALECTS: Final = (*ENCODERS, *PROFILES, RAW_DIALECT)
+# AG-UI's encoders need ids that a run's events do not contain: see `surfaces/agui/views.py`.
+DIALECTS: Final = (*CLIENT_DIALECTS, *PROFILES, RAW_DIALECT)
 NAMED: Final = Sse()
 
 
@@ -73,7 +55,10 @@ class View:
 def view(
     run_id: str, dialect: str, form: Form = NAMED, types: frozenset[str] | None = None
 ) -> View:
-    """A whole run, raw or by `ENCODERS`. `types`: only these, where the dialect has types."""
+    """A whole run: the upstream's own frames, or events in a dialect of `CLIENT_DIALECTS`.
+
+    `types`: only frames of these types, in a dialect that has types.
+    """
     if dialect == RAW_DIALECT:
         return View(
             (run_id, dialect),
@@ -86,16 +71,16 @@ def view(
             over_raw=True,
             stateful=True,
         )
-    encoder = ENCODERS[dialect]
+    known = CLIENT_DIALECTS[dialect]
     render = rendering(form, types)
     return View(
         (run_id, dialect, form.key, *sorted(types or ())),
         run_id,
         dialect,
         events(run_id),
-        lambda: EventEncoding(encoder(), render),
+        lambda: EventEncoding(known.encoder(), render),
         noticing(dialect, form, run_id),
-        stateful=dialect in STATEFUL,
+        stateful=known.stateful,
         form=form,
     )
 
@@ -104,11 +89,13 @@ def noticing(
     dialect: str, form: Form, run_id: str, session_id: str = ""
 ) -> Callable[[str, str], bytes]:
     """What the edge says of its own in that dialect: a comment where it has no event for it."""
-    if dialect in UNTOLD:
+    known = CLIENT_DIALECTS[dialect]
+    if not known.has_warnings:
         told = isinstance(form, Sse)
         return lambda code, message: sse.comment(f"{code}: {message}") if told else b""
-    encoder = ENCODERS[dialect]
-    return lambda code, message: form.notice(notice(encoder(), run_id, code, message, session_id))
+    return lambda code, message: form.notice(
+        notice(known.encoder(), run_id, code, message, session_id)
+    )
 
 
 def rendering(form: Form, types: frozenset[str] | None) -> Render:

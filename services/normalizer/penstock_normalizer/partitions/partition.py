@@ -9,7 +9,7 @@ import time
 from penstock.bus import Bus, BusError, BusUnavailable, Loss, Reader, Stored, streams, subjects
 from penstock.bus.budget import Budget
 from penstock.bus.state.continuity import NOBODY
-from penstock_normalizer.fold.decoders import DECODERS
+from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.partitions.checkpoint_history import Past
 from penstock_normalizer.recovery import expired, lost_data
 from penstock_normalizer.runs.pauses import Pauses

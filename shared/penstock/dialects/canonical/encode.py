@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import orjson
 
-from penstock.dialects.base import JsonObject
+from penstock.dialects.base import ClientDialect, JsonObject
 from penstock.sse import Frame
 
 
@@ -19,3 +20,6 @@ class CanonicalEncoder:
         """The frames of one canonical event, given as its envelope."""
         name = event["event"]
         return (Frame(orjson.dumps(event), f"{name['category']}.{name['action']}"),)
+
+
+DIALECT: Final = ClientDialect(CanonicalEncoder)

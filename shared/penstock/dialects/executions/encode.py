@@ -14,7 +14,7 @@ from typing import Final
 
 import orjson
 
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.sse import Frame
 
 # The documented keys of `data`, and what stands there when the event does not have one.
@@ -82,3 +82,6 @@ def _failure(data: JsonObject) -> JsonObject:
     if data.get("result") is not None:
         failure["result"] = data["result"]
     return failure
+
+
+DIALECT: Final = ClientDialect(ExecutionsEncoder)

@@ -1,6 +1,6 @@
 """The unified dialect: the 22 event types of unified-events.md under one root."""
 
 from penstock.dialects.unified.encode import UnifiedEncoder
-from penstock.dialects.unified.types import CATEGORY_OF, UNTOLD, selected
+from penstock.dialects.unified.types import CATEGORY_OF, OMITTED, selected
 
-__all__ = ["CATEGORY_OF", "UNTOLD", "UnifiedEncoder", "selected"]
+__all__ = ["CATEGORY_OF", "OMITTED", "UnifiedEncoder", "selected"]

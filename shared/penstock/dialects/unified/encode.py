@@ -16,8 +16,9 @@ from typing import Final
 
 import orjson
 
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.unified.types import OMITTED, selected
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
@@ -341,3 +342,8 @@ def _framed(event: JsonObject, index: int, type: str, payload: JsonObject) -> Fr
         "payload": {"run_id": run_id, **payload},
     }
     return frame(body, type)
+
+
+DIALECT: Final = ClientDialect(
+    UnifiedEncoder, omitted=OMITTED, stateful=True, select_types=selected
+)

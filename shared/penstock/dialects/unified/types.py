@@ -29,7 +29,7 @@ CATEGORY_OF: Final[Mapping[str, str]] = {
 }
 
 # The canonical types without a unified one, and where their matter shows all the same.
-UNTOLD: Final[Mapping[str, str]] = {
+OMITTED: Final[Mapping[str, str]] = {
     "lifecycle.resumed": "what follows shows that the run goes on",
     "llm.tool_args": "tool_call_started has the arguments whole",
     "dispatch.team": "the team's own messages and calls name it as their agent",

@@ -15,6 +15,7 @@ from starlette.websockets import WebSocket
 
 from penstock.bus import BusError, Stored
 from penstock.bus.streams import EVENTS
+from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.web.auth import act_as, identity_of, require
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
@@ -28,7 +29,7 @@ from penstock_edge.stream.websocket import EventSocket
 from penstock_edge.surfaces.endpoint import refusal, route
 from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, until_idle, wants_page
 from penstock_edge.surfaces.v1.events import place_of
-from penstock_edge.views.dialects import ENCODERS, View
+from penstock_edge.views.dialects import View
 from penstock_edge.views.framing import Form, Messages, Page, Sse
 
 PATH: Final = "/v1/sessions/{session_id}/events"
@@ -116,8 +117,8 @@ class SessionEvents:
         if agent is not None and self._edge.config.agent(agent) is None:
             raise Problem(404, self._edge.config.no_agent(agent))
         dialect = query.get("dialect", "canonical")
-        if dialect not in ENCODERS:
-            raise Problem(422, f"dialect: must be one of {', '.join(ENCODERS)}")
+        if dialect not in CLIENT_DIALECTS:
+            raise Problem(422, f"dialect: must be one of {', '.join(CLIENT_DIALECTS)}")
         agents = (agent,) if agent else tuple(each.id for each in self._edge.config.agents)
         session = Session(owner, session_id, agents, any_agent=agent is None)
         return Asked(session, dialect, types_of(request, dialect), until_idle(request))

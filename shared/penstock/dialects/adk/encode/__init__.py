@@ -1,5 +1,5 @@
 """Canonical events become events of ADK."""
 
-from penstock.dialects.adk.encode.encoder import AdkEncoder
+from penstock.dialects.adk.encode.encoder import DIALECT, AdkEncoder
 
-__all__ = ["AdkEncoder"]
+__all__ = ["DIALECT", "AdkEncoder"]

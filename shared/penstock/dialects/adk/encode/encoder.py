@@ -4,7 +4,7 @@ For agents that are no ADK agents: an ADK upstream's own bytes are passed on ins
 invocation is the run, so an answer's `invocationId` names it. A message's pieces (`streaming`) are
 partial events of one id, then comes the whole in a final one; a client must take either.
 
-ADK has no event for what is in `UNTOLD`. It says no end either: the stream ends, after the last
+ADK has no event for what is in `OMITTED`. It says no end either: the stream ends, after the last
 text, the tokens used, or the error. A pause is the stream's end after `adk_request_*` calls, or
 after a call whose id is in `longRunningToolIds`; they are answered by a functionResponse of the
 same id, which tells the approval's item (`shapes.item_ids`).
@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 import orjson
@@ -23,7 +24,7 @@ import orjson
 from penstock.dialects.adk.encode import shapes
 from penstock.dialects.adk.values import array, obj
 from penstock.dialects.adk.vocabulary import ABORTED
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.dialects.state import State
 from penstock.dialects.text_buffer import add_piece
 from penstock.dialects.wire import frame
@@ -33,7 +34,7 @@ from penstock.sse import Frame
 _NAMESPACE: Final = uuid.UUID("5f0a3f63-33a4-5a0c-9f0e-6a0f6c0d2b11")
 
 # The canonical types without an ADK event, and where their matter shows all the same.
-UNTOLD: Final[Mapping[str, str]] = {
+OMITTED: Final[Mapping[str, str]] = {
     "lifecycle.started": "ADK streams no user event; the first event has the invocation",
     "lifecycle.resumed": "the next response goes on",
     "lifecycle.retrying": "what is tried again is said again",
@@ -348,6 +349,8 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "state.delta": AdkEncoder._state_changed,
     "artifact.updated": AdkEncoder._artifact,
 }
+
+DIALECT: Final = ClientDialect(partial(AdkEncoder, streaming=True), omitted=OMITTED, stateful=True)
 
 
 def event_list(events: Iterable[JsonObject], timeout_s: float = 300) -> list[Json]:

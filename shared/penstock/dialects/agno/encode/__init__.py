@@ -1,5 +1,5 @@
 """Canonical events become frames of Agno."""
 
-from penstock.dialects.agno.encode.encoder import AgnoEncoder
+from penstock.dialects.agno.encode.encoder import DIALECT, AgnoEncoder
 
-__all__ = ["AgnoEncoder"]
+__all__ = ["DIALECT", "AgnoEncoder"]

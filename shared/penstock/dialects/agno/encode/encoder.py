@@ -7,7 +7,7 @@ A call is shown when it runs, as Agno does: a call that may still be held for a 
 protocol says so when the model asks) waits for its first progress, its result or the end. A refused
 call is never shown. RunContentCompleted comes once in a response, at its end.
 
-What has no event here is in `UNTOLD`.
+What has no event here is in `OMITTED`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from penstock.dialects.agno.encode import pauses
 from penstock.dialects.agno.encode.address import Address, epoch_s
 from penstock.dialects.agno.encode.steps import STEP_FRAMES
 from penstock.dialects.agno.values import obj, objects, text
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.dialects.state import State
 from penstock.dialects.text_buffer import add_piece
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
 # The canonical types without an Agno event, and where their matter shows all the same.
-UNTOLD: Final[Mapping[str, str]] = {
+OMITTED: Final[Mapping[str, str]] = {
     "lifecycle.retrying": "what is tried again is said again",
     "llm.message_started": "the first piece of the message",
     "llm.tool_args": "the tool object has the arguments whole",
@@ -401,6 +401,8 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "state.snapshot": AgnoEncoder._state_set,
     "state.delta": AgnoEncoder._state_changed,
 }
+
+DIALECT: Final = ClientDialect(AgnoEncoder, omitted=OMITTED, stateful=True)
 
 
 def _type_of(content: Json) -> str:

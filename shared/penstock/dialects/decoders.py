@@ -1,0 +1,18 @@
+"""The table of upstream protocols: the decoder of each. A new protocol is one row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from penstock.dialects.adk.decode.decoder import AdkDecoder
+from penstock.dialects.agno.decode.decoder import AgnoDecoder
+from penstock.dialects.agui.decode.decoder import AguiDecoder
+from penstock.dialects.base import AgentFacts, Decoder
+
+# The keys are the values of `AgentConfig.protocol`.
+DECODERS: Final[Mapping[str, Callable[[AgentFacts], Decoder]]] = {
+    "agno": AgnoDecoder,
+    "adk": AdkDecoder,
+    "agui": AguiDecoder,
+}

@@ -1,0 +1,25 @@
+"""The table of client dialects: the encoder of each. A new dialect is one row here.
+
+AG-UI is not in this table: its encoder needs the client's thread and run ids, which the events of
+a run do not contain. Its field profiles have a table of their own, `agui.encode.PROFILES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.dialects.adk import encode as adk
+from penstock.dialects.agno import encode as agno
+from penstock.dialects.base import ClientDialect
+from penstock.dialects.canonical import encode as canonical
+from penstock.dialects.executions import encode as executions
+from penstock.dialects.unified import encode as unified
+
+CLIENT_DIALECTS: Final[Mapping[str, ClientDialect]] = {
+    "canonical": canonical.DIALECT,
+    "executions": executions.DIALECT,
+    "unified": unified.DIALECT,
+    "adk": adk.DIALECT,
+    "agno": agno.DIALECT,
+}
