@@ -1,7 +1,8 @@
 """What the tables are made of: statements, the documents' own examples, and how each is shown.
 
-A test is named `folder/module::name`: `edge/run_sse::snake_case_is_accepted` is
-`test_snake_case_is_accepted` in `edge/test_run_sse.py`, wherever that folder stands in tests/.
+A test is named `part/module::name`, whichever folder of the part it is in:
+`edge/run_sse::snake_case_is_accepted` is `test_snake_case_is_accepted` in
+`edge/surfaces/adk/test_run_sse.py`.
 """
 
 from __future__ import annotations

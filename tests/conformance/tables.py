@@ -19,9 +19,9 @@ TESTS: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = TESTS.parent / "deploy/contract/conformance.md"
 
 # Tests of encoders alone, and tests that end at a decoder or at a model.
-_ENCODERS: Final = re.compile(r"/shared/dialects/test_(\w+_encode\w*|encoders_\w+)\.py$")
+_ENCODERS: Final = re.compile(r"/shared/dialects/(?:\w+/)?test_(\w+_encode\w*|encoders_\w+)\.py$")
 _DECODERS: Final = re.compile(
-    r"/shared/dialects/test_((?!\w*encode)\w+)\.py$|/conformance/test_examples\.py$"
+    r"/shared/dialects/(?:\w+/)?test_((?!\w*encode)\w+)\.py$|/conformance/test_examples\.py$"
 )
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -45,13 +45,21 @@ def known() -> dict[str, Test]:
     """Every test by its name in the tables."""
     found: dict[str, Test] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
-        module = f"{path.parent.name}/{path.stem.removeprefix('test_')}"
+        module = f"{_part(path)}/{path.stem.removeprefix('test_')}"
         where = path.relative_to(TESTS.parent).as_posix()
         for test in read_tests(where, path.read_bytes()):
             name = f"{module}::{test.name.removeprefix('test_')}"
             assert name not in found, f"two tests are named {name}"
             found[name] = test
     return found
+
+
+def _part(path: Path) -> str:
+    """The part of Penstock that a file tests: `edge`, `e2e`, `dialects`."""
+    folders = path.relative_to(TESTS).parts[:-1]
+    return (
+        folders[1] if folders[:1] == ("shared",) and len(folders) > 1 else (*folders, TESTS.name)[0]
+    )
 
 
 def read_tests(path: str, source: bytes) -> Iterator[Test]:

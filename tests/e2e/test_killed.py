@@ -1,8 +1,8 @@
 """From the kill of a service to the next event: approvals and edges (`make faults`).
 
 The others are measured where the rest of their tests stands: normalizers in `test_scale_out.py`,
-connectors in `tests/connector/test_within_5_s.py`, `penstock up` in `tests/cli/test_killed_up.py`,
-brokers in `tests/broker`.
+connectors in `tests/connector/succession/test_within_5_s.py`, `penstock up` in
+`tests/cli/test_killed_up.py`, brokers in `tests/broker`.
 """
 
 from __future__ import annotations

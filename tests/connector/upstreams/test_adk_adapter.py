@@ -17,7 +17,7 @@ from penstock.sse import Frame, Parser
 from penstock_connector.upstreams.adk import AdkUpstream
 from penstock_connector.upstreams.base import Attachment, Call, Refused
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "adk"
+GOLDEN = Path(__file__).parents[2] / "golden" / "adk"
 SESSION = "/apps/demo/users/u1/sessions/s-1"
 
 

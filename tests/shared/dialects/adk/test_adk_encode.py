@@ -22,7 +22,7 @@ from support.fakes.raw import RUN_ID
 from support.recorded.canonical import Recorded, event, recorded, recorded_runs, run, type_of
 from support.recorded.goldens import check
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "encoded"
+GOLDEN = Path(__file__).parents[3] / "golden" / "encoded"
 
 each_run = pytest.mark.parametrize("recorded_run", recorded_runs(), ids=lambda each: each.name)
 both_ways = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])

@@ -20,7 +20,7 @@ from support.fakes.raw import RUN_ID
 from support.recorded.canonical import Recorded, event, recorded, recorded_runs, run, type_of
 from support.recorded.goldens import check
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "encoded" / "agno"
+GOLDEN = Path(__file__).parents[3] / "golden" / "encoded" / "agno"
 
 each_run = pytest.mark.parametrize("recorded_run", recorded_runs(), ids=lambda each: each.name)
 

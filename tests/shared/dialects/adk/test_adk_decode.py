@@ -16,7 +16,7 @@ from penstock.dialects.base import AgentFacts, Draft
 from penstock.events import CATALOGUE, TERMINAL, typed_data
 from support.recorded.goldens import Decisions, Scenario, check, render, replay, stream
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "adk"
+GOLDEN = Path(__file__).parents[3] / "golden" / "adk"
 
 # Runs of two legs: the stream that asked, and the stream that answered the decision.
 PAIRS = {

@@ -29,7 +29,7 @@ from support.drive.waiting import eventually
 from support.fakes.pretend import PretendRun
 from support.real.nats import NatsServer
 
-from .conftest import CONFIG
+from ..conftest import CONFIG
 
 ADK = {
     "appName": "vana",
