@@ -155,6 +155,8 @@ DOCUMENT = Document(
         holds(
             "AR22",
             "tool_call_id is unique for each call",
+            "conformance/real_path::a_call_id_that_a_server_repeats_is_unique_in_the_run_and_in_the_thread",
+            "e2e/agui_through::two_runs_of_a_thread_in_which_a_server_repeats_its_ids_share_no_id",
             _SHAPE,
             "dialects/adk_events::an_id_that_a_model_uses_again_is_made_unique",
             "dialects/agno_decode::a_repeated_call_id_is_made_unique_also_across_legs",

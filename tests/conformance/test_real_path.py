@@ -116,6 +116,30 @@ def test_a_recorded_call_has_the_documents_fields_from_start_to_result(name: str
         assert "ui_schema" not in each
 
 
+def test_a_call_id_that_a_server_repeats_is_unique_in_the_run_and_in_the_thread(
+    tmp_path: Path,
+) -> None:
+    """The recorded call is made twice in a run, and the run twice in its thread."""
+
+    def repeats(body: bytes) -> bytes:
+        frames = body.split(b"\n\n")
+        calls = [at for at, frame in enumerate(frames) if b'"TOOL_CALL_' in frame]
+        behind = calls[-1] + 1
+        again = [frames[at] for at in calls]
+        return b"\n\n".join([*frames[:behind], *again, *frames[behind:]])
+
+    first = altered("agui", "agno/tool", tmp_path, repeats)
+    second = [each | {"run_id": f"{each['run_id'][:-1]}f"} for each in first]
+    assert first[0]["run_id"] != second[0]["run_id"]
+    told = [*encoded(RUNS_1, first), *encoded(RUNS_1, second)]
+    asked = [each["toolCallId"] for each in of_type(told, "TOOL_CALL_START")]
+    assert len(set(asked)) == len(asked) == 4
+    assert [each["toolCallId"] for each in of_type(told, "TOOL_CALL_END")] == asked
+    assert [each["tool_call_id"] for each in of_type(told, "TOOL_CALL_RESULT")] == asked
+    said = [each["messageId"] for each in of_type(told, "TEXT_MESSAGE_END")]
+    assert len(set(said)) == len(said) > 0
+
+
 @each_recording
 def test_a_recorded_answer_ends_as_it_came_to_its_end(name: str) -> None:
     events = recorded()[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from penstock.dialects.agui.ids import unscoped
 from penstock.settings import Config
 from penstock_edge.service import EdgeService
 from support.drive.pipeline import PIPELINE, Pipeline, pipeline
@@ -33,11 +35,15 @@ Report = dict[str, Any]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def penstock(
-    nats_server: NatsServer, pydantic_ai_server: Upstream, agno_agui_server: Upstream
+    nats_server: NatsServer,
+    pydantic_ai_server: Upstream,
+    agno_agui_server: Upstream,
+    langgraph_server: Upstream,
 ) -> AsyncIterator[Pipeline]:
-    """An agent for each scenario of each server: `agno-text`, …"""
+    """An agent for each scenario of each server: `agno-text`, …, and LangGraph's graph."""
     urls = {f"pydantic-ai-{name}": f"{pydantic_ai_server.url}/{name}" for name in SCENARIOS}
     urls |= {f"agno-{name}": f"{agno_agui_server.url}/{name}/agui" for name in SCENARIOS}
+    urls["graph"] = f"{langgraph_server.url}/delete_std"
     agents = [{"id": id, "protocol": "agui", "url": url} for id, url in urls.items()]
     config = Config.model_validate({"agents": agents})
     async with pipeline(nats_server.url, config, (*PIPELINE, EdgeService)) as running:
@@ -136,3 +142,60 @@ async def test_a_tool_of_the_clients_own(ask: Any, thread: str, version: str) ->
     messages = [*asked["messages"], result]
     report = await ask(version, agent, "finished", thread, messages, tools=tools)
     assert report["messages"][-1]["content"].startswith("Thanks")
+
+
+@ALL
+async def test_two_runs_of_a_thread_in_which_a_server_repeats_its_ids_share_no_id(
+    ask: Any, penstock: Pipeline, thread: str, version: str
+) -> None:
+    """The scripted model of Agno's server calls its tool by the same id in each run."""
+    first = await ask(version, "agno-tool", "finished", thread, [user("hi")])
+    asked = [*first["messages"], user("and now?")]
+    second = await ask(version, "agno-tool", "finished", thread, asked)
+    messages = second["messages"]
+    assert len({each["id"] for each in messages}) == len(messages)
+    calls = [call["id"] for each in messages for call in each.get("toolCalls", ())]
+    results = [each["toolCallId"] for each in messages if each["role"] == "tool"]
+    assert calls == results
+    assert len(set(calls)) == len(calls) == 2
+    assert {unscoped(id) for id in calls} == {unscoped(calls[0])}
+    roles = [each["role"] for each in messages]
+    assert roles == [*(turn := roles[: len(roles) // 2]), *turn]
+    # the stream of the thread gives the same ids to a client that comes later
+    path = f"/agui/agno-tool/threads/{thread}/events?until=idle"
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in (await penstock.http.get(path)).text.splitlines()
+        if line.startswith("data: ")
+    ]
+    later = [each["toolCallId"] for each in events if each["type"] == "TOOL_CALL_START"]
+    assert later == calls
+
+
+@ALL
+@pytest.mark.parametrize("qualified", [False, True], ids=["as told", "qualified"])
+async def test_a_server_that_keeps_the_thread_knows_what_the_client_sends_again(
+    ask: Any, thread: str, version: str, qualified: bool
+) -> None:
+    """LangGraph adds each message whose id it does not know, and tells the whole conversation.
+
+    This graph's answers come with snapshots alone. A server that streams them too gives the client
+    qualified ids, as they are sent here.
+    """
+    messages: list[dict[str, Any]] = []
+    for words in ("one", "two", "three"):
+        known = [each["id"] for each in messages]
+        sent = [
+            {**each, "id": f"{'a' * 12}.{each['id']}"}
+            if qualified and each["role"] == "assistant"
+            else each
+            for each in messages
+        ]
+        report = await ask(version, "graph", "finished", thread, [*sent, user(words)])
+        messages = report["messages"]
+        assert [each["id"] for each in messages[: len(known)]] == known
+    said = [each["content"] for each in messages]
+    assert said[1] == "I know: one"
+    assert said[3] == f"I know: one | {said[1]} | two"
+    assert said[5] == f"I know: one | {said[1]} | two | {said[3]} | three"
+    assert len({each["id"] for each in messages}) == len(messages) == 6

@@ -46,7 +46,7 @@ class Edge:
         """An edge over this bus."""
         canceller = Canceller(bus, settings.cancel_wait_s)
         many = Many(bus, Feed(bus), Records(bus))
-        agui = AguiViews(AguiRuns(bus, config, many.records))
+        agui = AguiViews(AguiRuns(bus, many.records))
         turns = ReadTurns()
         open_runs = OpenRuns(
             bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user

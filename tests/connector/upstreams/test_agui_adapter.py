@@ -266,6 +266,79 @@ async def test_the_next_run_is_told_what_was_said_without_calls_that_have_no_res
     ]
 
 
+async def test_a_server_that_repeats_its_ids_is_told_all_that_was_said(
+    upstream: AguiUpstream,
+) -> None:
+    for number in (1, 2):
+        call, _ = await started(upstream, start(f"run-{number}", message=f"words {number}"))
+        answer = {"type": "TEXT_MESSAGE_CHUNK", "messageId": "m1", "delta": f"answer {number}"}
+        found = {"type": "TOOL_CALL_RESULT", "messageId": "c1", "toolCallId": "c1"}
+        heard = hear(upstream, *ASKING, {**found, "content": f"found {number}"}, answer)
+        await upstream.closed(agent(), call, heard)
+    _, body = await started(upstream, start("run-3", message="words 3"))
+    told = [each.get("content") for each in body["messages"]]
+    assert told == [
+        *("words 1", None, "found 1", "answer 1"),
+        *("words 2", None, "found 2", "answer 2"),
+        "words 3",
+    ]
+    assert {each["id"] for each in body["messages"] if each["role"] != "user"} == {
+        "c1-call",
+        "c1",
+        "m1",
+    }
+
+
+async def test_a_server_that_tells_the_whole_conversation_is_not_told_it_twice(
+    upstream: AguiUpstream,
+) -> None:
+    call, _ = await started(upstream, start(message="hi"))
+    first = {"type": "TEXT_MESSAGE_CHUNK", "messageId": "m1", "delta": "one"}
+    said = {"id": "m1", "role": "assistant", "content": "one"}
+    snapshot = {"type": "MESSAGES_SNAPSHOT", "messages": [USER, said]}
+    await upstream.closed(agent(), call, hear(upstream, first, snapshot))
+    call, body = await started(upstream, start("run-2", message="and?"))
+    assert body["messages"][:-1] == [USER, said]
+    second = {"type": "TEXT_MESSAGE_CHUNK", "messageId": "m2", "delta": "two"}
+    whole = [*body["messages"], {"id": "m2", "role": "assistant", "content": "two"}]
+    snapshot = {"type": "MESSAGES_SNAPSHOT", "messages": whole}
+    await upstream.closed(agent(), call, hear(upstream, second, snapshot))
+    _, body = await started(upstream, start("run-3", message="on"))
+    assert body["messages"][:-1] == whole
+
+
+@pytest.mark.parametrize("way", ["body", "input"])
+async def test_a_server_gets_its_own_ids_back_and_the_clients_as_they_are(
+    upstream: AguiUpstream, way: str
+) -> None:
+    call = {**CALL, "id": "aaaaaaaaaaaa.c1"}
+    messages = [
+        USER,
+        {"id": "aaaaaaaaaaaa.m1", "role": "assistant", "toolCalls": [call]},
+        {"id": "aaaaaaaaaaaa.t1", "role": "tool", "toolCallId": call["id"], "content": "x"},
+        {"id": "u2", "role": "user", "content": "on"},
+    ]
+    given = {"threadId": "s", "runId": "r", "messages": messages}
+    command = (
+        start(message="on", body=orjson.dumps(given).decode())
+        if way == "body"
+        else start(message="on", input={"messages": messages})
+    )
+    _, body = await started(upstream, command)
+    assert body["messages"] == [
+        USER,
+        {"id": "m1", "role": "assistant", "toolCalls": [CALL]},
+        {"id": "t1", "role": "tool", "toolCallId": "c1", "content": "x"},
+        {"id": "u2", "role": "user", "content": "on"},
+    ]
+
+
+async def test_a_body_without_ids_of_ours_goes_on_byte_for_byte(upstream: AguiUpstream) -> None:
+    content = orjson.dumps({"threadId": "s", "runId": "r", "messages": [USER]}) + b" \n"
+    call, _ = await started(upstream, start(body=content.decode()))
+    assert call.content == content
+
+
 async def test_a_server_that_said_nothing_leaves_the_conversation_as_it_was(
     upstream: AguiUpstream,
 ) -> None:

@@ -31,9 +31,9 @@ class Audience:
     declares: str | None
     client: str
 
-    def encoder(self, *, upstream_ids: bool = False) -> AguiEncoder:
+    def encoder(self) -> AguiEncoder:
         """A new encoder for a run of this audience."""
-        return AguiEncoder(self.profile, THREAD, _run_id, self.declares, upstream_ids=upstream_ids)
+        return AguiEncoder(self.profile, THREAD, _run_id, self.declares)
 
     def __str__(self) -> str:
         return f"{self.profile.name}-for-{self.client}"
@@ -129,11 +129,9 @@ def encoded(audience: Audience, events: Iterable[Event]) -> list[Event]:
     return decoded(frames(audience, events))
 
 
-def frames(
-    audience: Audience, events: Iterable[Event], *, upstream_ids: bool = False
-) -> list[Frame]:
+def frames(audience: Audience, events: Iterable[Event]) -> list[Frame]:
     """The frames of canonical events."""
-    encoder = audience.encoder(upstream_ids=upstream_ids)
+    encoder = audience.encoder()
     return [frame for event in events for frame in encoder.feed(event)]
 
 

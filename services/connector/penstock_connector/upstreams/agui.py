@@ -4,6 +4,9 @@ Each leg is a run of its own for the server, in the thread that is the session. 
 and no way back to a cut stream: closing the connection is the cancel. Only another Penstock, which
 names its run in the answer's head, keeps the run for whoever comes back. Answers go back as the
 pause says (`penstock.dialects.agui.decode.pauses`).
+
+The conversation is kept with ids that are unique in the thread, as AG-UI clients know them
+(`penstock.dialects.agui.ids`). It is sent to the server with the server's own ids.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from penstock.dialects.agui.decode.pauses import answer_text
 from penstock.dialects.agui.decode.state import State
 from penstock.dialects.agui.decode.transcript import Transcript, merged, settled, tool_message
 from penstock.dialects.agui.decode_values import loads
+from penstock.dialects.agui.ids import Restated, call_name, ids_of_run, own_messages, scope_of
 from penstock.settings import AgentConfig
 from penstock.sse import Frame
 from penstock_connector.upstreams.base import Attachment, Call, segment
@@ -171,7 +175,8 @@ class AguiUpstream:
         own, heard = call.own, seen.notes
         if not isinstance(own, _Own) or not isinstance(heard, _Heard):
             return
-        messages = merged(_messages(own.body), heard.transcript.messages)
+        before = _messages(own.body)
+        messages = merged(before, _named(own, before, heard.transcript))
         goes_on = {**own.body, "runId": own.upstream_id, "messages": messages}
         if heard.state.value is not None:
             goes_on["state"] = heard.state.value
@@ -234,8 +239,18 @@ def _ends_with(messages: list[dict[str, Any]], text: str) -> bool:
     return last.get("role") == "user" and last.get("content") == text
 
 
+def _named(own: _Own, before: list[dict[str, Any]], transcript: Transcript) -> list[dict[str, Any]]:
+    """What a leg has told, with the ids as clients know them: a server may repeat its own."""
+    begun = transcript.begun | ids_of_run(own.run_id, before)
+    return Restated(scope_of(own.run_id), begun, transcript.messages, before).messages
+
+
 def _call(agent: AgentConfig, content: bytes, own: _Own) -> Call:
+    """The request, with the server's own ids in its messages."""
     run_id, thread_id = own.body.get("runId"), own.body.get("threadId", "")
+    messages = own.body.get("messages")
+    if isinstance(messages, list) and (theirs := own_messages(messages)) != messages:
+        content = orjson.dumps({**own.body, "messages": theirs})
     return Call(agent.url, _HEADERS, content, run_id, thread_id, own)
 
 
@@ -267,7 +282,8 @@ def _confirmation(interrupt: Mapping[str, Any], item: Decided) -> dict[str, Any]
 
 def _by_message(body: dict[str, Any], how: Mapping[str, Any], item: Decided) -> None:
     text = answer_text(how["kind"], item.model_dump())
-    body["messages"].append(tool_message(how["tool_call_id"], text))
+    id = call_name(body["messages"], how["tool_call_id"])
+    body["messages"].append(tool_message(id, text))
 
 
 def _by_command(body: dict[str, Any], how: Mapping[str, Any], item: Decided) -> None:

@@ -104,17 +104,18 @@ async def test_an_agui_upstream_is_given_the_body_as_it_came(
     assert command["message"] == "hello"
 
 
-async def test_an_agui_upstreams_ids_are_left_as_they_are_and_others_made_unique(
-    edge: Client, bus: Bus, thread: str
+@pytest.mark.parametrize("agent", ["frontend", "assistant"])
+async def test_ids_that_an_upstream_repeats_are_unique_in_the_thread(
+    edge: Client, bus: Bus, thread: str, agent: str
 ) -> None:
-    ids = {}
-    for agent in ("frontend", "assistant"):
+    ids, runs = [], []
+    for _ in range(2):
         async with post(edge, agent, run_input(thread)) as stream:
             await play(bus, stream, thread)
             told = contents(await stream.rest())
-        ids[agent] = next(each["messageId"] for each in told if "messageId" in each)
-        run_id = stream.run_id
-    assert ids == {"frontend": "m1", "assistant": f"{run_id[-12:]}.m1"}
+        ids.append({each["messageId"] for each in told if "messageId" in each})
+        runs.append(stream.run_id)
+    assert ids == [{f"{run_id[-12:]}.m1"} for run_id in runs]
 
 
 @pytest.mark.parametrize(("declared", "outcome"), [("1.0", True), ("missing", False)])

@@ -174,7 +174,7 @@ def test_whose_a_message_is_follows_the_history() -> None:
     """A client rejects the words of another in it."""
     run = a_run().say("llm.stream", subrun="a", message_id="m1", content="x")
     run.say("llm.message_completed", subrun="a", message_id="m1", role="assistant", content="x")
-    messages = [{"id": f"{ID}m1", "role": "assistant", "subagentRunId": "b"}]
+    messages = [{"id": "m1", "role": "assistant", "subagentRunId": "b"}]
     run.say("state.messages", messages=messages)
     run.say("llm.stream", subrun="a", message_id="m1", content="y")
     assert [event["subagentRunId"] for event in of_type(told(run), "TEXT_MESSAGE_START")] == [
@@ -223,14 +223,9 @@ def test_a_role_is_one_that_text_may_have(role: str, said: str) -> None:
     assert (last(run)["role"], last(run)["name"]) == (said, "Ann")
 
 
-def test_ids_are_apart_in_a_thread_unless_the_upstream_must_know_them() -> None:
+def test_ids_are_apart_in_a_thread() -> None:
     run = a_run().text("x")
-    kept = [
-        event
-        for frames in map(STRICT_1.encoder(upstream_ids=True).feed, run.events)
-        for event in decoded(frames)
-    ]
-    assert {event["messageId"] for event in kept[1:]} == {"m1"}
+    assert {event["messageId"] for event in told(run)[1:]} == {f"{ID}m1"}
     assert {unscoped(event["messageId"]) for event in told(run)[1:]} == {"m1"}
 
 
@@ -689,7 +684,7 @@ def test_who_comes_back_gets_what_was_said_and_the_start_of_what_is_open() -> No
     started, messages, state, reopened = joined(run, len(run.events))
     assert started["type"] == "RUN_STARTED"
     assert messages["messages"] == [
-        {"id": f"{ID}user", "role": "user", "content": "hello"},
+        {"id": f"{RUN_ID}-user", "role": "user", "content": "hello"},
         {"id": f"{ID}m1", "role": "assistant", "content": "one"},
         {"id": f"{ID}m2", "role": "assistant", "content": "Hel"},
     ]

@@ -68,13 +68,33 @@ def test_who_declares_no_version_may_be_a_client_of_today_all_the_same(
 
 
 @each_audience
-def test_the_ids_of_an_agui_upstream_can_stay_as_they_are(
+def test_a_recorded_run_that_comes_again_in_a_thread_repeats_no_answer_into_another(
     clients: dict[str, Client], audience: Audience
 ) -> None:
+    """Every upstream id repeats: a client would append the second answer to the first."""
     for name, events in recorded().items():
-        if name.startswith("agui/"):
-            told = frames(audience, events, upstream_ids=True)
-            assert seen(clients[audience.client], wire(told)).accepted, name
+        if not name.startswith("agui/"):
+            continue
+        again = [event | {"run_id": f"{RUN_ID[:-1]}f"} for event in events]
+        once = seen(clients[audience.client], wire(frames(audience, events)))
+        both = wire(frames(audience, events)) + wire(frames(audience, again))
+        twice = seen(clients[audience.client], both)
+        assert twice.errors == [], name
+        assert contents(twice) == contents(once) * 2, name
+        ids = [message["id"] for message in twice.messages]
+        assert len(ids) == len(set(ids)), name
+
+
+def contents(verdict: Verdict) -> list[Any]:
+    """What each message says, asks for or answers, without its ids."""
+    return [
+        (
+            each["role"],
+            each.get("content"),
+            [call["function"] for call in each.get("toolCalls", ())],
+        )
+        for each in verdict.messages
+    ]
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 17])
@@ -118,6 +138,28 @@ def test_several_runs_of_a_thread_are_one_stream_and_ids_that_repeat_stay_apart(
         assert verdict.accepted
         said = [message["content"] for message in verdict.messages if message.get("content")]
         assert said == ["one", "found", "one", "found"]
+
+
+def test_a_snapshot_of_the_whole_thread_keeps_its_order_and_glues_nothing(
+    clients: dict[str, Client],
+) -> None:
+    """A server that uses the same ids in each run, streams its answer and tells all at the end."""
+    runs, thread = [], []
+    for number in (1, 2, 3):
+        asked = {"id": f"u{number}", "role": "user", "content": f"question {number}"}
+        said = {"id": "m1", "role": "assistant", "content": f"answer {number}"}
+        thread += [asked, said]
+        run = Run().start().text(f"answer {number}").say("state.messages", messages=list(thread))
+        run_id = f"{RUN_ID[:-1]}{number}"
+        runs.append((asked, [event | {"run_id": run_id} for event in run.complete().events]))
+    for audience in AUDIENCES:
+        client, messages = clients[audience.client], list[dict[str, Any]]()
+        for asked, events in runs:
+            verdict = seen(client, wire(frames(audience, events)), messages=[*messages, asked])
+            assert verdict.accepted
+            messages = verdict.messages
+        assert [each["content"] for each in messages] == [each["content"] for each in thread]
+        assert len({each["id"] for each in messages}) == 6
 
 
 def test_a_client_that_waits_knows_what_for(clients: dict[str, Client]) -> None:

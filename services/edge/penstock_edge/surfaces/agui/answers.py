@@ -60,12 +60,13 @@ class Answers:
         try:
             if self.asked.resume:
                 return await self._of_resume()
-            await self._check_earlier()
-            if messages := request.tool_messages(self.asked):
-                return await self._of_tools(messages)
+            messages = request.tool_messages(self.asked)
+            answer = await self._of_tools(messages) if messages else None
+            if answer is None:
+                await self._check_earlier()
+            return answer
         except UnclearAnswer as unclear:
             raise Problem(422, str(unclear)) from unclear
-        return None
 
     async def _of_resume(self) -> Answer:
         entries = self.asked.resume or []
@@ -107,16 +108,26 @@ class Answers:
         return Answer(approval, items)
 
     async def _check_earlier(self) -> None:
-        """Raises Problem 422 for an answer that would slip through to an AG-UI upstream."""
+        """Raises Problem 422 for an answer that would slip through to an AG-UI upstream.
+
+        The upstream is given the ids without our qualifiers, so these are compared: a result for
+        the call of another run would answer a call of the same id that waits.
+        """
         earlier = request.earlier_tool_messages(self.asked)
         if self.agent.protocol != AGUI or not earlier:
             return
         asked = await self._asked_of_clients(())
-        if any(message.tool_call_id in asked for message in earlier):
-            raise Problem(422, "messages: a pause is answered by what the conversation ends with")
+        for message in earlier:
+            if message.tool_call_id in asked or unscoped(message.tool_call_id) in asked:
+                raise Problem(
+                    422,
+                    "messages: a pause is answered by what the conversation ends with; here "
+                    f"{message.tool_call_id[:SHOWN]!r}, which waits for a decision, is followed by "
+                    "other messages: decide on it first",
+                )
 
     async def _asked_of_clients(self, messages: Sequence[ToolMessage]) -> Asked:
-        """What is asked in this thread, by the tool call id that clients were told.
+        """What is asked in this thread, by the tool call id that clients were given.
 
         By the runs that wait, and by the messages' own ids: these may be answered already.
         """
@@ -129,11 +140,14 @@ class Answers:
         for approval in approvals:
             if approval is None:
                 continue
-            # an AG-UI upstream's ids are told as they are
-            scope = "" if self.agent.protocol == AGUI else scope_of(approval.run_id)
+            scope = scope_of(approval.run_id)
             for item in approval.items:
-                if (id := item.get("tool_call_id")) is not None:
-                    asked[f"{scope}{id}"] = (approval, item)
+                if (id := item.get("tool_call_id")) is None:
+                    continue
+                asked[f"{scope}{id}"] = (approval, item)
+                # an older release told an AG-UI upstream's ids as they are
+                if self.agent.protocol == AGUI and _goes_before(approval, asked.get(id)):
+                    asked[id] = (approval, item)
         return asked
 
     async def _by_item(self, item_id: str) -> ApprovalRecord | None:
@@ -166,3 +180,8 @@ class Answers:
         record = ApprovalRecord.model_validate_json(await unwrap(self.bus, entry.value))
         ours = (record.agent, record.session_id) == (self.agent.id, self.asked.thread_id)
         return record if ours and self.who.sees(record.user_id) else None
+
+
+def _goes_before(approval: ApprovalRecord, known: tuple[ApprovalRecord, JsonObject] | None) -> bool:
+    """Whether an id that two runs use stands for this approval: one that waits goes first."""
+    return known is None or (approval.status == "pending" and known[0].status != "pending")

@@ -15,7 +15,6 @@ import orjson
 
 from penstock.bus import Bus, BusError
 from penstock.bus.subjects import key_of
-from penstock.settings import Config
 from penstock_edge.sources.sessions import Records
 
 log = logging.getLogger(__name__)
@@ -25,28 +24,16 @@ RETRY_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What an encoder must know of a run. `upstream_ids`: its upstream speaks AG-UI itself."""
-
-    thread_id: str
-    upstream_ids: bool
-
-
-@dataclass(frozen=True, slots=True)
 class AguiRuns:
     """The names of runs and legs, and whose they are."""
 
     bus: Bus
-    config: Config
     records: Records
 
-    async def known(self, run_id: str) -> Known:
-        """Of a run without a record, nothing but its id. Waits for the bus."""
+    async def thread_of(self, run_id: str) -> str:
+        """The thread of a run; its own id where the run has no record. Waits for the bus."""
         record = await self.records.of(run_id)
-        if record is None:
-            return Known(run_id, False)
-        agent = self.config.agent(record.agent)
-        return Known(record.session_id, agent is not None and agent.protocol == AGUI)
+        return run_id if record is None else record.session_id
 
     async def name(self, run_id: str, leg: int) -> str:
         """The AG-UI runId of a leg. Waits for the bus."""

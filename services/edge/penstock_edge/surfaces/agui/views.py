@@ -63,13 +63,11 @@ class Voices:
         """Learn what must be known before the message is told. Waits for the bus."""
         run_id = subjects.run_id_of(stored.subject)
         if run_id not in self._encoders:
-            known = await self.runs.known(run_id)
             self._encoders[run_id] = AguiEncoder(
                 self.audience.profile,
-                known.thread_id,
+                await self.runs.thread_of(run_id),
                 lambda leg: self._names.get((run_id, leg)) or unnamed(run_id, leg),
                 self.audience.protocol_version,
-                upstream_ids=known.upstream_ids,
             )
         if type_of(stored) in _BEGIN_A_LEG:
             leg = orjson.loads(stored.payload)["leg"]

@@ -16,6 +16,7 @@ class Transcript:
     """
 
     def __init__(self, messages: Iterable[JsonObject] = ()) -> None:
+        self.begun: set[str] = set()  # ids that came with events of their own, not in a snapshot
         self._messages: list[JsonObject] = []
         self._by_id: dict[str, JsonObject] = {}
         self._calls: dict[str, JsonObject] = {}  # by id, too
@@ -48,7 +49,7 @@ class Transcript:
             role = string(body.get("role")) or "assistant"
             about = {key: string(body.get(key)) for key in ("name", "subagentRunId")}
             message = {"id": message_id, "role": role, **present(about)}
-            self._append(message)
+            self._begin(message)
         if isinstance(message.get("content", ""), str):
             self._grow(message_id, message, "content", body)
 
@@ -64,13 +65,14 @@ class Transcript:
         if message is None or message.get("role") != "assistant":
             new_id = parent_id if parent_id and message is None else f"{call_id}-call"
             message = {"id": new_id, "role": "assistant"}
-            self._append(message)
+            self._begin(message)
         function = {"name": string(body.get("toolCallName")) or "unknown", "arguments": ""}
         call = {"id": call_id, "type": "function", "function": function}
         if not isinstance(message.get("toolCalls"), list):
             message["toolCalls"] = []
         message["toolCalls"].append(call)
         self._calls[call_id] = call
+        self.begun.add(call_id)
         self._writing.add(call_id)
 
     def _arguments(self, body: JsonObject) -> None:
@@ -93,7 +95,7 @@ class Transcript:
             content = body.get("content")
             message = tool_message(call_id, content if objects(content) else text(content))
             message["id"] = string(body.get("messageId")) or message["id"]
-            self._append(message)
+            self._begin(message)
 
     def _encrypted(self, body: JsonObject) -> None:
         entity_id = string(body.get("entityId")) or ""
@@ -108,6 +110,10 @@ class Transcript:
         self._messages, self._by_id, self._calls, self._answered = [], {}, {}, set()
         for message in messages:
             self._append(message)
+
+    def _begin(self, message: JsonObject) -> None:
+        self.begun.add(message["id"])
+        self._append(message)
 
     def _append(self, message: JsonObject) -> None:
         self._messages.append(message)

@@ -7,6 +7,7 @@ from typing import Final
 
 from penstock.dialects.agui.encode.ledger import Ledger
 from penstock.dialects.agui.encode.profiles import Profile
+from penstock.dialects.agui.ids import Names
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import JsonObject
 
@@ -22,14 +23,19 @@ class Context:
     profile: Profile
     modern: bool
     open: Ledger = field(default_factory=Ledger)
-    scope: str = ""
+    names: Names = field(default_factory=Names)
     type: str = ""
     owner: str | None = None
+
+    @property
+    def scope(self) -> str:
+        """What the ids of this run begin with."""
+        return self.names.scope
 
     def custom(self, data: JsonObject) -> Said:
         """What the protocol has no type for: the current event, its data as the value."""
         ids: JsonObject = {  # as the client knows them
-            key: self.scope + data[key]
+            key: self.names.of(data[key])
             for key in ("tool_call_id", "message_id")
             if isinstance(data.get(key), str)
         }

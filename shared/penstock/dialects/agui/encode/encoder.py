@@ -56,8 +56,7 @@ class AguiEncoder:
     It is asked for one leg more than there was where a run ends while it waits.
     `protocol_version` is what the client declared, None for one before 1.0: that gets no
     SUBAGENT_*, no outcome `cancelled`, no `pendingToolCallIds` and no results in parts.
-    `upstream_ids`: the upstream speaks AG-UI itself and must get its own ids back, so they are
-    left as they are; otherwise each id is made unique in its thread (see `ids`).
+    Each id of a message or tool call is made unique in its thread (see `ids`).
     """
 
     def __init__(
@@ -66,14 +65,11 @@ class AguiEncoder:
         thread_id: str,
         run_ids: Callable[[int], str],
         protocol_version: str | None = None,
-        *,
-        upstream_ids: bool = False,
     ) -> None:
         self.profile = profile
         self.phase = Phase.BEFORE
         self._thread_id = thread_id
         self._run_ids = run_ids
-        self._upstream_ids = upstream_ids
         self._context = Context(profile, is_modern(protocol_version))
         self._speech = Speech(self._context)
         self._calls = Calls(self._context, self._speech)
@@ -160,8 +156,8 @@ class AguiEncoder:
     def _begin(self, event: JsonObject) -> Iterator[Said]:
         """RUN_STARTED, and what was open when the run began to wait."""
         run_id = event.get("run_id") or ""
-        if self.phase is Phase.BEFORE and not self._upstream_ids:
-            self._context.scope = scope_of(run_id)
+        if self.phase is Phase.BEFORE:
+            self._context.names.scope = scope_of(run_id)
         self._leg = max(event.get("leg") or 1, self._leg + 1)
         self._run_id = self._run_ids(self._leg)
         self.phase = Phase.RUNNING
@@ -186,12 +182,13 @@ class AguiEncoder:
         if items and all(map(_is_frontends, items)):
             outcome = {"type": "success"}
             if self._context.modern:
-                pending = [f"{self.scope}{item['tool_call_id']}" for item in items]
+                pending = [self._context.names.of(item["tool_call_id"]) for item in items]
                 outcome["pendingToolCallIds"] = list(dict.fromkeys(pending))
             yield from self._close(suspended=())
         else:
             modern = self._context.modern
-            asked = [interrupt(request, item, scope=self.scope, modern=modern) for item in items]
+            names = self._context.names
+            asked = [interrupt(request, item, names=names, modern=modern) for item in items]
             asked = asked or [interrupt_of_all(approval_id)]
             outcome = {"type": "interrupt", "interrupts": asked}
             yield from self._close(suspended=[each["id"] for each in asked])

@@ -36,7 +36,7 @@ class Speech:
             add_piece(message.text, content)
         elif content:
             message.said = True
-            fields = {"messageId": self._context.scope + id, "delta": content}
+            fields = {"messageId": self._context.names.of(id), "delta": content}
             yield EventType.TEXT_MESSAGE_CONTENT, fields, NO_FACTS
 
     def completed(self, data: JsonObject) -> Iterator[Said]:
@@ -69,11 +69,12 @@ class Speech:
         started = {name: data[name] for name in ("name", "metadata") if data.get(name)}
         message = Message(role if role in TEXT_ROLES else "assistant", owner, started=started)
         self._open.messages[id] = message
+        self._context.names.begin(id)
         if not self._context.profile.whole:
             yield self._message_start(id, message)
 
     def _message_start(self, id: str, message: Message) -> Said:
-        fields: JsonObject = {"messageId": self._context.scope + id, "role": message.role}
+        fields: JsonObject = {"messageId": self._context.names.of(id), "role": message.role}
         name = message.started.get("name")
         if isinstance(name, str):
             fields["name"] = name
@@ -89,10 +90,10 @@ class Speech:
         if self._context.profile.whole:
             yield self._message_start(id, message)
         if content and not message.said:
-            fields = {"messageId": self._context.scope + id, "delta": content}
+            fields = {"messageId": self._context.names.of(id), "delta": content}
             yield EventType.TEXT_MESSAGE_CONTENT, fields, NO_FACTS
         facts = {**data, "content": content, "role": message.role}
-        yield EventType.TEXT_MESSAGE_END, {"messageId": self._context.scope + id}, facts
+        yield EventType.TEXT_MESSAGE_END, {"messageId": self._context.names.of(id)}, facts
 
     # thoughts
 
@@ -103,7 +104,7 @@ class Speech:
             if id not in self._open.thoughts:
                 self._open.thoughts[id] = self._context.owner
                 yield from self._thought_starts(id, self._context.owner)
-            fields = {"messageId": self._context.scope + id, "delta": data["thought"]}
+            fields = {"messageId": self._context.names.of(id), "delta": data["thought"]}
             yield EventType.REASONING_MESSAGE_CONTENT, fields, data
         if data.get("final") and id in self._open.thoughts:
             yield from self._thought_ends(id)
@@ -117,12 +118,13 @@ class Speech:
 
     def _thought_starts(self, id: str, owner: str | None) -> Iterator[Said]:
         owner = self._open.owner_of(f"thought {id}", owner)
-        span = self._context.tagged({"messageId": self._context.scope + id}, owner)
+        self._context.names.begin(id)
+        span = self._context.tagged({"messageId": self._context.names.of(id)}, owner)
         yield EventType.REASONING_START, span, NO_FACTS
         yield EventType.REASONING_MESSAGE_START, {**span, "role": "reasoning"}, NO_FACTS
 
     def _thought_ends(self, id: str) -> Iterator[Said]:
         del self._open.thoughts[id]
-        span = {"messageId": self._context.scope + id}
+        span = {"messageId": self._context.names.of(id)}
         yield EventType.REASONING_MESSAGE_END, span, NO_FACTS
         yield EventType.REASONING_END, span, NO_FACTS

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from penstock.dialects.agui.encode.context import NO_FACTS, Context, Said
 from penstock.dialects.agui.encode.native import are_messages, native_event
+from penstock.dialects.agui.ids import unscoped
 from penstock.dialects.agui.vocabulary import INTERNAL_EVENTS, EventType
 from penstock.dialects.base import JsonObject
 from penstock.dialects.patch import is_patch
@@ -32,20 +33,25 @@ class Passed:
     def messages(self, data: JsonObject) -> Iterator[Said]:
         """state.messages."""
         messages = data["messages"]
-        if are_messages(messages, modern=self._context.modern) and self._keeps_what_is_open(
-            messages
-        ):
-            self._restate_owners(messages)
-            yield EventType.MESSAGES_SNAPSHOT, {"messages": messages}, NO_FACTS
-        else:
+        if not are_messages(messages, modern=self._context.modern):
             yield self._context.custom(data)
+            return
+        restated = self._context.names.restate(messages)
+        if self._keeps_what_is_open(restated.messages):
+            self._context.names.keep(restated)
+            self._restate_owners(restated.messages)
+            if (sure := restated.sure) is not None:
+                yield EventType.MESSAGES_SNAPSHOT, {"messages": sure}, NO_FACTS
+            yield EventType.MESSAGES_SNAPSHOT, {"messages": restated.messages}, NO_FACTS
+        else:
+            yield self._context.custom({**data, "messages": restated.messages})
 
     def _keeps_what_is_open(self, messages: list[JsonObject]) -> bool:
         """A client drops what a snapshot leaves out, and then cannot go on with it."""
         kept = {message["id"] for message in messages}
         kept.update(call["id"] for each in messages for call in each.get("toolCalls", ()))
         ids = (*self._open.messages, *self._open.calls)
-        return self._context.profile.whole or all(self._context.scope + id in kept for id in ids)
+        return self._context.profile.whole or all(self._context.names.of(id) in kept for id in ids)
 
     def _restate_owners(self, messages: list[JsonObject]) -> None:
         """Whose the messages are, a client believes a snapshot."""
@@ -54,7 +60,7 @@ class Passed:
             kind = "thought" if message["role"] == "reasoning" else "message"
             entities = [(kind, message), *(("call", call) for call in message.get("toolCalls", ()))]
             for entity, each in entities:
-                id = each["id"].removeprefix(self._context.scope)
+                id = unscoped(each["id"])
                 self._open.owners[f"{entity} {id}"] = owner
 
     def custom_event(self, data: JsonObject) -> Iterator[Said]:
@@ -68,10 +74,11 @@ class Passed:
             yield self._context.custom(data)
             return
         type, fields = native
+        name_of = self._context.names.of
+        if type is EventType.ACTIVITY_SNAPSHOT:
+            name_of = self._context.names.begin
         scoped: JsonObject = {
-            name: self._context.scope + fields[name]
-            for name in ("messageId", "entityId")
-            if name in fields
+            name: name_of(fields[name]) for name in ("messageId", "entityId") if name in fields
         }
         whole = data["name"] in EventType.__members__  # the value is the event
         facts = {"metadata": data["value"].get("metadata")} if whole else NO_FACTS

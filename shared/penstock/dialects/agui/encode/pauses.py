@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.dialects.agui.ids import interrupt_id
+from penstock.dialects.agui.ids import Names, interrupt_id
 from penstock.dialects.base import Json, JsonObject
 
 CONFIRMATIONS: Final = frozenset({"confirmation", "review"})
@@ -32,10 +32,10 @@ class UnclearAnswer(ValueError):
     """A resume entry that says neither yes nor no: nothing may run because of it."""
 
 
-def interrupt(approval: JsonObject, item: JsonObject, *, scope: str, modern: bool) -> JsonObject:
+def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: bool) -> JsonObject:
     """The `Interrupt` of one item of `approval.requested`'s data.
 
-    `scope` stands before the tool call's id; `modern` clients learn of the inner run.
+    `names` has what the client knows the tool call by; `modern` clients learn of the inner run.
     """
     kind = item["kind"]
     call_id = item.get("tool_call_id")
@@ -44,7 +44,7 @@ def interrupt(approval: JsonObject, item: JsonObject, *, scope: str, modern: boo
         "id": interrupt_id(approval["approval_id"], item["item_id"]),
         "reason": reason or f"penstock:{kind}",
         "message": item.get("description") or _message(kind, item.get("tool")),
-        "toolCallId": f"{scope}{call_id}" if call_id else None,
+        "toolCallId": names.of(call_id) if call_id else None,
         "responseSchema": _schema(item),
         "expiresAt": approval.get("expires_at"),
         "subagentRunId": (item.get("subrun") or {}).get("id") if modern else None,

@@ -134,7 +134,7 @@ class Inner:
             started["parentSubagentRunId"] = data["parent_subrun_id"]
         for name, theirs in _PARENTS.items():
             if isinstance(data.get(name), str):
-                started[theirs] = self._context.scope + data[name]
+                started[theirs] = self._context.names.of(data[name])
         self._open.subagents[id] = Subagent(started)
         self._open.known_subagents.add(id)
         yield EventType.SUBAGENT_STARTED, {"subagentRunId": id, **started}, data

@@ -39,7 +39,7 @@ class Calls:
             add_piece(call.text, delta)
         else:
             call.said = True
-            fields = {"toolCallId": self._context.scope + id, "delta": delta}
+            fields = {"toolCallId": self._context.names.of(id), "delta": delta}
             yield EventType.TOOL_CALL_ARGS, fields, _facts(call)
 
     def called(self, data: JsonObject) -> Iterator[Said]:
@@ -73,17 +73,18 @@ class Calls:
         message_id = data.get("parent_message_id") or data.get("message_id")
         if not isinstance(message_id, str):
             message_id = id
+        self._context.names.begin(id)
         call = Call(
             tool=data["tool"],
-            message_id=self._context.scope + message_id,
+            message_id=self._context.names.of(message_id),
             owner=self._open.owner_of(f"call {id}", self._context.owner),
         )
         self._open.calls[id] = self._calls[id] = call
         return call
 
     def _start(self, id: str, call: Call) -> Said:
-        fields: JsonObject = {"toolCallId": self._context.scope + id, "toolCallName": call.tool}
-        if call.message_id != self._context.scope + id:
+        fields: JsonObject = {"toolCallId": self._context.names.of(id), "toolCallName": call.tool}
+        if call.message_id != self._context.names.of(id):
             fields["parentMessageId"] = call.message_id
         tagged = self._context.tagged(fields, call.owner)
         return EventType.TOOL_CALL_START, tagged, _facts(call)
@@ -91,7 +92,7 @@ class Calls:
     def _end(self, id: str, call: Call, text: str, data: JsonObject) -> Iterator[Said]:
         del self._open.calls[id]
         facts = {**data, **_facts(call)}
-        fields = {"toolCallId": self._context.scope + id}
+        fields = {"toolCallId": self._context.names.of(id)}
         if self._context.profile.whole:
             yield self._start(id, call)
         if text and not call.said:
@@ -112,9 +113,10 @@ class Calls:
         if message_id in (None, "", id):
             # a client makes a message of the call's own id for a call that no message asks for
             message_id = f"{id}.result"
+        call_name = self._context.names.of(id)  # before its result begins to use an id
         fields = {
-            "messageId": f"{self._context.scope}{message_id}",
-            "toolCallId": self._context.scope + id,
+            "messageId": self._context.names.begin(message_id),
+            "toolCallId": call_name,
             "content": parts if self._context.modern and are_parts(parts) else text,
             "role": "tool",
         }
