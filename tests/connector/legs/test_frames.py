@@ -12,7 +12,10 @@ import pytest
 
 from penstock.bus.messages import RawFrame
 from penstock.settings import Config
+from penstock.sse import Frame
 from penstock_connector.legs.not_a_stream import MAX_BYTES
+from penstock_connector.upstreams.agno import AgnoUpstream
+from penstock_connector.upstreams.base import Attachment
 from support.drive.pipeline import Pipeline, pipeline
 from support.drive.waiting import eventually
 from support.fakes.misbehaving import Answer, Misbehaving, Script, agents, cuts, plays, stalls
@@ -96,6 +99,21 @@ async def test_the_body_is_on_the_bus_byte_for_byte(
         await penstock.ended(run_id)
         assert await penstock.body(run_id) == bytes(sent[0].sent)
         await only_end(penstock, run_id)
+
+
+async def test_a_frame_that_breaks_the_adapter_goes_on_as_it_came(
+    nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(self: AgnoUpstream, frame: Frame, seen: Attachment) -> None:
+        raise RuntimeError("an adapter's bug")
+
+    monkeypatch.setattr(AgnoUpstream, "watch", breaks)
+    upstream.script(plays(agno_text("x")))
+    async with pipeline(nats_server.url, agents(upstream)) as penstock:
+        run_id = await penstock.start_run("agno", "hello")
+        await penstock.ended(run_id)
+        assert await penstock.body(run_id) == agno_text("x")
+        assert await only_end(penstock, run_id) == ("end", {"outcome": "eof"})
 
 
 async def test_source_frames_say_where_they_belong(

@@ -16,9 +16,9 @@ from typing import Any
 from penstock.bus import Stored
 from penstock.bus.read.direct import STORED_AT
 from penstock.bus.state.continuity import Continuity
+from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.orders import Order
 from penstock_connector.state.claims import Sessions
-from penstock_connector.state.leg_history import Past
 from penstock_connector.state.run_state import CLOSED, Runs, holder_of, kind_of
 from penstock_connector.succession.takeover import DIED, Succession
 from support.chaos import hurt_at
@@ -71,7 +71,7 @@ def _sequences() -> None:
 
     _replace(Order, "after", noted_now)
     _replace(Runs, "frames", since)
-    _replace(Past, "called", property(lambda self: self.claimed_to_call))
+    _replace(LegHistory, "called", property(lambda self: self.claimed_to_call))
 
 
 def _continuity() -> None:

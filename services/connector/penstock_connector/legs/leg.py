@@ -1,9 +1,17 @@
 """One leg: one request to an agent server, its body put on the bus verbatim as it comes.
 
-Bytes first, meaning later: what arrives is in RAW before anybody interprets it. While the broker is
-slow the upstream is not read. A leg ends in exactly one `end` or `lost`; who lets it go to another
-connector writes neither. A leg that another one held is gone on with by the same code that mends a
-cut connection.
+A leg goes through these phases, and never back:
+
+- WAITING: earlier legs of its session have not ended.
+- PREPARING: its request is being made. Nothing was sent.
+- CALLING: the request may have been sent, and the response is read.
+- CLOSING: the upstream is done with; the last source frame is being written.
+- OVER: the last source frame is written, or another connector holds the leg.
+
+What arrives is in RAW before anybody interprets it. While the broker is slow the upstream is not
+read. A leg ends in exactly one `end` or `lost` frame; a connector that releases a leg to another
+one writes neither. A leg that was taken over is reattached by the same code that mends a cut
+connection.
 """
 
 from __future__ import annotations
@@ -12,41 +20,48 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
 import httpx
 import orjson
 
 from penstock import telemetry
 from penstock.bus import FenceConflict, HistoryLost, RawWriter
-from penstock.bus.budget import Budget
 from penstock.settings import AgentConfig
-from penstock.sse import Frame, FrameTooLarge
 from penstock.starts import NotAccepted
-from penstock_connector.legs.body import Body, Frames
-from penstock_connector.legs.not_a_stream import MAX_BYTES, Beginning
-from penstock_connector.settings import ConnectorSettings
-from penstock_connector.state.leg_history import Past
-from penstock_connector.upstreams.base import Attachment, Call, Refused, Upstream
+from penstock_connector.legs.history import LegHistory
+from penstock_connector.legs.outcome import TAKEN_OVER, Outcome, ended, lost
+from penstock_connector.legs.progress import Progress
+from penstock_connector.legs.response import (
+    MAX_DETAIL_CHARACTERS,
+    Cut,
+    Refusal,
+    Resources,
+    ResponseBody,
+    detail_of,
+    words_of,
+)
+from penstock_connector.legs.stop_requests import StopRequests
+from penstock_connector.legs.tasks import stop
+from penstock_connector.upstreams.base import Call, Refused, Upstream
 from penstock_connector.upstreams.secrets import without_secrets
 
 log = logging.getLogger(__name__)
 
-MAX_DETAIL_CHARACTERS = 4000
-MAX_DETAIL_BYTES = 4 * MAX_DETAIL_CHARACTERS
-DETAIL_S = 5.0
-REATTACH_TRIES = 5  # without an event in between
-REATTACH_S = 0.5
-HISTORY_LOST = (
+REATTACH_TRIES: Final = 5  # without an event in between
+REATTACH_S: Final = 0.5
+# Right after a write of ours the leg is still ours: a takeover takes longer than this.
+FRESH_S: Final = 0.5
+WAS_CUT: Final = "the connection was cut"
+HISTORY_LOST: Final = (
     "NATS has lost source frames of this run (a power cut, or an older store that was put back): "
     "nobody can go on with it"
 )
-FRESH_S = 0.5  # after a write nobody can have taken the leg over so soon: asking takes longer
 
-# httpx raises these before a byte of the request has left
-_NOT_SENT = (
+# httpx raises these before a byte of the request has left.
+_NOT_SENT: Final = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
     httpx.PoolTimeout,
@@ -55,105 +70,74 @@ _NOT_SENT = (
 )
 
 
+class Phase(Enum):
+    """Where a leg is. The module's docstring describes the phases."""
+
+    WAITING = "waiting"
+    PREPARING = "preparing"
+    CALLING = "calling"
+    CLOSING = "closing"
+    OVER = "over"
+
+
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a leg ended: the kind of its last source frame, and that frame's facts."""
+class Steps:
+    """What the leg's holder does for it."""
 
-    kind: str  # "end" | "lost"; "gone" writes nothing, for the leg is somebody else's
-    facts: dict[str, Any]
-
-    @property
-    def label(self) -> str:
-        """For the metric: eof, cancelled, taken_over, released, or the code of what was lost."""
-        return str(self.facts.get("outcome") or self.facts.get("code"))
-
-
-def ended(outcome: str, **facts: Any) -> Outcome:
-    """The body ended cleanly: `eof`, or `cancelled`."""
-    return Outcome("end", {"outcome": outcome, **facts})
-
-
-def lost(code: str, error: str, **facts: Any) -> Outcome:
-    """It did not, or could not begin; the codes are lifecycle.failed's."""
-    return Outcome("lost", {"code": code, "error": error, **facts})
-
-
-TAKEN_OVER = Outcome("gone", {"outcome": "taken_over"})  # the fence refused us
-RELEASED = Outcome("gone", {"outcome": "released"})  # we let go of it
-
-
-class _Cut(Exception):
-    """The connection broke before the body had ended."""
+    prepare: Callable[[], Awaitable[Call]]  # makes the request; the same one when called again
+    turn: Callable[[], Awaitable[None]]  # returns when the session's earlier legs have ended
+    # Keeps the server's own id of the run, for a connector that takes the leg over.
+    remember: Callable[[str], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Leg:
-    """A leg that this process holds. `run` does all of it and always returns."""
+    """A leg that this process holds. `run` does all of it and always returns an outcome.
+
+    `history` is given for a leg whose upstream another connector has called: the leg reattaches.
+    `why` then says why it was taken over. `is_queued`: the leg's `open` says that it does not call
+    yet, since earlier legs of the session have not ended.
+    """
 
     run_id: str
     number: int
     agent: AgentConfig
     upstream: Upstream
-    client: httpx.AsyncClient
     writer: RawWriter
-    settings: ConnectorSettings
-    budget: Budget  # of what all legs together have not stored yet
-    frame_budget: Budget  # of the frames that all legs are in the middle of
-    prepare: Callable[[], Awaitable[Call]]  # the adapter's start or resume
-    turn: Callable[[], Awaitable[None]]  # until the session's earlier legs have ended
-    remember: Callable[[str], Awaitable[None]]  # the server's name for the run, for who comes next
-    queued: bool = False  # others are before it: its `open` does not say that it calls
-    past: Past | None = None  # another connector has called the upstream: come back to it
-    why: str = ""  # it is here now
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
-    cancelled_by: dict[str, str] = field(default_factory=dict)
-    _attempt: int = 1
-    _unanswered_attempt: bool = False
-    _answered: bool = False  # the upstream has begun to, whoever heard it
-    _seen: Attachment = field(default_factory=Attachment)
-    _spoke: bool = False  # the upstream has said something
+    resources: Resources
+    steps: Steps
+    is_queued: bool = False
+    history: LegHistory | None = None
+    why: str = ""
+    requests: StopRequests = field(default_factory=StopRequests)
+    phase: Phase = Phase.WAITING
+    _progress: Progress = field(default_factory=Progress)
     _call: Call | None = None
-    _told: asyncio.Event = field(default_factory=asyncio.Event)  # to end, in one of three ways
-    _letting_go: Outcome | None = None
+    _has_frames: bool = False  # this connector has seen a whole frame
     _written_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        if self.past is not None:
-            self._seen, self._attempt = self.past.seen, self.past.attempt
-            self._answered = self.past.answered
-            self._unanswered_attempt = self.past.unanswered_attempt
-
-    def cancel(self, by: str, reason: str) -> None:
-        """Ask the leg to end; it says when it has."""
-        self.cancelled_by = {"by": by, "reason": reason}
-        self.cancelled.set()
-        self._told.set()
-
-    def release(self) -> None:
-        """Let go of the upstream and say nothing: somebody else is about to go on with it."""
-        self._let_go(RELEASED)
-
-    def abandon(self, text: str) -> None:
-        """Let go of the upstream, and say that it is lost."""
-        self._let_go(lost("upstream_lost", text))
+        if self.history is not None:
+            self._progress = self.history.progress
 
     @property
-    def called(self) -> str:
+    def called_url(self) -> str:
         """Where the request went, or would have gone."""
         return self._call.url if self._call is not None else self.agent.url
 
     @property
     def moves_freely(self) -> bool:
-        """Whether another connector can go on with it now as if nothing had been."""
-        if self._call is None:
-            return self.queued
-        return self.upstream.outlives_us(self._seen)
+        """Whether another connector can take the leg now, and nothing is lost by it."""
+        if self.phase is Phase.WAITING:
+            return self.is_queued
+        return self._call is not None and self.upstream.outlives_us(self._progress.seen)
 
     async def run(self) -> Outcome:
-        """Wait for the turn, stream, and write how it ended, unless somebody else has the leg."""
+        """Wait for the turn, stream, and write how the leg ended, unless another one holds it."""
         try:
             outcome = await self._outcome()
             if outcome.kind != "gone":
+                self.phase = Phase.CLOSING
                 await self._close()
                 facts = without_secrets(self.agent, outcome.facts)
                 await self._write(outcome.kind, orjson.dumps(facts))
@@ -161,101 +145,106 @@ class Leg:
             outcome = await self._end_without_history(error)
         except FenceConflict:
             outcome = TAKEN_OVER
+        finally:
+            self.phase = Phase.OVER
         telemetry.LEGS.labels(outcome.label).inc()
-        words = f": {outcome.facts.get('error')}" if outcome.kind == "lost" else ""
-        log.info("run %s leg %d: %s%s", self.run_id, self.number, outcome.label, words)
+        error_text = f": {outcome.facts.get('error')}" if outcome.kind == "lost" else ""
+        log.info("run %s leg %d: %s%s", self.run_id, self.number, outcome.label, error_text)
         return outcome
-
-    async def _end_without_history(self, error: HistoryLost) -> Outcome:
-        """RAW has lost frames of ours, and what follows makes no sense without them."""
-        log.error("run %s leg %d: it is ended: %s", self.run_id, self.number, error)
-        await self._ask_to_cancel()
-        await self._close()
-        outcome = lost("history_lost", HISTORY_LOST)
-        try:
-            await self.writer.go_on()
-            await self._write(outcome.kind, orjson.dumps(outcome.facts))
-        except FenceConflict:
-            return TAKEN_OVER
-        return outcome
-
-    def _let_go(self, how: Outcome) -> None:
-        self._letting_go = self._letting_go or how
-        self._told.set()
 
     async def _outcome(self) -> Outcome:
-        if self.past is None:
-            turn = asyncio.ensure_future(self.turn())
-            if not await self._unless_told(turn):
-                await _stop(turn)
-                return self._letting_go or ended("cancelled", **self.cancelled_by, confirmed=True)
-            turn.result()
+        if self.history is None and not await self._turn_comes():
+            return self.requests.letting_go or self._cancelled(confirmed=True)
+        self.phase = Phase.PREPARING
         stream = asyncio.create_task(self._stream())
         try:
             async with asyncio.timeout(self._time_left_s()):
-                if not await self._unless_told(stream):
-                    return self._letting_go or await self._cancel(stream)
+                if not await self._unless_stopped(stream):
+                    return self.requests.letting_go or await self._cancel(stream)
                 outcome = stream.result()
-                if outcome.kind == "lost" and self.cancelled.is_set():
-                    return await self._cancel(stream)  # it is what was asked for
+                if outcome.kind == "lost" and self.requests.cancelled is not None:
+                    return await self._cancel(stream)  # closing the connection was asked for
                 return outcome
         except TimeoutError:
-            await _stop(stream)
+            await stop(stream)
             await self._require_ours()
             await self._ask_to_cancel()
             return lost("timeout", f"Request timeout after {self.agent.timeout_s:g} seconds")
         finally:
-            await _stop(stream)
+            await stop(stream)
 
-    def _time_left_s(self) -> float:
-        return self.agent.timeout_s - (self.past.spent_s if self.past is not None else 0.0)
+    async def _turn_comes(self) -> bool:
+        """Wait until earlier legs have ended; False when the leg is to stop before that."""
+        turn = asyncio.ensure_future(self.steps.turn())
+        if await self._unless_stopped(turn):
+            turn.result()
+            return True
+        await stop(turn)
+        return False
 
-    async def _unless_told(self, task: asyncio.Future[Any]) -> bool:
-        """True when the task was done before anybody told the leg to end."""
-        waiter = asyncio.create_task(self._told.wait())
+    async def _unless_stopped(self, task: asyncio.Future[Any]) -> bool:
+        """Wait for the task; False when somebody asked the leg to stop before it was done."""
+        waiter = asyncio.create_task(self.requests.wait())
         try:
             await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiter.cancel()
         return task.done()
 
+    def _time_left_s(self) -> float:
+        spent_s = self.history.spent_s if self.history is not None else 0.0
+        return self.agent.timeout_s - spent_s
+
+    # Cancelling
+
+    def _cancelled(self, *, confirmed: bool) -> Outcome:
+        asked = self.requests.cancelled
+        return ended("cancelled", **(asked.facts if asked else {}), confirmed=confirmed)
+
     async def _cancel(self, stream: asyncio.Task[Outcome]) -> Outcome:
-        """Let the upstream end by itself if it can be asked, else close the connection."""
+        """Let the upstream end by itself if it can be asked to, else close the connection."""
         confirmed = True
         if await self._ask_to_cancel():
-            await asyncio.wait({stream}, timeout=self.settings.cancel_grace_s)
+            await asyncio.wait({stream}, timeout=self.resources.settings.cancel_grace_s)
             confirmed = stream.done() and stream.result().kind != "lost"
-            if confirmed and self._spoke:
+            # Agno closes the stream without a frame when it is asked before it has begun. Then
+            # there is no event that says that the run was cancelled.
+            if confirmed and self._has_frames:
                 return stream.result()
-            # Agno that is asked before it has begun ends without a word
-        await _stop(stream)
-        return ended("cancelled", **self.cancelled_by, confirmed=confirmed)
+        await stop(stream)
+        return self._cancelled(confirmed=confirmed)
 
     async def _ask_to_cancel(self) -> bool:
+        """Ask the upstream to stop; False when closing the connection is the way."""
+        client, grace_s = self.resources.client, self.resources.settings.cancel_grace_s
         try:
-            async with asyncio.timeout(self.settings.cancel_grace_s):
-                if self._call is None and self.past is not None:
-                    await self._prepare()  # it runs, and we have not come back to it yet
+            async with asyncio.timeout(grace_s):
+                if self._call is None and self.history is not None:
+                    await self._prepare()  # the upstream runs, and we have not reattached yet
                 if self._call is None:
                     return False
-                return await self.upstream.cancel(self.client, self.agent, self._call)
+                return await self.upstream.cancel(client, self.agent, self._call)
         except (httpx.HTTPError, TimeoutError) as error:
             log.warning("run %s: the upstream did not take the cancel: %r", self.run_id, error)
             return False
 
+    # The upstream
+
     async def _stream(self) -> Outcome:
-        if self.queued:
-            await self._claim()  # somebody may have passed us over, and called
+        if self.is_queued:
+            # Another connector may have taken the leg for abandoned, and called.
+            await self._claim()
         prepared = await self._prepare()
         if isinstance(prepared, Outcome):
             return prepared
         await self._require_ours()
-        return await self._attached(prepared, come_back=self.past is not None)
+        self.phase = Phase.CALLING
+        return await self._follow(prepared)
 
     async def _prepare(self) -> Call | Outcome:
-        """The request; how the leg ended, where there can be none."""
+        """The request; or how the leg ended, where none can be made."""
         try:
-            self._call = await self.prepare()
+            self._call = await self.steps.prepare()
             return self._call
         except Refused as error:
             failed = self._refused(error.status_code, error.detail)
@@ -265,99 +254,130 @@ class Leg:
             log.warning("run %s: its start is not sent: %s", self.run_id, error)
             failed = lost("not_accepted", f"nothing was sent to the agent server: {error}")
         except Exception as error:
-            # the decision or the stored objects do not fit this upstream: nothing was sent
+            # The decision or the stored objects do not fit this upstream. Nothing was sent.
             log.exception("run %s: the request cannot be made", self.run_id)
             failed = lost("internal", f"the request cannot be made: {error!r}")
-        return failed if self.past is None else self._no_way_back(str(failed.facts["error"]))
+        return failed if self.history is None else self._cannot_continue(str(failed.facts["error"]))
 
-    async def _attached(self, call: Call, come_back: bool) -> Outcome:
-        """Stream; where the connection breaks and the upstream allows it, go on with another."""
-        connection, cuts, in_vain = self.writer.connection, 0, 0
-        reason = self.why
+    async def _follow(self, call: Call) -> Outcome:
+        """Read the response; when the connection breaks, reattach where the upstream allows it."""
+        connection, cuts, fruitless = self.writer.connection, 0, 0
+        reason, seen = self.why, self._progress.seen
+        reattach = self.history is not None
         while True:
-            before = (self._seen.last_event_index, self._seen.last_id)
+            before = (seen.last_event_index, seen.last_id)
             try:
-                if not come_back:
-                    return await self._respond(call, attached_before=False)
-                again = await self._way_back(call)
+                if not reattach:
+                    return await self._respond(call, reattached=False)
+                again = await self._reattachment(call)
                 if again is None:
-                    return self._no_way_back(reason)
-                # another response, whose bytes must not be joined with those before
+                    return self._cannot_continue(reason)
+                # Bytes of two responses must not be joined into one frame.
                 cuts += 1
                 self.writer.connection = f"{connection}.{cuts}"
                 if again.produces_again:
-                    self._attempt += 1
-                    await self._claim(attempt=self._attempt)
-                    self._unanswered_attempt = True
-                return await self._respond(again, attached_before=True)
-            except _Cut as cut:
+                    await self._begin_attempt()
+                return await self._respond(again, reattached=True)
+            except Cut as cut:
                 reason = f"the connection to the upstream was cut: {cut}"
-                if self._seen.over:
+                if seen.over:
                     return ended("eof")
-                moved = (self._seen.last_event_index, self._seen.last_id) != before
-                in_vain = 0 if moved else in_vain + 1
-                if in_vain > REATTACH_TRIES:
-                    return self._no_way_back(reason)
-                log.warning("run %s: the connection broke (%s), coming back", self.run_id, cut)
-                await asyncio.sleep(REATTACH_S * in_vain)
-                come_back = True
+                has_moved = (seen.last_event_index, seen.last_id) != before
+                fruitless = 0 if has_moved else fruitless + 1
+                if fruitless > REATTACH_TRIES:
+                    return self._cannot_continue(reason)
+                log.warning("run %s: the connection broke (%s); reattaching", self.run_id, cut)
+                await asyncio.sleep(REATTACH_S * fruitless)
+                reattach = True
 
-    async def _way_back(self, call: Call) -> Call | None:
-        if self._unanswered_attempt:
-            return None  # nobody knows whether it has begun
+    async def _reattachment(self, call: Call) -> Call | None:
+        """The request that continues the stream; None when there is no safe one. Raises Cut."""
+        if not self._progress.can_reattach:
+            return None
+        client = self.resources.client
         try:
-            return await self.upstream.reattach(self.client, self.agent, call, self._seen)
+            return await self.upstream.reattach(client, self.agent, call, self._progress.seen)
         except httpx.HTTPError as error:
-            raise _Cut(_words(error)) from error
+            raise Cut(words_of(error)) from error
         except Refused as error:
-            raise _Cut(str(error)) from error
+            raise Cut(str(error)) from error
 
-    def _no_way_back(self, reason: str) -> Outcome:
-        """How a leg ended that cannot be gone on with."""
-        if self._answered:
-            return lost("upstream_lost", reason)
-        return lost("outcome_unknown", f"{reason}; nobody knows whether the upstream has begun")
+    async def _begin_attempt(self) -> None:
+        """Write that the upstream produces again from here on."""
+        self._progress.attempt += 1
+        await self._claim(attempt=self._progress.attempt)
+        self._progress.attempt_unanswered = True
 
-    async def _respond(self, call: Call, attached_before: bool) -> Outcome:
-        request = self.client.build_request(
+    async def _respond(self, call: Call, *, reattached: bool) -> Outcome:
+        """Send the request and store the response. Raises Cut."""
+        client = self.resources.client
+        request = client.build_request(
             call.method,
             call.url,
-            # whatever is compressed could not go on verbatim
+            # A compressed body could not go on verbatim.
             headers={"accept-encoding": "identity", **self.agent.headers, **call.headers},
             content=call.content,
         )
         try:
-            response = await self.client.send(request, stream=True)
+            response = await client.send(request, stream=True)
         except httpx.HTTPError as error:
-            if isinstance(error, _NOT_SENT) and not attached_before:
+            if isinstance(error, _NOT_SENT) and not reattached:
                 return self._unreachable(error)
-            raise _Cut(f"no answer: {_words(error)}") from error
+            raise Cut(f"no answer: {words_of(error)}") from error
         try:
             if not response.is_success:
-                detail = await _detail(response)
-                if attached_before:
-                    return self._no_way_back(
-                        f"{self.why or 'the connection was cut'}, and the agent server answered "
-                        f"{response.status_code} to who came back: {detail[:500]}"
-                    )
-                return self._refused(response.status_code, detail)
-            self._answered = self._answered or not attached_before
-            self._unanswered_attempt = False
-            known = self._seen.run_id
-            self.upstream.answered(response.headers, self._seen)
-            if self._seen.run_id is not None and self._seen.run_id != known:
-                await self.remember(self._seen.run_id)
-            outcome = await self._pump(response, attached_before)
-            if outcome.label == "eof" and self._seen.says_when_over and not self._seen.over:
-                raise _Cut("it ended before the run did")
-            return outcome
+                return await self._error_answer(response, reattached=reattached)
+            return await self._read(response, reattached=reattached)
         finally:
             await response.aclose()
+
+    async def _read(self, response: httpx.Response, *, reattached: bool) -> Outcome:
+        progress, seen = self._progress, self._progress.seen
+        progress.answered = progress.answered or not reattached
+        progress.attempt_unanswered = False
+        known = seen.run_id
+        self.upstream.answered(response.headers, seen)
+        if seen.run_id is not None and seen.run_id != known:
+            await self.steps.remember(seen.run_id)
+        body = ResponseBody(
+            response,
+            self.resources,
+            self.agent,
+            self.upstream,
+            progress,
+            self._store,
+            reattached=reattached,
+        )
+        try:
+            outcome = await body.pump()
+        finally:
+            self._has_frames = self._has_frames or body.has_frames
+        if isinstance(outcome, Refusal):
+            return self._cannot_continue(f"{self.why or WAS_CUT}: {outcome.error}")
+        if outcome.label == "eof" and seen.says_when_over and not seen.over:
+            raise Cut("it ended before the run did")
+        return outcome
+
+    # How a leg can end
+
+    async def _error_answer(self, response: httpx.Response, *, reattached: bool) -> Outcome:
+        detail = await detail_of(response)
+        if not reattached:
+            return self._refused(response.status_code, detail)
+        return self._cannot_continue(
+            f"{self.why or WAS_CUT}, and the agent server answered the reattachment with "
+            f"{response.status_code}: {detail[:500]}"
+        )
+
+    def _cannot_continue(self, reason: str) -> Outcome:
+        if self._progress.answered:
+            return lost("upstream_lost", reason)
+        return lost("outcome_unknown", f"{reason}; nobody knows whether the upstream has begun")
 
     def _unreachable(self, error: httpx.HTTPError) -> Outcome:
         return lost(
             "upstream_lost",
-            f"cannot reach the agent server at {self.agent.url}: {_words(error)}",
+            f"cannot reach the agent server at {self.agent.url}: {words_of(error)}",
             retryable=True,
         )
 
@@ -370,90 +390,33 @@ class Leg:
             detail=detail,
         )
 
-    async def _pump(self, response: httpx.Response, attached_before: bool) -> Outcome:
-        """Read and write side by side; what arrives during a write goes into the next one."""
-        stamp = self.writer.bus.clock.stamp
-        body = Body(self.settings.max_buffered_bytes, self.budget, stamp)
+    async def _end_without_history(self, error: HistoryLost) -> Outcome:
+        """RAW has lost frames of this leg, and what follows makes no sense without them."""
+        log.error("run %s leg %d: it is ended: %s", self.run_id, self.number, error)
+        await self._ask_to_cancel()
+        await self._close()
+        outcome = lost("history_lost", HISTORY_LOST)
         try:
-            return await self._pumped(response, body, attached_before)
-        finally:
-            body.drop()
+            await self.writer.go_on()
+            await self._write(outcome.kind, orjson.dumps(outcome.facts))
+        except FenceConflict:
+            return TAKEN_OVER
+        return outcome
 
-    async def _pumped(self, response: httpx.Response, body: Body, attached_before: bool) -> Outcome:
-        reading = asyncio.create_task(self._read(response, body, attached_before))
-        writing = asyncio.create_task(self._write_out(body))
+    async def _close(self) -> None:
+        """Let the adapter finish. An exception of it is logged and changes no outcome."""
+        if self._call is None:
+            return
+        await self._require_ours()
         try:
-            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await _stop(reading)
-            await response.aclose()
-            # never cut off in the middle of a write: the next one could not tell what stands
-            await asyncio.wait({writing})
-        writing.result()
-        return reading.result()
+            await self.upstream.closed(self.agent, self._call, self._progress.seen)
+        except Exception:
+            log.exception("run %s leg %d: the adapter could not finish", self.run_id, self.number)
 
-    async def _write_out(self, body: Body) -> None:
-        while True:
-            received, chunk = await body.take()
-            if not chunk:
-                return
-            await self._write("bytes", chunk, received)
-            self._answered = True
+    # RAW
 
-    async def _read(self, response: httpx.Response, body: Body, attached_before: bool) -> Outcome:
-        frames = Frames(self.settings.max_frame_bytes, self.frame_budget)
-        limit, read_bytes = self.settings.max_response_bytes, 0
-        beginning = Beginning(response.headers.get("content-type", ""))
-        try:
-            async for chunk in response.aiter_bytes():
-                read_bytes += len(chunk)
-                if read_bytes > limit:
-                    words = f"a response is larger than {limit} bytes"
-                    return lost("limit", f"the upstream sent too much: {words}")
-                beginning.feed(chunk)
-                if beginning.is_other:
-                    await body.put(chunk[: MAX_BYTES + len(chunk) - read_bytes])
-                    if read_bytes >= MAX_BYTES:
-                        break
-                    continue
-                for frame in await self._parsed(frames, chunk, body):
-                    self._spoke = True
-                    self.upstream.watch(frame, self._seen)
-                if attached_before and self._seen.refusal is not None:
-                    return self._no_way_back(
-                        f"{self.why or 'the connection was cut'}: {self._seen.refusal}"
-                    )
-                await body.put(chunk)
-                if attached_before and self._seen.over:
-                    return ended("eof")  # what we came back by may go on after the leg
-            beginning.end()
-            if beginning.is_other:
-                return self._not_a_stream(response, beginning, attached_before)
-            return ended("eof")
-        except FrameTooLarge as error:
-            return lost("limit", f"the upstream sent too much: {error}")
-        except httpx.HTTPError as error:
-            raise _Cut(_words(error)) from error
-        finally:
-            frames.drop()
-            body.close()
-
-    def _not_a_stream(
-        self, response: httpx.Response, beginning: Beginning, attached_before: bool
-    ) -> Outcome:
-        error = beginning.error(response.status_code, self.agent.protocol, self.agent.url)
-        if attached_before:
-            return self._no_way_back(f"{self.why or 'the connection was cut'}, and {error}")
-        return lost("not_a_stream", error, detail=beginning.detail)
-
-    async def _parsed(self, frames: Frames, chunk: bytes, body: Body) -> list[Frame]:
-        try:
-            return frames.feed(chunk)
-        except FrameTooLarge:
-            await body.put(chunk)  # as it came, also what nobody can read
-            raise
-
-    # what stands in RAW
+    async def _store(self, chunk: bytes, received: str) -> None:
+        await self._write("bytes", chunk, received)
 
     async def _write(self, kind: str, payload: bytes, received: str | None = None) -> None:
         await self.writer.write(kind, payload, leg=self.number, received=received)
@@ -461,44 +424,13 @@ class Leg:
         telemetry.FRAMES.labels(kind).inc()
 
     async def _claim(self, **facts: Any) -> None:
-        """Say that the upstream is called now, unless somebody else has the leg."""
+        """Write that the upstream is called now. Raises FenceConflict if another holds the leg."""
         await self._write("claim", orjson.dumps({"calls": True, **facts}))
 
     async def _require_ours(self) -> None:
-        """Raises FenceConflict when somebody has taken the leg over, as one may who was asleep."""
+        """Raises FenceConflict when another connector holds the leg.
+
+        This process may have been suspended for longer than its lease.
+        """
         if time.monotonic() - self._written_at > FRESH_S and not await self.writer.holds():
             raise FenceConflict(f"run {self.run_id} was taken over")
-
-    async def _close(self) -> None:
-        """The adapter puts its things in order; what fails there changes no outcome."""
-        if self._call is None:
-            return
-        await self._require_ours()
-        try:
-            await self.upstream.closed(self.agent, self._call, self._seen)
-        except Exception:
-            log.exception("run %s leg %d: not put in order", self.run_id, self.number)
-
-
-async def _stop(task: asyncio.Future[Any]) -> None:
-    if not task.done():
-        task.cancel()
-        await asyncio.wait([task])
-    if not task.cancelled():
-        task.exception()  # nobody else asks for it
-
-
-async def _detail(response: httpx.Response) -> str:
-    """The beginning of what an error answer says, as far as it comes."""
-    text = b""
-    with suppress(httpx.HTTPError, TimeoutError):
-        async with asyncio.timeout(DETAIL_S):
-            async for chunk in response.aiter_bytes():
-                text += chunk
-                if len(text) >= MAX_DETAIL_BYTES:
-                    break
-    return text.decode(response.encoding or "utf-8", "replace")
-
-
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import orjson
@@ -32,12 +32,15 @@ from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import control
 from penstock.settings import AgentConfig
 from penstock_connector.legs.diagnosis import Diagnosis
-from penstock_connector.legs.leg import FRESH_S, RELEASED, TAKEN_OVER, Leg, Outcome, lost
+from penstock_connector.legs.history import LegHistory
+from penstock_connector.legs.leg import FRESH_S, Leg, Steps
 from penstock_connector.legs.orders import Order
+from penstock_connector.legs.outcome import RELEASED, TAKEN_OVER, Outcome, lost
+from penstock_connector.legs.response import Resources
+from penstock_connector.legs.stop_requests import Cancelled
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.state.at_rest import require_at_rest
 from penstock_connector.state.claims import Claims, Sessions, patiently
-from penstock_connector.state.leg_history import Past
 from penstock_connector.state.run_state import Runs, holder_of
 from penstock_connector.upstreams import upstreams
 from penstock_connector.upstreams.base import Call, Upstream
@@ -74,8 +77,13 @@ class Legs:
         self._runs = runs
         self._claims = claims
         self.sessions = Sessions(bus, claims)
-        self._budget = Budget(settings.max_total_buffered_bytes)
-        self._frame_budget = Budget(settings.max_total_frame_bytes)
+        self._resources = Resources(
+            client,
+            settings,
+            Budget(settings.max_total_buffered_bytes),
+            Budget(settings.max_total_frame_bytes),
+            bus.clock.stamp,
+        )
         self._legs: dict[str, tuple[Leg, asyncio.Task[Outcome]]] = {}
         self._opening: set[str] = set()  # runs whose command is being carried out
 
@@ -105,7 +113,7 @@ class Legs:
         await self._diagnosis.stop()
         left = self.held
         for leg, _ in left.values():
-            leg.abandon(STOPPED)
+            leg.requests.abandon(STOPPED)
         tasks = {task for _, task in left.values()}
         for _ in range(STOP_TRIES):
             if tasks:
@@ -203,7 +211,7 @@ class Legs:
         """
         if run_id in self._legs:
             earlier, task = self._legs[run_id]
-            earlier.release()
+            earlier.requests.release()
             await asyncio.wait({task})
 
     async def see_through(
@@ -213,7 +221,7 @@ class Legs:
         writer: RawWriter,
         *,
         queued: bool = False,
-        past: Past | None = None,
+        history: LegHistory | None = None,
         why: str = "",
         cancelled: CancelCommand | None = None,
     ) -> None:
@@ -228,26 +236,25 @@ class Legs:
             number=order.leg,
             agent=agent,
             upstream=upstream,
-            client=self._client,
             writer=writer,
-            settings=self._settings,
-            budget=self._budget,
-            frame_budget=self._frame_budget,
-            prepare=partial(self._prepare, order, upstream, agent, called=past is not None),
-            turn=partial(
-                patiently, partial(self.sessions.wait, order.session, order.turn(self._pod))
+            resources=self._resources,
+            steps=Steps(
+                prepare=partial(self._prepare, order, upstream, agent, called=history is not None),
+                turn=partial(
+                    patiently, partial(self.sessions.wait, order.session, order.turn(self._pod))
+                ),
+                remember=partial(self._remember, order),
             ),
-            remember=partial(self._remember, order),
-            queued=queued,
-            past=past,
+            is_queued=queued,
+            history=history,
             why=why,
         )
         if cancelled is not None:
-            leg.cancel(cancelled.by, cancelled.reason)
+            leg.requests.cancel(cancelled.by, cancelled.reason)
 
         async def on_control(msg: Msg) -> None:
             asked = CancelCommand.model_validate_json(msg.data)
-            leg.cancel(asked.by, asked.reason)
+            leg.requests.cancel(asked.by, asked.reason)
             await self._bus.client.publish(msg.reply, b"{}")
 
         listening = await patiently(lambda: self._bus.subscribe(control(run_id), on_control))
@@ -294,7 +301,7 @@ class Legs:
     async def _see_through(self, leg: Leg) -> Outcome:
         try:
             outcome = await leg.run()
-            self._diagnosis.after(leg.run_id, leg.agent, leg.called, outcome)
+            self._diagnosis.after(leg.run_id, leg.agent, leg.called_url, outcome)
             return outcome
         except Exception:
             log.exception("run %s leg %d broke", leg.run_id, leg.number)
@@ -306,24 +313,25 @@ class Legs:
     ) -> None:
         run_id = leg.run_id
         await listening.unsubscribe()
-        if outcome.kind == "gone" and leg.cancelled.is_set():
-            await patiently(lambda: self._cancel_again(leg))
-        elif leg.cancelled.is_set() and outcome.label == "eof":
-            # it may have ended in a pause just before: then nobody has cancelled it
-            await patiently(lambda: self._runs.cancel_between_legs(run_id, leg.cancelled_by))
+        cancelled = leg.requests.cancelled
+        if cancelled is not None and outcome.kind == "gone":
+            await patiently(lambda: self._cancel_again(run_id, cancelled))
+        elif cancelled is not None and outcome.label == "eof":
+            # The leg may have ended in a pause just before. Then nobody has cancelled the run.
+            await patiently(lambda: self._runs.cancel_between_legs(run_id, cancelled.facts))
         if outcome == RELEASED:
             return  # all that notes it as ours is there for whoever goes on with it
         await patiently(lambda: self.sessions.leave(order.session, run_id, self._pod, order.leg))
         if order.approval_id is not None and outcome != TAKEN_OVER:
-            approval_id, state = order.approval_id, sending(outcome)
+            approval_id, state = order.approval_id, sending(outcome.label)
             await patiently(lambda: self._claims.record_sending(approval_id, state, is_known=True))
         # the last: by the note another one finds what we leave undone if we die
         await patiently(lambda: self._claims.end(run_id))
 
-    async def _cancel_again(self, leg: Leg) -> None:
-        """We have said that we would end it, and somebody else has it by now."""
-        asked = CancelCommand(run_id=leg.run_id, **leg.cancelled_by)
-        subject = command_subject("connector", "cancel", leg.run_id)
+    async def _cancel_again(self, run_id: str, cancelled: Cancelled) -> None:
+        """Publish the cancel once more: this connector accepted it, and another holds the leg."""
+        asked = CancelCommand(run_id=run_id, by=cancelled.by, reason=cancelled.reason)
+        subject = command_subject("connector", "cancel", run_id)
         await self._bus.publisher.publish(Message(subject, asked.dump(), {}))
 
     async def _say_lost(self, leg: Leg, gone: Outcome) -> Outcome:
@@ -342,6 +350,6 @@ class Legs:
         return await self._claims.lives(pod)
 
 
-def sending(outcome: Outcome) -> str:
-    """What became of the decision that a leg was to send."""
-    return "outcome_unknown" if outcome.label == "outcome_unknown" else "done"
+def sending(label: str) -> Literal["outcome_unknown", "done"]:
+    """What became of the decision that a leg was to send. `label` is of the leg's outcome."""
+    return "outcome_unknown" if label == "outcome_unknown" else "done"

@@ -22,12 +22,12 @@ from penstock.bus.read.direct import STORED_AT
 from penstock.bus.records import CancelCommand
 from penstock.bus.subjects import handover, session_key
 from penstock.settings import AgentConfig, Config
-from penstock_connector.legs.leg import RELEASED, Outcome, ended, lost
+from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.orders import Order, Orders
+from penstock_connector.legs.outcome import RELEASED, ended, lost
 from penstock_connector.legs.registry import STOPPED, Legs, sending
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.state.claims import Claims, patiently
-from penstock_connector.state.leg_history import Past
 from penstock_connector.state.leg_note import Held
 from penstock_connector.state.run_state import CLOSED, Runs, holder_of, kind_of, leg_of
 
@@ -196,8 +196,8 @@ class Succession:
                 await self._end(run_id, last, why, cancelled)
             return False
         order, agent = found
-        past = await self._past(order, agent, last)
-        if freely and not self._moves_freely(agent, past):
+        history = await self._history(order, agent, last)
+        if freely and not self._moves_freely(agent, history):
             return False
         await self._legs.let_go_of(run_id)
         await self._claims.begin(run_id, order.held)
@@ -213,23 +213,23 @@ class Succession:
             approval_id = order.approval_id
             await patiently(lambda: self._claims.record_sending(approval_id, "claimed", holder))
         await patiently(lambda: self._legs.forget_others(run_id, order.leg))
-        past.taken(await patiently(lambda: self._runs.stored_at(claim)))
+        history.taken(await patiently(lambda: self._runs.stored_at(claim)))
         await self._legs.see_through(
             order,
             agent,
             writer,
-            queued=not past.called,
-            past=past if past.called else None,
+            queued=not history.called,
+            history=history if history.called else None,
             why=why,
             cancelled=cancelled,
         )
         return True
 
-    def _moves_freely(self, agent: AgentConfig, past: Past) -> bool:
+    def _moves_freely(self, agent: AgentConfig, history: LegHistory) -> bool:
         """Whether two may hold the leg for a moment: the server keeps its events for both."""
-        if not past.called:
+        if not history.called:
             return True  # the fence lets only one call
-        seen = past.seen
+        seen = history.progress.seen
         came_so_far = seen.last_event_index is not None or seen.last_id is not None
         return came_so_far and self._legs.upstream(agent).outlives_us(seen)
 
@@ -246,15 +246,15 @@ class Succession:
         agent = self._config.agent(order.command.agent)
         return (order, agent) if agent is not None else None
 
-    async def _past(self, order: Order, agent: AgentConfig, last: Stored) -> Past:
+    async def _history(self, order: Order, agent: AgentConfig, last: Stored) -> LegHistory:
         """The leg up to `last`, as its holder saw it."""
         upstream = self._legs.upstream(agent)
-        past = Past(order.leg, upstream.watch, self._settings.max_frame_bytes)
-        past.seen.run_id = order.held.upstream_run_id
+        history = LegHistory(order.leg, upstream.watch, self._settings.max_frame_bytes)
+        history.progress.seen.run_id = order.held.upstream_run_id
         async for stored in self._runs.frames(order.run_id, order.held.after, last):
-            past.feed(raw_frame(stored), stored.headers[STORED_AT])
-        past.seen.refusal = None  # of a connection that is no more
-        return past
+            history.feed(raw_frame(stored), stored.headers[STORED_AT])
+        history.progress.seen.refusal = None  # of a connection that is no more
+        return history
 
     async def _end(
         self, run_id: str, last: Stored, why: str, cancelled: CancelCommand | None = None
@@ -292,7 +292,7 @@ class Succession:
         if leg_of(last) > held.leg:
             await self._claims.record_sending(held.approval_id, "done", is_known=True)
         elif kind_of(last) in CLOSED:
-            state = sending(Outcome(kind_of(last), orjson.loads(last.payload)))
+            state = sending(str(orjson.loads(last.payload).get("code")))
             await self._claims.record_sending(held.approval_id, state, is_known=True)
 
     # those of stopping connectors
@@ -353,7 +353,7 @@ class Succession:
         if held is None:
             return  # it has ended while others were handed over
         leg, task = held
-        leg.release()
+        leg.requests.release()
         await asyncio.wait({task})
         if task.result() != RELEASED:
             return

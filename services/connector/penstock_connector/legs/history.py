@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 import orjson
 
 from penstock.bus.messages import RawFrame
-from penstock.sse import Frame, FrameTooLarge, Parser
-from penstock_connector.upstreams.base import Attachment
+from penstock.sse import FrameTooLarge, Parser
+from penstock_connector.legs.progress import Progress, Watcher
 
 
 @dataclass(slots=True)
-class Past:
-    """Fed with the leg's source frames in their order; `seen` is as its holder had it."""
+class LegHistory:
+    """Is fed with the leg's source frames in their order; `progress` is then as its holder had it.
+
+    `watcher` is the adapter's `watch`.
+    """
 
     leg: int
-    watch: Callable[[Frame, Attachment], None]
+    watcher: Watcher
     max_frame_bytes: int
-    seen: Attachment = field(default_factory=Attachment)
-    opened: bool = False  # its `open` was found
+    progress: Progress = field(default_factory=Progress)
+    opened: bool = False  # the leg's `open` was found
     claimed_to_call: bool = False
-    answered: bool = False  # some of its body came
-    attempt: int = 1
-    unanswered_attempt: bool = False  # a later attempt was begun, and nothing came of it
-    _begun_at: str = ""  # by the server's clock
+    _begun_at: str = ""  # by the server's clock, RFC 3339
     _taken_at: str = ""  # the same
-    _open: bytes = b""  # the parts of it, as far as they came
+    _open: bytes = b""  # the parts of the `open`, as far as they have come
     _connection: str = ""
     _parser: Parser | None = None
 
     @property
     def called(self) -> bool:
-        """Whether the upstream may have been called; so it may where no `open` was found."""
+        """Whether the upstream may have been called. Without an `open` it may have been."""
         return self.claimed_to_call or not self.opened
 
     def feed(self, frame: RawFrame, stored_at: str) -> None:
-        """One frame, and when the server stored it; those of other legs tell nothing."""
+        """One frame, and when the server stored it. Frames of other legs are left out."""
         if frame.leg != self.leg:
             return
         self._begun_at = self._begun_at or stored_at
@@ -50,7 +49,7 @@ class Past:
             self._on_claim(frame.kind, frame.payload)
 
     def taken(self, stored_at: str) -> None:
-        """When the server stored the `claim` of who goes on with it."""
+        """When the server stored the `claim` of the connector that takes the leg over."""
         self._taken_at = stored_at
 
     @property
@@ -70,17 +69,18 @@ class Past:
         facts = orjson.loads(payload)
         self.opened = self.opened or kind == "open"
         self.claimed_to_call = self.claimed_to_call or may_call(kind, facts)
-        if facts.get("attempt", 1) > self.attempt:
-            self.attempt = facts["attempt"]
-            self.unanswered_attempt = True
+        if facts.get("attempt", 1) > self.progress.attempt:
+            self.progress.attempt = facts["attempt"]
+            self.progress.attempt_unanswered = True
 
     def _on_body(self, frame: RawFrame, stored_at: str) -> None:
-        if not self.answered:
+        if not self.progress.answered:
             self._begun_at = stored_at
-        self.claimed_to_call = self.answered = True
-        self.unanswered_attempt = False
+        self.claimed_to_call = self.progress.answered = True
+        self.progress.attempt_unanswered = False
         if frame.connection != self._connection:
-            # half a frame that a cut connection has left is nobody's
+            # The first half of a frame, after which the connection was cut, must not be joined
+            # with the bytes of the next connection.
             self._connection, self._parser = frame.connection, Parser(self.max_frame_bytes)
         if self._parser is None:
             return
@@ -89,12 +89,13 @@ class Past:
         except FrameTooLarge as error:
             frames, self._parser = error.frames, None
         for parsed in frames:
-            self.watch(parsed, self.seen)
+            self.progress.watch(self.watcher, parsed)
 
 
 def may_call(kind: str, facts: dict[str, object]) -> bool:
     """Whether the writer of this `open` or `claim` may have called the upstream after it.
 
-    Who opens a leg calls at once, unless it stands in a queue; who goes on with one says so.
+    A connector that opens a leg calls at once, unless earlier legs of the session have not ended:
+    then `calls` is false. A connector that takes a leg over writes `calls` when it calls.
     """
     return bool(facts.get("calls", kind == "open"))

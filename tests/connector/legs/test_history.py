@@ -10,20 +10,22 @@ from typing import Any
 import pytest
 
 from penstock.bus.messages import RawFrame
-from penstock_connector.state.leg_history import Past
+from penstock.sse import Frame
+from penstock_connector.legs.history import LegHistory
 from penstock_connector.state.leg_note import Held
 from penstock_connector.upstreams.agno import AgnoUpstream
+from penstock_connector.upstreams.base import Attachment
 from support.fakes.raw import Frames, agno
 
 
-def past(*frames: RawFrame, leg: int = 1) -> Past:
-    made = Past(leg, AgnoUpstream().watch, 1024 * 1024)
+def past(*frames: RawFrame, leg: int = 1) -> LegHistory:
+    made = LegHistory(leg, AgnoUpstream().watch, 1024 * 1024)
     for frame in frames:
         made.feed(frame, frame.received)
     return made
 
 
-def spent_s(made: Past, begun: datetime, later_s: float) -> float:
+def spent_s(made: LegHistory, begun: datetime, later_s: float) -> float:
     made.taken((begun + timedelta(seconds=later_s)).isoformat())
     return made.spent_s
 
@@ -48,7 +50,7 @@ def test_who_stands_in_a_queue_has_not_called_until_it_says_so() -> None:
 def test_the_last_event_is_the_last_that_came_whole() -> None:
     frames = Frames()
     first, second = agno("RunStarted", event_index=0), agno("RunContent", event_index=1)
-    seen = past(frames.open(), frames.bytes(first + second[:-1])).seen
+    seen = past(frames.open(), frames.bytes(first + second[:-1])).progress.seen
     assert seen.last_event_index == 0
 
 
@@ -57,17 +59,34 @@ def test_half_a_frame_is_not_joined_with_another_connections_bytes() -> None:
     opened, half = frames.open(), frames.bytes(agno("RunStarted", event_index=0)[:40])
     frames.connection = "pod/1.1"
     again = frames.bytes(agno("RunStarted", event_index=0))
-    assert past(opened, half, again).seen.last_event_index == 0
+    assert past(opened, half, again).progress.seen.last_event_index == 0
 
 
 def test_an_attempt_of_which_nothing_came_is_known() -> None:
     frames = Frames()
     opened, first = frames.open(), frames.bytes(agno("RunStarted"))
     again = claim(frames, calls=True, attempt=2)
-    begun = past(opened, first, again)
-    assert (begun.attempt, begun.unanswered_attempt) == (2, True)
-    answered = past(opened, first, again, frames.bytes(agno("RunContent")))
-    assert (answered.attempt, answered.unanswered_attempt) == (2, False)
+    begun = past(opened, first, again).progress
+    assert (begun.attempt, begun.attempt_unanswered) == (2, True)
+    assert not begun.can_reattach
+    answered = past(opened, first, again, frames.bytes(agno("RunContent"))).progress
+    assert (answered.attempt, answered.attempt_unanswered) == (2, False)
+    assert answered.can_reattach
+
+
+def test_a_frame_that_breaks_the_adapter_ends_no_takeover_and_forbids_reattaching() -> None:
+    """Else each connector that takes the leg over would break, and the leg would never end."""
+
+    def breaks(frame: Frame, seen: Attachment) -> None:
+        raise RuntimeError("an adapter's bug")
+
+    frames = Frames()
+    history = LegHistory(1, breaks, 1024 * 1024)
+    for frame in (frames.open(), frames.bytes(agno("RunStarted", event_index=0))):
+        history.feed(frame, frame.received)
+    assert history.called
+    assert history.progress.answered
+    assert not history.progress.can_reattach
 
 
 def test_other_legs_tell_nothing() -> None:
@@ -75,8 +94,8 @@ def test_other_legs_tell_nothing() -> None:
     first = [frames.open(), frames.bytes(agno("RunStarted", event_index=4)), frames.end()]
     second = past(*first, frames.open_next("a-1"), leg=2)
     assert second.called
-    assert not second.answered
-    assert second.seen.last_event_index is None
+    assert not second.progress.answered
+    assert second.progress.seen.last_event_index is None
 
 
 def test_a_leg_whose_open_is_not_found_may_have_called() -> None:

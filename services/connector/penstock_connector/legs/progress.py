@@ -1,0 +1,50 @@
+"""How far the upstream of a leg has come, as the leg's holder saw it or as RAW shows it. Pure."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.sse import Frame
+from penstock_connector.upstreams.base import Attachment
+
+log = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """What an adapter notes of a frame: `Upstream.watch`."""
+
+    def __call__(self, frame: Frame, seen: Attachment, /) -> None:
+        """Note in `seen` what the frame tells about how to reattach."""
+        ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """What must be known to reattach to the upstream, and to say how a leg without an end ended."""
+
+    seen: Attachment = field(default_factory=Attachment)
+    attempt: int = 1  # a reattachment that makes the server produce again begins another attempt
+    answered: bool = False  # the server has begun to answer, to this connector or an earlier one
+    attempt_unanswered: bool = False  # a later attempt was begun, and nothing came of it yet
+    unwatchable: bool = False  # a frame could not be watched, so `seen` may be wrong
+
+    @property
+    def can_reattach(self) -> bool:
+        """False where a second request might run something twice, or begin at the wrong event."""
+        return not (self.attempt_unanswered or self.unwatchable)
+
+    def watch(self, watcher: Watcher, frame: Frame) -> None:
+        """Let the adapter note the frame.
+
+        A frame that breaks the adapter does not break the run: its bytes go on as they came. The
+        leg cannot be reattached any more, since the adapter's notes may be wrong. Without this, a
+        leg with such a frame would break each connector that takes it over, and never end.
+        """
+        try:
+            watcher(frame, self.seen)
+        except Exception:
+            if not self.unwatchable:
+                log.exception("a frame cannot be watched; its leg cannot be reattached any more")
+            self.unwatchable = True

@@ -1,0 +1,15 @@
+"""Tasks that are stopped and waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+
+async def stop(task: asyncio.Future[Any]) -> None:
+    """Cancel the task and wait until it has ended; its result or exception is not looked at."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # without this, asyncio logs that nobody has retrieved it
