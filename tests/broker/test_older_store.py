@@ -24,7 +24,7 @@ from penstock.bus.state import continuity
 from support.drive.bus import connected
 from support.drive.waiting import eventually
 from support.fakes.misbehaving import Answer, Misbehaving, misbehaving
-from support.fakes.raw import agno
+from support.fakes.raw import agno, agno_approved, agno_pause
 from support.real.deployment import Deployment, deployment
 from support.real.nats import NatsServer
 from support.recorded.older_store import all_streams, copied, put_back
@@ -36,7 +36,13 @@ QUICK_FRAMES, SLOW_FRAMES, RATE = 5, 80, 20
 
 
 async def answers(answer: Answer) -> None:
-    """`quick`: a few words at once. `slow`: some seconds of words."""
+    """`quick`: a few words at once. `slow`: some seconds of words. `delete`: a pause."""
+    if answer.request.path.endswith("/continue"):
+        await answer.whole(agno_approved())
+        return
+    if answer.request.form["message"].startswith("delete"):
+        await answer.whole(agno_pause())
+        return
     slow = answer.request.form["message"].startswith("slow")
     await answer.head()
     await answer.send(agno("RunStarted"))
@@ -136,7 +142,7 @@ class Scene:
 
         await eventually(listed, 20, f"{run_id} is listed as it ended: {seen[-1].type}")
         message = self.runs[run_id]
-        calls = [call for call in self.upstream.calls if call.form["message"] == message]
+        calls = [call for call in self.upstream.calls if call.form.get("message") == message]
         assert len(calls) <= 1, f"{message} went upstream {len(calls)} times"
         code = seen[-1].data.get("code", "")
         return f"{await self.penstock.status(run_id)} {code}".strip()
@@ -149,6 +155,27 @@ class Scene:
             return {(await self.penstock.http.get(url)).status_code for url in urls} == {410}
 
         await eventually(probe, 60, "all are 410")
+
+    async def paused(self) -> tuple[str, str]:
+        """A run that waits for a person, and its approval."""
+        (run_id,) = await self.start("delete", 1)
+        *_, asked = await self.penstock.until(run_id, "lifecycle.paused")
+        return run_id, str(asked.data["approval_id"])
+
+    async def decide(self, approval_id: str, decision: str = "approve") -> int:
+        """The answer's status, once the request is known."""
+        return (await self.penstock.decide(approval_id, decision)).status_code
+
+    async def end_of(self, run_id: str) -> str:
+        """How a run ended, with the code where it has one."""
+        async with asyncio.timeout(60):
+            last = (await self.penstock.all(run_id))[-1]
+        return f"{str(last.type).partition('.')[2]} {last.data.get('code', '')}".strip()
+
+    @property
+    def decisions_sent(self) -> int:
+        """How many decisions the agent's server was sent."""
+        return len([call for call in self.upstream.calls if call.path.endswith("/continue")])
 
     async def outcomes(self, run_ids: list[str]) -> list[str]:
         return list(await asyncio.gather(*map(self.check, run_ids)))
@@ -183,7 +210,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
         async with misbehaving() as upstream:
             upstream.script(answers)
             agents = [{"id": "agent", "protocol": "agno", "url": upstream.url, "timeout_s": 60}]
-            count = {"normalizer": 1, "connector": 1, "edge": 1}
+            count = {"normalizer": 1, "approvals": 1, "connector": 1, "edge": 1}
             async with deployment(nats.url, folder, agents, count, **settings) as penstock:
                 yield Scene(nats, penstock, upstream)
     finally:
@@ -307,3 +334,51 @@ async def test_a_power_cut(scene: Scene, alive: bool) -> None:
             assert answer.status_code == 404
             continue
         await scene.check(run_id)
+
+
+@pytest.mark.parametrize(
+    ("older", "alive"),
+    [
+        *both("KV_approvals", short=(True,)),
+        *both("KV_sent"),
+        *both("KV_pauses"),
+        *both("KV_approvals", "KV_sent", "KV_pauses", short=(True,)),
+        *both("COMMANDS", "KV_approvals", "KV_sent"),
+    ],
+)
+async def test_an_older_store_under_what_is_kept_of_approvals(
+    scene: Scene, older: list[str], alive: bool
+) -> None:
+    """No run waits for ever, no tool runs twice, and what was decided stays decided."""
+    sent_before = scene.decisions_sent
+    decided, its_approval = await scene.paused()
+    ended, withdrawn = await scene.paused()
+    kept = copied(scene.nats, *older)
+    assert await scene.decide(its_approval) == 200
+    assert await scene.end_of(decided) == "completed"
+    cancel = f"{scene.penstock.edge()}/v1/runs/{ended}/cancel"
+    assert (await scene.penstock.http.post(cancel)).is_success
+    assert await scene.end_of(ended) == "cancelled"
+    asked, approval_id = await scene.paused()
+    await scene.noted()
+
+    await scene.restart(older, kept, alive=alive)
+
+    assert await scene.outcomes(await scene.start("quick", 2)) == ["completed"] * 2
+    # the records that are older call both pending; the events of the runs do not
+    url = f"{scene.penstock.approvals}/v1/approvals"
+    for each, status in ((its_approval, "decided"), (withdrawn, "withdrawn")):
+
+        async def restored(each: str = each, status: str = status) -> bool:
+            shown = await scene.penstock.http.get(f"{url}/{each}")
+            return shown.is_success and shown.json()["status"] == status
+
+        await eventually(restored, 30, f"{each} is {status}")
+        assert await scene.decide(each, "reject") == 409
+    assert await scene.end_of(decided) == "completed"
+    # the request of which the older records know nothing can be decided
+    assert await scene.decide(approval_id) == 200
+    how = await scene.end_of(asked)
+    # the normalizer may still know what the agent's server needs to go on, or may not
+    assert how == "completed" or ("KV_pauses" in older and how == "failed internal")
+    assert scene.decisions_sent == sent_before + (2 if how == "completed" else 1)

@@ -16,6 +16,7 @@ from penstock import telemetry
 from penstock.bus import Bus, Entry, FenceConflict, Message, ObjectGone, RawWriter, Stored
 from penstock.bus.messages import LEG
 from penstock.bus.records import (
+    ENDED,
     ApprovalRecord,
     DecideReply,
     DecideRequest,
@@ -24,7 +25,7 @@ from penstock.bus.records import (
     RunRecord,
 )
 from penstock.bus.streams import EVENTS, RAW
-from penstock.bus.subjects import command, events_of_run, key_of, raw_stored
+from penstock.bus.subjects import command, event, events_of_run, key_of, raw_stored
 from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
 from penstock_approvals.rules import Unfit, check, outcome
@@ -96,11 +97,46 @@ class Approvals:
             await self._on_ended(run_id)  # it ended while we wrote
 
     async def _on_ended(self, run_id: str) -> None:
+        approval_id = await self._last_request(run_id)
+        if approval_id is not None:
+            await self._withdraw_and_say(run_id, approval_id)
+
+    async def _last_request(self, run_id: str) -> str | None:
         entry = await self._bus.bucket("pauses").get(run_id)
-        if entry is None or entry.value is None:
-            return
-        kept = await objects.unwrap(self._bus, entry.value)
-        record = await self._withdraw(PauseRecord.model_validate_json(kept).approval_id)
+        if entry is not None and entry.value:
+            kept = await objects.unwrap(self._bus, entry.value)
+            return PauseRecord.model_validate_json(kept).approval_id
+        if not self._bus.continuity.of("KV_pauses"):
+            return None  # it never paused
+        asked = await self._bus.tail(EVENTS, event("approval.requested", run_id))
+        if asked is None:
+            return None
+        body = orjson.loads(await objects.unwrap(self._bus, asked.payload))
+        return str(body["data"]["approval_id"])
+
+    async def withdraw_if_ended(self, record: ApprovalRecord) -> None:
+        """Withdraw a request whose run has ended, whatever is kept of the pause."""
+        if (await self._run(record.run_id)).status in ENDED:
+            await self._withdraw_and_say(record.run_id, record.approval_id)
+
+    async def was_decided(self, approval_id: str, decision: Decision) -> bool:
+        """Write a decision of before down again, unless the request is no longer pending.
+
+        Nothing is sent: who decided had it sent, and what was lost on its way the connector's
+        watchdog sends, once.
+        """
+        entry = await self._bucket.get(approval_id)
+        if entry is None:
+            return False
+        record = await self._record(entry)
+        if record.status != "pending":
+            return False
+        update = {"status": "decided", "decision": decision, "updated_at": decision.at}
+        value = await self._value(record.model_copy(update=update))
+        return await self._bucket.update(approval_id, value, entry.revision) is not None
+
+    async def _withdraw_and_say(self, run_id: str, approval_id: str) -> None:
+        record = await self._withdraw(approval_id)
         if record is not None:
             withdrawn = {"approval_id": record.approval_id, "reason": record.reason}
             await self._say(run_id, record.leg, "approval.withdrawn", withdrawn)

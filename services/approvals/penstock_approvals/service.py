@@ -15,6 +15,7 @@ from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock_approvals.api import routes
 from penstock_approvals.decisions import Approvals
+from penstock_approvals.restore import Restore
 from penstock_approvals.settings import ApprovalsSettings
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class ApprovalsService(Service):
         assert isinstance(context.settings, ApprovalsSettings)
         self._settings = context.settings
         self._approvals = Approvals(self.bus, context.pod)
+        self._restore = Restore(self.bus, self._approvals)
         self._listening: Subscription | None = None
         self._sending: set[asyncio.Task[None]] = set()
         self.routes = routes(self._approvals, self._decide)
@@ -76,6 +78,7 @@ class ApprovalsService(Service):
             raise Retry(1) from error
 
     async def _decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
+        await self._restore.after_losses()  # a request may look pending, and was decided
         reply = await self._approvals.decide(approval_id, request)
         if reply.status == 200:
             task = asyncio.create_task(self._send_on(approval_id))
@@ -112,5 +115,6 @@ class ApprovalsService(Service):
             await asyncio.sleep(self._settings.outbox_s)
             try:
                 await self._approvals.sweep()
+                await self._restore.after_losses()
             except BusError as error:
                 log.warning("the outbox: %s", error)

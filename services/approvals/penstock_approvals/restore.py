@@ -1,0 +1,104 @@
+"""Writes records of approvals again from EVENTS after NATS has lost some of them.
+
+An older store under KV `approvals` (a power cut, a backup that was put back) lacks requests that
+runs wait for, and shows others as pending that were decided. Without a record nobody can decide,
+and the run would wait for ever; a request that was decided would ask again for what has happened.
+The events of the runs tell both. Each step may be done again, and by several instances at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from typing import Any
+
+import orjson
+
+from penstock.bus import Bus, ObjectGone, Stored
+from penstock.bus.read import direct
+from penstock.bus.records import ApprovalRecord, Decided, Decision, RunRecord
+from penstock.bus.streams import EVENTS
+from penstock.bus.subjects import event
+from penstock.bus.write import objects
+from penstock_approvals.decisions import Approvals
+
+log = logging.getLogger(__name__)
+
+STREAM = "KV_approvals"
+
+
+class Restore:
+    """Looks once after each loss of records that is known, also after those of before its start."""
+
+    def __init__(self, bus: Bus, approvals: Approvals) -> None:
+        self._bus = bus
+        self._approvals = approvals
+        self._losses = 0  # that were dealt with
+
+    async def after_losses(self) -> None:
+        """Do what losses since the last call ask for. Raises BusError: call again."""
+        losses = len(self._bus.continuity.of(STREAM))
+        if losses == self._losses:
+            return
+        async for stored in direct.replay(self._bus, "KV_runs", "$KV.runs.*"):
+            if stored.payload:
+                await self._safely(stored.subject, self._request_again(stored.payload))
+        for record in await self._approvals.all():
+            if record.status == "pending":
+                await self._safely(record.approval_id, self._settle(record))
+        self._losses = losses
+
+    async def _safely(self, what: str, step: Awaitable[None]) -> None:
+        try:
+            await step
+        except (ObjectGone, LookupError, ValueError) as error:  # one must not keep the others
+            log.error("%s: its approval cannot be written again: %r", what, error)
+
+    async def _request_again(self, value: bytes) -> None:
+        """Ask again for a run that waits for a request of which there is no record."""
+        run = RunRecord.model_validate_json(value)
+        if run.status != "paused" or run.approval_id is None:
+            return
+        if await self._approvals.get(run.approval_id) is not None:
+            return
+        asked = await self._last("approval.requested", run.run_id, run.approval_id)
+        if asked is None:
+            raise LookupError(
+                f"run {run.run_id} waits for approval {run.approval_id}, of which "
+                "neither a record nor the event approval.requested is left: cancel the run"
+            )
+        log.warning(
+            "run %s: the lost record of approval %s is written again", run.run_id, run.approval_id
+        )
+        await self._approvals.on_event(asked[0])
+
+    async def _settle(self, record: ApprovalRecord) -> None:
+        """Show a request that was decided, or whose run has ended, as it was before the loss."""
+        told = await self._last("approval.decided", record.run_id, record.approval_id)
+        if told is not None:
+            data, at = told[1]["data"], told[1]["timestamp"]
+            decision = Decision(
+                outcome=data["outcome"],
+                by=data["by"],
+                at=at,
+                automatic=data.get("automatic", False),
+                note=data.get("note"),
+                items=[Decided.model_validate(item) for item in data["items"]],
+            )
+            if await self._approvals.was_decided(record.approval_id, decision):
+                log.warning(
+                    "run %s: the lost decision on approval %s, by %s, is written again",
+                    *(record.run_id, record.approval_id, decision.by),
+                )
+            return
+        await self._approvals.withdraw_if_ended(record)
+
+    async def _last(
+        self, type_: str, run_id: str, approval_id: str
+    ) -> tuple[Stored, dict[str, Any]] | None:
+        """The run's last event of that type with its body, if it is about that approval."""
+        stored = await self._bus.tail(EVENTS, event(type_, run_id))
+        if stored is None:
+            return None
+        body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
+        return (stored, body) if body["data"]["approval_id"] == approval_id else None
