@@ -15,6 +15,7 @@ from penstock_edge.settings import EdgeSettings
 from penstock_edge.stream.direct_write import is_tried
 from penstock_edge.surfaces.adk.routes import Adk
 from penstock_edge.surfaces.agno.routes import AgnoSurface
+from penstock_edge.surfaces.agno.sessions import AgnoSessions
 from penstock_edge.surfaces.agui.routes import AguiSurface
 from penstock_edge.surfaces.agui.threads import Threads
 from penstock_edge.surfaces.executions.routes import Executions
@@ -52,6 +53,7 @@ class EdgeService(Service):
                 self._adk,
                 AgnoSurface(self._edge),
                 FirstLooks(self._edge),
+                AgnoSessions(self._edge),
                 AguiSurface(self._edge),
                 Threads(self._edge),
             )

@@ -209,6 +209,23 @@ async def test_a_session_of_the_same_name_is_anothers(penstock: Secured) -> None
     assert {event["run_id"] for event in answer.json()["events"]} == {bobs.run_id}
 
 
+async def test_a_session_of_anothers_is_as_one_that_does_not_exist(penstock: Secured) -> None:
+    run = await penstock.finished()
+    for below in ("", "/runs", "/run-previews", f"/runs/{run.run_id}"):
+        answers = [
+            await penstock.http.get(f"/sessions/{id}{below}", headers=bearer("bob"))
+            for id in (run.session_id, "no-such-session")
+        ]
+        assert [each.status_code for each in answers] == [404, 404]
+        assert answers[0].text.replace(run.session_id, "no-such-session") == answers[1].text
+    listed = await penstock.http.get("/sessions?limit=1000", headers=bearer("bob"))
+    shown = listed.json()["data"]
+    assert run.session_id not in {each["session_id"] for each in shown}
+    assert {each["user_id"] for each in shown} <= {"bob"}
+    mine = await penstock.http.get("/sessions?limit=1000", headers=bearer())
+    assert run.session_id in {each["session_id"] for each in mine.json()["data"]}
+
+
 async def test_events_of_many_runs_are_those_of_ones_own(penstock: Secured) -> None:
     await penstock.run()
     bobs = await penstock.run(user="bob")

@@ -49,6 +49,7 @@ AGUI = {
     "forwardedProps": {},
 }
 MESSAGE = {"agent": "assistant", "message": "Hello"}
+ALICE = "?user_id=alice"
 SUBJECTS = {"subjects": ["*.*"]}
 
 
@@ -160,7 +161,22 @@ ROWS = [
     *_agno("agent"),
     *_agno("team"),
     *_agno("workflow"),
-    *(Row("GET", path, ("read",), shape="detail") for path in ("/config", "/health")),
+    *(Row("GET", path, ("read",), shape="detail") for path in ("/config", "/health", "/sessions")),
+    *(
+        Row("GET", f"/sessions/{{session}}{below}", ("read",), 403, shape="detail", query=ALICE)
+        for below in ("", "/runs", "/run-previews", "/runs/{run}")
+    ),
+    # nobody may write them
+    *(
+        Row(method, f"/sessions{below}", good=405, shape="detail", body={})
+        for method, below in (
+            ("POST", ""),
+            ("DELETE", ""),
+            ("PATCH", "/{session}"),
+            ("DELETE", "/{session}"),
+            ("POST", "/{session}/rename"),
+        )
+    ),
     *(Row("GET", path, ("read",), shape="detail") for path in ("/list-apps", "/version")),
     # agent-runs-sse.md and AG-UI
     Row("GET", f"{THREAD}/events", ("read",), 403, query="?until=idle&user_id=alice"),

@@ -89,7 +89,7 @@ class Secured:
         run = await (self.finished() if "{session}" in row.route else self.run(agent))
         names = {"app": "assistant", "user": "alice", "id": agent, "new": str(uuid_utils.uuid7())}
         names |= {"run_id": run.run_id, "session": run.session_id, "session_id": run.session_id}
-        names["artifact"] = "report.txt"
+        names |= {"artifact": "report.txt", "run": run.run_id}
         if "{approval_id}" in row.route:
             names["approval_id"] = await self.approval(run)
         if "{token_id}" in row.route:

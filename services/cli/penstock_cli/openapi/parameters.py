@@ -10,6 +10,10 @@ from penstock.dialects.unified import CATEGORY_OF
 from penstock_approvals.api import Query
 from penstock_cli.openapi.operation import Json, Parameter, one_of
 from penstock_edge.stream.pages import MAX_PAGE
+from penstock_edge.surfaces.agno.routes import KINDS
+from penstock_edge.surfaces.agno.session_shapes import STATUSES
+from penstock_edge.surfaces.agno.sessions import MAX_LISTED as MAX_SESSIONS
+from penstock_edge.surfaces.agno.sessions import SORTED_BY
 from penstock_edge.surfaces.query import IDLE
 from penstock_edge.surfaces.v1.runs import MAX_LISTED
 from penstock_edge.views.dialects import DIALECTS
@@ -73,6 +77,23 @@ SESSION: Final = (AGENT, USER, TOLD_IN, *TYPES, *CURSOR, SINCE, MARKERS, UNTIL)
 APPROVALS: Final = tuple(
     Parameter(name, "Only those of which this holds" if name != "limit" else "How many", schema)
     for name, schema in Query.model_json_schema()["properties"].items()
+)
+AGNO_SESSION: Final = (
+    Parameter("type", "Only the sessions of agents of this kind", one_of(*KINDS)),
+    USER,
+)
+AGNO_SESSIONS: Final = (
+    Parameter("component_id", "Only the sessions of this agent, team or workflow"),
+    Parameter("session_name", "Only those whose first message has this in it"),
+    limit(MAX_SESSIONS),
+    Parameter("page", "Which page, from 1 on", {"type": "integer", "minimum": 0}),
+    Parameter("sort_by", "The order", one_of(*SORTED_BY)),
+    Parameter("sort_order", "Which way", one_of("asc", "desc")),
+)
+AGNO_RUNS: Final = (
+    Parameter("status", "Only those that are so; may be repeated", one_of(*STATUSES.values())),
+    Parameter("created_after", "Unix time in seconds", {"type": "integer", "minimum": 0}),
+    Parameter("created_before", "Unix time in seconds", {"type": "integer", "minimum": 0}),
 )
 
 # What the names in paths stand for.

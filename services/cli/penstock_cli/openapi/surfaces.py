@@ -33,6 +33,7 @@ from penstock_edge.stream.pages import MAX_PAGE
 from penstock_edge.surfaces.adk import apps, artifacts, legacy, run_sse
 from penstock_edge.surfaces.adk import run as adk_run
 from penstock_edge.surfaces.adk.request import RunAgentRequest
+from penstock_edge.surfaces.agno import sessions as agno_sessions
 from penstock_edge.surfaces.agno.request import ContinueRequest, RunRequest
 from penstock_edge.surfaces.agno.routes import KINDS
 from penstock_edge.surfaces.agui import routes as agui_surface
@@ -289,6 +290,58 @@ def _agno(kind: str) -> list[Operation]:
     ]
 
 
+def _agno_sessions() -> list[Operation]:
+    one = f"{agno_sessions.PATH}/{{session_id}}"
+    operation = partial(Operation, tag="agno", shape="detail", refusals=(404,))
+    refused = partial(operation, answers={}, needs=(), body=OBJECT, refusals=(405,))
+    page = an_object(data=a_list(OBJECT), meta=OBJECT)
+    runs = {200: json("The runs", a_list(OBJECT))}
+    return [
+        operation(
+            "GET",
+            agno_sessions.PATH,
+            "The user's sessions",
+            {200: json("A page", page)},
+            parameters=(*by.AGNO_SESSIONS, *by.AGNO_SESSION),
+        ),
+        operation(
+            "GET",
+            one,
+            "One session with its conversation",
+            {200: json("It", OBJECT)},
+            parameters=by.AGNO_SESSION,
+        ),
+        operation(
+            "GET",
+            f"{one}/runs",
+            "A session's runs",
+            runs,
+            parameters=(*by.AGNO_SESSION, *by.AGNO_RUNS),
+            refusals=(400, 404),
+        ),
+        operation(
+            "GET",
+            f"{one}/run-previews",
+            "A session's runs in short",
+            runs,
+            parameters=(*by.AGNO_SESSION, *by.AGNO_RUNS),
+            refusals=(400, 404),
+        ),
+        operation(
+            "GET",
+            f"{one}/runs/{{run_id}}",
+            "One run of a session",
+            {200: json("It", OBJECT)},
+            parameters=by.AGNO_SESSION,
+        ),
+        refused("POST", agno_sessions.PATH, "Not served: a run begins a session"),
+        refused("DELETE", agno_sessions.PATH, "Not served: sessions are read only"),
+        refused("PATCH", one, "Not served: sessions are read only"),
+        refused("DELETE", one, "Not served: sessions are read only"),
+        refused("POST", f"{one}/rename", "Not served: sessions have no names of their own"),
+    ]
+
+
 def _first_looks() -> list[Operation]:
     agno = partial(Operation, tag="agno", shape="detail")
     since = an_object(status=TEXT, instantiated_at=TEXT)
@@ -441,6 +494,7 @@ OPERATIONS: Final = (
     *_adk(),
     *(operation for kind in KINDS for operation in _agno(kind)),
     *_first_looks(),
+    *_agno_sessions(),
     *_agui(),
     *_approvals(),
     *_credentials(),

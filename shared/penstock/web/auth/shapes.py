@@ -44,6 +44,7 @@ ERROR_SHAPES: Final[dict[str, Shape]] = {
     "/health": detail_response,
     "/list-apps": detail_response,
     "/version": detail_response,
+    "/sessions": detail_response,
     "/agents": detail_response,
     "/teams": detail_response,
     "/workflows": detail_response,

@@ -16,18 +16,15 @@ from typing import Any, Final
 import orjson
 
 from penstock.bus import Bus
-from penstock.bus.read.direct import read
 from penstock.bus.records import RunRecord, SessionRecord
-from penstock.bus.streams import EVENTS
-from penstock.bus.subjects import events_of_run, session_key, turn
-from penstock.bus.write.objects import unwrap
+from penstock.bus.subjects import session_key, turn
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
 from penstock.web.read_turns import Turn
 from penstock_edge.sources.allowance import Allowance
-from penstock_edge.sources.history import BATCH, MAX_READ_BYTES
 from penstock_edge.sources.locate import lifecycle_of
+from penstock_edge.sources.run_events import read_run
 from penstock_edge.sources.sessions import LISTED, Session, settled
 from penstock_edge.views.items import type_of
 
@@ -171,22 +168,14 @@ class AdkSessions:
     async def _events(self, run: RunRecord, allowance: Allowance, turn: Turn) -> list[Any]:
         encoder = AdkEncoder()
         told: list[Any] = []
-        start, pattern, pending = run.first_event or 1, events_of_run(run.run_id), 1
-        while pending and not allowance.spent:
-            async with turn():
-                found, pending = await read(
-                    self._bus, EVENTS, pattern, start, BATCH, MAX_READ_BYTES
-                )
-                for stored in found:
-                    body = await unwrap(self._bus, stored.payload)
-                    allowance.take(1, len(body))
-                    event = orjson.loads(body)
-                    if type_of(stored) == "lifecycle.started":
-                        told += _users_event(event)
-                    told += (orjson.loads(frame.data) for frame in encoder.feed(event))
-            if not found:
-                break
-            start = found[-1].sequence + 1
+
+        def take(type: str, event: dict[str, Any]) -> None:
+            nonlocal told
+            if type == "lifecycle.started":
+                told += _users_event(event)
+            told += (orjson.loads(frame.data) for frame in encoder.feed(event))
+
+        await read_run(self._bus, run, allowance, turn, take)
         # an error frame is no event: a session has none
         return [event for event in told if "author" in event]
 

@@ -1,0 +1,49 @@
+"""The events of one run that are kept, for answers that are made of a whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from penstock.bus import Bus
+from penstock.bus.read.direct import read
+from penstock.bus.records import RunRecord
+from penstock.bus.streams import EVENTS
+from penstock.bus.subjects import events_of_run
+from penstock.bus.write.objects import unwrap
+from penstock.web.read_turns import Turn
+from penstock_edge.sources.allowance import Allowance
+from penstock_edge.sources.history import BATCH, MAX_READ_BYTES
+from penstock_edge.views.items import type_of
+
+Take = Callable[[str, dict[str, Any]], None]
+
+
+async def read_run(
+    bus: Bus, run: RunRecord, allowance: Allowance, turn: Turn, take: Take | None = None
+) -> list[dict[str, Any]]:
+    """The run's events in order, or as many of them as the allowance lets be read.
+
+    The reading goes batch by batch, each within one of the caller's turns. So does `take`, which is
+    given each event with its type: its work would keep other users waiting just as well. With
+    `take` nothing is returned. Raises BusError, ObjectGone.
+    """
+    events: list[dict[str, Any]] = []
+    start, pattern, pending = run.first_event or 1, events_of_run(run.run_id), 1
+    while pending and not allowance.spent:
+        async with turn():
+            found, pending = await read(bus, EVENTS, pattern, start, BATCH, MAX_READ_BYTES)
+            for stored in found:
+                body = await unwrap(bus, stored.payload)
+                allowance.take(1, len(body))
+                event = orjson.loads(body)
+                if take is None:
+                    events.append(event)
+                else:
+                    take(type_of(stored), event)
+        if not found:
+            break
+        start = found[-1].sequence + 1
+    return events

@@ -1,0 +1,143 @@
+"""Sessions and their runs in the shapes that Agno's clients read. Pure.
+
+Only what Penstock has: an Agno server keeps names, states and summaries of sessions besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+
+from penstock.bus.records import RunRecord
+from penstock.settings import AgentConfig
+
+JsonObject = dict[str, Any]
+
+STATUSES: Final = {
+    "queued": "PENDING",
+    "running": "RUNNING",
+    "paused": "PAUSED",
+    "completed": "COMPLETED",
+    "failed": "ERROR",
+    "cancelled": "CANCELLED",
+}
+PREVIEW_CHARACTERS: Final = 280
+_IN_THE_HISTORY: Final = frozenset({"user", "assistant"})
+_OF_THE_OUTPUT: Final = ("reasoning_content", "metrics", "tools", "messages")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A session as it is listed. `created_at` and `updated_at` are RFC 3339, "" when unknown."""
+
+    agent: AgentConfig
+    user_id: str
+    session_id: str
+    name: str
+    created_at: str
+    updated_at: str
+
+    def listed(self) -> JsonObject:
+        """Agno's SessionSchema."""
+        return _without_nothing(
+            {
+                "session_id": self.session_id,
+                "session_name": self.name,
+                "created_at": self.created_at or None,
+                "updated_at": self.updated_at or None,
+                "session_type": self.agent.kind,
+                "user_id": self.user_id,
+                f"{self.agent.kind}_id": self.agent.id,
+            }
+        )
+
+    def shown(self, runs: Sequence[JsonObject]) -> JsonObject:
+        """Agno's AgentSessionDetailSchema, or that of a team or a workflow; `runs`: the outputs."""
+        kind = self.agent.kind
+        told = {name: value for name, value in self.listed().items() if name != "session_type"}
+        if kind == "agent":
+            told["agent_session_id"] = self.session_id
+        if kind == "workflow":
+            told["workflow_name"] = self.agent.name or self.agent.id
+        else:
+            messages = [message for run in runs for message in run.get("messages", ())]
+            told["chat_history"] = [each for each in messages if each["role"] in _IN_THE_HISTORY]
+        return told
+
+
+def page_of(
+    sessions: Sequence[Kept], sort_by: str, *, descending: bool, page: int, limit: int
+) -> JsonObject:
+    """Agno's PaginatedResponse of the sessions, `limit` to a page; pages begin at 1."""
+    ordered = sorted(sessions, key=lambda each: str(getattr(each, sort_by)), reverse=descending)
+    first = (max(page, 1) - 1) * limit
+    count = len(ordered)
+    return {
+        "data": [each.listed() for each in ordered[first : first + limit]],
+        "meta": {
+            "page": page,
+            "limit": limit,
+            "total_pages": -(-count // limit),
+            "total_count": count,
+            "search_time_ms": 0,
+        },
+    }
+
+
+def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) -> JsonObject:
+    """Agno's RunSchema, TeamRunSchema or WorkflowRunSchema.
+
+    `output`: the run as one object; None where its events are not kept any more, or too many to be
+    read now. The record alone has the first 200 characters of the message, and the answer.
+    """
+    told = output or {}
+    content = told.get("content", _words(record))
+    asked = told.get("input")
+    message = asked.get("input_content") if isinstance(asked, dict) else asked
+    is_text = told.get("content_type", "str") == "str"
+    shown: JsonObject = {
+        "run_id": record.run_id,
+        f"{agent.kind}_id": agent.id,
+        "user_id": record.user_id,
+        "status": told.get("status") or STATUSES[record.status],
+        "run_input": message if message is not None else record.message,
+        # Agno's clients take a text or an object
+        "content": content if isinstance(content, str | dict) else orjson.dumps(content).decode(),
+        "created_at": record.created_at,
+        **{name: told[name] for name in _OF_THE_OUTPUT if name in told},
+    }
+    if agent.kind == "workflow":
+        return _without_nothing({**shown, "content_type": told.get("content_type", "str")})
+    return _without_nothing({**shown, "run_response_format": "text" if is_text else "json"})
+
+
+def preview_of(record: RunRecord, agent: AgentConfig) -> JsonObject:
+    """Agno's SessionRunPreviewSchema."""
+    return {
+        "run_id": record.run_id,
+        f"{agent.kind}_id": agent.id,
+        "user_id": record.user_id,
+        "status": STATUSES[record.status],
+        "run_input": record.message[:PREVIEW_CHARACTERS],
+        "content_preview": _words(record)[:PREVIEW_CHARACTERS],
+        "created_at": record.created_at,
+    }
+
+
+def created_s(record: RunRecord) -> float:
+    """When the run was started, in seconds since 1970."""
+    at = datetime.fromisoformat(record.created_at)
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def _words(record: RunRecord) -> str:
+    """The answer, or what went wrong."""
+    return record.summary or record.error or ""
+
+
+def _without_nothing(shape: JsonObject) -> JsonObject:
+    return {name: value for name, value in shape.items() if value is not None}

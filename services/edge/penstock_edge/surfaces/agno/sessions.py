@@ -1,0 +1,281 @@
+"""Agno's sessions for Agno's clients, whatever the upstream: from KV and the events of the runs.
+
+They are read only. A session is its owner's: another user's is not there, and is never listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from penstock.bus.records import RunRecord, SessionRecord
+from penstock.bus.subjects import session_key
+from penstock.dialects.agno.encode.complete import run_output
+from penstock.settings import AgentConfig
+from penstock.web.auth import Identity, act_as, identity_of, require
+from penstock.web.bodies import ignore_body
+from penstock.web.problems import Problem
+from penstock_edge.edge import Edge
+from penstock_edge.runs.access import run_of
+from penstock_edge.sources.allowance import Allowance
+from penstock_edge.sources.run_events import read_run
+from penstock_edge.surfaces.adk.common import detail_shape, json_response
+from penstock_edge.surfaces.agno.request import named
+from penstock_edge.surfaces.agno.routes import KINDS
+from penstock_edge.surfaces.agno.session_shapes import (
+    STATUSES,
+    Kept,
+    created_s,
+    page_of,
+    preview_of,
+    run_shown,
+)
+from penstock_edge.surfaces.agno.views import Words
+from penstock_edge.surfaces.endpoint import Handler, route
+from penstock_edge.surfaces.query import number
+
+PATH: Final = "/sessions"
+READ_ONLY: Final = (
+    "sessions are read only here: a run begins one, and Penstock keeps no names and no state"
+)
+SORTED_BY: Final = ("created_at", "updated_at")
+LISTED: Final = 20
+MAX_LISTED: Final = 1000
+MAX_PAGE: Final = 1_000_000
+# Of a session with more runs, the last ones are read with all that was said; no more than so much.
+RUNS_READ: Final = 50
+EVENTS_READ: Final = 50_000
+BYTES_READ: Final = 32 * 1024 * 1024
+READ_S: Final = 20.0
+AT_ONCE: Final = 100  # records that one request asks for at a time
+
+Run = tuple[RunRecord, AgentConfig]
+Thing = TypeVar("Thing")
+Answer = TypeVar("Answer")
+
+
+class AgnoSessions:
+    """Handlers of /sessions."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    def routes(self) -> list[BaseRoute]:
+        """The list, a session, its runs, and one of them; errors are `{detail}`."""
+        one = f"{PATH}/{{session_id}}"
+        handlers: dict[str, dict[str, Handler]] = {
+            PATH: {"GET": self.index, "POST": self.refuse, "DELETE": self.refuse},
+            one: {"GET": self.show, "PATCH": self.refuse, "DELETE": self.refuse},
+            f"{one}/rename": {"POST": self.refuse},
+            f"{one}/runs": {"GET": self.runs},
+            f"{one}/run-previews": {"GET": self.previews},
+            f"{one}/runs/{{run_id}}": {"GET": self.run},
+        }
+        bus = self._edge.bus
+        return [route(bus, path, methods, detail_shape) for path, methods in handlers.items()]
+
+    async def refuse(self, request: Request) -> ASGIApp:
+        """No write is served: 405, whether the session is there or not."""
+        await ignore_body(request)
+        raise Problem(405, READ_ONLY)
+
+    async def index(self, request: Request) -> ASGIApp:
+        """A page of the user's sessions that have been run here, the newest first."""
+        who, owner, agents = self._asked(request)
+        if who.grant is not None:
+            who.grant.check_subjects([])
+        query = request.query_params
+        limit = number(query.get("limit"), "limit", LISTED, MAX_LISTED)
+        page = 0 if query.get("page") == "0" else number(query.get("page"), "page", 1, MAX_PAGE)
+        sort_by = query.get("sort_by", "created_at")
+        order = query.get("sort_order", "desc")
+        if sort_by not in SORTED_BY:
+            raise Problem(422, f"sort_by: must be one of {', '.join(SORTED_BY)}")
+        if order not in ("asc", "desc"):
+            raise Problem(422, "sort_order: must be asc or desc")
+        component = query.get("component_id")
+        by_id = {each.id: each for each in agents if component in (None, each.id, each.agent)}
+        async with self._edge.turns.of(who.user_id):
+            entries = await self._edge.bus.bucket("sessions").entries()
+        found = []
+        for entry in entries:
+            record = SessionRecord.model_validate_json(entry.value)
+            # the key tells whose it is
+            key = session_key(owner, record.agent, record.session_id)
+            if record.agent in by_id and entry.key == key:
+                found.append(record)
+        kept = await _some_at_once(
+            found, lambda record: self._kept(by_id[record.agent], owner, record)
+        )
+        name = query.get("session_name", "").casefold()
+        fitting = [each for each in kept if name in each.name.casefold()]
+        return json_response(
+            page_of(fitting, sort_by, descending=order == "desc", page=page, limit=limit)
+        )
+
+    async def show(self, request: Request) -> ASGIApp:
+        """One session; of several agents' that a user calls the same, the one that ran last."""
+        who, owner, agents = self._asked(request)
+        session_id = request.path_params["session_id"]
+        records = await self._records(who, owner, session_id, agents)
+        kept = [await self._kept(agent, owner, record) for agent, record in records]
+        if not kept:
+            raise Problem(404, f"Session with id '{named(session_id)}' not found")
+        latest = max(kept, key=lambda each: each.updated_at)
+        of_it = [each for each in records if each[0] is latest.agent]
+        runs = await self._runs(of_it)
+        outputs = await self._outputs(who, runs)
+        told = [outputs[record.run_id] for record, _ in runs if record.run_id in outputs]
+        return json_response(latest.shown(told))
+
+    async def runs(self, request: Request) -> ASGIApp:
+        """The session's runs in order; the last ones with all that was said."""
+        who, runs = await self._chosen(request)
+        outputs = await self._outputs(who, runs)
+        shown = [run_shown(record, agent, outputs.get(record.run_id)) for record, agent in runs]
+        return json_response(shown)
+
+    async def previews(self, request: Request) -> ASGIApp:
+        """The same, from their records alone."""
+        _, runs = await self._chosen(request)
+        return json_response([preview_of(record, agent) for record, agent in runs])
+
+    async def run(self, request: Request) -> ASGIApp:
+        """One run; also one that no connector has taken yet."""
+        who, owner, agents = self._asked(request)
+        session_id, run_id = (request.path_params[name] for name in ("session_id", "run_id"))
+        text = f"Run with ID {named(run_id)} not found in session {named(session_id)}"
+        try:
+            record = await run_of(self._edge.bus, who, run_id)
+        except Problem as problem:
+            if problem.status == 404:
+                raise Problem(404, text) from problem
+            raise
+        agent = next((each for each in agents if each.id == record.agent), None)
+        if agent is None or (record.session_id, record.user_id) != (session_id, owner):
+            raise Problem(404, text)
+        outputs = await self._outputs(who, [(record, agent)])
+        return json_response(run_shown(record, agent, outputs.get(run_id)))
+
+    def _asked(self, request: Request) -> tuple[Identity, str, list[AgentConfig]]:
+        """The caller, the owner whose sessions are meant, and the agents of the kind that is.
+
+        Raises Problem 403, 422, and 404 for a database: there is none to choose from.
+        """
+        who = identity_of(request)
+        require(who, "read")
+        query = request.query_params
+        for name in ("db_id", "table"):
+            if query.get(name):
+                raise Problem(
+                    404, f"{name}: Penstock has no databases to choose from; leave it out"
+                )
+        kind = query.get("type")
+        if kind not in (None, *KINDS):
+            raise Problem(422, f"type: must be one of {', '.join(KINDS)}")
+        agents = [each for each in self._edge.config.agents if kind in (None, each.kind)]
+        return who, act_as(who, query.get("user_id")), agents
+
+    async def _chosen(self, request: Request) -> tuple[Identity, list[Run]]:
+        """The caller, and the session's runs that the query chooses. Raises Problem 400, 404."""
+        who, owner, agents = self._asked(request)
+        query = request.query_params
+        statuses = {status.upper() for status in query.getlist("status")}
+        if unknown := sorted(statuses - set(STATUSES.values())):
+            expected = ", ".join(STATUSES.values())
+            raise Problem(400, f"status: {named(unknown[0])} is none of {expected}")
+        after = _time_s(query.get("created_after"), "created_after")
+        before = _time_s(query.get("created_before"), "created_before")
+        session_id = request.path_params["session_id"]
+        records = await self._records(who, owner, session_id, agents)
+        if not records:
+            raise Problem(404, f"Session with ID {named(session_id)} not found")
+        runs = [
+            (record, agent)
+            for record, agent in await self._runs(records)
+            if (not statuses or STATUSES[record.status] in statuses)
+            and (after is None or created_s(record) >= after)
+            and (before is None or created_s(record) <= before)
+        ]
+        return who, runs
+
+    async def _records(
+        self, who: Identity, owner: str, session_id: str, agents: Sequence[AgentConfig]
+    ) -> list[tuple[AgentConfig, SessionRecord]]:
+        """What KV says of the session: a record for each agent that has one of this id."""
+        if who.grant is not None:
+            who.grant.check_session(session_id)
+        bucket = self._edge.bus.bucket("sessions")
+        entries = await _some_at_once(
+            agents, lambda agent: bucket.get(session_key(owner, agent.id, session_id))
+        )
+        return [
+            (agent, SessionRecord.model_validate_json(entry.value))
+            for agent, entry in zip(agents, entries, strict=True)
+            if entry is not None
+        ]
+
+    async def _runs(self, records: Sequence[tuple[AgentConfig, SessionRecord]]) -> list[Run]:
+        """The runs of these sessions in the order of their starts: run ids are UUIDv7."""
+        agents = {run_id: agent for agent, record in records for run_id in record.runs}
+        found = await _some_at_once(sorted(agents), self._record)
+        return [(record, agents[record.run_id]) for record in found if record is not None]
+
+    async def _record(self, run_id: str) -> RunRecord | None:
+        entry = await self._edge.bus.bucket("runs").get(run_id)
+        return RunRecord.model_validate_json(entry.value) if entry is not None else None
+
+    async def _kept(self, agent: AgentConfig, owner: str, record: SessionRecord) -> Kept:
+        """A session with what its first and its last run say of it."""
+        ids = [*record.runs[:1], *record.runs[-1:]]
+        ends = [each for each in [await self._record(id) for id in ids] if each is not None]
+        begun = ends[0].created_at if ends else getattr(record, "created_at", "")
+        return Kept(
+            agent,
+            owner,
+            record.session_id,
+            ends[0].message if ends else "",
+            begun,
+            ends[-1].updated_at if ends else begun,
+        )
+
+    async def _outputs(self, who: Identity, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+        """The last runs as Agno's objects by their ids, the newest first, as many as may be read.
+
+        A run that could only be read in part is not among them.
+        """
+        allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
+        turn = self._edge.turns.named(who)
+        outputs: dict[str, dict[str, Any]] = {}
+        for record, agent in reversed(runs[-RUNS_READ:]):
+            events = await read_run(self._edge.bus, record, allowance, turn)
+            if allowance.spent:
+                break
+            # of a run whose start is not kept any more, the record knows more than its events
+            if events and events[0]["sequence"] == 1:
+                outputs[record.run_id] = run_output(events, Words(agent, record.run_id).encoder())
+        return outputs
+
+
+async def _some_at_once(
+    things: Sequence[Thing], ask: Callable[[Thing], Awaitable[Answer]]
+) -> list[Answer]:
+    """What is answered about each, `AT_ONCE` of them at a time."""
+    answers: list[Answer] = []
+    for first in range(0, len(things), AT_ONCE):
+        answers += await asyncio.gather(*map(ask, things[first : first + AT_ONCE]))
+    return answers
+
+
+def _time_s(text: str | None, name: str) -> int | None:
+    """A Unix time. Raises Problem 422."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        raise Problem(422, f"{name}: must be a Unix time in seconds")
+    return int(text)
