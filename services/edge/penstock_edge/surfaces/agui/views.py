@@ -50,18 +50,32 @@ class Audience:
         return self.profile.name, f"modern={is_modern(self.protocol_version)}"
 
 
+# Ids of ended runs that a reading remembers. Events may follow the end of a run for some seconds.
+ENDED_RUNS: Final = 10_000
+
+
 @dataclass(slots=True)
 class Voices:
-    """The encoders of the runs that a reading has met, each with what is known of its run."""
+    """The encoders of the runs that a reading has met, each with what is known of its run.
+
+    The encoder of an ended run can be dropped (`forget`): the run says nothing more.
+    """
 
     runs: AguiRuns
     audience: Audience
     _encoders: dict[str, AguiEncoder] = field(default_factory=dict)
     _names: dict[tuple[str, int], str] = field(default_factory=dict)
+    _ended: dict[str, None] = field(default_factory=dict)  # the oldest first
+
+    def __len__(self) -> int:
+        """How many encoders are kept."""
+        return len(self._encoders)
 
     async def meet(self, stored: Stored) -> None:
         """Learn what must be known before the message is told. Waits for the bus."""
         run_id = subjects.run_id_of(stored.subject)
+        if run_id in self._ended:
+            return
         if run_id not in self._encoders:
             self._encoders[run_id] = AguiEncoder(
                 self.audience.profile,
@@ -76,6 +90,19 @@ class Voices:
     def of(self, run_id: str) -> AguiEncoder:
         """The encoder of a run that was met."""
         return self._encoders[run_id]
+
+    def has_ended(self, run_id: str) -> bool:
+        """Whether the run has said its last word, and its encoder was dropped."""
+        return run_id in self._ended
+
+    def forget(self, run_id: str) -> None:
+        """The run has ended: drop its encoder. Without this a thread would keep one per run."""
+        del self._encoders[run_id]
+        for key in [key for key in self._names if key[0] == run_id]:
+            del self._names[key]
+        self._ended[run_id] = None
+        if len(self._ended) > ENDED_RUNS:
+            del self._ended[next(iter(self._ended))]
 
     def interrupted(self) -> list[Frame]:
         """That the stream ends before the run: a client would take silence for success."""
@@ -148,10 +175,14 @@ class Turns:
         return next(fits, None)
 
     def _said(self, run_id: str, event: Event) -> Sequence[Frame]:
+        if self.voices.has_ended(run_id):
+            return ()
         encoder = self.voices.of(run_id)
         frames = self.tell(encoder, event)
         self.speaking = encoder
         self._open = run_id if encoder.phase is Phase.RUNNING else None
+        if encoder.phase is Phase.OVER:
+            self.voices.forget(run_id)
         return frames
 
 
