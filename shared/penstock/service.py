@@ -54,7 +54,9 @@ from penstock.settings import (
     read_settings,
 )
 from penstock.telemetry import configure_logging
-from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes, redact_logs
+from penstock.web.auth import Auth, AuthConfig, StreamTokens, redact_logs
+from penstock.web.auth.routes import auth_routes
+from penstock.web.operation import Operation, Route
 from penstock.web.probes import Probed, probe_routes
 from penstock.web.server import WS_PING_S, BindRefused, Server
 
@@ -89,12 +91,13 @@ class Service(ABC):
 
     name: ClassVar[str]
     settings_type: ClassVar[type[Settings]] = Settings
+    operations: ClassVar[Sequence[Operation]] = ()  # what its routes declare
     repairs_streams: ClassVar[bool] = False  # puts those in order that have lost their end
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.bus = context.bus
-        self.routes: Sequence[BaseRoute] = ()
+        self.routes: Sequence[Route | BaseRoute] = ()
         self.ws_ping_s = WS_PING_S  # how often the peers of its WebSockets are pinged
         self.draining = False
         self._loops: dict[str, asyncio.Task[None]] = {}

@@ -1,21 +1,31 @@
-"""`/v1/approvals`: list, look, decide."""
+"""The HTTP routes: list approvals, show one, decide one."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from penstock.bus import BusError, ObjectGone
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
-from penstock.web.auth import Identity, act_as, check_owner, identity_of, require
+from penstock.web.auth import Identity, act_as, check_owner, identity_of
 from penstock.web.bodies import read_model
-from penstock.web.leaving import CLIENT_LEFT, while_there
+from penstock.web.leaving import while_there
+from penstock.web.operation import (
+    OBJECT,
+    Operation,
+    Parameter,
+    a_list,
+    an_object,
+    in_path,
+    json,
+    serves,
+)
 from penstock.web.problems import Problem, invalid
 from penstock.web.read_turns import ReadTurns
 from penstock_approvals.decisions import Approvals
@@ -43,48 +53,70 @@ class DecisionBody(BaseModel):
     items: list[ItemBody]
     note: str | None = None
     by: str | None = Field(
-        None, description="Who decides: the caller, unless it may act for others"
+        None, description="The user who decides; another than the caller needs the scope act-as"
     )
-    digest: str | None = Field(None, description="Of the request that was shown")
+    digest: str | None = Field(
+        None, description="The digest of the request that was shown to the person who decides"
+    )
     idempotency_key: str | None = Field(
         None,
         min_length=1,
         max_length=256,
-        description="Makes a repeat of the same decision harmless: it is answered as the first was",
+        description="A repeat of the same decision with the same key gets the answer of the first",
     )
 
 
 class Query(BaseModel):
-    """Which requests to list."""
+    """Which approvals to list."""
 
     model_config = ConfigDict(extra="forbid")
 
-    status: Literal["pending", "decided", "withdrawn", "expired"] | None = None
-    run_id: str | None = None
-    agent: str | None = None
-    session_id: str | None = None
-    limit: int = Field(100, ge=1, le=1000)
+    status: Literal["pending", "decided", "withdrawn", "expired"] | None = Field(
+        None, description="Only approvals of this status"
+    )
+    run_id: str | None = Field(None, description="Only approvals of this run")
+    agent: str | None = Field(None, description="Only approvals of this agent")
+    session_id: str | None = Field(None, description="Only approvals of this session")
+    limit: int = Field(100, ge=1, le=1000, description="How many approvals at most")
 
 
-def routes(approvals: Approvals, decide: Decide) -> list[BaseRoute]:
-    """The routes; `decide` takes a decision and sees to what follows."""
-    turns = ReadTurns()
+_ID = in_path("approval_id", "The approval's id, from approval.requested")
+_FILTERS = tuple(
+    Parameter(name, str(schema.pop("description")), schema)
+    for name, schema in Query.model_json_schema()["properties"].items()
+)
+_operation = partial(Operation, tag="approvals")
 
-    async def read_all(who: Identity) -> list[ApprovalRecord]:
-        async with turns.of(who.user_id):
-            return await _asked(approvals.all())
 
-    async def list_all(request: Request) -> Response:
+class Api:
+    """Handlers of the approvals. `decide` takes a decision and sees to what follows."""
+
+    def __init__(self, approvals: Approvals, decide: Decide) -> None:
+        self._approvals = approvals
+        self._decide = decide
+        self._turns = ReadTurns()
+
+    @serves(
+        _operation(
+            method="GET",
+            path="/v1/approvals",
+            summary="The caller's approvals, the newest first",
+            answers={200: json("The approvals", an_object(approvals=a_list(OBJECT)))},
+            scopes=("read",),
+            parameters=_FILTERS,
+        )
+    )
+    async def index(self, request: Request) -> Response | None:
+        """The approvals that the caller sees and that the query selects."""
         who = identity_of(request)
-        require(who, "read")
         try:
             query = Query.model_validate(dict(request.query_params))
         except ValidationError as error:
             raise invalid(error) from error
         wanted = query.model_dump(exclude={"limit"}, exclude_none=True)
-        records = await while_there(request.receive, read_all(who))
+        records = await while_there(request.receive, self._read_all(who))
         if records is None:
-            return Response(status_code=CLIENT_LEFT)
+            return None
         found = [
             record
             for record in records
@@ -94,35 +126,59 @@ def routes(approvals: Approvals, decide: Decide) -> list[BaseRoute]:
         page = [record.model_dump(exclude_none=True) for record in found[: query.limit]]
         return _json({"approvals": page})
 
-    async def show(request: Request) -> Response:
-        require(identity_of(request), "read")
-        return _json(await _found(request))
+    @serves(
+        _operation(
+            method="GET",
+            path="/v1/approvals/{approval_id}",
+            summary="One approval",
+            answers={200: json("The approval", ApprovalRecord)},
+            scopes=("read",),
+            parameters=(_ID,),
+            refusals=(404,),
+        )
+    )
+    async def show(self, request: Request) -> Response:
+        """The approval's record."""
+        return _json(await self._found(request))
 
-    async def take(request: Request) -> Response:
+    @serves(
+        _operation(
+            method="POST",
+            path="/v1/approvals/{approval_id}/decision",
+            summary="Decide all items of an approval",
+            answers={200: json("The decided approval", ApprovalRecord)},
+            scopes=("decide",),
+            parameters=(_ID,),
+            body=DecisionBody,
+            example={"items": [{"item_id": "call-1", "decision": "approve"}]},
+            refusals=(404, 409),
+        )
+    )
+    async def decide(self, request: Request) -> Response:
+        """The record after the decision was taken."""
         who = identity_of(request)
-        require(who, "decide")
-        approval_id = (await _found(request)).approval_id
+        approval_id = (await self._found(request)).approval_id
         body = await read_model(request, DecisionBody)
         given = body.model_dump() | {"by": act_as(who, body.by)}
-        reply = await _asked(decide(approval_id, DecideRequest.model_validate(given)))
+        reply = await _asked(self._decide(approval_id, DecideRequest.model_validate(given)))
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
         return _json(reply.approval)
 
-    async def _found(request: Request) -> ApprovalRecord:
+    async def _read_all(self, who: Identity) -> list[ApprovalRecord]:
+        async with self._turns.of(who.user_id):
+            return await _asked(self._approvals.all())
+
+    async def _found(self, request: Request) -> ApprovalRecord:
+        """The approval of the path. Raises Problem 404, also for another user's."""
         approval_id = request.path_params["approval_id"]
-        # a foreign id may hold what no key may
-        record = await _asked(approvals.get(approval_id)) if _is_key(approval_id) else None
+        # an id that a client made up may hold characters that no key of a bucket may hold
+        known = _is_key(approval_id)
+        record = await _asked(self._approvals.get(approval_id)) if known else None
         if record is None:
             raise Problem(404, f"there is no approval {approval_id}")
         check_owner(identity_of(request), record.user_id, f"approval {approval_id}")
         return record
-
-    return [
-        Route("/v1/approvals", list_all, methods=["GET"]),
-        Route("/v1/approvals/{approval_id}", show, methods=["GET"]),
-        Route("/v1/approvals/{approval_id}/decision", take, methods=["POST"]),
-    ]
 
 
 def _is_key(text: str) -> bool:

@@ -13,7 +13,8 @@ from penstock.bus.records import DecideReply, DecideRequest
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.service import Context, Service
 from penstock.settings import Settings
-from penstock_approvals.api import routes
+from penstock.web.operation import operations_of, routes_of
+from penstock_approvals.api import Api
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.restore import Restore
 from penstock_approvals.settings import ApprovalsSettings
@@ -33,6 +34,7 @@ class ApprovalsService(Service):
 
     name: ClassVar[str] = "approvals"
     settings_type: ClassVar[type[Settings]] = ApprovalsSettings
+    operations = operations_of(Api)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -42,7 +44,7 @@ class ApprovalsService(Service):
         self._restore = Restore(self.bus, self._approvals)
         self._listening: Subscription | None = None
         self._sending: set[asyncio.Task[None]] = set()
-        self.routes = routes(self._approvals, self._decide)
+        self.routes = routes_of(Api(self._approvals, self._decide))
 
     async def start(self) -> None:
         """Answer decisions, then take requests."""

@@ -9,6 +9,7 @@ from penstock.bus import Loss
 from penstock.bus.streams import EVENTS
 from penstock.service import Context, Service
 from penstock.settings import Settings
+from penstock.web.operation import operations_of, routes_of
 from penstock.web.server import raise_file_limit
 from penstock_edge.edge import Edge
 from penstock_edge.settings import EdgeSettings
@@ -18,8 +19,10 @@ from penstock_edge.surfaces.agno.routes import AgnoSurface
 from penstock_edge.surfaces.agno.sessions import AgnoSessions
 from penstock_edge.surfaces.agui.routes import AguiSurface
 from penstock_edge.surfaces.agui.threads import Threads
+from penstock_edge.surfaces.endpoint import on_bus
 from penstock_edge.surfaces.executions.routes import Executions
 from penstock_edge.surfaces.first_looks import FirstLooks
+from penstock_edge.surfaces.page.files import OPERATIONS as FILES
 from penstock_edge.surfaces.page.files import files
 from penstock_edge.surfaces.v1.agents import Agents
 from penstock_edge.surfaces.v1.events import ManyEvents
@@ -34,6 +37,10 @@ class EdgeService(Service):
 
     name = "edge"
     settings_type: ClassVar[type[Settings]] = EdgeSettings
+    operations = (
+        *operations_of(Runs, Agents, ManyEvents, SessionEvents, Executions),
+        *FILES,
+    )
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -42,14 +49,18 @@ class EdgeService(Service):
         self._edge = Edge.of(context.bus, context.config, context.settings)
         self._adk = Adk(self._edge)
         self._agents = Agents(self._edge)
-        self.routes = [
+        surfaces = (
+            Runs(self._edge),
+            self._agents,
+            ManyEvents(self._edge),
+            SessionEvents(self._edge),
+            Executions(self._edge),
+        )
+        around = on_bus(context.bus)
+        declared = [route for surface in surfaces for route in routes_of(surface, around)]
+        undeclared = [
             route
             for surface in (
-                Runs(self._edge),
-                self._agents,
-                ManyEvents(self._edge),
-                SessionEvents(self._edge),
-                Executions(self._edge),
                 self._adk,
                 AgnoSurface(self._edge),
                 FirstLooks(self._edge),
@@ -59,7 +70,7 @@ class EdgeService(Service):
             )
             for route in surface.routes()
         ]
-        self.routes += files()
+        self.routes = [*declared, *files(), *undeclared]
 
     async def start(self) -> None:
         """Keep the streams alive; they come with the requests."""

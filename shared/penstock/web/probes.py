@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+
+from penstock.web.operation import Answer, Operation, Route, routes_of, serves
+
+_probe = partial(
+    Operation,
+    method="GET",
+    tag="probes",
+    answers={200: Answer("All is well")},
+    scopes=(),
+    public=True,
+    published=False,
+)
 
 
 class Probed(Protocol):
@@ -30,25 +42,37 @@ class Probed(Protocol):
         ...
 
 
-def probe_routes(services: Sequence[Probed]) -> list[BaseRoute]:
+class Probes:
     """`/livez` (the loop turns), `/readyz` (can it take work?), `/metrics` (Prometheus).
 
     `/readyz` is `{"ready": true, "services": {"<name>": []}}`; with a reason in any list it is 503.
     `notices` stands beside them while there is something else that an operator should know.
     """
 
-    async def live(request: Request) -> Response:
+    def __init__(self, services: Sequence[Probed]) -> None:
+        self._services = services
+
+    @serves(_probe(path="/livez", summary="Whether the process answers"))
+    async def live(self, request: Request) -> Response:
+        """200 as long as the process answers."""
         return JSONResponse({"status": "ok"})
 
-    async def ready(request: Request) -> Response:
-        reasons = {service.name: service.not_ready for service in services}
+    @serves(_probe(path="/readyz", summary="Whether every service can take work"))
+    async def ready(self, request: Request) -> Response:
+        """503 with the reasons while a service cannot take work."""
+        reasons = {service.name: service.not_ready for service in self._services}
         able = not any(reasons.values())
         body: dict[str, object] = {"ready": able, "services": reasons}
-        if notices := sorted({text for service in services for text in service.notices}):
+        if notices := sorted({text for service in self._services for text in service.notices}):
             body["notices"] = notices
         return JSONResponse(body, 200 if able else 503)
 
-    async def metrics(request: Request) -> Response:
+    @serves(_probe(path="/metrics", summary="The metrics, for Prometheus"))
+    async def metrics(self, request: Request) -> Response:
+        """The text format of Prometheus."""
         return Response(generate_latest(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    return [Route("/livez", live), Route("/readyz", ready), Route("/metrics", metrics)]
+
+def probe_routes(services: Sequence[Probed]) -> list[Route]:
+    """The routes of the probes; `services` may change afterwards."""
+    return routes_of(Probes(services))

@@ -24,13 +24,18 @@ _MARKS: Final = {b"%2f": b"%1As", b"%1a": b"%1Am"}
 _MEANT: Final = {"s": "/", "m": _MARK}
 
 
+def decoded(value: str) -> str:
+    """The value of a path's parameter, its encoded slashes as slashes."""
+    return _MARKED.sub(lambda match: _MEANT[match[1]], value) if _MARK in value else value
+
+
 class _Segment(Convertor[str]):
     """One segment of a path, its encoded slashes as slashes."""
 
     regex = StringConvertor.regex
 
     def convert(self, value: str) -> str:
-        return _MARKED.sub(lambda match: _MEANT[match[1]], value)
+        return decoded(value)
 
     def to_string(self, value: str) -> str:
         raise NotImplementedError("paths are matched here, never made")

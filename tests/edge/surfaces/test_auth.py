@@ -17,7 +17,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock.bus import Bus, BusSettings
 from penstock.service import Context
-from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes
+from penstock.web.auth import Auth, AuthConfig, StreamTokens
+from penstock.web.auth.routes import auth_routes
+from penstock.web.operation import Route as Declared
 from penstock.web.server import BindRefused
 from penstock_cli.up import SERVICES
 from penstock_edge.views.dialects import DIALECTS
@@ -148,7 +150,7 @@ async def test_static_files_are_public_and_may_load_nothing_from_elsewhere(
 async def test_every_route_of_every_service_has_a_row(nats: NatsServer) -> None:
     bus = await Bus.connect(BusSettings(url=nats.url))
     auth = Auth(AuthConfig(), StreamTokens(MemoryStore(), StoreAway))
-    routes = auth_routes(auth)
+    routes: list[Declared | BaseRoute] = [*auth_routes(auth)]
     for service_type in SERVICES:
         context = Context(CONFIG, service_type.settings_type(), bus, "test")
         routes += service_type(context).routes
@@ -160,7 +162,11 @@ async def test_every_route_of_every_service_has_a_row(nats: NatsServer) -> None:
     assert served == told
 
 
-def _served(route: BaseRoute) -> Iterator[tuple[str, str]]:
+def _served(route: Declared | BaseRoute) -> Iterator[tuple[str, str]]:
+    if isinstance(route, Declared):
+        operation = route.operation
+        yield "WS" if operation.websocket else operation.method, _pattern(operation.path)
+        return
     if isinstance(route, WebSocketRoute):
         yield "WS", _pattern(route.path)
         return

@@ -15,7 +15,9 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from penstock.settings import AuthSettings
-from penstock.web.auth import Auth, AuthConfig, StreamTokens, auth_routes, identity_of
+from penstock.web.auth import Auth, AuthConfig, StreamTokens, identity_of
+from penstock.web.auth.routes import auth_routes
+from penstock.web.operation import Route as Declared
 from penstock.web.server import Server
 
 # What makes a request one from another machine, although the test runs on this one.
@@ -105,7 +107,7 @@ class Guarded:
         self.server = Server(self._routes(), "127.0.0.1", 0, auth=self.auth)
         self.http: httpx.AsyncClient
 
-    def _routes(self) -> list[BaseRoute]:
+    def _routes(self) -> list[Declared | BaseRoute]:
         surfaces = [Route(path, _who, methods=["GET", "POST"]) for path in SURFACES]
         return [
             *surfaces,

@@ -7,7 +7,6 @@ from typing import Final, get_args
 from penstock.bus.records import RunStatus
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.dialects.unified import CATEGORY_OF
-from penstock_approvals.api import Query
 from penstock_cli.openapi.operation import Json, Parameter, one_of
 from penstock_edge.stream.pages import MAX_PAGE
 from penstock_edge.surfaces.agno.routes import KINDS
@@ -74,10 +73,6 @@ IDEMPOTENCY_KEY: Final = Parameter(
     "Idempotency-Key", "A repeat with it is given the first run", place="header"
 )
 SESSION: Final = (AGENT, USER, TOLD_IN, *TYPES, *CURSOR, SINCE, MARKERS, UNTIL)
-APPROVALS: Final = tuple(
-    Parameter(name, "Only those of which this holds" if name != "limit" else "How many", schema)
-    for name, schema in Query.model_json_schema()["properties"].items()
-)
 AGNO_SESSION: Final = (
     Parameter("type", "Only the sessions of agents of this kind", one_of(*KINDS)),
     USER,

@@ -8,10 +8,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from penstock.bus.records import ApprovalRecord, RunRecord
-from penstock.web.auth.auth import LOGOUT
-from penstock.web.auth.routes import TokenChange, TokenRequest
-from penstock_approvals.api import DecisionBody
 from penstock_cli.openapi import parameters as by
 from penstock_cli.openapi.operation import (
     FORMS,
@@ -38,10 +34,6 @@ from penstock_edge.surfaces.agno.request import ContinueRequest, RunRequest
 from penstock_edge.surfaces.agno.routes import KINDS
 from penstock_edge.surfaces.agui import routes as agui_surface
 from penstock_edge.surfaces.agui.request import RunAgentInput
-from penstock_edge.surfaces.executions import routes as executions
-from penstock_edge.surfaces.v1 import agents, sessions
-from penstock_edge.surfaces.v1 import events as many_events
-from penstock_edge.surfaces.v1.runs import StartRequest
 
 _START: Final = ("start",)
 _STREAM: Final = Answer("The stream", {SSE: STREAM})
@@ -50,117 +42,6 @@ _OVER: Final = Answer("All of it was told before; do not come back")
 _FOLLOWED: Final = {200: _STREAM, 204: _OVER}
 _DONE: Final = Answer("It is done")
 _ANYTHING: Final[Json] = {}
-
-
-def _v1() -> list[Operation]:
-    one = "/v1/runs/{run_id}"
-    run = json("The run", RunRecord)
-    again = Answer("The stream, or the first run of the same key", {JSON: RunRecord, SSE: STREAM})
-    cancelled = an_object(run_id=TEXT, status=TEXT, timestamp=NULLABLE)
-    events = {200: _EVENTS, 204: _OVER}
-    runs = partial(Operation, tag="runs")
-    many = partial(Operation, tag="events")
-    agent = an_object(id=TEXT, name=TEXT, protocol=TEXT, kind=TEXT, answers={"type": "boolean"})
-    return [
-        Operation(
-            "GET",
-            agents.PATH,
-            "The agents, and whether their servers answer",
-            {200: json("All of them", an_object(agents=a_list(agent)))},
-            tag="agents",
-        ),
-        runs(
-            "POST",
-            "/v1/runs",
-            "Start a run",
-            {200: again, 202: run},
-            needs=_START,
-            parameters=(by.IDEMPOTENCY_KEY, by.DIALECT, by.NAMES),
-            body=StartRequest,
-            refusals=(404, 409),
-        ),
-        runs(
-            "GET",
-            "/v1/runs",
-            "The caller's runs, the newest first",
-            {200: json("A page", an_object(runs=a_list(OBJECT), next=NULLABLE))},
-            parameters=by.RUNS,
-        ),
-        runs("GET", one, "One run", {200: run}, refusals=(404,)),
-        many(
-            "GET",
-            f"{one}/events",
-            "A run's events",
-            events,
-            parameters=by.RUN_EVENTS,
-            refusals=(404, 406, 410),
-        ),
-        runs(
-            "POST",
-            f"{one}/cancel",
-            "Cancel a run",
-            {
-                200: json("It is cancelled", cancelled),
-                202: json("It is not known yet", an_object(run_id=TEXT, status=TEXT)),
-            },
-            needs=_START,
-            refusals=(404, 409),
-        ),
-        many(
-            "GET",
-            many_events.PATH,
-            "The events of all runs",
-            events,
-            parameters=(
-                by.SUBJECTS,
-                by.NAMES,
-                by.MARKERS,
-                *by.CURSOR,
-                by.SINCE,
-                by.limit(MAX_PAGE),
-            ),
-            refusals=(410,),
-        ),
-        many(
-            "GET",
-            sessions.PATH,
-            "The events of a session's runs",
-            events,
-            parameters=(*by.SESSION, by.NAMES, by.limit(MAX_PAGE)),
-            refusals=(404, 410),
-        ),
-        many(
-            "GET",
-            f"{sessions.PATH}/ws",
-            "The same as a WebSocket; 404 where none is asked for",
-            {101: Answer("The WebSocket: a text message an event")},
-            parameters=(*by.SESSION, by.CURSORS),
-            refusals=(404, 410),
-        ),
-    ]
-
-
-def _executions() -> list[Operation]:
-    operation = partial(Operation, tag="executions", shape="executions", needs=_START)
-    data = an_object(type=TEXT, runId=TEXT, content=TEXT, timestamp=TEXT)
-    return [
-        operation(
-            "POST",
-            f"{executions.PATH}/trigger",
-            "Start a run of a topology, streamed to its end",
-            {200: _STREAM},
-            body=executions.TriggerRequest,
-            refusals=(404,),
-        ),
-        operation(
-            "POST",
-            f"{executions.PATH}/cancel",
-            "Cancel a run",
-            {200: json("It is cancelled", an_object(code=TEXT, message=TEXT, data=data))},
-            body=executions.CancelRequest,
-            refusals=(404, 409),
-        ),
-    ]
 
 
 def _adk() -> list[Operation]:
@@ -404,98 +285,10 @@ def _agui() -> list[Operation]:
     ]
 
 
-def _approvals() -> list[Operation]:
-    one = "/v1/approvals/{approval_id}"
-    operation = partial(Operation, tag="approvals")
-    return [
-        operation(
-            "GET",
-            "/v1/approvals",
-            "The caller's approvals",
-            {200: json("The approvals", an_object(approvals=a_list(OBJECT)))},
-            parameters=by.APPROVALS,
-        ),
-        operation("GET", one, "One approval", {200: json("It", ApprovalRecord)}, refusals=(404,)),
-        operation(
-            "POST",
-            f"{one}/decision",
-            "Decide",
-            {200: json("As it is decided", ApprovalRecord)},
-            needs=("decide",),
-            body=DecisionBody,
-            refusals=(404, 409),
-        ),
-    ]
-
-
-def _credentials() -> list[Operation]:
-    operation = partial(Operation, tag="credentials", needs=())
-    token = an_object(id=TEXT, user_id=TEXT, created_at=TEXT, expires_at=TEXT)
-    token["properties"]["users"] = {
-        "description": "Whose runs it reaches: these users', or everybody's",
-        "oneOf": [a_list(TEXT), {"const": "*"}],
-    }
-    token["properties"]["last_used_at"] = {
-        "description": "When it last opened or held a stream, to a minute; null: not yet",
-        "type": ["string", "null"],
-    }
-    known = an_object(user_id=TEXT, scopes=a_list(TEXT), expires_at=TEXT)
-    return [
-        operation(
-            "POST", "/v1/login", "A bearer becomes the cookie", {200: json("Who it is", known)}
-        ),
-        operation("POST", LOGOUT, "Take the cookies back", {204: _DONE}, needs=None),
-        operation(
-            "GET",
-            "/v1/csrf",
-            "A CSRF token, for the cookie's requests",
-            {200: json("The token", an_object(csrf_token=TEXT, header=TEXT))},
-        ),
-        operation(
-            "POST",
-            "/v1/tokens",
-            "A stream token, told this once",
-            {201: json("The token", {"allOf": [token, an_object(token=TEXT)]})},
-            needs=("read",),
-            body=TokenRequest,
-            refusals=(409,),
-        ),
-        operation(
-            "GET",
-            "/v1/tokens",
-            "One's own stream tokens",
-            {200: json("The tokens", an_object(tokens=a_list(token)))},
-            needs=("read",),
-            refusals=(409,),
-        ),
-        operation(
-            "PATCH",
-            "/v1/tokens/{token_id}",
-            "Let a stream token hold for longer, or not so long",
-            {200: json("The token", token)},
-            needs=("read",),
-            body=TokenChange,
-            refusals=(404, 409),
-        ),
-        operation(
-            "DELETE",
-            "/v1/tokens/{token_id}",
-            "Revoke a stream token",
-            {204: _DONE},
-            needs=("read",),
-            refusals=(404, 409),
-        ),
-    ]
-
-
-OPERATIONS: Final = (
-    *_v1(),
-    *_executions(),
+LEGACY: Final = (
     *_adk(),
     *(operation for kind in KINDS for operation in _agno(kind)),
     *_first_looks(),
     *_agno_sessions(),
     *_agui(),
-    *_approvals(),
-    *_credentials(),
 )

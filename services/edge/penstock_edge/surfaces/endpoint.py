@@ -6,14 +6,16 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.bus import Bus, BusError, ObjectGone
+from penstock.web.auth.csrf import SAFE_METHODS as SAFE
 from penstock.web.auth.errors import Refused
 from penstock.web.leaving import while_there
+from penstock.web.operation import Handler as EndpointHandler
 from penstock.web.problems import Problem, problem_response
 from penstock_edge.runs import trace
 
@@ -66,6 +68,36 @@ class Endpoint:
         if not self._bus.ready:
             raise Problem(503, f"{self._bus.hindrance}; try again")
         return await handler(request)
+
+
+def on_bus(bus: Bus) -> Callable[[EndpointHandler], EndpointHandler]:
+    """What is around each handler of the edge: the trace context, and a bus that does not answer.
+
+    The work on a GET ends when its client leaves. What other methods asked for is done in any case.
+    """
+
+    def around(handler: EndpointHandler) -> EndpointHandler:
+        async def handle(request: HTTPConnection) -> ASGIApp | None:
+            trace.enter(request.headers.get("traceparent"))
+            if not bus.ready:
+                raise Problem(503, f"{bus.hindrance}; try again")
+            try:
+                if isinstance(request, Request) and request.method in SAFE:
+                    return await while_there(request.receive, _answered(handler(request)))
+                return await handler(request)
+            except ObjectGone as error:
+                raise Problem(410, str(error)) from error
+            except BusError as error:
+                log.warning("%s: %s", request.url.path, error)
+                raise Problem(503, f"the bus does not answer; try again: {error}") from error
+
+        return handle
+
+    return around
+
+
+async def _answered(answer: Awaitable[ASGIApp | None]) -> ASGIApp | None:
+    return await answer
 
 
 def refusal(problem: Problem, shape: Shape = problem_response) -> Response:

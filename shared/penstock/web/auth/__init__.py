@@ -14,9 +14,7 @@ from penstock.web.auth.identity import (
     require,
 )
 from penstock.web.auth.limits import beyond, take_stream
-from penstock.web.auth.middleware import protection
 from penstock.web.auth.redact import redact_logs
-from penstock.web.auth.routes import auth_routes
 from penstock.web.auth.shapes import ERROR_SHAPES
 from penstock.web.auth.stream_tokens import StreamTokens
 
@@ -27,13 +25,11 @@ __all__ = [
     "Identity",
     "StreamTokens",
     "act_as",
-    "auth_routes",
     "beyond",
     "check_owner",
     "check_run",
     "identity_of",
     "over",
-    "protection",
     "redact_logs",
     "require",
     "take_stream",

@@ -78,13 +78,17 @@ class Auth:
         """Whether callers must say who they are."""
         return self.config.asks
 
-    async def admit(self, scope: Scope) -> Identity:
+    async def admit(
+        self, scope: Scope, *, public: bool = False, stream_token: bool = False
+    ) -> Identity:
         """Who calls; the request may go on as theirs.
+
+        `public`: nobody is asked. `stream_token`: one in the URL opens this.
 
         Raises Problem: 400 for contradicting credentials, 401 without any that hold, 403 for a
         foreign page or without a CSRF token, 503 while credentials cannot be checked.
         """
-        identity = await self._identify(scope)
+        identity = await self._identify(scope, public=public, stream_token=stream_token)
         if identity.kind in ("cookie", "anonymous"):
             # what a browser adds by itself; a page cannot make it add a bearer
             self._check_page(scope, identity)
@@ -117,19 +121,28 @@ class Auth:
         if self._verifier is not None:
             await self._verifier.close()
 
-    async def _identify(self, scope: Scope) -> Identity:
+    async def _identify(self, scope: Scope, *, public: bool, stream_token: bool) -> Identity:
         if not self.asks:
             return ANONYMOUS
+        if public:
+            return NOBODY
         if scope["type"] == "http" and scope["path"] == LOGOUT:
             return NOBODY  # who has a cookie that no longer holds must still get rid of it
         if self._is_public(scope):
             return NOBODY
-        credential = find(scope, self._cookie, self._stream_paths)
+        credential = find(scope, self._cookie, stream_token=stream_token or self._is_stream(scope))
         if credential is None:
             raise nobody()
         if credential.kind == "stream_token":
             return await self._of_stream_token(credential)
         return await self._of_jwt(credential)
+
+    def _is_stream(self, scope: Scope) -> bool:
+        return (
+            scope["type"] == "http"
+            and scope["method"] == "GET"
+            and any(pattern.match(scope["path"]) for pattern in self._stream_paths)
+        )
 
     def _is_public(self, scope: Scope) -> bool:
         return (

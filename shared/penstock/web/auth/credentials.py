@@ -43,10 +43,8 @@ def path_patterns(paths: Iterable[str]) -> tuple[re.Pattern[str], ...]:
     return tuple(compile_path(path)[0] for path in paths)
 
 
-def find(
-    scope: Mapping[str, Any], cookie_name: str, stream_paths: Iterable[re.Pattern[str]]
-) -> Credential | None:
-    """The request's credential; None when it has none.
+def find(scope: Mapping[str, Any], cookie_name: str, *, stream_token: bool) -> Credential | None:
+    """The request's credential; None when it has none. `stream_token`: one in the URL is allowed.
 
     `Authorization` goes before the cookie, which browsers send by themselves. Raises Refused: 401
     for a JWT in the URL or a token where none opens anything, 400 for more than one credential.
@@ -56,7 +54,7 @@ def find(
     if in_url is not None:
         if looks_like_jwt(in_url):
             raise invalid_token("a JSON Web Token is never accepted in a URL; use Authorization")
-        if not _is_stream(scope, stream_paths):
+        if not stream_token:
             raise invalid_token("a token in the URL opens GET event streams only")
         if bearer is not None:
             raise invalid_request("there is a token in the URL and one in Authorization")
@@ -110,11 +108,3 @@ def _in_url(scope: Mapping[str, Any]) -> str | None:
     if len(values) > 1:
         raise invalid_request("there are two tokens in the URL")
     return values[0] if values else None
-
-
-def _is_stream(scope: Mapping[str, Any], stream_paths: Iterable[re.Pattern[str]]) -> bool:
-    return (
-        scope["type"] == "http"
-        and scope["method"] == "GET"
-        and any(pattern.match(scope["path"]) for pattern in stream_paths)
-    )

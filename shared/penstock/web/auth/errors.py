@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.web.problems import Problem
@@ -16,7 +17,7 @@ class Refused(Problem):
         self, status: int, detail: str, headers: dict[str, str] | None = None, **more: Any
     ) -> None:
         super().__init__(status, detail, **more)
-        self.headers = headers or {}
+        self.headers: Mapping[str, str] = headers or {}
 
 
 def nobody() -> Refused:

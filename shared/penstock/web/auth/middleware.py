@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.web.auth.auth import Auth
+from penstock.web.auth.config import AuthConfig
 from penstock.web.auth.errors import Refused
 from penstock.web.auth.identity import IDENTITY, OVER, STREAMS
 from penstock.web.auth.limits import StreamPlace
@@ -80,23 +81,17 @@ class AuthMiddleware:
         await response(scope, receive, send)
 
 
-def protection(auth: Auth, shapes: Mapping[str, Shape] = ERROR_SHAPES) -> list[Middleware]:
-    """What stands around the routes, the outermost first.
-
-    CORS is outside of authentication: a preflight carries no credentials, and a page must be able
-    to read why it was refused.
-    """
-    around = []
-    if auth.config.cors_origins:
-        around.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=auth.config.cors_origins,
-                allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
-                allow_headers=_REQUEST_HEADERS,
-                allow_credentials=True,
-                expose_headers=_RESPONSE_HEADERS,
-            )
+def cors(config: AuthConfig) -> list[Middleware]:
+    """The answers to pages of other origins, where any may call."""
+    if not config.cors_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
+            allow_headers=_REQUEST_HEADERS,
+            allow_credentials=True,
+            expose_headers=_RESPONSE_HEADERS,
         )
-    around.append(Middleware(AuthMiddleware, auth=auth, shapes=shapes))
-    return around
+    ]

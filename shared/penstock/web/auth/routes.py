@@ -1,24 +1,39 @@
-"""`/v1/login`, `/v1/logout`, `/v1/csrf` and `/v1/tokens`."""
+"""The routes of the credentials: the cookie, its CSRF token, and stream tokens."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from penstock.web.auth import cookies
-from penstock.web.auth.auth import LOGOUT, Auth
+from penstock.web.auth.auth import Auth
 from penstock.web.auth.credentials import find
 from penstock.web.auth.grants import EVERYBODY
-from penstock.web.auth.identity import Identity, identity_of, require
+from penstock.web.auth.identity import Identity, identity_of
 from penstock.web.auth.stream_tokens import StreamToken, StreamTokens
 from penstock.web.bodies import ignore_body, read_model
+from penstock.web.operation import (
+    NULLABLE,
+    TEXT,
+    Answer,
+    Json,
+    Operation,
+    Route,
+    a_list,
+    an_object,
+    in_path,
+    json,
+    operations_of,
+    routes_of,
+    serves,
+)
 from penstock.web.problems import Problem
 
 DAY_S: Final = 24 * 3600.0
@@ -57,18 +72,43 @@ class TokenChange(BaseModel):
     lifetime_s: float = Field(ge=1, le=MAX_LIFETIME_S)
 
 
-def auth_routes(auth: Auth) -> list[BaseRoute]:
-    """The routes, for behind AuthMiddleware; errors are problem details."""
-    return [*_session_routes(auth), *(_token_routes(auth.tokens) if auth.tokens else ())]
+_operation = partial(Operation, tag="credentials")
+_DONE: Final = Answer("It is done")
+_KNOWN: Final = an_object(user_id=TEXT, scopes=a_list(TEXT), expires_at=TEXT)
+_TOKEN: Final[Json] = an_object(id=TEXT, user_id=TEXT, created_at=TEXT, expires_at=TEXT)
+_TOKEN["properties"] |= {
+    "users": {
+        "description": "The users whose runs it reaches, or `*` for everybody's",
+        "oneOf": [a_list(TEXT), {"const": "*"}],
+    },
+    "last_used_at": {
+        **NULLABLE,
+        "description": "When it last opened or held a stream, to a minute; null before that",
+    },
+}
+_TOKEN_ID: Final = in_path("token_id", "The stream token's id, which is not the token")
 
 
-def _session_routes(auth: Auth) -> list[BaseRoute]:
-    config = auth.config
+class Sessions:
+    """Handlers by which a browser gets, proves and loses its cookie."""
 
-    async def login(request: Request) -> Response:
+    def __init__(self, auth: Auth) -> None:
+        self._auth = auth
+
+    @serves(
+        _operation(
+            method="POST",
+            path="/v1/login",
+            summary="Exchange the bearer token for the cookie",
+            answers={200: json("Who the caller is", _KNOWN)},
+            scopes=(),
+        )
+    )
+    async def login(self, request: Request) -> Response:
+        """The token of the header becomes the cookie."""
         await ignore_body(request)
-        identity = identity_of(request)
-        credential = find(request.scope, "", ())
+        identity, config = identity_of(request), self._auth.config
+        credential = find(request.scope, "", stream_token=False)
         if identity.kind != "bearer" or credential is None or identity.expires_at is None:
             raise Problem(400, "send the token that becomes the cookie as Authorization: Bearer")
         if not cookies.fits(config, credential.value):
@@ -77,32 +117,65 @@ def _session_routes(auth: Auth) -> list[BaseRoute]:
         cookies.set_credential(response, config, credential.value, identity.expires_at)
         return response
 
-    async def logout(request: Request) -> Response:
+    @serves(
+        _operation(
+            method="POST",
+            path="/v1/logout",
+            summary="Remove the cookies",
+            description="A cookie that no longer holds is removed, too, so nobody is asked.",
+            answers={204: _DONE},
+            scopes=(),
+            public=True,
+        )
+    )
+    async def logout(self, request: Request) -> Response:
+        """The cookies are removed, whether they hold or not."""
         await ignore_body(request)
         response = Response(status_code=204)
-        cookies.clear(response, config)
+        cookies.clear(response, self._auth.config)
         return response
 
-    async def csrf(request: Request) -> Response:
+    @serves(
+        _operation(
+            method="GET",
+            path="/v1/csrf",
+            summary="A CSRF token for requests that the cookie authenticates",
+            answers={200: json("The token", an_object(csrf_token=TEXT, header=TEXT))},
+            scopes=(),
+        )
+    )
+    async def csrf(self, request: Request) -> Response:
+        """The token in the body and in its cookie."""
         identity = identity_of(request)
-        token = auth.csrf.issue(identity.session)
+        token = self._auth.csrf.issue(identity.session)
         response = _json({"csrf_token": token, "header": "X-CSRF-Token"})
-        cookies.set_csrf(response, config, token, identity.expires_at)
+        cookies.set_csrf(response, self._auth.config, token, identity.expires_at)
         return response
 
-    return [
-        Route("/v1/login", login, methods=["POST"]),
-        Route(LOGOUT, logout, methods=["POST"]),
-        Route("/v1/csrf", csrf, methods=["GET"]),
-    ]
 
+class Tokens:
+    """Handlers of the stream tokens."""
 
-def _token_routes(tokens: StreamTokens) -> list[BaseRoute]:
-    async def create(request: Request) -> Response:
+    def __init__(self, tokens: StreamTokens) -> None:
+        self._tokens = tokens
+
+    @serves(
+        _operation(
+            method="POST",
+            path="/v1/tokens",
+            summary="Make a stream token; the answer is the only one that contains it",
+            answers={201: json("The token", {"allOf": [_TOKEN, an_object(token=TEXT)]})},
+            scopes=("read",),
+            body=TokenRequest,
+            example={"subjects": ["*.*"]},
+            refusals=(409,),
+        )
+    )
+    async def create(self, request: Request) -> Response:
+        """A new token. Its maker needs the scope `read`, which the token has."""
         identity = _manager(request)
-        require(identity, "read")  # which the token has: nobody gives what they do not have
         body = await read_model(request, TokenRequest, MAX_BODY_BYTES)
-        token, known = await tokens.issue(
+        token, known = await self._tokens.issue(
             identity,
             body.name,
             body.lifetime_s,
@@ -113,27 +186,69 @@ def _token_routes(tokens: StreamTokens) -> list[BaseRoute]:
         )
         return _json({"token": token, **_shown(known)}, 201)
 
-    async def index(request: Request) -> Response:
-        found = await tokens.listed(_manager(request))
+    @serves(
+        _operation(
+            method="GET",
+            path="/v1/tokens",
+            summary="The caller's stream tokens",
+            answers={200: json("The tokens", an_object(tokens=a_list(_TOKEN)))},
+            scopes=(),
+            any_scope=("read", "administer"),
+            refusals=(409,),
+        )
+    )
+    async def index(self, request: Request) -> Response:
+        """The caller's tokens; everybody's for the scope `administer`."""
+        found = await self._tokens.listed(_manager(request))
         return _json({"tokens": [_shown(token) for token in found]})
 
-    async def change(request: Request) -> Response:
+    @serves(
+        _operation(
+            method="PATCH",
+            path="/v1/tokens/{token_id}",
+            summary="Change how long a stream token is valid from now on",
+            answers={200: json("The token", _TOKEN)},
+            scopes=(),
+            any_scope=("read", "administer"),
+            parameters=(_TOKEN_ID,),
+            body=TokenChange,
+            example={"lifetime_s": 60},
+            refusals=(404, 409),
+        )
+    )
+    async def change(self, request: Request) -> Response:
+        """The token with its new expiry."""
         identity = _manager(request)
         body = await read_model(request, TokenChange, MAX_BODY_BYTES)
         token_id = request.path_params["token_id"]
-        return _json(_shown(await tokens.extend(identity, token_id, body.lifetime_s)))
+        return _json(_shown(await self._tokens.extend(identity, token_id, body.lifetime_s)))
 
-    async def revoke(request: Request) -> Response:
+    @serves(
+        _operation(
+            method="DELETE",
+            path="/v1/tokens/{token_id}",
+            summary="Revoke a stream token",
+            answers={204: _DONE},
+            scopes=(),
+            any_scope=("read", "administer"),
+            parameters=(_TOKEN_ID,),
+            refusals=(404, 409),
+        )
+    )
+    async def revoke(self, request: Request) -> Response:
+        """The token opens nothing any more."""
         await ignore_body(request)
-        await tokens.revoke(_manager(request), request.path_params["token_id"])
+        await self._tokens.revoke(_manager(request), request.path_params["token_id"])
         return Response(status_code=204)
 
-    return [
-        Route("/v1/tokens", create, methods=["POST"]),
-        Route("/v1/tokens", index, methods=["GET"]),
-        Route("/v1/tokens/{token_id}", change, methods=["PATCH"]),
-        Route("/v1/tokens/{token_id}", revoke, methods=["DELETE"]),
-    ]
+
+OPERATIONS: Final = operations_of(Sessions, Tokens)
+
+
+def auth_routes(auth: Auth) -> list[Route]:
+    """The routes of the credentials, which every server with an Auth has."""
+    tokens = routes_of(Tokens(auth.tokens)) if auth.tokens is not None else []
+    return [*routes_of(Sessions(auth)), *tokens]
 
 
 def _manager(request: Request) -> Identity:
@@ -141,8 +256,6 @@ def _manager(request: Request) -> Identity:
     identity = identity_of(request)
     if identity.kind == "anonymous":
         raise Problem(409, "nobody is asked who they are here, so no token is needed")
-    if not identity.may("administer"):
-        require(identity, "read")
     return identity
 
 

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock import starts
-from penstock.web.auth import identity_of, require
+from penstock.web.auth import identity_of
 from penstock.web.bodies import read_model
-from penstock.web.problems import Problem
+from penstock.web.operation import TEXT, Operation, an_object, json, serves
+from penstock.web.problems import ErrorShape, Problem, schema_of
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import place_of_new
-from penstock_edge.surfaces.endpoint import Shape, route
+from penstock_edge.surfaces.described import STREAMED
 from penstock_edge.surfaces.v1.runs import Message
 from penstock_edge.views.dialects import view
 
-PATH: Final = "/api/service/v1/executions"
 CODES: Final = {
+    400: "INVALID_REQUEST",
+    401: "UNAUTHORIZED",
     403: "FORBIDDEN",
     404: "NOT_FOUND",
     405: "METHOD_NOT_ALLOWED",
@@ -34,7 +36,7 @@ CODES: Final = {
     429: "TOO_MANY_REQUESTS",
     503: "UNAVAILABLE",
 }
-CANCEL_CODES: Final = CODES | {404: "CANCEL_FAILED", 409: "CANCEL_FAILED"}
+_DATA: Final = an_object(type=TEXT, runId=TEXT, content=TEXT, timestamp=TEXT)
 
 
 class TriggerRequest(BaseModel):
@@ -54,25 +56,41 @@ class CancelRequest(BaseModel):
     run_id: str = Field(alias="runId", min_length=1)
 
 
+def _shape(codes: Mapping[int, str]) -> ErrorShape:
+    """The error shape of the contract, with these values of `code`."""
+
+    def body(problem: Problem) -> Mapping[str, Any]:
+        code = codes.get(problem.status, "ERROR")
+        return {"code": code, "message": problem.detail, "data": None}
+
+    schema = schema_of(code=TEXT, message=TEXT, data={"type": "null"})
+    return ErrorShape("executions", "application/json", schema, body)
+
+
 class Executions:
     """Handlers of the executions contract."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
-    def routes(self) -> list[BaseRoute]:
-        """Both endpoints."""
-        bus = self._edge.bus
-        return [
-            route(bus, f"{PATH}/trigger", {"POST": self.trigger}, _shape(CODES)),
-            route(bus, f"{PATH}/cancel", {"POST": self.cancel}, _shape(CANCEL_CODES)),
-        ]
-
+    @serves(
+        Operation(
+            method="POST",
+            path="/api/service/v1/executions/trigger",
+            summary="Start a run of a topology, streamed to its end",
+            tag="executions",
+            answers={200: STREAMED},
+            scopes=("start",),
+            errors=_shape(CODES),
+            body=TriggerRequest,
+            example={"topologyId": 123, "userMessage": "Hello"},
+            refusals=(404,),
+        )
+    )
     async def trigger(self, request: Request) -> ASGIApp:
         """A new run of the topology, streamed to its end whatever the request accepts."""
         edge = self._edge
         who = identity_of(request)
-        require(who, "start")
         asked = await read_model(request, TriggerRequest, edge.settings.max_body_bytes)
         agent = edge.config.by_topology(asked.topology_id)
         if agent is None:
@@ -84,11 +102,25 @@ class Executions:
         started = await edge.starter.start(Start(agent, asked.user_message, None, who.user_id))
         return await edge.stream(view(started.record.run_id, "executions"), place)
 
+    @serves(
+        Operation(
+            method="POST",
+            path="/api/service/v1/executions/cancel",
+            summary="Cancel a run",
+            tag="executions",
+            answers={
+                200: json("The run is cancelled", an_object(code=TEXT, message=TEXT, data=_DATA))
+            },
+            scopes=("start",),
+            errors=_shape(CODES | {404: "CANCEL_FAILED", 409: "CANCEL_FAILED"}),
+            body=CancelRequest,
+            refusals=(404, 409),
+        )
+    )
     async def cancel(self, request: Request) -> ASGIApp:
         """Answers when the run is cancelled."""
         edge = self._edge
         who = identity_of(request)
-        require(who, "start")
         asked = await read_model(request, CancelRequest, edge.settings.max_body_bytes)
         try:
             cancelled = await edge.canceller.cancel(asked.run_id, who)
@@ -109,12 +141,3 @@ class Executions:
             },
         }
         return Response(orjson.dumps(body), media_type="application/json")
-
-
-def _shape(codes: dict[int, str]) -> Shape:
-    def shape(problem: Problem) -> Response:
-        code = codes.get(problem.status, "ERROR")
-        body = {"code": code, "message": problem.detail, "data": None}
-        return Response(orjson.dumps(body), problem.status, media_type="application/json")
-
-    return shape

@@ -1,4 +1,4 @@
-"""The page's static files. They are public: what they show, their scripts ask the API for.
+"""The page's static files. They are public: their scripts ask the API for what they show.
 
 They are served without the bus, so that the page can say that the API does not answer.
 """
@@ -11,7 +11,8 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+
+from penstock.web.operation import Answer, Operation, Route
 
 FOLDER: Final = Path(__file__).with_name("static")
 
@@ -36,7 +37,6 @@ TYPES: Final = {
     ".svg": "image/svg+xml",
     ".json": "application/json",
 }
-# Each path is public (`penstock.web.auth.credentials.PUBLIC_PATHS`).
 PATHS: Final = {
     "/": "index.html",
     "/docs": "docs.html",
@@ -75,8 +75,23 @@ class File:
         return Response(self._body, headers=self._headers)
 
 
-def files() -> list[BaseRoute]:
+OPERATIONS: Final = tuple(
+    Operation(
+        method="GET",
+        path=path,
+        summary=f"The file {name}",
+        tag="page",
+        answers={200: Answer("The file"), 304: Answer("The browser has this version")},
+        scopes=(),
+        public=True,
+        published=False,
+    )
+    for path, name in PATHS.items()
+)
+
+
+def files() -> list[Route]:
     """A route for each path."""
     return [
-        Route(path, File(FOLDER / name).__call__, methods=["GET"]) for path, name in PATHS.items()
+        Route(operation, File(FOLDER / PATHS[operation.path]).__call__) for operation in OPERATIONS
     ]

@@ -11,18 +11,16 @@ import httpx
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock.settings import AgentConfig
-from penstock.web.auth import identity_of, require
+from penstock.web.operation import FLAG, TEXT, Operation, a_list, an_object, json, serves
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.endpoint import route
 
-PATH: Final = "/v1/agents"
 TIMEOUT_S: Final = 2.0
 KNOWN_FOR_S: Final = 5.0  # so that many callers do not make many requests to an agent server
 AT_A_TIME: Final = 8
+_AGENT: Final = an_object(id=TEXT, name=TEXT, protocol=TEXT, kind=TEXT, answers=FLAG)
 
 
 @dataclass(slots=True)
@@ -41,10 +39,6 @@ class Agents:
         self._known: dict[str, _Known] = {}
         self._turns = asyncio.Semaphore(AT_A_TIME)
 
-    def routes(self) -> list[BaseRoute]:
-        """The one route; errors are problem details."""
-        return [route(self._edge.bus, PATH, {"GET": self.index})]
-
     async def close(self) -> None:
         """End what is being asked, and close the connections."""
         asked = [known.answers for known in self._known.values()]
@@ -53,9 +47,18 @@ class Agents:
         await asyncio.gather(*asked, return_exceptions=True)
         await self._client.aclose()
 
+    @serves(
+        Operation(
+            method="GET",
+            path="/v1/agents",
+            summary="The agents, and whether their servers answer",
+            tag="agents",
+            answers={200: json("All agents", an_object(agents=a_list(_AGENT)))},
+            scopes=("read",),
+        )
+    )
     async def index(self, request: Request) -> ASGIApp:
         """`{agents: [{id, name, protocol, kind, answers}]}`, in the order of the configuration."""
-        require(identity_of(request), "read")
         agents = self._edge.config.agents
         told = [
             {

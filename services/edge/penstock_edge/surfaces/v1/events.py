@@ -9,23 +9,27 @@ from typing import Final
 import orjson
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock import sse
 from penstock.bus.streams import EVENTS
 from penstock.events.catalogue import CATALOGUE
-from penstock.web.auth import identity_of, require
+from penstock.web.auth import identity_of
+from penstock.web.operation import Operation, Parameter, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.sources.locate import Place, marked, place_after, place_of_now, place_since
 from penstock_edge.stream.pages import MAX_PAGE, page_of_many
 from penstock_edge.stream.response import Prefaced
-from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces import parameters as by
+from penstock_edge.surfaces.described import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import cursor_of, listed, number, switch, wants_page
 from penstock_edge.views.framing import Page, Sse
 
-PATH: Final = "/v1/events"
+SUBJECTS: Final = Parameter(
+    "subjects",
+    "Only events of these subjects `category.action`, where `*` is any, separated by commas",
+)
 EVERYTHING: Final = "*.*"
 
 _RFC_3339: Final = re.compile(
@@ -39,15 +43,29 @@ class ManyEvents:
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
-    def routes(self) -> list[BaseRoute]:
-        """The one path; errors are problem details."""
-        return [route(self._edge.bus, PATH, {"GET": self.events})]
-
+    @serves(
+        Operation(
+            method="GET",
+            path="/v1/events",
+            summary="The events of all runs",
+            tag="events",
+            answers=STREAM_OR_PAGE,
+            scopes=("read",),
+            parameters=(
+                SUBJECTS,
+                by.NAMES,
+                by.MARKERS,
+                *by.CURSOR,
+                by.SINCE,
+                by.limit(MAX_PAGE),
+            ),
+            refusals=(410,),
+        )
+    )
     async def events(self, request: Request) -> ASGIApp:
         """The stream, or a page of it where JSON is accepted. Without a place: from now on."""
         many, bus = self._edge.many, self._edge.bus
         caller = identity_of(request.scope)
-        require(caller, "read")
         subjects = subjects_of(request)
         if caller.grant is not None:
             caller.grant.check_subjects(subjects)

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, get_args
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock import starts
 from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.subjects import is_run_id
-from penstock.web.auth import Identity, act_as, identity_of, require
+from penstock.web.auth import Identity, act_as, identity_of
 from penstock.web.bodies import ignore_body, read_json
+from penstock.web.operation import (
+    JSON,
+    NULLABLE,
+    OBJECT,
+    SSE,
+    TEXT,
+    Answer,
+    Operation,
+    Parameter,
+    a_list,
+    an_object,
+    json,
+    one_of,
+    serves,
+)
 from penstock.web.problems import Problem, invalid
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
@@ -23,7 +38,8 @@ from penstock_edge.runs.access import require_dialect, run_of
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import locate, marked, place_of_new
 from penstock_edge.stream.pages import MAX_PAGE, page
-from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces import parameters as by
+from penstock_edge.surfaces.described import STREAM, STREAM_OR_PAGE
 from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, wants_page
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_edge.views.framing import Page, Sse
@@ -58,27 +74,40 @@ class StartRequest(BaseModel):
     idempotency_key: Key | None = None
 
 
+_RAW = "for `dialect=raw`, the bytes of the agent server"
+_runs = partial(Operation, tag="runs")
+
+
 class Runs:
     """Handlers of /v1/runs."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
-    def routes(self) -> list[BaseRoute]:
-        """All of them; errors are problem details."""
-        bus = self._edge.bus
-        return [
-            route(bus, "/v1/runs", {"GET": self.index, "POST": self.start}),
-            route(bus, "/v1/runs/{run_id}", {"GET": self.show}),
-            route(bus, "/v1/runs/{run_id}/events", {"GET": self.events}),
-            route(bus, "/v1/runs/{run_id}/cancel", {"POST": self.cancel}),
-        ]
-
+    @serves(
+        _runs(
+            method="POST",
+            path="/v1/runs",
+            summary="Start a run",
+            answers={
+                200: Answer(
+                    "The stream, or the first run of the same idempotency key",
+                    {JSON: RunRecord, SSE: STREAM},
+                ),
+                202: json("The run", RunRecord),
+            },
+            scopes=("start",),
+            sometimes={"raw": _RAW},
+            parameters=(by.IDEMPOTENCY_KEY, by.DIALECT, by.NAMES),
+            body=StartRequest,
+            example={"agent": "assistant", "message": "Hello"},
+            refusals=(404, 409),
+        )
+    )
     async def start(self, request: Request) -> ASGIApp:
         """202 with the run, or its stream where `text/event-stream` is accepted."""
         edge = self._edge
         who = identity_of(request)
-        require(who, "start")
         body = await read_json(request, edge.settings.max_body_bytes)
         try:
             asked = StartRequest.model_validate(body)
@@ -113,10 +142,25 @@ class Runs:
         seen = edge.view(run_id, dialect, Sse(named))
         return await edge.stream(seen, place if started.new else await locate(edge.bus, seen, None))
 
+    @serves(
+        _runs(
+            method="GET",
+            path="/v1/runs",
+            summary="The caller's runs, the newest first",
+            answers={200: json("A page", an_object(runs=a_list(OBJECT), next=NULLABLE))},
+            scopes=("read",),
+            parameters=(
+                by.AGENT,
+                by.OF_SESSION,
+                Parameter("status", "Only runs of this status", one_of(get_args(RunStatus))),
+                by.limit(MAX_LISTED),
+                Parameter("before", "`next` of the page before"),
+            ),
+        )
+    )
     async def index(self, request: Request) -> ASGIApp:
         """The newest of the caller's runs first: `{runs, next}`; `next` goes into `?before=`."""
         who = identity_of(request)
-        require(who, "read")
         query = request.query_params
         limit = number(query.get("limit"), "limit", LISTED, MAX_LISTED)
         before, status = query.get("before"), query.get("status")
@@ -144,18 +188,48 @@ class Runs:
         runs = found[:limit]
         return _json(orjson.dumps({"runs": runs, "next": runs[-1]["run_id"] if more else None}))
 
+    @serves(
+        _runs(
+            method="GET",
+            path="/v1/runs/{run_id}",
+            summary="One run",
+            answers={200: json("The run", RunRecord)},
+            scopes=("read",),
+            parameters=(by.RUN_ID,),
+            refusals=(404,),
+        )
+    )
     async def show(self, request: Request) -> ASGIApp:
         """The run's record."""
         who = identity_of(request)
-        require(who, "read")
         record = await run_of(self._edge.bus, who, request.path_params["run_id"])
         return _shown(who, record)
 
+    @serves(
+        Operation(
+            tag="events",
+            method="GET",
+            path="/v1/runs/{run_id}/events",
+            summary="A run's events",
+            answers=STREAM_OR_PAGE,
+            scopes=("read",),
+            sometimes={"raw": _RAW},
+            parameters=(
+                by.RUN_ID,
+                by.DIALECT,
+                by.NAMES,
+                by.MARKERS,
+                *by.TYPES,
+                *by.CURSOR,
+                by.limit(MAX_PAGE),
+            ),
+            refusals=(404, 406, 410),
+        )
+    )
     async def events(self, request: Request) -> ASGIApp:
         """The run's stream from the cursor on, or a page of it where JSON is accepted."""
         edge = self._edge
         who = identity_of(request)
-        require(who, "read")
         dialect, named = _dialect(request)
         require_dialect(who, dialect)
         types = types_of(request, dialect)
@@ -178,10 +252,25 @@ class Runs:
             )
         )
 
+    @serves(
+        _runs(
+            method="POST",
+            path="/v1/runs/{run_id}/cancel",
+            summary="Cancel a run",
+            answers={
+                200: json(
+                    "The run is cancelled", an_object(run_id=TEXT, status=TEXT, timestamp=NULLABLE)
+                ),
+                202: json("Not known yet", an_object(run_id=TEXT, status=TEXT)),
+            },
+            scopes=("start",),
+            parameters=(by.RUN_ID,),
+            refusals=(404, 409),
+        )
+    )
     async def cancel(self, request: Request) -> ASGIApp:
         """200 once the run is cancelled, 202 while that is not known yet."""
         who = identity_of(request)
-        require(who, "start")
         await ignore_body(request)
         run_id = request.path_params["run_id"]
         cancelled = await self._edge.canceller.cancel(run_id, who)

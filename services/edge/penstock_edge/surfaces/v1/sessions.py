@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import orjson
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
-from penstock.bus import BusError, Stored
+from penstock.bus import Stored
 from penstock.bus.streams import EVENTS
 from penstock.dialects.encoders import CLIENT_DIALECTS
-from penstock.web.auth import act_as, identity_of, require
+from penstock.web.auth import act_as, identity_of
+from penstock.web.operation import Answer, Operation, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.sources.locate import Place, marked, place_after, place_of_new
@@ -26,14 +27,15 @@ from penstock_edge.stream.pages import MAX_PAGE, page_of_many
 from penstock_edge.stream.response import EventStream
 from penstock_edge.stream.until_idle import UntilIdle
 from penstock_edge.stream.websocket import EventSocket
-from penstock_edge.surfaces.endpoint import refusal, route
+from penstock_edge.surfaces import parameters as by
+from penstock_edge.surfaces.described import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, until_idle, wants_page
 from penstock_edge.surfaces.v1.events import place_of
 from penstock_edge.views.dialects import View
 from penstock_edge.views.framing import Form, Messages, Page, Sse
 
-PATH: Final = "/v1/sessions/{session_id}/events"
 MAX_SESSION_ID: Final = 512
+_operation = partial(Operation, tag="events", method="GET", scopes=("read",), refusals=(404, 410))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,14 @@ class SessionEvents:
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
-    def routes(self) -> list[BaseRoute]:
-        """Both paths; errors are problem details, also before a WebSocket is accepted."""
-        return [
-            route(self._edge.bus, PATH, {"GET": self.events}),
-            WebSocketRoute(f"{PATH}/ws", self.socket),
-        ]
-
+    @serves(
+        _operation(
+            path="/v1/sessions/{session_id}/events",
+            summary="The events of a session's runs",
+            answers=STREAM_OR_PAGE,
+            parameters=(by.SESSION_ID, *by.SESSION, by.NAMES, by.limit(MAX_PAGE)),
+        )
+    )
     async def events(self, request: Request) -> ASGIApp:
         """The stream, or a page of it where JSON is accepted."""
         edge = self._edge
@@ -76,21 +79,18 @@ class SessionEvents:
             client.end_after(idle)
         return UntilIdle(stream, client, edge.bus, asked.session)
 
-    async def socket(self, websocket: WebSocket) -> None:
-        """The stream as messages. What is wrong with the request is said before it is accepted."""
-        try:
-            stream = await self._socket(websocket)
-            await stream(websocket.scope, websocket.receive, websocket.send)
-        except Problem as problem:
-            await websocket.send_denial_response(refusal(problem))
-        except BusError as error:
-            text = f"the bus does not answer; try again: {error}"
-            await websocket.send_denial_response(refusal(Problem(503, text)))
-
-    async def _socket(self, websocket: WebSocket) -> ASGIApp:
+    @serves(
+        _operation(
+            path="/v1/sessions/{session_id}/events/ws",
+            summary="The same events over a WebSocket; without one the answer is 404",
+            answers={101: Answer("The WebSocket: each text message is an event")},
+            parameters=(by.SESSION_ID, *by.SESSION, by.CURSORS),
+            websocket=True,
+        )
+    )
+    async def socket(self, websocket: WebSocket) -> ASGIApp:
+        """The stream as messages. A bad request is refused before the WebSocket is accepted."""
         edge = self._edge
-        if not edge.bus.ready:
-            raise Problem(503, f"{edge.bus.hindrance}; try again")
         edge.streams.require_room(websocket.scope)
         asked = self._asked(websocket)
         place, idle = await self._place(websocket, asked)
@@ -105,7 +105,6 @@ class SessionEvents:
     def _asked(self, request: HTTPConnection) -> Asked:
         """Raises Problem 403, 404 or 422."""
         caller = identity_of(request.scope)
-        require(caller, "read")
         query = request.query_params
         session_id = request.path_params["session_id"]
         if len(session_id) > MAX_SESSION_ID:

@@ -1,0 +1,60 @@
+"""The parameters that the operations of several surfaces declare."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.dialects.unified import CATEGORY_OF
+from penstock.web.operation import Json, Parameter, in_path, one_of
+from penstock_edge.surfaces.query import IDLE
+from penstock_edge.views.dialects import DIALECTS, ENCODERS
+
+SWITCH: Final = one_of(("on", "off"))
+
+
+def limit(most: int) -> Parameter:
+    """How many entries a page has at most."""
+    schema: Json = {"type": "integer", "minimum": 1, "maximum": most}
+    return Parameter("limit", "How many entries a page has at most; streams ignore it", schema)
+
+
+RUN_ID: Final = in_path("run_id", "The run's id, a UUIDv7")
+SESSION_ID: Final = in_path("session_id", "The session's id")
+LAST_EVENT_ID: Final = Parameter(
+    "Last-Event-ID",
+    "The id of the last frame that was read; the answer goes on after it",
+    place="header",
+)
+CURSOR: Final = (LAST_EVENT_ID, Parameter("after", "The same as Last-Event-ID, for pages and URLs"))
+SINCE: Final = Parameter(
+    "since", "The answer begins at this time (RFC 3339)", {"type": "string", "format": "date-time"}
+)
+NAMES: Final = Parameter("names", "Whether frames have an `event` line", SWITCH)
+MARKERS: Final = Parameter("markers", "Whether a frame marks the end of what is replayed", SWITCH)
+CURSORS: Final = Parameter("cursors", "Whether each message is followed by its cursor", SWITCH)
+AGENT: Final = Parameter("agent", "Only what belongs to this agent")
+USER: Final = Parameter("user_id", "Another user's; needs the scope act-as")
+DIALECT: Final = Parameter("dialect", "In which dialect the events are written", one_of(DIALECTS))
+ENCODED: Final = Parameter("dialect", DIALECT.description, one_of(ENCODERS))
+TYPES: Final = (
+    Parameter(
+        "category",
+        "Only events of these categories, separated by commas; for `dialect=unified`",
+        one_of(sorted(set(CATEGORY_OF.values()))),
+    ),
+    Parameter(
+        "type",
+        "Only events of these types, separated by commas; for `dialect=unified`",
+        one_of(sorted(CATEGORY_OF)),
+    ),
+)
+OF_SESSION: Final = Parameter("session_id", "Only what belongs to this session")
+UNTIL: Final = Parameter(
+    "until", "The stream ends when no run is active or queued", one_of((IDLE,))
+)
+IDEMPOTENCY_KEY: Final = Parameter(
+    "Idempotency-Key",
+    "A request with the same key and body gets the run that the first one started",
+    place="header",
+)
+SESSION: Final = (AGENT, USER, ENCODED, *TYPES, *CURSOR, SINCE, MARKERS, UNTIL)

@@ -1,0 +1,197 @@
+"""The ASGI application in front of all handlers: it finds the operation, then lets the caller in.
+
+The operation is known before anything else is decided, so that its declaration says whether the
+caller must be known, which scopes the caller needs, and how a refusal is written. A handler runs
+only after that, and cannot forget it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from starlette.datastructures import URL
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from penstock.web.auth.auth import Auth
+from penstock.web.auth.identity import IDENTITY, OVER, STREAMS
+from penstock.web.auth.limits import StreamPlace
+from penstock.web.operation import Operation, Route, unnamed
+from penstock.web.problems import PROBLEM, ErrorShape, Problem
+from penstock.web.segments import decoded
+
+_CLOSE_POLICY: Final = 1008
+
+
+@dataclass(slots=True)
+class _Path:
+    """All that is served under one path."""
+
+    pattern: re.Pattern[str]
+    errors: ErrorShape
+    routes: dict[str, Route] = field(default_factory=dict)  # by method
+    websocket: Route | None = None
+
+    def add(self, route: Route) -> None:
+        """Raises ValueError where the path serves that method already."""
+        operation = route.operation
+        if operation.websocket:
+            taken, self.websocket = self.websocket, route
+        else:
+            taken = self.routes.get(operation.method)
+            self.routes[operation.method] = route
+        if taken is not None:
+            raise ValueError(f"two routes serve {operation.method} {operation.path}")
+
+    def route(self, scope: Scope) -> Route | None:
+        """The route of this request. A HEAD is answered as its GET, except for a stream."""
+        if scope["type"] == "websocket":
+            return self.websocket
+        if scope["method"] != "HEAD":
+            return self.routes.get(scope["method"])
+        get = self.routes.get("GET")
+        return get if get is not None and not get.operation.streams else None
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods for the header Allow."""
+        get = self.routes.get("GET")
+        head = ["HEAD"] if get is not None and not get.operation.streams else []
+        return [*self.routes, *head]
+
+
+class Table:
+    """The routes by path. A path without parameters is found in one look-up."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        """Raises ValueError where two routes serve the same method of the same path."""
+        self._fixed: dict[str, _Path] = {}
+        self._patterns: dict[int, list[_Path]] = {}  # by the number of slashes
+        known: dict[str, _Path] = {}
+        for route in routes:
+            operation = route.operation
+            key = unnamed(operation.path)
+            if key not in known:
+                pattern, _, _ = compile_path(operation.path)
+                known[key] = _Path(pattern, operation.errors)
+                if key == operation.path:
+                    self._fixed[key] = known[key]
+                else:
+                    self._patterns.setdefault(key.count("/"), []).append(known[key])
+            known[key].add(route)
+
+    def find(self, path: str) -> tuple[_Path, dict[str, str]] | None:
+        """What is served under the path, and the values of the path's parameters."""
+        fixed = self._fixed.get(path)
+        if fixed is not None:
+            return fixed, {}
+        for candidate in self._patterns.get(path.count("/"), ()):
+            match = candidate.pattern.match(path)
+            if match is not None:
+                values = {name: decoded(text) for name, text in match.groupdict().items()}
+                return candidate, values
+        return None
+
+
+class Router:
+    """Finds the operation of each request, lets the caller in, and runs the handler.
+
+    `receive` is handed on as it is, because a stream may take over the connection behind it.
+    """
+
+    def __init__(self, routes: Iterable[Route], auth: Auth, others: ASGIApp | None = None) -> None:
+        """`others` gets the requests whose path is in no route."""
+        self._table = Table(routes)
+        self._auth = auth
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        found = self._table.find(scope["path"])
+        if found is None and self._others is not None:
+            await self._others(scope, receive, send)
+            return
+        path, values = found if found is not None else (None, {})
+        route = path.route(scope) if path is not None else None
+        operation = route.operation if route is not None else None
+        errors = path.errors if path is not None else PROBLEM
+        auth = self._auth
+        try:
+            identity = await auth.admit(
+                scope,
+                public=operation is not None and operation.public,
+                stream_token=operation is not None and operation.takes_stream_token,
+            )
+            auth.requests.take(identity)
+            give_back = auth.connections.take(identity)
+        except Problem as problem:
+            await refuse(problem, errors, scope, receive, send)
+            return
+        place = StreamPlace(auth.streams, identity)
+        scope["state"] = {
+            **scope.get("state", {}),
+            IDENTITY: identity,
+            OVER: partial(auth.over, identity),
+            STREAMS: place,
+        }
+        try:
+            if route is None or operation is None:
+                await self._not_served(path, scope, receive, send)
+                return
+            scope["path_params"] = {**values, **operation.given} if operation.given else values
+            try:
+                operation.check(identity)
+                response = await route.handler(_request(operation, scope, receive, send))
+            except Problem as problem:
+                await refuse(problem, errors, scope, receive, send)
+                return
+            if response is not None:
+                await response(scope, receive, send)
+        finally:
+            place.give_back()
+            give_back()
+
+    async def _not_served(
+        self, path: _Path | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """404, a redirect to the path with or without a slash at its end, or 405."""
+        is_http = scope["type"] == "http"
+        if path is not None and (path.routes or not is_http):
+            method = scope["method"] if is_http else "WebSocket"
+            problem = Problem(405, f"{method} is not served here")
+            problem.headers = {"allow": ", ".join(path.methods)}
+            await refuse(problem, path.errors, scope, receive, send)
+        elif is_http and self._table.find(other := _other_slash(scope["path"])) is not None:
+            url = URL(scope={**scope, "path": other})
+            await RedirectResponse(str(url))(scope, receive, send)
+        else:
+            await refuse(Problem(404, "Not Found"), PROBLEM, scope, receive, send)
+
+
+async def refuse(
+    problem: Problem, errors: ErrorShape, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answer a request that is refused; a WebSocket is refused before it is accepted."""
+    if scope["type"] == "websocket":
+        await receive()  # websocket.connect
+        if "websocket.http.response" not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": _CLOSE_POLICY, "reason": ""})
+            return
+    await errors.response(problem)(scope, receive, send)
+
+
+def _request(
+    operation: Operation, scope: Scope, receive: Receive, send: Send
+) -> Request | WebSocket:
+    return (WebSocket if operation.websocket else Request)(scope, receive, send)
+
+
+def _other_slash(path: str) -> str:
+    return path[:-1] if path.endswith("/") and path != "/" else f"{path}/"
