@@ -28,6 +28,7 @@ from penstock.web.problems import PROBLEM, ErrorShape, Problem
 from penstock.web.segments import decoded
 
 _CLOSE_POLICY: Final = 1008
+_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 @dataclass(slots=True)
@@ -63,8 +64,8 @@ class _Path:
     def methods(self) -> list[str]:
         """The methods for the header Allow."""
         get = self.routes.get("GET")
-        head = ["HEAD"] if get is not None and not get.operation.streams else []
-        return [*self.routes, *head]
+        head = {"HEAD"} if get is not None and not get.operation.streams else set()
+        return [method for method in _METHODS if method in self.routes.keys() | head]
 
 
 class Table:

@@ -172,7 +172,7 @@ async def test_a_body_of_unknown_length_is_bounded_too(make_edge: MakeEdge) -> N
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
-        ("PUT", "/v1/runs", "GET, POST"),
+        ("PUT", "/v1/runs", "GET, HEAD, POST"),
         ("POST", "/v1/runs/x/events", "GET"),
         ("GET", "/v1/runs/x/cancel", "POST"),
     ],
