@@ -33,8 +33,8 @@ from penstock.web.operation import (
 from penstock.web.problems import DETAIL, Problem
 from penstock.web.router import Table
 from penstock.web.server import Server
-from support.guarded import MemoryStore, StoreAway
-from support.issuer import SECRET, token
+from support.fakes.guarded_server import MemoryStore, StoreAway
+from support.fakes.issuer import SECRET, token
 
 OK = {200: Answer("Fine")}
 operation = partial(Operation, method="GET", tag="t", summary="s", answers=OK)

@@ -287,7 +287,7 @@ async def test_a_client_that_leaves_in_its_body_logs_no_error(
         await asyncio.sleep(0.1)
         writer.transport.abort()
     async with asyncio.timeout(PATIENCE_S):
-        while "has left" not in caplog.text:
+        while "the client left" not in caplog.text:
             await asyncio.sleep(0.02)
     assert errors(caplog) == []
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.dialects.unified import CATEGORY_OF
 from penstock.web.operation import Json, Parameter, in_path, one_of
 from penstock_edge.surfaces.query import IDLE
-from penstock_edge.views.dialects import DIALECTS, ENCODERS
+from penstock_edge.views.dialects import DIALECTS
 
 SWITCH: Final = one_of(("on", "off"))
 
@@ -35,7 +36,7 @@ CURSORS: Final = Parameter("cursors", "Whether each message is followed by its c
 AGENT: Final = Parameter("agent", "Only what belongs to this agent")
 USER: Final = Parameter("user_id", "Another user's; needs the scope act-as")
 DIALECT: Final = Parameter("dialect", "In which dialect the events are written", one_of(DIALECTS))
-ENCODED: Final = Parameter("dialect", DIALECT.description, one_of(ENCODERS))
+ENCODED: Final = Parameter("dialect", DIALECT.description, one_of(CLIENT_DIALECTS))
 TYPES: Final = (
     Parameter(
         "category",
