@@ -207,6 +207,10 @@ async def test_docs_show_every_request_of_the_document(demo: Up, tmp_path: Path)
             told["components"]["schemas"]
         )
         await page.until(f"document.querySelectorAll('details').length === {count}")
+        headings = "[...document.querySelectorAll('main h2')].map(each => each.innerText)"
+        assert {"Runs", "ADK", "Agno", "AG-UI", "Schemas"} <= set(await page.value(headings))
+        paths = "[...document.querySelectorAll('.method + .path')].map(each => each.textContent)"
+        assert set(await page.value(paths)) == set(told["paths"])
         await page.fill("#filter", "post /v1/runs")
         await page.value("document.querySelector('#filter').dispatchEvent(new Event('input'))")
         shown = "[...document.querySelectorAll('details:not([hidden])')].map(each => each.id)"

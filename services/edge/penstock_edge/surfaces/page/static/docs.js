@@ -4,6 +4,9 @@ import { make } from "./text.js";
 
 const METHODS = ["get", "post", "put", "patch", "delete"];
 
+// Headings of tags that are no plain words.
+const TITLES = { adk: "ADK", agui: "AG-UI" };
+
 const nameOf = (reference) => reference.split("/").at(-1);
 
 function resolved(document, value) {
@@ -88,13 +91,20 @@ function needs(operation) {
   return scopes.length ? `Needs the scope ${scopes.join(", ")}.` : "Needs any token.";
 }
 
+/** A path that breaks at its slashes, and within a name only where a line cannot hold it. */
+function pathOf(path) {
+  const span = make("span", "path");
+  path.split(/(?<=\/)/).forEach((each) => span.append(each, make("wbr")));
+  return span;
+}
+
 function request(document, path, method, operation) {
   const details = make("details", "doc");
   details.id = operation.operationId;
   const summary = make("summary");
   summary.append(
     make("span", "method", method.toUpperCase()),
-    make("span", "path", path),
+    pathOf(path),
     " ",
     make("span", "dim", operation.summary ?? ""),
   );
@@ -138,7 +148,7 @@ function show(document_) {
   }
   for (const [tag, requests] of tags) {
     const section = make("section");
-    section.append(make("h2", "", tag), ...requests);
+    section.append(make("h2", "", TITLES[tag] ?? tag), ...requests);
     page.append(section);
   }
   const section = make("section");
