@@ -53,6 +53,20 @@ class Ids:
         self.used[wanted] = 1
         return wanted
 
+    def make(self, prefix: str) -> str:
+        """A new id of our own: `prefix-1`, `prefix-2`, …"""
+        count = self.used.get(prefix, 0) + 1
+        self.used[prefix] = count
+        return self.unique(f"{prefix}-{count}")
+
+    def snapshot(self) -> JsonObject:
+        """The state as JSON, for `restore`."""
+        return dict(self.used)
+
+    def restore(self, state: JsonObject) -> None:
+        """Goes on from a snapshot."""
+        self.used = dict(state)
+
 
 class Source(TypedDict):
     """Who said it (executions-sse.md). All four keys are always there."""

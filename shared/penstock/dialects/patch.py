@@ -1,25 +1,27 @@
-"""JSON Patch (RFC 6902): whether one is well formed, and what it makes of a document.
+"""JSON Patch (RFC 6902): the check of a patch, and the document that patches change.
 
-A few bytes of patch may ask for a lot: `copy` doubles a document, and each change of a large one
-would cost its size if it were copied first. So it is changed in place, with a way back, and has
-limits: what passes them does not apply.
+A few bytes of a patch may ask for much work: `copy` doubles a document, and a copy of a large
+document before each patch would cost the document's size. So a document is changed in place, keeps
+what is needed to undo the patch, and has limits. A patch that passes a limit does not apply.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.json import obj
 
 MAX_SIZE: Final = 16 * 1024 * 1024  # of a document: values, and characters of text
 MAX_LEVELS: Final = 200  # orjson writes 254
-MAX_COPIED: Final = 10_000  # size of what one operation may copy, or move further down
+MAX_COPIED: Final = 10_000  # the size of the value that one operation copies or moves further down
+MAX_KEYS: Final = 100  # of a path in `apply_each`, which may add a level for each key
 
 _POINTER = re.compile(r"(?:/(?:[^/~]|~[01])*)*")  # RFC 6901
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
+_EACH: Final = frozenset({"add", "replace", "remove"})
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "add": ("value",),
     "replace": ("value",),
@@ -31,11 +33,11 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class DoesNotApply(ValueError):
-    """The patch and the document do not fit, or it would pass a limit."""
+    """The patch does not fit the document, or the result would pass a limit."""
 
 
 def is_patch(value: Json) -> bool:
-    """Whether every operation is one of the six, with its members and pointers."""
+    """Whether the value is a list of operations of RFC 6902, with their members and pointers."""
     return isinstance(value, list) and all(map(_is_operation, value))
 
 
@@ -55,14 +57,18 @@ def tokens(pointer: str) -> list[str]:
 
 
 class Document:
-    """A JSON value that patches change. It is a copy: what was given stays as it is."""
+    """A copy of a JSON value, which patches change. The given value itself never changes."""
 
     def __init__(self, value: Json) -> None:
         self.value, self._size = _copied(value)
         self._undo: list[Callable[[], object]] = []
 
     def apply(self, patch: list[JsonObject]) -> None:
-        """All operations, or none. Raises `DoesNotApply`."""
+        """Applies all operations of a patch (see `is_patch`), or none of them.
+
+        Raises:
+            DoesNotApply: An operation does not fit, or a limit is passed.
+        """
         self._undo = []
         try:
             for operation in patch:
@@ -74,6 +80,54 @@ class Document:
         finally:
             self._undo = []
 
+    def replace(self, value: Json) -> list[str]:
+        """Another value. Returns the outermost keys where the two values differ."""
+        old, new = obj(self.value), obj(value)
+        self.value, self._size = _copied(value)
+        return [
+            key
+            for key in {**old, **new}
+            if key not in old or key not in new or old[key] != new[key]
+        ]
+
+    def apply_each(self, changes: Iterable[Json]) -> list[str]:
+        """Applies each change that fits, makes missing parents, and passes over all others.
+
+        For clients of Agno and ADK, which are shown whole values and no patches: a state that is
+        nearly right is better than none. `move`, `copy` and `test`, which no known server sends
+        for its state, change nothing. Returns the outermost keys where a value may have changed.
+        """
+        changed: dict[str, None] = {}
+        for change in changes:
+            if not isinstance(change, dict) or change.get("op") not in _EACH:
+                continue
+            keys = tokens(str(change.get("path", "")))
+            if not keys:
+                changed.update(dict.fromkeys(self.replace(change.get("value"))))
+            elif len(keys) <= MAX_KEYS and self._change(keys, change):
+                changed[keys[0]] = None
+        return list(changed)
+
+    def _change(self, keys: list[str], change: JsonObject) -> bool:
+        """Makes one change of `apply_each`. Returns whether a value changed."""
+        if not isinstance(self.value, dict | list):
+            self.value = {}
+        container: Json = self.value
+        for key in keys[:-1]:
+            place: Json = key
+            if isinstance(container, list):
+                if not _is_index(key, len(container)):
+                    return False
+                place = int(key)
+                inner = container[place]
+            else:
+                inner = container.get(key)
+            if not isinstance(inner, dict | list):
+                inner = container[place] = {}
+            container = inner
+        put = _change_list if isinstance(container, list) else _change_object
+        return put(container, keys[-1], change)
+
     def _get(self, path: list[str]) -> Json:
         value = self.value
         for token in path:
@@ -81,9 +135,9 @@ class Document:
         return value
 
     def _own(self, value: Json, path: list[str], limit: int) -> Json:
-        """The value as a part of this document."""
+        """A copy of the value, counted as a part of this document. Raises `DoesNotApply`."""
         copy, size = _copied(value, limit, len(path))
-        # what was removed still counts: to count it down would cost its size
+        # a removed value still counts: counting it down would cost its size
         self._size += size
         if self._size > MAX_SIZE:
             raise DoesNotApply(f"the document is larger than {MAX_SIZE}")
@@ -150,7 +204,8 @@ class Document:
     def _move(self, operation: JsonObject) -> None:
         source, path = tokens(operation["from"]), tokens(operation["path"])
         if len(path) > len(source):
-            _copied(self._get(source), MAX_COPIED, len(path))  # it may become too deep
+            # raises where the value would get too deep
+            _copied(self._get(source), MAX_COPIED, len(path))
         self._put(path, self._drop(source))
 
     def _copy(self, operation: JsonObject) -> None:
@@ -162,8 +217,38 @@ class Document:
             raise DoesNotApply(f"another value is at {operation['path']!r}")
 
 
+def _change_object(members: JsonObject, key: str, change: JsonObject) -> bool:
+    if change["op"] == "remove":
+        existed = key in members
+        members.pop(key, None)
+        return existed
+    value = change.get("value")
+    if key in members and members[key] == value:
+        return False
+    members[key] = _copied(value)[0]
+    return True
+
+
+def _change_list(items: list[Json], key: str, change: JsonObject) -> bool:
+    adds = change["op"] == "add"
+    if adds and key == "-":
+        items.append(_copied(change.get("value"))[0])
+        return True
+    if not _is_index(key, len(items) + adds):
+        return False
+    at, value = int(key), change.get("value")
+    if change["op"] == "replace" and items[at] == value:
+        return False
+    items[at : at + (not adds)] = [] if change["op"] == "remove" else [_copied(value)[0]]
+    return True
+
+
 def _key(container: Json, token: str) -> str | int:
-    """The existing key or index that the token names."""
+    """The existing key or index that the token names.
+
+    Raises:
+        DoesNotApply: There is none.
+    """
     if isinstance(container, dict) and token in container:
         return token
     if isinstance(container, list) and _is_index(token, len(container)):
@@ -176,27 +261,33 @@ def _is_index(token: str, end: int) -> bool:
 
 
 def _copied(value: Json, limit: int | None = None, level: int = 0) -> tuple[Json, int]:
-    """A copy, and its size. Raises `DoesNotApply` over a limit, or where it would be too deep."""
-    holder: list[Json] = []
-    layer: list[tuple[Json, Callable[[Json], object]]] = [(value, holder.append)]
+    """A copy of the value, and its size in values and characters.
+
+    A loop, since the upstream decides how deep the value is. `level` is the value's own level.
+
+    Raises:
+        DoesNotApply: The size is over the limit, or the value would be too deep.
+    """
+    holder: list[Json] = [value]
+    layer: list[Json] = [holder]
     size = 0
     while layer:
         level += 1
         if limit is not None and level > MAX_LEVELS:
             raise DoesNotApply(f"deeper than {MAX_LEVELS} levels")
-        below: list[tuple[Json, Callable[[Json], object]]] = []
-        for item, place in layer:
-            size += 1 + (len(item) if isinstance(item, str) else 0)
-            if isinstance(item, dict):
-                size += sum(map(len, item))
-                made: Json = dict.fromkeys(item)
-                below += [(each, partial(made.__setitem__, key)) for key, each in item.items()]
-            elif isinstance(item, list):
-                made = []
-                below += [(each, made.append) for each in item]
-            else:
-                made = item
-            place(made)
+        below: list[Json] = []
+        for container in layer:
+            places = container.items() if isinstance(container, dict) else enumerate(container)
+            for place, item in places:
+                size += 1
+                if isinstance(item, str):
+                    size += len(item)
+                elif isinstance(item, dict | list):
+                    container[place] = inner = item.copy()
+                    if isinstance(item, dict):
+                        size += sum(map(len, item))
+                    if inner:
+                        below.append(inner)
             if limit is not None and size + len(below) > limit:
                 raise DoesNotApply(f"more than {limit} values and characters")
         layer = below

@@ -25,8 +25,8 @@ from penstock.dialects.agui.decode.chunks import Chunks
 from penstock.dialects.agui.decode.pauses import answer_text
 from penstock.dialects.agui.decode.state import State
 from penstock.dialects.agui.decode.transcript import Transcript, merged, settled, tool_message
-from penstock.dialects.agui.decode_values import loads
 from penstock.dialects.agui.ids import Restated, call_name, ids_of_run, own_messages, scope_of
+from penstock.dialects.json import loads
 from penstock.settings import AgentConfig
 from penstock.sse import Frame
 from penstock_connector.upstreams.base import Attachment, Call, segment

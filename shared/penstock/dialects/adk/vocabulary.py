@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 # The `errorCode` of the event that ends a cancelled invocation (ADK 2.x).
 ABORTED: Final = "INVOCATION_ABORTED"
+
+# The token counts of a run: ours, and the members of ADK's `usageMetadata`.
+TOKENS: Final[Mapping[str, str]] = {
+    "input_tokens": "promptTokenCount",
+    "output_tokens": "candidatesTokenCount",
+    "total_tokens": "totalTokenCount",
+    "reasoning_tokens": "thoughtsTokenCount",
+    "cached_input_tokens": "cachedContentTokenCount",
+}

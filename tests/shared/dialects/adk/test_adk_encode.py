@@ -15,7 +15,7 @@ from penstock.dialects.adk.encode.encoder import _HANDLERS, OMITTED, AdkEncoder,
 from penstock.dialects.adk.encode.legacy import LegacyEncoder
 from penstock.dialects.adk.encode.shapes import item_ids, request_id
 from penstock.dialects.base import AgentFacts, Draft, Pause
-from penstock.dialects.state import State
+from penstock.dialects.patch import Document
 from penstock.events import CATALOGUE, TERMINAL
 from penstock.sse import Frame, Parser, encode
 from support.fakes.raw import RUN_ID
@@ -507,9 +507,8 @@ def test_a_change_that_does_not_fit_changes_nothing(change: Any) -> None:
 
 
 def patched(state: Any, changes: list[Any]) -> Any:
-    held = State()
-    held.become(state)
-    held.apply(changes)
+    held = Document(state)
+    held.apply_each(changes)
     return held.value
 
 

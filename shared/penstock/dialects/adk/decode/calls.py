@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from penstock.dialects.adk.values import Ids
-from penstock.dialects.base import MAX_OPEN, Json, JsonObject, LimitReached
+from penstock.dialects.base import MAX_OPEN, Ids, Json, JsonObject, LimitReached
 
 
 @dataclass(slots=True)

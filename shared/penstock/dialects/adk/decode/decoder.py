@@ -29,13 +29,14 @@ from penstock.dialects.adk.decode.redaction import scrubbed
 from penstock.dialects.adk.decode.speakers import Cast
 from penstock.dialects.adk.decode.steps import Place, Steps
 from penstock.dialects.adk.decode.tools import Tools
-from penstock.dialects.adk.values import Ids, array, has_content, obj, objects, text, words
+from penstock.dialects.adk.decode.usage import add_usage
 from penstock.dialects.adk.vocabulary import ABORTED
 from penstock.dialects.base import (
     MAX_ITEMS,
     MAX_OPEN,
     AgentFacts,
     Draft,
+    Ids,
     Json,
     JsonObject,
     LimitReached,
@@ -43,6 +44,7 @@ from penstock.dialects.base import (
     cut_off,
     short,
 )
+from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
 from penstock.sse import Frame
 
 # Why a message is not whole, or a run has failed, where the upstream gives no words of its own.
@@ -227,7 +229,7 @@ class AdkDecoder:
 
     def _final(self, event: Event) -> None:
         raw, speaker = event.raw, event.speaker
-        reported = (speaker.warned, text(raw.get("finishReason")))
+        reported = (speaker.warned, string(raw.get("finishReason")))
         self._warn_of_stop(event)
         trouble = failures.trouble(raw, speaker.step_id, reported)
         if trouble:
@@ -283,7 +285,7 @@ class AdkDecoder:
             self._text_usage = (event.place, counts)
         elif before == (event.place, counts):
             return  # 1.16 sends text and call of one answer as two events, each with its counts
-        parts.add_usage(self._usage, counts)
+        add_usage(self._usage, counts)
 
     def _node(self, event: Event, message: JsonObject | None) -> None:
         """What a workflow's node gives, and where it goes on."""
@@ -293,7 +295,7 @@ class AdkDecoder:
         structured = output is not None
         if not structured and node.get("messageAsOutput") is True and message:
             output = message["content"]
-        paths = [path for path in array(node.get("outputFor")) if text(path)]
+        paths = [path for path in array(node.get("outputFor")) if string(path)]
         if structured and not paths and place.path:
             paths = [place.path]
         if paths:
@@ -305,7 +307,7 @@ class AdkDecoder:
         route = actions.get("route")
         if route is not None and speaker.step_id:
             labels = route if isinstance(route, list) else [route]
-            self._steps.chose(speaker.step_id, ", ".join(map(words, labels)))
+            self._steps.chose(speaker.step_id, ", ".join(map(verbatim, labels)))
         elif route is not None:
             event.custom("route", route)
         if actions.get("endOfAgent") is True:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import orjson
-
 from penstock.dialects.adk.decode.messages import Speaker
 from penstock.dialects.adk.decode.redaction import redacted, speaks_of_credentials
 from penstock.dialects.adk.decode.steps import Place
-from penstock.dialects.adk.values import obj, text
 from penstock.dialects.base import Draft, Json, JsonObject, short
-
-# orjson reads deeper than it writes (254): a frame near that could not be published any more.
-_DEEP_BRACKETS = 200
+from penstock.dialects.json import loads, obj, string
 
 
 @dataclass(slots=True)
@@ -28,7 +23,7 @@ class Event:
     @property
     def id(self) -> str | None:
         """The upstream's id; from 2.6 on all frames of one answer share it."""
-        return text(self.raw.get("id"))
+        return string(self.raw.get("id"))
 
     @property
     def actions(self) -> JsonObject:
@@ -52,10 +47,8 @@ def custom(key: str, value: Json) -> JsonObject:
 def read(data: bytes) -> JsonObject | None:
     """A frame's JSON object without secrets; None where it is none, or nested beyond reason."""
     try:
-        raw = orjson.loads(data)
-        if data.count(b"{") + data.count(b"[") > _DEEP_BRACKETS:
-            orjson.dumps([[[[raw]]]])  # a draft wraps what an event holds
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        raw = loads(data)
+    except ValueError:
         return None
     if not isinstance(raw, dict):
         return None
@@ -66,9 +59,9 @@ def place_of(raw: JsonObject) -> Place:
     """Where an event comes from."""
     node = raw.get("nodeInfo")
     path = node.get("path") if isinstance(node, dict) else None
-    branch = text(raw.get("branch"))
+    branch = string(raw.get("branch"))
     return Place(
-        short(text(raw.get("author")) or ""),
+        short(string(raw.get("author")) or ""),
         short(branch) if branch else None,
         short(path) if isinstance(path, str) else None,
     )

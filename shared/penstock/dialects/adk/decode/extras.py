@@ -7,8 +7,8 @@ from penstock.dialects.adk.decode.event import Event
 from penstock.dialects.adk.decode.redaction import redacted
 from penstock.dialects.adk.decode.steps import Steps
 from penstock.dialects.adk.decode.tools import TRANSFER, Tools
-from penstock.dialects.adk.values import array, has_content, obj, text
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.json import array, has_content, obj, string
 
 # Keys that have a place in the contract, or that tell where an event belongs.
 _EVENT_KEYS = frozenset(
@@ -61,7 +61,7 @@ class Constants:
 
     def invocation(self, raw: JsonObject) -> JsonObject | None:
         """The invocation where it is new: the upstream's name of what runs."""
-        invocation_id = text(raw.get("invocationId"))
+        invocation_id = string(raw.get("invocationId"))
         if invocation_id is None or invocation_id == self.invocation_id:
             return None
         self.invocation_id = invocation_id
@@ -113,13 +113,13 @@ def note_transfer(event: Event, steps: Steps) -> None:
     """ADK says `transferToAgent: name`, adk-streaming.md `transfer_to_agent: {target, reason}`."""
     actions = event.actions
     asked = actions.get("transferToAgent") or actions.get(TRANSFER)
-    target = text(asked) or text(obj(asked).get("target"))
+    target = string(asked) or string(obj(asked).get("target"))
     if target is None:
         if has_content(asked):
             event.custom(TRANSFER, asked)
         return
     data: JsonObject = {"to": target, "from": event.place.author}
-    reason = text(actions.get("transferReason")) or text(obj(asked).get("reason"))
+    reason = string(actions.get("transferReason")) or string(obj(asked).get("reason"))
     if reason:
         data["reason"] = reason
     steps.transferred(target)

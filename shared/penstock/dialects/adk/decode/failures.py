@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.dialects.adk.decode.redaction import redacted, scrubbed
-from penstock.dialects.adk.values import has_content, obj, text, words
 from penstock.dialects.base import Json, JsonObject, cut_off
+from penstock.dialects.json import has_content, obj, string, verbatim
 
 # finishReasons of an answer that ends too early, and can be used as far as it goes
 _PARTIAL = frozenset({"MAX_TOKENS"})
@@ -68,10 +68,10 @@ def error_of(data: JsonObject) -> JsonObject:
 
 def stop_warning(event: JsonObject) -> tuple[str, JsonObject] | None:
     """The finishReason that is no regular end, with its `system.warning`."""
-    reason = text(event.get("finishReason"))
+    reason = string(event.get("finishReason"))
     if reason is None or reason in _REGULAR:
         return None
-    message = text(event.get("errorMessage")) or f"the model stopped early: {reason}"
+    message = string(event.get("errorMessage")) or f"the model stopped early: {reason}"
     return reason, {"message": scrubbed(message), "code": reason.lower()}
 
 
@@ -87,10 +87,10 @@ def trouble(
     code, message = event.get("errorCode"), event.get("errorMessage")
     if not has_content(code) and not has_content(message):
         return None
-    named = words(code) if has_content(code) else "ERROR"
+    named = verbatim(code) if has_content(code) else "ERROR"
     if named in reported:
         return None
-    said = words(message) if has_content(message) else f"the upstream reported {named}"
+    said = verbatim(message) if has_content(message) else f"the upstream reported {named}"
     return Trouble(named, scrubbed(said), step_id)
 
 
@@ -106,8 +106,8 @@ def read_failure(event: JsonObject, before: Trouble | None) -> JsonObject:
     kinds = (details.get("error_type"), event.get("error_code"), before and before.code)
     rest = {key: value for key, value in event.items() if key not in _ERROR_KEYS}
     return failure(
-        words(event["error"]),
-        error_type=next((kind for kind in kinds if text(kind)), None),
+        verbatim(event["error"]),
+        error_type=next((kind for kind in kinds if string(kind)), None),
         step=before.step_id if before else None,
         status_code=status_code if type(status_code) is int else None,
         detail=_scrubbed(event.get("error_details") or event.get("detail") or rest or None),

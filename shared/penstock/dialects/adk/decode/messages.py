@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.dialects.adk.values import Ids
-from penstock.dialects.base import Draft, JsonObject, Source
+from penstock.dialects.base import Draft, Ids, JsonObject, Source
 from penstock.dialects.text_buffer import add_piece
 
 

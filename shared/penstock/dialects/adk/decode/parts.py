@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.dialects.adk.values import array, obj, objects, text
-from penstock.dialects.base import MAX_COUNT, Json, JsonObject
+from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.json import array, obj, objects, string
 
 _TO_STANDARD_BASE64 = str.maketrans("-_", "+/")
-
-# usageMetadata -> usage
-_TOKENS = {
-    "promptTokenCount": "input_tokens",
-    "candidatesTokenCount": "output_tokens",
-    "totalTokenCount": "total_tokens",
-    "thoughtsTokenCount": "reasoning_tokens",
-    "cachedContentTokenCount": "cached_input_tokens",
-}
 
 
 def media(part: JsonObject) -> JsonObject | None:
@@ -62,13 +53,13 @@ MEDIA_KEYS = frozenset(_MEDIA)
 
 
 def _named(value: JsonObject, **fields: Json) -> JsonObject:
-    name = text(value.get("displayName"))
+    name = string(value.get("displayName"))
     return fields | {"name": name} if name else fields
 
 
 def _base64(blob: JsonObject) -> str:
     # ADK writes the URL-safe alphabet, which browsers' atob refuses.
-    data = (text(blob.get("data")) or "").translate(_TO_STANDARD_BASE64)
+    data = (string(blob.get("data")) or "").translate(_TO_STANDARD_BASE64)
     return data + "=" * (-len(data) % 4)
 
 
@@ -89,7 +80,7 @@ def _supports(grounding: JsonObject) -> tuple[dict[int, list[str]], dict[int, fl
     said: dict[int, list[str]] = {}
     scores: dict[int, float] = {}
     for support in objects(grounding.get("groundingSupports")):
-        sentence = text(obj(support.get("segment")).get("text"))
+        sentence = string(obj(support.get("segment")).get("text"))
         confidence = array(support.get("confidenceScores"))
         for position, index in enumerate(array(support.get("groundingChunkIndices"))):
             if not isinstance(index, int):
@@ -104,20 +95,11 @@ def _supports(grounding: JsonObject) -> tuple[dict[int, list[str]], dict[int, fl
 
 def _document(index: int, chunk: JsonObject, said: list[str], score: float | None) -> JsonObject:
     found = next((inner for inner in chunk.values() if isinstance(inner, dict)), {})
-    title, url = text(found.get("title")), text(found.get("uri"))
-    content = text(found.get("text")) or " ".join(said) or title or ""
+    title, url = string(found.get("title")), string(found.get("uri"))
+    content = string(found.get("text")) or " ".join(said) or title or ""
     document: JsonObject = {
-        "id": text(found.get("documentName")) or url or str(index),
+        "id": string(found.get("documentName")) or url or str(index),
         "content": content,
     }
     optional = {"score": score, "title": title, "url": url}
     return document | {name: value for name, value in optional.items() if value is not None}
-
-
-def add_usage(total: JsonObject, counts: JsonObject) -> None:
-    """Adds a usageMetadata to the `usage` of `lifecycle.completed`."""
-    for theirs, ours in _TOKENS.items():
-        count = counts.get(theirs)
-        # a bool is an int to isinstance
-        if type(count) is int and abs(count) < MAX_COUNT:
-            total[ours] = total.get(ours, 0) + count

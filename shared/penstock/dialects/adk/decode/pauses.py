@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from penstock.dialects.adk.decode.calls import Calls
 from penstock.dialects.adk.decode.redaction import redacted
-from penstock.dialects.adk.values import obj, text
 from penstock.dialects.base import Json, JsonObject, PauseItem
+from penstock.dialects.json import obj, string
 
 _TYPE_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "boolean"),  # before the numbers: a bool is an int
@@ -25,15 +25,15 @@ _TYPE_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
 def _confirmation(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
     original = obj(args.get("originalFunctionCall"))
     confirmation = obj(args.get("toolConfirmation"))
-    call = calls.find(text(original.get("id")), text(original.get("name")))
+    call = calls.find(string(original.get("id")), string(original.get("name")))
     payload = confirmation.get("payload")
     return PauseItem(
         item_id=item_id,
         kind="confirmation",
         tool_call_id=call.id if call else None,
-        tool=text(original.get("name")),
+        tool=string(original.get("name")),
         args=obj(original.get("args")),
-        description=_hint(text(confirmation.get("hint"))),
+        description=_hint(string(confirmation.get("hint"))),
         input_schema=None if payload is None else _schema_of(payload),
     )
 
@@ -70,20 +70,20 @@ def _input(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
         item_id=item_id,
         kind="input",
         args=payload if isinstance(payload, dict) or payload is None else {"payload": payload},
-        description=text(args.get("message")),
+        description=string(args.get("message")),
         input_schema=schema if isinstance(schema, dict) else None,
     )
 
 
 def _credential(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
     """Only what a person needs to sign in; the rest of the authConfig is the server's own."""
-    call_id = text(args.get("functionCallId"))
+    call_id = string(args.get("functionCallId"))
     call = calls.find(call_id) if call_id else None
     config = obj(args.get("authConfig"))
     credential = obj(config.get("exchangedAuthCredential")) or obj(config.get("rawAuthCredential"))
-    auth_uri = text(obj(credential.get("oauth2")).get("authUri"))
+    auth_uri = string(obj(credential.get("oauth2")).get("authUri"))
     asked = {
-        "auth_type": text(credential.get("authType")),
+        "auth_type": string(credential.get("authType")),
         "auth_uri": auth_uri,
         "auth_scheme": redacted(config.get("authScheme")),
     }

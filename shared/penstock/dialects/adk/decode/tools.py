@@ -9,11 +9,11 @@ from penstock.dialects.adk.decode import parts
 from penstock.dialects.adk.decode.calls import Call, Calls
 from penstock.dialects.adk.decode.event import Event
 from penstock.dialects.adk.decode.pauses import REQUESTS
-from penstock.dialects.adk.values import Ids, array, has_content, obj, objects, text, words
 from penstock.dialects.approved_calls import same_args, warning
 from penstock.dialects.base import (
     MAX_OPEN,
     Draft,
+    Ids,
     Json,
     JsonObject,
     LimitReached,
@@ -22,6 +22,7 @@ from penstock.dialects.base import (
     Source,
     short,
 )
+from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
 
 TRANSFER = "transfer_to_agent"  # told by its action, so the call is no tool event
 
@@ -50,10 +51,10 @@ class Tools:
         """Arguments under way. 1.39 gives each piece an id of its own: the first one counts."""
         if "partialArgs" not in call and "willContinue" not in call:
             return  # a whole call, which the final repeats
-        name = text(call.get("name"))
+        name = string(call.get("name"))
         streamed = event.speaker.streamed_calls
         if name or not streamed:
-            upstream_id = text(call.get("id"))
+            upstream_id = string(call.get("id"))
             reserved = self._calls.reserve(upstream_id)
             named = short(name or "")
             streamed.append({"id": reserved, "upstream_id": upstream_id, "name": named})
@@ -63,7 +64,7 @@ class Tools:
             data = {
                 "tool_call_id": current["id"],
                 "tool": current["name"],
-                "path": text(piece.get("jsonPath")) or "$",
+                "path": string(piece.get("jsonPath")) or "$",
                 "value": next((piece[key] for key in _PARTIAL_VALUES if key in piece), None),
             }
             event.emit("llm.tool_args", data)
@@ -72,8 +73,8 @@ class Tools:
         self, call: JsonObject, streamed: list[JsonObject], message_id: str | None, event: Event
     ) -> None:
         """A whole call. `streamed`: the calls of the same answer whose arguments were streamed."""
-        upstream_id = text(call.get("id"))
-        name = text(call.get("name")) or ""
+        upstream_id = string(call.get("id"))
+        name = string(call.get("name")) or ""
         if name in REQUESTS:
             self._ask(name, upstream_id, obj(call.get("args")), event)
         elif name != TRANSFER and not self._is_approved_one(upstream_id, name, call, event):
@@ -111,12 +112,12 @@ class Tools:
         return True
 
     def _ask(self, name: str, upstream_id: str | None, args: JsonObject, event: Event) -> None:
-        item_id = upstream_id or text(args.get("interruptId")) or self._ids.make("request")
+        item_id = upstream_id or string(args.get("interruptId")) or self._ids.make("request")
         if item_id in self._asks:
             return
         item = REQUESTS[name](item_id, args, self._calls)
         if item.kind == "confirmation" and item.tool and item.tool_call_id is None:
-            original_id = text(obj(args.get("originalFunctionCall")).get("id"))
+            original_id = string(obj(args.get("originalFunctionCall")).get("id"))
             call = self._calls.announce(original_id, item.tool, item.args)
             if call:  # the call itself was never shown
                 item.tool_call_id = call.id
@@ -126,7 +127,7 @@ class Tools:
 
     def response(self, response: JsonObject, event: Event) -> None:
         """A call's response: its result, its progress, or nothing while it waits."""
-        upstream_id, name = text(response.get("id")), text(response.get("name"))
+        upstream_id, name = string(response.get("id")), string(response.get("name"))
         value = response.get("response")
         if name in REQUESTS or upstream_id in self._asks:
             self._asks.pop(upstream_id or "", None)  # the server itself gave it up
@@ -137,8 +138,8 @@ class Tools:
             call = self._calls.find(upstream_id, name)
             if call and call.long_running and _error_of(value) is None:
                 call.long_running = False  # a second response is the real one
-                status = text(obj(value).get("status")) or "pending"
-                data = {"tool_call_id": call.id, "status": status, "delta": words(value)}
+                status = string(obj(value).get("status")) or "pending"
+                data = {"tool_call_id": call.id, "status": status, "delta": verbatim(value)}
                 event.emit("llm.tool_progress", data)
                 return
             if call is None:
@@ -185,7 +186,7 @@ class Tools:
     def not_asked(self, requests: JsonObject) -> JsonObject:
         """Requests by call id that came without their `adk_request_*` call."""
         asked = {ask.item.tool_call_id for ask in self._asks.values()}
-        calls = {call_id: self._calls.find(text(call_id)) for call_id in requests}
+        calls = {call_id: self._calls.find(string(call_id)) for call_id in requests}
         return {
             call_id: requests[call_id]
             for call_id, call in calls.items()
@@ -218,7 +219,7 @@ def _call_data(call: Call, message_id: str | None) -> JsonObject:
     if message_id:
         data["message_id"] = message_id
     if args is not None and not isinstance(args, dict):
-        data["args_text"] = words(args)
+        data["args_text"] = verbatim(args)
     return data
 
 
@@ -259,4 +260,4 @@ def _is_interim(call_id: str | None, actions: JsonObject) -> bool:
 
 def _error_of(value: Json) -> str | None:
     error = obj(value).get("error")
-    return words(error) if has_content(error) else None
+    return verbatim(error) if has_content(error) else None

@@ -22,10 +22,10 @@ from typing import Final
 import orjson
 
 from penstock.dialects.adk.encode import shapes
-from penstock.dialects.adk.values import array, obj
 from penstock.dialects.adk.vocabulary import ABORTED
 from penstock.dialects.base import ClientDialect, Json, JsonObject
-from penstock.dialects.state import State
+from penstock.dialects.json import array, obj
+from penstock.dialects.patch import Document
 from penstock.dialects.text_buffer import add_piece
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
@@ -91,7 +91,7 @@ class AdkEncoder:
     _waiting: dict[str, JsonObject] = field(default_factory=dict)  # calls that await a decision
     _asked: list[JsonObject] = field(default_factory=list)  # the items of the open request
     _names: dict[str, str] = field(default_factory=dict)  # call ids that the client knows as items
-    _state: State = field(default_factory=State)
+    _state: Document = field(default_factory=lambda: Document({}))
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """The frames of one canonical event, given as its envelope; they have no event name."""
@@ -242,11 +242,11 @@ class AdkEncoder:
         yield self._acted(event, actions)
 
     def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:
-        yield from self._state_became(event, self._state.become(event["data"].get("snapshot")))
+        yield from self._state_became(event, self._state.replace(event["data"].get("snapshot")))
 
     def _state_changed(self, event: JsonObject) -> Iterator[JsonObject]:
         changes = array(event["data"].get("delta"))
-        yield from self._state_became(event, self._state.apply(changes))
+        yield from self._state_became(event, self._state.apply_each(changes))
 
     def _state_became(self, event: JsonObject, changed: list[str]) -> Iterator[JsonObject]:
         """ADK's changes are whole values of the outermost keys; null for one that is gone."""

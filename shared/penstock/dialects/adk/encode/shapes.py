@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from penstock.dialects.adk.values import array, obj, objects, text
+from penstock.dialects.adk.vocabulary import TOKENS
 from penstock.dialects.base import Json, JsonObject
-
-# usage -> usageMetadata
-_TOKENS: Final = {
-    "input_tokens": "promptTokenCount",
-    "output_tokens": "candidatesTokenCount",
-    "total_tokens": "totalTokenCount",
-    "reasoning_tokens": "thoughtsTokenCount",
-    "cached_input_tokens": "cachedContentTokenCount",
-}
+from penstock.dialects.json import array, obj, objects, string
 
 _TO_URLSAFE_BASE64: Final = str.maketrans("+/", "-_")
 
@@ -33,7 +25,7 @@ HINT: Final = (
 def usage_metadata(usage: Json) -> JsonObject:
     """Token counts, under ADK's names."""
     counts = obj(usage)
-    return {theirs: counts[ours] for ours, theirs in _TOKENS.items() if ours in counts}
+    return {theirs: counts[ours] for ours, theirs in TOKENS.items() if ours in counts}
 
 
 def call_part(data: JsonObject) -> JsonObject:
@@ -46,7 +38,7 @@ def partial_call_part(data: JsonObject) -> JsonObject | None:
     """The part of arguments under way; None for a piece that ADK has no form for."""
     value = data.get("value")
     kind = next((name for types, name in _PARTIAL_VALUES if isinstance(value, types)), None)
-    if kind is None or text(data.get("path")) is None:
+    if kind is None or string(data.get("path")) is None:
         return None
     piece = {"jsonPath": data["path"], kind: value}
     call = {"id": data["tool_call_id"], "name": data["tool"], "partialArgs": [piece]}
@@ -84,9 +76,9 @@ def citation_metadata(citations: Json) -> JsonObject:
     if "citations" in cited:
         return cited
     urls = [
-        {"uri": each["url"], **({"title": each["title"]} if text(each.get("title")) else {})}
+        {"uri": each["url"], **({"title": each["title"]} if string(each.get("title")) else {})}
         for each in objects(cited.get("urls"))
-        if text(each.get("url"))
+        if string(each.get("url"))
     ]
     return {"citations": urls} if urls else {}
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
-from penstock.dialects.agno.values import obj, string
 from penstock.dialects.base import MAX_OPEN, Ids, Json, JsonObject, LimitReached, short
+from penstock.dialects.json import obj, string
 
 
 @dataclass(slots=True)

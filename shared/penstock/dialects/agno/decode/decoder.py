@@ -18,7 +18,7 @@ from penstock.dialects.agno.decode.pauses import Need, run_needs, workflow_needs
 from penstock.dialects.agno.decode.speakers import BEGIN, Run, Runs
 from penstock.dialects.agno.decode.steps import Steps
 from penstock.dialects.agno.decode.tools import Tools
-from penstock.dialects.agno.values import loads, obj, other_metrics, present, string, text, usage
+from penstock.dialects.agno.decode.usage import other_metrics, usage
 from penstock.dialects.base import (
     MAX_ITEMS,
     AgentFacts,
@@ -33,6 +33,7 @@ from penstock.dialects.base import (
     short,
 )
 from penstock.dialects.custom_events import from_custom
+from penstock.dialects.json import loads, obj, present, string, text
 from penstock.sse import Frame
 
 Drafts = Sequence[Draft | Pause]

@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections import Counter
 
 from penstock.dialects.agno.decode.speakers import Message, Run, Runs
-from penstock.dialects.agno.values import citations, obj, present, string, text
-from penstock.dialects.base import Draft, JsonObject, cut_off
+from penstock.dialects.base import Draft, Json, JsonObject, cut_off
+from penstock.dialects.json import obj, present, string, text
 from penstock.dialects.text_buffer import add_piece
 
 _ROLE = "assistant"
+
+
+def _citations(value: Json) -> JsonObject | None:
+    """Citations that hold a source. Agno ends every message with three empty lists."""
+    return value if isinstance(value, dict) and any(value.values()) else None
 
 
 class Speech:
@@ -48,7 +53,7 @@ class Speech:
             message = run.message or self._begin(run, drafts)
             message.value = content
             message.content_type = string(body.get("content_type"))
-        if run.message is not None and (cited := citations(body.get("citations"))):
+        if run.message is not None and (cited := _citations(body.get("citations"))):
             run.message.citations = cited
         return drafts
 

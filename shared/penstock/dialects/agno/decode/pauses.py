@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.dialects.agno.values import objects, present, string
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.json import array, objects, present, string
 
 _JSON_TYPES = {
     "str": "string",
@@ -46,7 +46,7 @@ def run_needs(body: JsonObject, *, team: bool) -> list[Need]:
     A run of Agno 2.3 that pauses again repeats the requirements of its first pause as they were.
     So a requirement counts as settled when its call, found by its id among `tools`, is settled.
     """
-    called = _list(body.get("tools"))
+    called = array(body.get("tools"))
     tools = [
         need
         for index, tool in enumerate(called)
@@ -72,7 +72,7 @@ def workflow_needs(body: JsonObject) -> list[Need]:
     """What WorkflowPaused asks for."""
     return [
         need
-        for index, step in enumerate(_list(body.get("step_requirements")))
+        for index, step in enumerate(array(body.get("step_requirements")))
         if isinstance(step, dict)
         for need in _step_needs(step, ["step_requirements", index])
     ]
@@ -90,7 +90,7 @@ def filled_in(tool: JsonObject) -> JsonObject:
 def _requirements(
     value: Json, path: list[str | int], run_id: str | None, run_name: str | None
 ) -> Iterator[Need]:
-    for index, requirement in enumerate(_list(value)):
+    for index, requirement in enumerate(array(value)):
         if not isinstance(requirement, dict) or requirement.get("confirmation") is not None:
             continue
         yield from _tool_need(
@@ -169,7 +169,7 @@ def _step_needs(step: JsonObject, path: list[str | int]) -> Iterator[Need]:
         step_id=string(step.get("step_id")) or name or "step",
         description=string(step.get(message)) or name,
         input_schema=_input_schema(step.get("user_input_schema")) if kind == "input" else None,
-        options=_list(step.get("available_choices")) or None,
+        options=array(step.get("available_choices")) or None,
     )
 
 
@@ -199,7 +199,7 @@ def _input_schema(fields: Json) -> JsonObject | None:
                 "type": _JSON_TYPES.get(string(spec.get("field_type")) or ""),
                 "description": string(spec.get("description")),
                 "default": value,
-                "enum": _list(spec.get("allowed_values")) or None,
+                "enum": array(spec.get("allowed_values")) or None,
             }
         )
         if value is None and spec.get("required") is not False:
@@ -230,7 +230,3 @@ def _feedback_schema(questions: list[JsonObject]) -> JsonObject | None:
 
 def _object_schema(properties: JsonObject, required: list[str]) -> JsonObject:
     return {"type": "object", "properties": properties, "required": required}
-
-
-def _list(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else []

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 
 from penstock.dialects.agno.decode.steps import Steps
-from penstock.dialects.agno.values import string
 from penstock.dialects.base import AgentFacts, Draft, Json, JsonObject, Source, Subrun, short
+from penstock.dialects.json import string
 
 # Which of Agno's three things a frame is about, by the key that names it. The order counts:
 # an agent's frame inside a workflow names both.

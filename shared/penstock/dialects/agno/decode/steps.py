@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.dialects.agno.values import obj, objects, present, string, text
 from penstock.dialects.base import MAX_ITEMS, Json, JsonObject, LimitReached, short
+from penstock.dialects.json import obj, objects, present, string, text
 
 # An event's type, its data and the step that it is about.
 Said = tuple[str, JsonObject, str]

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from penstock.dialects.agno.decode.calls import Call, Calls, call_id, tool_args, tool_name
 from penstock.dialects.agno.decode.messages import Speech
 from penstock.dialects.agno.decode.pauses import Need, filled_in
+from penstock.dialects.agno.decode.results import tool_value
 from penstock.dialects.agno.decode.speakers import Run, Runs
-from penstock.dialects.agno.values import number, obj, objects, string, text, tool_value
 from penstock.dialects.agno.vocabulary import answered_by_decision
 from penstock.dialects.approved_calls import same_args, warning
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject
+from penstock.dialects.json import number, obj, objects, string, text
 
 # A failure that comes without words.
 _FAILED = "the tool failed"

@@ -19,9 +19,9 @@ from typing import Final
 from penstock.dialects.agno.encode import pauses
 from penstock.dialects.agno.encode.address import Address, epoch_s
 from penstock.dialects.agno.encode.steps import STEP_FRAMES
-from penstock.dialects.agno.values import obj, objects, text
 from penstock.dialects.base import ClientDialect, Json, JsonObject
-from penstock.dialects.state import State
+from penstock.dialects.json import obj, objects, text
+from penstock.dialects.patch import Document
 from penstock.dialects.text_buffer import add_piece
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
@@ -103,7 +103,7 @@ class AgnoEncoder:
     _streamed: set[str] = field(default_factory=set)  # open messages that were said in pieces
     _calls: dict[str, _Call] = field(default_factory=dict)
     _items: list[JsonObject] = field(default_factory=list)  # of the open request
-    _state: State = field(default_factory=State)
+    _state: Document = field(default_factory=lambda: Document({}))
 
     def __post_init__(self) -> None:
         self._address = Address(self.kind, self.name)
@@ -367,11 +367,11 @@ class AgnoEncoder:
 
     def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:
         """RunCompleted has the state."""
-        self._state.become(event["data"].get("snapshot"))
+        self._state.replace(event["data"].get("snapshot"))
         yield from ()
 
     def _state_changed(self, event: JsonObject) -> Iterator[JsonObject]:
-        self._state.apply(event["data"].get("delta") or ())
+        self._state.apply_each(event["data"].get("delta") or ())
         yield from ()
 
 

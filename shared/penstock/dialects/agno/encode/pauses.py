@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from penstock.dialects.agno.values import obj, objects, string
-from penstock.dialects.agno.vocabulary import answered_by_decision
+from penstock.dialects.agno.vocabulary import TOKENS, answered_by_decision
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.json import obj, objects, string
 
 # JSON Schema's types by the names that Agno's fields have.
 _FIELD_TYPES: Final = {
@@ -18,15 +18,6 @@ _FIELD_TYPES: Final = {
     "boolean": "bool",
     "array": "list",
     "object": "dict",
-}
-
-# usage -> metrics
-_TOKENS: Final = {
-    "input_tokens": "input_tokens",
-    "output_tokens": "output_tokens",
-    "total_tokens": "total_tokens",
-    "reasoning_tokens": "reasoning_tokens",
-    "cached_input_tokens": "cache_read_tokens",
 }
 
 CONFIRM: Final = "I have tools to execute, but I need confirmation."
@@ -189,7 +180,7 @@ def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) ->
     if first_token_s is not None:
         measured["time_to_first_token"] = first_token_s
     usage = obj(data.get("usage"))
-    tokens = {theirs: usage[ours] for ours, theirs in _TOKENS.items() if ours in usage}
+    tokens = {theirs: usage[ours] for ours, theirs in TOKENS.items() if ours in usage}
     return {**tokens, **measured, **obj(data.get("metrics"))}
 
 

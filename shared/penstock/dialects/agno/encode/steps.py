@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from penstock.dialects.agno.encode.address import Address, Step
-from penstock.dialects.agno.values import obj
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.json import obj
 
 # The events of a step by its kind; all other kinds are plain steps.
 _NAMES: Final = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.dialects.agui.decode_values import string
 from penstock.dialects.base import JsonObject
+from penstock.dialects.json import string
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,20 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock.dialects.agui.decode.chunks import Chunks
 from penstock.dialects.agui.decode.messages import Speech
+from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.agui.decode.pauses import Pauses
 from penstock.dialects.agui.decode.speakers import Cast
 from penstock.dialects.agui.decode.tools import Tools
 from penstock.dialects.agui.decode.usage import add_usage, usage_metrics
-from penstock.dialects.agui.decode_values import (
-    loads,
-    obj,
-    objects,
-    present,
-    string,
-    strings,
-    text,
-    with_metadata,
-)
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import (
     MAX_ITEMS,
@@ -42,6 +33,7 @@ from penstock.dialects.base import (
     Pause,
 )
 from penstock.dialects.custom_events import from_custom
+from penstock.dialects.json import loads, obj, objects, present, string, strings, text
 from penstock.sse import Frame
 
 Handler = Callable[[JsonObject], Sequence[Draft | Pause] | None]  # None: not as it should be

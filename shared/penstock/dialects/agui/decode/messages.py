@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.agui.decode.speakers import Cast, Owner, owner_of
-from penstock.dialects.agui.decode_values import present, string, with_metadata
 from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
+from penstock.dialects.json import present, string
 from penstock.dialects.text_buffer import add_piece
 
 _THINKING = "THINKING"  # the retired events have no ids, so there is one train of thought at a time

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from penstock.dialects.agui.decode.speakers import Cast
 from penstock.dialects.agui.decode.tools import Call, Tools
-from penstock.dialects.agui.decode_values import obj, string, text, tool_value
 from penstock.dialects.base import Draft, Ids, Json, JsonObject, PauseItem
+from penstock.dialects.json import obj, parsed, string, text
 
 _CONFIRMATIONS = frozenset({"tool_call", "confirmation"})  # the reasons that a yes answers
 
@@ -119,7 +119,7 @@ class Pauses:
 
     def _of_value(self, value: Json, ids: Ids) -> Ask:
         """A graph's interrupt holds anything, and takes anything."""
-        value = tool_value(value) if isinstance(value, str) else value
+        value = parsed(value) if isinstance(value, str) else value
         described = string(obj(value).get("message")) or string(obj(value).get("question"))
         item = PauseItem(ids.unique("interrupt"), "input", description=described or text(value))
         return Ask(item, {"style": "command"})

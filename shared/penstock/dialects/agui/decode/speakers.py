@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from penstock.dialects.agui.decode_values import obj, present, string, with_metadata
+from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.base import (
     MAX_OPEN,
     AgentFacts,
@@ -19,6 +19,7 @@ from penstock.dialects.base import (
     Subrun,
     short,
 )
+from penstock.dialects.json import obj, present, string
 
 Owner = str | None  # the upstream's id of a subagent; None for the agent itself
 

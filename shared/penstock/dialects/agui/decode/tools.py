@@ -6,18 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from penstock.dialects.agui.decode.messages import Speech
+from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.agui.decode.speakers import Cast, Owner, owner_of
-from penstock.dialects.agui.decode_values import (
-    loads,
-    objects,
-    present,
-    string,
-    text,
-    tool_value,
-    with_metadata,
-)
 from penstock.dialects.approved_calls import same_args, warning
 from penstock.dialects.base import Draft, Ids, Json, JsonObject, short
+from penstock.dialects.json import loads, objects, parsed, present, string, text
 from penstock.dialects.text_buffer import add_piece
 
 
@@ -308,7 +301,7 @@ def _arguments(said: str) -> JsonObject | None:
 
 def _result(content: Json) -> Json:
     if isinstance(content, str):
-        return tool_value(content)
+        return parsed(content)
     if isinstance(content, list):
         return "".join(text(part.get("text")) for part in objects(content))
     return content

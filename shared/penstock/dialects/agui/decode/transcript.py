@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock.dialects.agui.decode_values import obj, objects, present, string, text
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.json import obj, objects, present, string, text
 from penstock.dialects.text_buffer import add_piece
 
 

@@ -1,0 +1,27 @@
+"""The figures of a run: token counts, and what Agno measures besides."""
+
+from __future__ import annotations
+
+from penstock.dialects.agno.vocabulary import TOKENS
+from penstock.dialects.base import JsonObject
+
+
+def usage(metrics: JsonObject) -> JsonObject | None:
+    """The token counts of a run's `metrics`, as `usage` of `lifecycle.completed`.
+
+    Agno 2.3 counts the first leg of a continued run twice.
+    """
+    counts = {
+        ours: metrics[theirs] for ours, theirs in TOKENS.items() if type(metrics.get(theirs)) is int
+    }
+    return counts or None
+
+
+def other_metrics(metrics: JsonObject) -> JsonObject | None:
+    """The members of a run's `metrics` that are no token counts and have a value."""
+    others = {
+        name: value
+        for name, value in metrics.items()
+        if name not in TOKENS.values() and value not in (None, {}, [])
+    }
+    return others or None
