@@ -75,6 +75,40 @@ async def test_run_and_run_sse_tell_the_same(penstock: Deployment, kind: str) ->
     assert not any(event.get("partial") for event in answer.json())
 
 
+async def test_a_session_id_that_an_adk_server_has_no_path_for_is_refused_at_the_start(
+    penstock: Deployment, adk_server: Upstream
+) -> None:
+    """The real server decodes `%2F` before it looks for the route; it answers 404 for ever."""
+    session = "/apps/demo/users/u1/sessions/team%2Fb"
+    async with httpx.AsyncClient() as direct:
+        for method in ("POST", "GET"):
+            assert (await direct.request(method, f"{adk_server.url}{session}")).status_code == 404
+    base, http = penstock.edge(0), penstock.http
+    text = {"text": "plain hi"}
+    refused = [
+        await http.post(f"{base}/run_sse", json=asked("demo", "team/b", text)),
+        await http.post(f"{base}/run", json=asked("demo", "team/b", text)),
+        await http.post(
+            f"{base}/v1/runs", json={"agent": "adk", "session_id": "team/b", "message": "plain hi"}
+        ),
+        await http.post(f"{base}{session}"),
+        await http.post(f"{base}{session.rpartition('/')[0]}", json={"sessionId": "team/b"}),
+    ]
+    assert [each.status_code for each in refused] == [422] * 5, [each.text for each in refused]
+    assert all("has a slash" in each.json()["detail"] for each in refused)
+    runs = (await http.get(f"{base}/v1/runs")).json()["runs"]
+    assert "team/b" not in [each["session_id"] for each in runs]
+    # a server of another kind names its sessions in the body, so it takes such an id
+    assert text_of(
+        [
+            json.loads(f.data)
+            for f in await run_sse(
+                penstock, asked("assistant", f"team/{fresh()}", {"text": "text"})
+            )
+        ]
+    )
+
+
 @pytest.mark.parametrize("kind", CONFIRMED)
 @pytest.mark.parametrize("confirmed", [True, False])
 async def test_a_confirmation_is_answered_as_adks_clients_do(

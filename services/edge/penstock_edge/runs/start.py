@@ -68,9 +68,11 @@ class Starter:
     async def start(self, start: Start) -> Started:
         """A new run, or the first one of the same key.
 
-        Raises Problem 409 when the key came with another body before, 429 when the user has too
-        many runs and this would be one more; BusError.
+        Raises Problem 409 when the key came with another body before, 422 for a session that the
+        agent's server cannot be asked for, 429 when the user has too many runs and this would be
+        one more; BusError.
         """
+        require_reachable(start.agent, start.user_id, start.session_id)
         # ids tell the order of runs, so all edges take the time from one clock
         run_id = str(uuid_utils.uuid7(nanoseconds=round(self._bus.clock.time() * 1e9)))
         if not await self._open_runs.has_room(start.user_id) and not await self._is_repeat(start):
@@ -172,6 +174,22 @@ class Starter:
         """Nothing was begun, and the caller is told so: the list of runs should show no run."""
         with suppress(BusError):
             await self._bus.bucket("runs").delete(run_id)
+
+
+def require_reachable(agent: AgentConfig, user_id: str, session_id: str | None) -> None:
+    """Raises Problem 422 for a user or session that an ADK server has no path for.
+
+    The server decodes `%2F` before it looks for the route, so it answers 404 to every request.
+    """
+    if agent.protocol != "adk":
+        return
+    for name, id in (("session", session_id), ("user", user_id)):
+        if id is not None and "/" in id:
+            raise Problem(
+                422,
+                f"the {name} id {id[:128]!r} has a slash, which an ADK server cannot be asked for; "
+                "use an id without one",
+            )
 
 
 def _key_of(start: Start) -> str:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from penstock.redaction import redacted, redacted_value
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
+from penstock_edge.runs.start import require_reachable
 
 log = logging.getLogger(__name__)
 
@@ -105,10 +106,11 @@ class AdkServers:
     ) -> httpx.Response:
         """A session of that id; `given` is the body of a create, without the id.
 
-        Raises Problem 409 when there is one. 1.16 replaces a session that it is told to create by
-        its body, and refuses to by its path; so that is how it is asked, and where the path cannot
-        say all, the session is looked for first.
+        Raises Problem 409 when there is one, 422 for an id that the server has no path for. 1.16
+        replaces a session that it is told to create by its body, and refuses to by its path; so
+        that is how it is asked, and where the path cannot say all, the session is looked for first.
         """
+        require_reachable(agent, user_id, session_id)
         if given.keys() <= {"state"}:
             state = given.get("state") or {}
             answer = await self.ask("POST", agent, user_id, session_id, state)
