@@ -239,6 +239,7 @@ DOCUMENT = Document(
             "Without `stream` the answer is JSON",
             _OBJECT,
             "e2e/agno_surface::without_a_stream_a_run_is_one_object",
+            "dialects/agno_encode::a_run_without_a_stream_has_its_input_and_its_messages",
         ),
         holds(
             "AG39",
