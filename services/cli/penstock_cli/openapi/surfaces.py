@@ -174,7 +174,7 @@ def _agno(kind: str) -> list[Operation]:
 def _agno_sessions() -> list[Operation]:
     one = f"{agno_sessions.PATH}/{{session_id}}"
     operation = partial(Operation, tag="agno", shape="detail", refusals=(404,))
-    refused = partial(operation, answers={}, needs=(), body=OBJECT, refusals=(405,))
+    refused = partial(operation, answers={}, needs=(), refusals=(405,))
     page = an_object(data=a_list(OBJECT), meta=OBJECT)
     runs = {200: json("The runs", a_list(OBJECT))}
     return [
