@@ -15,7 +15,8 @@ from fuzz.recorded import recorded
 from penstock.bus.messages import RawFrame
 from penstock.dialects.decoders import DECODERS
 from penstock.events import TERMINAL, is_epilogue, parse, typed_data
-from penstock_normalizer.fold.run_fold import Placed, RunFold
+from penstock_normalizer.fold.envelope import CanonicalEvent
+from penstock_normalizer.fold.run_fold import RunFold
 from support.fakes.raw import RUN_ID
 
 RECEIVED = "2026-11-20T10:00:00.000Z"
@@ -69,7 +70,7 @@ class Broken(AssertionError):
     """A property does not hold."""
 
 
-def fold(story: Story, rng: random.Random, *, whole: bool) -> list[Placed]:
+def fold(story: Story, rng: random.Random, *, whole: bool) -> list[CanonicalEvent]:
     """The events of the story; `whole` bodies, or in pieces and with a restart at each pause."""
     run = _Run(story)
     for number, leg in enumerate(story.legs, 1):
@@ -95,7 +96,7 @@ class _Run:
     def __init__(self, story: Story) -> None:
         self.story = story
         self.fold = RunFold(RUN_ID, DECODERS, MAX_FRAME_BYTES)
-        self.events: list[Placed] = []
+        self.events: list[CanonicalEvent] = []
         self.sequence = 0
         self.leg = 1
 
@@ -157,7 +158,7 @@ class _Run:
             raise Broken("an unknown event was lost in silence")
 
 
-def check(events: list[Placed]) -> list[dict[str, Any]]:
+def check(events: list[CanonicalEvent]) -> list[dict[str, Any]]:
     """One order, one end, and every event as the contract says. Returns the envelopes."""
     bodies = []
     for number, placed in enumerate(events, 1):

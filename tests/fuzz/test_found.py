@@ -9,13 +9,14 @@ from fuzz import folded
 from fuzz.test_growth import adk, agui, run_of
 from penstock.bus.messages import RawFrame
 from penstock.dialects.base import AgentFacts, Draft
-from penstock_normalizer.fold.run_fold import Placed, RunFold
+from penstock_normalizer.fold.envelope import CanonicalEvent
+from penstock_normalizer.fold.run_fold import RunFold
 from support.fakes.raw import RUN_ID, Frames
 
 HUGE = 2**63
 
 
-def told(protocol: str, body: bytes) -> list[Placed]:
+def told(protocol: str, body: bytes) -> list[CanonicalEvent]:
     """The events of a whole response."""
     fold = run_of(protocol)
     received = folded.RECEIVED

@@ -18,7 +18,8 @@ from penstock.dialects.base import AgentFacts, Draft
 from penstock.dialects.decoders import DECODERS
 from penstock.events import TERMINAL, is_epilogue, parse, typed_data
 from penstock.sse import Frame
-from penstock_normalizer.fold.run_fold import Placed, RunFold
+from penstock_normalizer.fold.envelope import CanonicalEvent
+from penstock_normalizer.fold.run_fold import RunFold
 from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, agno_text
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -34,16 +35,16 @@ def fold(max_frame_bytes: int = 1 << 20) -> RunFold:
     return RunFold(RUN_ID, DECODERS, max_frame_bytes)
 
 
-def fold_all(frames: Iterable[RawFrame], into: RunFold | None = None) -> list[Placed]:
+def fold_all(frames: Iterable[RawFrame], into: RunFold | None = None) -> list[CanonicalEvent]:
     into = into or fold()
     return [event for frame in frames for event in into.feed(copy.copy(frame))]
 
 
-def types(events: Iterable[Placed]) -> list[str]:
+def types(events: Iterable[CanonicalEvent]) -> list[str]:
     return [event.type for event in events]
 
 
-def body(event: Placed) -> dict[str, Any]:
+def body(event: CanonicalEvent) -> dict[str, Any]:
     decoded: dict[str, Any] = orjson.loads(event.body)
     return decoded
 
@@ -105,8 +106,8 @@ def test_a_pause_becomes_a_request_when_its_leg_has_closed() -> None:
     assert requested.type == "approval.requested"
     assert [item["tool"] for item in requested.data["items"]] == ["delete_file"]
     assert requested.data["digest"].startswith("sha256:")
-    assert one.resume is not None
-    assert one.resume["tools"][0]["tool_call_id"] == "t1"
+    assert one.pending is not None
+    assert one.pending.resume["tools"][0]["tool_call_id"] == "t1"
 
 
 def test_an_upstream_that_is_cut_after_its_pause_has_paused() -> None:
@@ -398,7 +399,7 @@ def test_whatever_comes_a_run_has_one_order_and_at_most_one_end(
     frames = Frames()
     one = fold(4096)
     raw: list[RawFrame] = []
-    events: list[Placed] = []
+    events: list[CanonicalEvent] = []
     for kind, what in steps:
         match kind:
             case "bytes":

@@ -10,6 +10,7 @@ import pytest
 from penstock.bus import Bucket, RawWriter
 from penstock.dialects.decoders import DECODERS
 from penstock.settings import Config
+from penstock_normalizer.fold.approval_request import PendingApproval
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.pauses import Pauses
 from penstock_normalizer.service import NormalizerService
@@ -49,15 +50,15 @@ async def test_a_pause_is_kept_for_ever_and_after_the_runs_end_as_long_as_its_ev
         assert orjson.loads(kept.value)["approval_id"] == requested.data["approval_id"]
 
 
-async def test_what_is_let_go_goes_and_what_is_not_there_is_nothing(
+async def test_a_pause_expires_and_a_missing_one_is_no_error(
     nats_server: NatsServer,
 ) -> None:
     run_id = new_run_id()
     async with connected(nats_server.url) as bus:
         pauses = Pauses(bus, kept_s=1)
-        await pauses.let_go(run_id)
+        await pauses.expire(run_id)
         await bus.bucket("pauses").put(run_id, b"{}")
-        await pauses.let_go(run_id)
+        await pauses.expire(run_id)
 
         async def gone() -> bool:
             return await bus.tail("KV_pauses", f"$KV.pauses.{run_id}") is None
@@ -69,11 +70,12 @@ def fold(run_id: str, sequence: int) -> RunFold:
     paused = RunFold(run_id, DECODERS, 2**20)
     paused.facts = {"agent": "a", "protocol": "agno"}
     paused._the_decoder()
-    paused.approval_id, paused.sequence, paused.leg = f"{run_id}-1", sequence, 1
+    paused.pending = PendingApproval(f"{run_id}-1", {})
+    paused.sequence, paused.leg = sequence, 1
     return paused
 
 
-async def test_a_zombie_does_not_keep_a_pause_that_its_run_has_let_go_of(
+async def test_a_slow_normalizer_does_not_store_again_a_pause_that_expires(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = new_run_id()
@@ -82,7 +84,7 @@ async def test_a_zombie_does_not_keep_a_pause_that_its_run_has_let_go_of(
     async def late(self: Bucket, *args: Any) -> int | None:
         monkeypatch.undo()
         await pauses.keep(fold(run_id, 3))
-        await pauses.let_go(run_id)
+        await pauses.expire(run_id)
         return await update(self, *args)
 
     async with connected(nats_server.url) as bus:
@@ -94,7 +96,7 @@ async def test_a_zombie_does_not_keep_a_pause_that_its_run_has_let_go_of(
     assert kept.headers.get("Nats-TTL") == "60s"
 
 
-async def test_a_pause_that_is_written_meanwhile_is_let_go_all_the_same(
+async def test_a_pause_that_is_written_meanwhile_expires_all_the_same(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = new_run_id()
@@ -109,7 +111,7 @@ async def test_a_pause_that_is_written_meanwhile_is_let_go_all_the_same(
         pauses = Pauses(bus, kept_s=60)
         await pauses.keep(fold(run_id, 3))
         monkeypatch.setattr(Bucket, "update", late)
-        await pauses.let_go(run_id)
+        await pauses.expire(run_id)
         kept = await bus.tail("KV_pauses", f"$KV.pauses.{run_id}")
     assert kept is not None
     assert kept.headers.get("Nats-TTL") == "60s"

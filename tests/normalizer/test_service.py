@@ -35,7 +35,9 @@ from penstock.bus.state import deadletters
 from penstock.bus.write import objects
 from penstock.service import Context, pod_name
 from penstock.settings import Config
+from penstock_normalizer.partitions.checkpoint import Checkpoint
 from penstock_normalizer.partitions.partition import Partition
+from penstock_normalizer.runs.backlog import Backlog
 from penstock_normalizer.runs.run_index import RunIndex
 from penstock_normalizer.service import NormalizerService
 from penstock_normalizer.settings import NormalizerSettings
@@ -162,16 +164,16 @@ async def test_the_list_of_runs_follows_the_lifecycle(nats_server: NatsServer) -
 async def test_a_run_that_is_out_before_the_list_could_be_told_is_listed_as_it_ended(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    follow = RunIndex.follow
+    update = RunIndex.update
     failed: list[str] = []
 
     async def failing(self: RunIndex, run_id: str, *args: Any, **options: Any) -> None:
         if run_id == run.run_id and not failed:
             failed.append(run_id)
             raise RuntimeError("it fails between the events and the list")
-        await follow(self, run_id, *args, **options)
+        await update(self, run_id, *args, **options)
 
-    monkeypatch.setattr(RunIndex, "follow", failing)
+    monkeypatch.setattr(RunIndex, "update", failing)
     async with bus_to(nats_server.url) as bus:
         run = Run(bus)
         await run.whole("one")  # in RAW before the normalizer: its events go out together
@@ -213,7 +215,7 @@ async def test_an_event_over_the_payload_limit_goes_by_reference(nats_server: Na
     assert body["data"]["content"] == large
 
 
-async def test_a_run_goes_on_once_what_stood_in_its_way_is_gone(
+async def test_a_blocked_run_goes_on_once_its_cause_is_gone(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
@@ -224,7 +226,7 @@ async def test_a_run_goes_on_once_what_stood_in_its_way_is_gone(
         await run.end()
 
         async def told() -> bool:
-            return f"run {run.run_id}: stands at RAW" in caplog.text
+            return f"run {run.run_id}: it is blocked at RAW" in caplog.text
 
         await eventually(told)
         await bus.bucket("runs").delete(run.run_id)
@@ -268,10 +270,10 @@ async def test_a_run_whose_records_stay_garbage_ends_and_is_passed_by(
         await bus.api("STREAM.PURGE.RAW", {"seq": stands_at})  # so that the pause is read
         async with normalizer(fresh_nats.url, max_standing_s=2):
             await go_on(run, approval_id)
-            await eventually(lambda: _stand(1), what="a run that stands")
+            await eventually(lambda: _blocked(1), what="a blocked run")
             *_, end = await run.until("lifecycle.failed")
             letter = (await the_letter(bus, "normalizer", run.run_id)).letter
-            await eventually(lambda: _stand(0), what="no run that stands")
+            await eventually(lambda: _blocked(0), what="no blocked run")
             last = await approvals.write("event", said, leg=1)
             await eventually(lambda: _passed(bus, subjects.partition_of(run.run_id), last - 1))
             other = Run(bus)
@@ -308,7 +310,7 @@ async def test_a_run_whose_pause_has_lost_its_object_ends_and_is_passed_by(
 
 
 @pytest.mark.parametrize("bucket", ["pauses", "runs"])
-async def test_a_run_whose_record_is_over_the_servers_limit_stands(
+async def test_a_run_whose_record_is_over_the_servers_limit_is_blocked(
     fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch, bucket: str
 ) -> None:
     update = Bucket.update
@@ -325,7 +327,7 @@ async def test_a_run_whose_record_is_over_the_servers_limit_stands(
             await run.open()
             await run.bytes(agno_pause())
             await run.end()
-            await eventually(lambda: _stand(1), what="a run that stands")
+            await eventually(lambda: _blocked(1), what="a blocked run")
             monkeypatch.undo()
             await run.until("approval.requested")
 
@@ -339,14 +341,86 @@ async def test_a_run_goes_on_once_its_pause_can_be_read_again(fresh_nats: NatsSe
         await bus.api("STREAM.PURGE.RAW")
         async with normalizer(fresh_nats.url):
             await go_on(run, approval_id)
-            await eventually(lambda: _stand(1), what="a run that stands")
+            await eventually(lambda: _blocked(1), what="a blocked run")
             await bus.bucket("pauses").put(run.run_id, kept.value)
             await run.until("lifecycle.completed")
-            await eventually(lambda: _stand(0), what="no run that stands")
+            await eventually(lambda: _blocked(0), what="no blocked run")
         assert not await all_letters(bus, "normalizer", run.run_id)
 
 
-async def _stand(count: int) -> bool:
+async def test_a_run_goes_on_after_a_failure_outside_of_its_frames(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody else would work on the run while its partition is held here."""
+    first = Backlog.first
+    failures = [RuntimeError("a defect")]
+
+    async def failing(self: Backlog) -> Stored:
+        if self._run_id == run.run_id and failures:
+            raise failures.pop()
+        return await first(self)
+
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
+        run = Run(bus)
+        monkeypatch.setattr(Backlog, "first", failing)
+        await run.whole("one")
+        check_order(await run.until("lifecycle.completed"), ["one"])
+    assert not failures
+    assert f"run {run.run_id}: unexpected failure" in caplog.text
+    assert await _blocked(0)
+
+
+async def test_a_partition_begins_again_when_one_of_its_loops_fails(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Checkpoint.write
+    failures = [RuntimeError("a defect")]
+
+    async def failing(self: Checkpoint, floor: int) -> None:
+        if self._partition == number and floor and failures:
+            raise failures.pop()
+        await write(self, floor)
+
+    async with bus_to(fresh_nats.url) as bus:
+        run = Run(bus)
+        number = subjects.partition_of(run.run_id)
+        monkeypatch.setattr(Checkpoint, "write", failing)
+        async with normalizer(fresh_nats.url):
+            await run.open()
+            last = await run.writer.write("bytes", agno("RunStarted"), leg=1)
+            await eventually(lambda: _passed(bus, number, last - 1))
+            assert not failures
+            await run.bytes(agno_text("one"))
+            await run.end()
+            check_order(await run.until("lifecycle.completed"), ["one"])
+
+
+async def test_a_partition_whose_checkpoint_is_garbage_reads_raw_from_the_start(
+    fresh_nats: NatsServer,
+) -> None:
+    async with bus_to(fresh_nats.url) as bus:
+        run = Run(bus)
+        number = subjects.partition_of(run.run_id)
+        async with normalizer(fresh_nats.url):
+            await run.open()
+            await run.bytes(agno("RunStarted") + agno("RunContent", content="one"))
+            await run.until("llm.stream")
+        for key in (f"normalizer.{number}", f"normalizer.{number}.past"):
+            await bus.bucket("checkpoints").put(key, b"garbage")
+        async with normalizer(fresh_nats.url):
+            await run.bytes(agno("RunContent", content="two"))
+            await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
+            await run.end()
+            check_order(await run.until("lifecycle.completed"), ["one", "two"])
+            await eventually(lambda: _is_number(bus, number), what="a checkpoint again")
+
+
+async def _is_number(bus: Bus, partition: int) -> bool:
+    entry = await bus.bucket("checkpoints").get(f"normalizer.{partition}")
+    return entry is not None and entry.value.isdigit()
+
+
+async def _blocked(count: int) -> bool:
     return REGISTRY.get_sample_value("penstock_runs_standing") == count
 
 
@@ -771,7 +845,7 @@ async def test_a_zombie_does_not_put_back_a_pause_or_a_checkpoint(
         async def hold(stored: Stored) -> None:
             held.append(stored)
 
-        take, zombie._take = zombie._take, hold  # type: ignore[method-assign]  # it hangs here
+        take, zombie._hand_out = zombie._hand_out, hold  # type: ignore[method-assign]  # it hangs here
         task = asyncio.create_task(zombie.work())
         async with normalizer(fresh_nats.url):
             await run.open()
@@ -806,7 +880,7 @@ async def test_a_zombie_does_not_put_back_a_pause_or_a_checkpoint(
                 return all(not known.backlog for known, _ in zombie._runs.values())
 
             await eventually(woke)
-            await zombie._write_checkpoint()
+            await zombie._checkpoint.write(zombie._floor)
             assert await second() == kept
             assert await _passed(bus, number, checkpoint - 1)
         task.cancel()

@@ -1,4 +1,4 @@
-"""The normalizer: holds its share of the partitions, and works on each."""
+"""The normalizer holds its fair share of the partitions, and works on each of them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from penstock.bus.subjects import PARTITIONS
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock_normalizer.partitions.partition import Partition
-from penstock_normalizer.recovery.abandoned_commands import end_the_run
+from penstock_normalizer.recovery.abandoned_commands import end_abandoned_run
 from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
 
-COUNT_S = 15.0
-SEVERAL_S = 0.1  # in which the losses of several streams are found
+COUNT_S = 15.0  # how often the dead letters are counted
+COLLECT_LOSSES_S = 0.1  # one failure of NATS is found as losses of several streams, one by one
 
 
 class NormalizerService(Service):
@@ -53,11 +53,11 @@ class NormalizerService(Service):
 
     @property
     def partitions(self) -> frozenset[int]:
-        """Those that it works on now."""
+        """The partitions that this normalizer works on now."""
         return self._share.held
 
     async def start(self) -> None:
-        """Take part; partitions come within a renewal."""
+        """Join the group; the first partitions come within a renewal."""
         self.bus.continuity.on_loss(self._on_loss)
         self.spawn("losses", self._begin_anew)
         self.spawn("share", self._take_part)
@@ -65,7 +65,7 @@ class NormalizerService(Service):
             self.bus,
             "normalizer-advisories",
             self.bury,
-            partial(end_the_run, self.bus),
+            partial(end_abandoned_run, self.bus),
             self.give_up,
         )
         self.spawn("advisories", advisories.run)
@@ -78,16 +78,20 @@ class NormalizerService(Service):
         self._loss.set()
 
     async def _begin_anew(self) -> None:
-        """After a loss: what the partitions remember may be of events that are gone."""
+        """Begin every partition anew after NATS has lost data.
+
+        What a partition remembers may be about events that are gone.
+        """
         while True:
             await self._loss.wait()
-            await asyncio.sleep(SEVERAL_S)
+            await asyncio.sleep(COLLECT_LOSSES_S)
             self._loss.clear()
             for number in self._share.held:
                 name = f"partition {number}"
                 if self.spawned(name):
                     await self.cancel(name)
-                    self._work_on(number)
+                    if number in self._share.held:  # it may have gone to another normalizer
+                        self._work_on(number)
 
     async def _take_part(self) -> None:
         await migrate.at_least(self.bus, await migrate.partitions(self.bus))
@@ -98,7 +102,7 @@ class NormalizerService(Service):
             try:
                 telemetry.DEADLETTERS_KEPT.set(await deadletters.kept(self.bus))
             except BusError as error:
-                log.debug("the dead letters are not counted: %s", error)
+                log.debug("the dead letters are not counted now: %s", error)
             await asyncio.sleep(COUNT_S)
 
     async def _begin(self, number: int) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import orjson
 
 from penstock.dialects.decoders import DECODERS
-from penstock_normalizer.fold.run_fold import Placed, RunFold
+from penstock_normalizer.fold.envelope import CanonicalEvent
+from penstock_normalizer.fold.run_fold import RunFold
 from support.fakes.raw import RUN_ID, Frames
 from support.recorded.agno import scenarios as agno_scenarios
 from support.recorded.goldens import Decisions, Scenario
@@ -99,7 +100,7 @@ def folded(scenario: Scenario, protocol: str, kind: str = "agent") -> Recorded:
     """A recording as the run that it is."""
     frames = Frames(protocol, kind=kind)
     fold = RunFold(RUN_ID, DECODERS)
-    events: list[Placed] = []
+    events: list[CanonicalEvent] = []
     decisions: dict[int, dict[str, Any]] = {}
     for leg, path in enumerate(scenario.legs, 1):
         if leg == 1:

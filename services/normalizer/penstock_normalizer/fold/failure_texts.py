@@ -1,7 +1,8 @@
-"""What the events of failures say: without credentials and internal addresses. Pure.
+"""The texts of failures, without credentials and internal addresses. Pure.
 
-These fields hold the words of somebody who reports a failure: a server, a library, a tool, or this
-project. What models and people say, and what tools return when they work, is left as it is.
+These fields repeat an error text of a server, a library, a tool or this project, which may contain
+a token or an internal address. The texts of models and people, and the results of tools that
+worked, stay as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 from penstock.dialects.base import JsonObject
 from penstock.redaction import redacted_value
 
-_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+_TEXT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "lifecycle.failed": ("error", "error_type", "detail"),
     "lifecycle.retrying": ("reason",),
     "llm.message_completed": ("error",),
@@ -26,16 +27,17 @@ _WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def cleaned(type: str, data: JsonObject, hosts: Sequence[str]) -> JsonObject:
-    """The event's data as clients may read it; the same object where nothing had to go.
+def redacted(type: str, data: JsonObject, hosts: Sequence[str]) -> JsonObject:
+    """The event's data as clients may read it; the same object where nothing was redacted.
 
-    `hosts`: the names of the run's agent server, which are hidden although they may look public.
+    `hosts`: the host names of the run's agent server, which are redacted although they may look
+    public.
     """
-    fields = _WORDS.get(type)
+    fields = _TEXT_FIELDS.get(type)
     if fields is None:
         return data
     if type == "llm.tool_result" and data.get("outcome") == "error":
-        fields = ("error", "result")  # a tool that failed: its result is the error's text
+        fields = ("error", "result")  # the result of a tool that failed is the error's text
     changed = {
         name: clean
         for name in fields

@@ -1,31 +1,41 @@
-"""A partition at work: read in order, hand out by run, write down how far everything is done."""
+"""One partition of RAW at work: its frames are read in order and handed to their runs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from enum import Enum, auto
 
-from penstock.bus import Bus, BusError, BusUnavailable, Loss, Reader, Stored, streams, subjects
+from penstock.bus import Bus, BusError, Loss, Reader, Stored, streams, subjects
 from penstock.bus.budget import Budget
 from penstock.bus.state.continuity import NOBODY
 from penstock.dialects.decoders import DECODERS
-from penstock_normalizer.partitions.checkpoint_history import Past
+from penstock_normalizer.partitions.checkpoint import Checkpoint
 from penstock_normalizer.recovery import expired, lost_data
+from penstock_normalizer.runs.feeder import GiveUp
 from penstock_normalizer.runs.pauses import Pauses
-from penstock_normalizer.runs.run import GiveUp, Run
+from penstock_normalizer.runs.run import Run
 from penstock_normalizer.runs.run_index import RunIndex
 from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
 
-ENDED_IDLE_S = 10.0  # what follows a run's end follows soon
-REMEMBER_S = 10.0  # how often a checkpoint is remembered with the end of EVENTS
-LOOK_S = 30.0  # how often a quiet partition's checkpoint is brought up to the others'
+ENDED_IDLE_S = 10.0  # an epilogue follows its terminal event within this time
+LOOK_S = 30.0  # how often the checkpoint of a quiet partition is brought up to the end of RAW
+
+
+class PartitionPhase(Enum):
+    """What a partition does."""
+
+    RESUMING = auto()  # it finds out where to begin
+    READING = auto()  # it reads RAW and hands frames to runs
+    HALTED = auto()  # NATS has lost data: it publishes nothing until it is begun anew
+    CLOSED = auto()
 
 
 class Partition:
-    """One partition of RAW, for as long as we hold its lease."""
+    """One partition of RAW, for as long as this normalizer holds its lease."""
 
     def __init__(
         self,
@@ -42,160 +52,119 @@ class Partition:
         self._budget = budget
         self._index = RunIndex(bus)
         self._pauses = Pauses(bus, settings.events_max_age_s)
-        self._checkpoints = bus.bucket("checkpoints")
-        self._key = f"normalizer.{number}"
-        self._written = 0
-        self._revision = 0  # of the checkpoint
-        self._past = Past()
-        self._past_revision = 0
-        self._remembered_at = 0.0
-        self._halted = False
+        self._checkpoint = Checkpoint(bus, number)
         self._looked_at = time.monotonic()
-        self._seen = 0  # the last frame that was handed out
+        self._seen = 0  # the last frame that was handed to a run, by its sequence in RAW
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
+        self.phase = PartitionPhase.CLOSED
 
     async def work(self) -> None:
-        """Go on from the last checkpoint until cancelled; then write down where we are."""
+        """Work from the last checkpoint on until cancelled; then write the checkpoint.
+
+        When one of its loops fails, the others are ended, too, and the exception is raised, so that
+        the service begins the partition again.
+        """
+        self.phase = PartitionPhase.RESUMING
         losses = await self._resume()
         reader = Reader(
             self._bus,
             streams.RAW,
             subjects.raw_of_partition(self._number),
-            self._written + 1,
-            self._take,
+            self._checkpoint.position + 1,
+            self._hand_out,
         )
-        keepers = [asyncio.create_task(self._keep_checkpoints())]
-        if losses:
-            keepers.append(asyncio.create_task(self._settle(losses)))
+        if self.phase is PartitionPhase.RESUMING:  # it may have been halted meanwhile
+            self.phase = PartitionPhase.READING
         try:
-            await reader.run()
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._keep_checkpoints())
+                if losses:
+                    loops.create_task(self._settle(losses))
+                await reader.run()
         finally:
-            tasks = [*keepers, *(task for _, task in self._runs.values())]
+            await self._close()
+
+    async def _close(self) -> None:
+        self.phase = PartitionPhase.CLOSED
+        try:
+            tasks = [task for _, task in self._runs.values()]
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            if tasks:
+                await asyncio.wait(tasks)
             if self._bus.ready:
-                await self._write_checkpoint()
+                await self._checkpoint.write(self._floor)
+        finally:
+            # The budget is shared by all partitions, so it is given back whatever happens here.
             for run, _ in self._runs.values():
                 run.backlog.drop()
             self._runs.clear()
 
     async def _resume(self) -> list[Loss]:
-        """Find out where to begin; returns the losses that are to be dealt with."""
+        """Find out where to begin; returns the losses with which the partition has to deal."""
         while True:
             try:
-                await self._read_checkpoint()
-                losses = await self._go_back()
-                await expired.end_the_lost(self._bus, self._number, self._written)
+                await self._checkpoint.read()
+                losses = await self._checkpoint.go_back()
+                await expired.end_expired_runs(self._bus, self._number, self._checkpoint.position)
                 break
             except BusError as error:
-                log.warning("partition %d: cannot begin yet: %s", self._number, error)
+                log.warning("partition %d: it cannot begin yet: %s", self._number, error)
                 await asyncio.sleep(self._settings.checkpoint_s)
-        self._seen = self._written
-        return losses
-
-    async def _go_back(self) -> list[Loss]:
-        """To where EVENTS still has everything, should it have lost its end since."""
-        entry = await self._checkpoints.get(f"{self._key}.past")
-        if entry is not None:
-            self._past, self._past_revision = Past.parse(entry.value), entry.revision
-        elif not self._written:
-            # nobody has worked on it before: there is nothing that could be lost
-            self._past.settle(self._bus.continuity.all)
-        losses = self._past.unsettled(self._bus.continuity.all)
-        back = self._past.go_back(losses)
-        if back is not None and back < self._written:
-            log.warning(
-                "partition %d: EVENTS has lost what was made of later frames: RAW is read again "
-                "from %d, and not from %d",
-                *(self._number, back + 1, self._written + 1),
-            )
-            value = str(back).encode()
-            revision = await self._checkpoints.update(self._key, value, self._revision)
-            if revision is None:
-                raise BusUnavailable("somebody else works on the partition, too")
-            self._written, self._revision = back, revision
+        self._seen = self._checkpoint.position
         return losses
 
     async def _settle(self, losses: list[Loss]) -> None:
-        """Once everything is read that is there, deal with the runs that have lost something."""
+        """Read everything that RAW has; then repair or end the runs that have lost data."""
         while True:
             try:
                 last = await self._bus.tail(streams.RAW, subjects.raw_of_partition(self._number))
                 while last is not None and self._floor < last.sequence:
                     await asyncio.sleep(self._settings.checkpoint_s)
-                await lost_data.settle(self._bus, self._number, losses)
-                self._past.settle(losses)
-                await self._remember()
+                await lost_data.repair_runs(self._bus, self._number, losses)
+                await self._checkpoint.settle(losses, self._floor)
                 return
             except BusError as error:
-                log.warning("partition %d: what was lost: once more: %s", self._number, error)
+                log.warning(
+                    "partition %d: the repair after a loss is tried again: %s", self._number, error
+                )
                 await asyncio.sleep(self._settings.checkpoint_s)
 
-    async def _remember_now_and_then(self) -> None:
-        if time.monotonic() < self._remembered_at + REMEMBER_S:
-            return
-        if self._past.points and self._past.points[-1][0] >= self._floor:
-            return
-        try:
-            await self._remember()
-        except BusError as error:
-            log.debug("partition %d: %s", self._number, error)
-
-    async def _remember(self) -> None:
-        """Keep this checkpoint, with where EVENTS ends. Raises BusError."""
-        self._remembered_at = time.monotonic()
-        floor = self._floor  # before it is asked how far the events of all that reach
-        state = (await self._bus.api(f"STREAM.INFO.{streams.EVENTS}"))["state"]
-        self._past.add(floor, state["last_seq"])
-        value, key = self._past.dump(), f"{self._key}.past"
-        revision = await self._checkpoints.update(key, value, self._past_revision)
-        if revision is None:
-            entry = await self._checkpoints.get(key)  # somebody else works on it, too
-            if entry is not None:
-                self._past, self._past_revision = Past.parse(entry.value), entry.revision
-        else:
-            self._past_revision = revision
-
-    async def _read_checkpoint(self) -> None:
-        entry = await self._checkpoints.get(self._key)
-        if entry is not None:
-            self._written, self._revision = int(entry.value), entry.revision
-
     def halt(self) -> None:
-        """Publish nothing more: what is remembered may be of events that are gone."""
-        self._halted = True
+        """Publish nothing more, because what the runs remember may be of events that are gone."""
+        self.phase = PartitionPhase.HALTED
         for _, task in self._runs.values():
             task.cancel()
 
-    async def _take(self, stored: Stored) -> None:
-        if self._halted:
-            await asyncio.Event().wait()  # until the partition is begun anew
+    async def _hand_out(self, stored: Stored) -> None:
+        if self.phase is PartitionPhase.HALTED:
+            await asyncio.Event().wait()  # until the service begins the partition anew
         self._seen = stored.sequence
         run_id = subjects.run_id_of(stored.subject)
         if run_id == NOBODY:
-            return  # it only takes up a sequence, and is gone by now
+            return  # a placeholder of the bus, which only takes up a sequence
         known = self._runs.get(run_id)
         if known is None:
-            run = Run(
-                self._bus,
-                run_id,
-                DECODERS,
-                self._settings.max_frame_bytes,
-                self._index,
-                self._pauses,
-                self._budget,
-                self._give_up,
-                self._settings.max_standing_s,
-            )
-            task = asyncio.create_task(run.work(), name=f"run {run_id}")
-            task.add_done_callback(_say_why)
-            known = self._runs[run_id] = (run, task)
+            known = self._runs[run_id] = self._begin(run_id)
         known[0].backlog.push(stored)
+
+    def _begin(self, run_id: str) -> tuple[Run, asyncio.Task[None]]:
+        run = Run(
+            self._bus,
+            run_id,
+            DECODERS,
+            self._settings.max_frame_bytes,
+            self._index,
+            self._pauses,
+            self._budget,
+            self._give_up,
+            self._settings.max_standing_s,
+        )
+        return run, asyncio.create_task(run.work(), name=f"run {run_id}")
 
     @property
     def _floor(self) -> int:
-        """The last frame before which none is left to be done."""
+        """The last frame up to which all frames of the partition are done."""
         return min(
             (run.backlog.floor for run, _ in self._runs.values() if run.backlog), default=self._seen
         )
@@ -204,38 +173,26 @@ class Partition:
         while True:
             await asyncio.sleep(self._settings.checkpoint_s)
             if time.monotonic() > self._looked_at + LOOK_S:
-                await self._pass_over_others()
+                await self._pass_over_other_partitions()
             self._bus.continuity.knows(streams.RAW, self._seen)
-            await self._write_checkpoint()
-            await self._remember_now_and_then()
+            await self._checkpoint.write(self._floor)
+            await self._checkpoint.remember_now_and_then(self._floor)
             self._forget_idle_runs()
 
-    async def _pass_over_others(self) -> None:
-        """What is in RAW by now and not in this partition is no gap in it, should it age out."""
+    async def _pass_over_other_partitions(self) -> None:
+        """Count the frames of other partitions as seen.
+
+        Otherwise they would look like a gap in this partition once RAW has deleted them.
+        """
         self._looked_at = time.monotonic()
         try:
             last = (await self._bus.api(f"STREAM.INFO.{streams.RAW}"))["state"]["last_seq"]
             ours = await self._bus.tail(streams.RAW, subjects.raw_of_partition(self._number))
         except BusError as error:
-            log.debug("partition %d: %s", self._number, error)
+            log.debug("partition %d: the end of RAW is not known: %s", self._number, error)
             return
         if ours is None or ours.sequence <= self._seen:
             self._seen = max(self._seen, last)
-
-    async def _write_checkpoint(self) -> None:
-        floor = self._floor
-        if floor <= self._written:
-            return
-        try:
-            value = str(floor).encode()
-            revision = await self._checkpoints.update(self._key, value, self._revision)
-            if revision is None:
-                # somebody else works on it, too: it never goes back
-                await self._read_checkpoint()
-            else:
-                self._written, self._revision = floor, revision
-        except BusError as error:
-            log.warning("partition %d: checkpoint not written: %s", self._number, error)
 
     def _forget_idle_runs(self) -> None:
         now, idle_s = time.monotonic(), self._settings.run_idle_s
@@ -244,8 +201,3 @@ class Partition:
             if not run.backlog and run.idle_since < now - patience_s:
                 task.cancel()
                 del self._runs[run_id]
-
-
-def _say_why(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("%s stopped", task.get_name(), exc_info=task.exception())

@@ -1,6 +1,7 @@
-"""A run whose command the server gave up: nobody will begin with it any more, so it is ended.
+"""Ends a run whose command NATS has stopped delivering, so that no connector will carry it out.
 
-A command that its service gives up ends its run there. What comes here could not even be given up.
+A service that gives up a command ends the run itself. This is for a command whose service could
+not even do that, because its process ended on each delivery.
 """
 
 from __future__ import annotations
@@ -12,38 +13,38 @@ from pydantic import ValidationError
 from penstock.bus import Bus, ObjectGone, Stored, messages, streams, subjects
 from penstock.bus.records import ENDED, ContinueCommand, RunRecord
 from penstock.bus.write import objects
-from penstock_normalizer.runs.failed_frame import write_end
+from penstock_normalizer.runs.failed_frame import write_failed
 
 log = logging.getLogger(__name__)
 
 _OPEN_A_LEG = frozenset({"start", "continue"})
 
 
-async def end_the_run(bus: Bus, stored: Stored, error: Exception) -> None:
-    """End the run of a start or continue, where its leg was not opened. Safe to repeat.
+async def end_abandoned_run(bus: Bus, stored: Stored, error: Exception) -> None:
+    """End the run of an abandoned start or continue, unless its leg was opened. Safe to repeat.
 
-    Raises BusError.
+    `stored` is the command, `error` why it was given up. Raises BusError.
     """
     _, service, kind, run_id = stored.subject.split(".")
     if service != "connector" or kind not in _OPEN_A_LEG:
         return
     entry = await bus.bucket("runs").get(run_id)
     if entry is None:
-        log.warning("run %s: nobody knows it", run_id)
+        log.warning("run %s: it has no record, so it is not ended", run_id)
         return
     record = RunRecord.model_validate_json(entry.value)
     if record.status in ENDED:
         return
-    leg = 1 if kind == "start" else await _leg(bus, stored, record)
+    leg = 1 if kind == "start" else await _leg_of(bus, stored, record)
     last = await bus.tail(streams.RAW, subjects.raw_stored(run_id, "upstream"))
     if last is not None and int(last.headers[messages.LEG]) >= leg:
-        return  # whoever opened it sees it through
+        return  # the connector that opened the leg also ends it
     text = f"the command cannot be carried out: {error}"
-    await write_end(bus, record, {"code": "internal", "error": text})
+    await write_failed(bus, record, {"code": "internal", "error": text})
 
 
-async def _leg(bus: Bus, stored: Stored, record: RunRecord) -> int:
-    """The leg that a continue command opens; the next one where it cannot be read."""
+async def _leg_of(bus: Bus, stored: Stored, record: RunRecord) -> int:
+    """The leg that a continue command opens; the run's next one where it cannot be read."""
     try:
         payload = await objects.unwrap(bus, stored.payload)
         return ContinueCommand.model_validate_json(payload).leg

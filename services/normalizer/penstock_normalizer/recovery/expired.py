@@ -1,8 +1,9 @@
-"""Runs whose source frames were deleted before anybody read them: each is ended, and says so.
+"""Ends runs whose source frames were deleted before any normalizer read them.
 
-RAW keeps frames for a time, and to a size. A fleet of normalizers that was away for longer finds a
-gap between its checkpoint and what is left. A run of which later frames are there is ended when
-they are read (`runs.py`); one of which nothing is left is ended here, by a frame of our own.
+RAW keeps frames for a limited time and up to a limited size. When no normalizer ran for longer,
+there is a gap between a partition's checkpoint and the first frame that is left. A run that has
+later frames is ended when these are read (`runs/ending.py`). A run of which no frame is left is
+ended here, by a source frame of the normalizer's own.
 """
 
 from __future__ import annotations
@@ -15,43 +16,45 @@ from penstock.bus import Bus, streams, subjects
 from penstock.bus.admin.migrate import partitions
 from penstock.bus.read import direct
 from penstock.bus.records import RunRecord
-from penstock_normalizer.runs.failed_frame import write_end
+from penstock_normalizer.runs.failed_frame import write_failed
 
 log = logging.getLogger(__name__)
 
-# a run this young is being started now
-MIN_AGE_S = 10.0
+MIN_AGE_S = 10.0  # a younger run may be starting, so that its first frame is on its way
 
 
-async def end_the_lost(bus: Bus, partition: int, checkpoint: int) -> None:
-    """End the runs of a partition that nothing is left of, if there is a gap. Raises BusError."""
+async def end_expired_runs(bus: Bus, partition: int, checkpoint: int) -> None:
+    """End the runs of a partition of which no frame is left, where there is a gap in RAW.
+
+    Raises BusError.
+    """
     state = (await bus.api(f"STREAM.INFO.{streams.RAW}"))["state"]
     if checkpoint >= state["first_seq"] - 1:
         return
     log.warning(
-        "partition %d: the frames %d to %d have been deleted since it was last read",
+        "partition %d: the frames %d to %d were deleted before they were read",
         *(partition, checkpoint + 1, state["first_seq"] - 1),
     )
     count = await partitions(bus)
-    # one batch at a time: a list of runs may be long
+    # The list of runs may be long, so it is read in batches.
     async for stored in direct.replay(bus, "KV_runs", "$KV.runs.>"):
         if not stored.payload:
-            continue  # deleted
+            continue  # a deleted record
         run_id = stored.subject.removeprefix("$KV.runs.")
         if subjects.partition_of(run_id, count) != partition:
             continue
         try:
             record = RunRecord.model_validate_json(stored.payload)
         except ValidationError as error:
-            log.error("run %s: whether it is lost is not known: %s", run_id, error)
+            log.error("run %s: its record cannot be read, so it is not ended: %s", run_id, error)
             continue
-        if await _is_lost(bus, record):
-            await write_end(bus, record, {"code": "history_lost"})
+        if await _has_expired(bus, record):
+            await write_failed(bus, record, {"code": "history_lost"})
 
 
-async def _is_lost(bus: Bus, record: RunRecord) -> bool:
-    young = bus.clock.age_s(record.updated_at) < MIN_AGE_S
-    if record.status not in ("queued", "running") or young:
+async def _has_expired(bus: Bus, record: RunRecord) -> bool:
+    is_young = bus.clock.age_s(record.updated_at) < MIN_AGE_S
+    if record.status not in ("queued", "running") or is_young:
         return False
     if await bus.tail(streams.RAW, subjects.raw_of_run(record.run_id)) is not None:
         return False

@@ -1,8 +1,10 @@
-"""After NATS has lost data: each run is brought into one state, or ended.
+"""Brings each run into one consistent state after NATS has lost data.
 
-What was made of source frames is made again by reading them again (`partitions.py`). What then is
-still contradictory has lost its source: a run whose frames are gone is ended with `history_lost`;
-a run that the list shows in another state than its events is shown as its events say.
+The partition has read RAW again from where EVENTS was whole (`partitions/checkpoint.py`), so lost
+events whose frames are still there exist again. What is still contradictory has lost its source:
+
+- a run whose frames are gone is ended with code `history_lost`;
+- a record that differs from its run's events is written again from these.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ from penstock.bus.read import direct
 from penstock.bus.records import ENDED, RunRecord
 from penstock.events import TERMINAL
 from penstock_normalizer.recovery.expired import MIN_AGE_S
-from penstock_normalizer.runs.failed_frame import write_end
+from penstock_normalizer.runs.failed_frame import write_failed
 from penstock_normalizer.runs.run_index import RunIndex
 
 log = logging.getLogger(__name__)
 
 RUNS = "KV_runs"
-# What a run's state is known by; what the others have lost, connectors and approvals see to.
-TELLING = (streams.RAW, streams.EVENTS, streams.COMMANDS, RUNS)
-# By how much what is stamped by different clocks, or was on its way, may be older than the loss.
+# The streams that tell a run's state. Connectors and approvals deal with losses of the others.
+RELEVANT = (streams.RAW, streams.EVENTS, streams.COMMANDS, RUNS)
+# How much older than the loss a message may be that belongs to it: clocks differ, and a message
+# may have been on its way.
 MARGIN = timedelta(minutes=5)
 TEXT = (
     "NATS has lost source frames of this run (a power cut, or an older store that was put back): "
@@ -36,34 +39,33 @@ TEXT = (
 )
 
 
-async def settle(bus: Bus, partition: int, losses: Iterable[Loss]) -> None:
-    """Bring the partition's runs into order, once all its frames are read. Raises BusError."""
-    found = tuple(loss for loss in losses if loss.stream in TELLING)
-    if not found:
+async def repair_runs(bus: Bus, partition: int, losses: Iterable[Loss]) -> None:
+    """Repair or end the partition's runs, once all its frames are read. Raises BusError."""
+    relevant = tuple(loss for loss in losses if loss.stream in RELEVANT)
+    if not relevant:
         return
-    since = await _since(bus, found)
-    if any(loss.stream == RUNS for loss in found):
-        await _show_again(bus, partition, since)
-    young = [
+    since = await _earliest_loss(bus, relevant)
+    if any(loss.stream == RUNS for loss in relevant):
+        await _restore_records(bus, partition, since)
+    too_young = [
         record
         async for record in _records(bus, partition)
-        if not await _settled(bus, record, since)
+        if not await _repaired(bus, record, since)
     ]
-    if young:
-        # their commands may be on their way
-        await asyncio.sleep(MIN_AGE_S)
-    for record in young:
-        await _settled(bus, record, since, young=False)
+    if too_young:
+        await asyncio.sleep(MIN_AGE_S)  # their commands may be on their way
+    for record in too_young:
+        await _repaired(bus, record, since, wait_for_young=False)
 
 
-async def _since(bus: Bus, losses: Iterable[Loss]) -> datetime:
-    """Before this time nothing was lost."""
+async def _earliest_loss(bus: Bus, losses: Iterable[Loss]) -> datetime:
+    """A time before which nothing was lost."""
     earliest = bus.clock.now()
     for loss in losses:
-        stands = await bus.at(loss.stream, loss.stands) if loss.stands else None
-        if stands is None:
+        last_left = await bus.at(loss.stream, loss.stands) if loss.stands else None
+        if last_left is None:
             return datetime.fromtimestamp(0, UTC)
-        earliest = min(earliest, datetime.fromisoformat(stands.stored_at))
+        earliest = min(earliest, datetime.fromisoformat(last_left.stored_at))
     return earliest - MARGIN
 
 
@@ -76,39 +78,42 @@ async def _records(bus: Bus, partition: int) -> AsyncIterator[RunRecord]:
         try:
             yield RunRecord.model_validate_json(stored.payload)
         except ValidationError as error:
-            log.error("run %s: whether it has lost data is not known: %s", run_id, error)
+            log.error("run %s: its record cannot be read, so it is not repaired: %s", run_id, error)
 
 
-async def _settled(bus: Bus, record: RunRecord, since: datetime, *, young: bool = True) -> bool:
-    """Compare a run with its events; False where it is too young for that."""
+async def _repaired(
+    bus: Bus, record: RunRecord, since: datetime, *, wait_for_young: bool = True
+) -> bool:
+    """Compare a run with its events, and repair or end it; False where it is too young yet."""
     updated = datetime.fromisoformat(record.updated_at)
     if record.status in ENDED and updated < since:
         return True
     last = await bus.tail(streams.EVENTS, subjects.event("lifecycle.*", record.run_id))
     if last is not None and int(last.headers[messages.SEQUENCE]) > record.sequence:
-        await RunIndex(bus).show(record.run_id, last)
+        await RunIndex(bus).update_from_stored(record.run_id, last)
     if last is not None and last.headers["ce-type"] in TERMINAL:
         return True
-    # it is being started, or its end is about to be published: the list is told first
-    unclear = last is None or record.status in ENDED
-    if young and unclear and bus.clock.age_s(record.updated_at) < MIN_AGE_S:
+    # A run without events may be starting. A record that has ended without a terminal event may be
+    # ahead of it, because the record is written first.
+    is_unclear = last is None or record.status in ENDED
+    if wait_for_young and is_unclear and bus.clock.age_s(record.updated_at) < MIN_AGE_S:
         return False
-    if await _has_lost(bus, record, last):
-        log.error("run %s: it has lost data, and is ended", record.run_id)
-        await write_end(bus, record, {"code": "history_lost", "error": TEXT})
+    if await _has_lost_data(bus, record, last):
+        log.error("run %s: its data is lost, so it is ended", record.run_id)
+        await write_failed(bus, record, {"code": "history_lost", "error": TEXT})
     return True
 
 
-async def _has_lost(bus: Bus, record: RunRecord, lifecycle: Stored | None) -> bool:
+async def _has_lost_data(bus: Bus, record: RunRecord, lifecycle: Stored | None) -> bool:
     if lifecycle is None:
         if record.status in ENDED:
-            return False  # nothing of it is left, and nobody waits for it
+            return False  # the run had ended, and all its events are gone
         if await bus.tail(streams.RAW, subjects.raw_of_run(record.run_id)) is not None:
-            return False  # it is being read
+            return False  # the partition is reading it
         start = subjects.command("*", "start", record.run_id)
         return await bus.tail(streams.COMMANDS, start) is None
     if record.status in ENDED:
-        return True  # its end was seen, and cannot be made again
+        return True  # the terminal event was published, and its frame is gone
     last = await bus.tail(streams.EVENTS, subjects.events_of_run(record.run_id))
     return last is not None and any(
         bus.continuity.covers(streams.RAW, int(last.headers[name]))
@@ -116,8 +121,8 @@ async def _has_lost(bus: Bus, record: RunRecord, lifecycle: Stored | None) -> bo
     )
 
 
-async def _show_again(bus: Bus, partition: int, since: datetime) -> None:
-    """Runs that have events, and are not in the list."""
+async def _restore_records(bus: Bus, partition: int, since: datetime) -> None:
+    """Make the records of runs that have events since then, and no record."""
     first = await bus.since(streams.EVENTS, since)
     if first is None:
         return
@@ -127,4 +132,4 @@ async def _show_again(bus: Bus, partition: int, since: datetime) -> None:
     async for stored in direct.replay(bus, streams.EVENTS, pattern, first.sequence):
         run_id = subjects.run_id_of(stored.subject)
         if subjects.partition_of(run_id, count) == partition:
-            await index.show(run_id, stored)
+            await index.update_from_stored(run_id, stored)

@@ -1,4 +1,8 @@
-"""A run that stands: something that is not the bus is in its way, say a record that is garbage."""
+"""When a blocked run is tried again.
+
+A run is blocked by something other than the bus, such as a corrupt record. To skip its frame would
+leave a gap in its events, so the run is tried again, with growing delays, for a limited time.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +13,31 @@ from penstock import telemetry
 RETRY_S, MAX_RETRY_S = 1.0, 30.0
 
 
-class Standing:
-    """Since when a run has been standing, and how long that is borne."""
+class BlockedRun:
+    """Since when a run is blocked, and how long it is tried again. Also counts in the metric."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._since: float | None = None
-        self._tries = 0
+        self._since: float | None = None  # None: the run is not blocked
+        self._failures = 0
 
-    def again(self) -> float:
-        """It has failed once more. Returns how long to wait, in seconds; 0 when it is enough."""
+    def failed(self) -> float:
+        """Count a failure. Returns the seconds until the next try; 0 when the patience is over."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
             telemetry.RUNS_STANDING.inc()
         left_s = self._since + self._patience_s - now
-        self._tries += 1
-        return max(0.0, min(RETRY_S * 2.0 ** (self._tries - 1), MAX_RETRY_S, left_s))
+        self._failures += 1
+        return max(0.0, min(RETRY_S * 2.0 ** min(self._failures - 1, 10), MAX_RETRY_S, left_s))
 
     @property
-    def is_new(self) -> bool:
-        """Whether it has failed only once: the traceback is told then, and when it is given up."""
-        return self._tries == 1
+    def is_first_failure(self) -> bool:
+        """Whether the run has failed only once. Its traceback is logged then, and at the end."""
+        return self._failures == 1
 
-    def over(self) -> None:
-        """It goes on, or nobody waits for it any more."""
+    def unblocked(self) -> None:
+        """The run continues, or nobody works on it any more."""
         if self._since is not None:
             telemetry.RUNS_STANDING.dec()
-        self._since, self._tries = None, 0
+        self._since, self._failures = None, 0

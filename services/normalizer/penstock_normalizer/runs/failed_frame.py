@@ -1,4 +1,4 @@
-"""A source frame of the normalizer's own: it ends a run whose other frames are gone."""
+"""A source frame of the normalizer's own: it ends a run that no other service will end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ log = logging.getLogger(__name__)
 WRITER = "normalizer"
 
 
-async def write_end(bus: Bus, record: RunRecord, data: dict[str, str]) -> None:
-    """Say in RAW that a run has failed, once, whoever says so. Raises BusError."""
+async def write_failed(bus: Bus, record: RunRecord, data: dict[str, str]) -> None:
+    """Write to RAW that a run has failed; several callers write it once. Raises BusError.
+
+    `data`: the fields of `lifecycle.failed`, at least `code`.
+    """
     writer = RawWriter(bus, record.run_id, WRITER, f"{WRITER}/{uuid4()}")
-    word = {"type": "lifecycle.failed", "data": data}
+    event = {"type": "lifecycle.failed", "data": data}
     try:
-        await writer.write("event", orjson.dumps(word), leg=max(record.legs, 1))
+        await writer.write("event", orjson.dumps(event), leg=max(record.legs, 1))
     except FenceConflict:
-        log.debug("run %s: it is being ended", record.run_id)
+        log.debug("run %s: another normalizer has written its end", record.run_id)

@@ -1,4 +1,8 @@
-"""What it takes to go on after a pause: kept in KV, for its events may have aged by then."""
+"""What it takes to continue a paused run, kept in KV `pauses`.
+
+A run may wait for longer than its frames and events are kept. So its fold and the upstream's own
+objects are stored before the approval is requested.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,9 @@ log = logging.getLogger(__name__)
 
 
 class Pauses:
-    """The pauses of runs, one each; every call waits for the bus as needed.
+    """The pauses of runs, one for each run.
 
-    The pause of a run that has ended is kept for `kept_s` more, for commands and events that are
+    After the run's end its pause stays for `kept_s` seconds, for commands and events that are
     delivered again.
     """
 
@@ -26,52 +30,64 @@ class Pauses:
         self._kept_s = kept_s
 
     async def restore(self, fold: RunFold) -> None:
-        """Bring a new fold to where the run paused, if it did. Raises BusError, ObjectGone."""
+        """Bring a new fold to the run's pause, if there is one.
+
+        Raises BusError, ObjectGone, and ValueError where the pause cannot be parsed.
+        """
         entry = await self._bucket.get(fold.run_id)
         if entry is not None:
             record = await objects.unwrap(self._bus, entry.value)
             fold.restore(PauseRecord.model_validate_json(record).fold)
 
     async def keep(self, fold: RunFold) -> None:
-        """Before anybody hears of the request: what it takes to go on, however long it waits."""
-        assert fold.approval_id is not None
+        """Store the run's pause. Waits for the bus as needed.
+
+        Raises MessageTooLarge, and ValueError where an earlier pause cannot be parsed.
+        """
+        assert fold.pending is not None
         record = PauseRecord(
             run_id=fold.run_id,
-            approval_id=fold.approval_id,
+            approval_id=fold.pending.approval_id,
             leg=fold.leg,
             protocol=fold.facts["protocol"],
             fold=fold.snapshot(),
-            resume=fold.resume or {},
+            resume=fold.pending.resume,
         )
-        name, pause = f"{fold.approval_id}.pause", record.dump()
+        name, pause = f"{fold.pending.approval_id}.pause", record.dump()
         while True:
             try:
                 kept = await objects.wrap(self._bus, name, pause)
                 if await self._put(fold.run_id, fold.sequence, kept):
                     return
             except MessageTooLarge:
-                raise  # nor will it be smaller the next time
+                raise  # a repeat would be as large
             except BusError as error:
-                log.warning("run %s: its pause is not kept yet: %s", fold.run_id, error)
+                log.warning("run %s: its pause is not stored yet: %s", fold.run_id, error)
                 await asyncio.sleep(fence.RETRY_S)
 
     async def _put(self, run_id: str, sequence: int, kept: bytes) -> bool:
-        """Keep it, but not over a later one: a zombie comes late."""
+        """Store the pause unless a later one is there, which a normalizer that was slow may find.
+
+        Returns False when another writer was faster, so that the caller tries again.
+        """
         entry = await self._bucket.get(run_id)
         if entry is not None:
             try:
-                standing = await objects.unwrap(self._bus, entry.value)
+                earlier = await objects.unwrap(self._bus, entry.value)
             except ObjectGone:
                 log.warning("run %s: its earlier pause is lost, and replaced", run_id)
             else:
-                # the same one is there, too: the run may have ended meanwhile, and let go of it
-                if PauseRecord.model_validate_json(standing).fold["sequence"] >= sequence:
+                # The same pause is not written again either: `expire` may have been called since.
+                if PauseRecord.model_validate_json(earlier).fold["sequence"] >= sequence:
                     return True
         revision = entry.revision if entry is not None else 0
         return await self._bucket.update(run_id, kept, revision) is not None
 
-    async def let_go(self, run_id: str) -> None:
-        """The run ends: what is kept of its pause, if it had one, goes by itself."""
+    async def expire(self, run_id: str) -> None:
+        """The run has ended: let its pause, if there is one, expire after `kept_s`.
+
+        Raises MessageTooLarge.
+        """
         while True:
             try:
                 entry = await self._bucket.get(run_id)
@@ -79,6 +95,8 @@ class Pauses:
                     run_id, entry.value, entry.revision, self._kept_s
                 ):
                     return
+            except MessageTooLarge:
+                raise  # a repeat would be as large
             except BusError as error:
-                log.warning("run %s: its pause cannot be let go yet: %s", run_id, error)
+                log.warning("run %s: its pause does not expire yet: %s", run_id, error)
                 await asyncio.sleep(fence.RETRY_S)

@@ -1,4 +1,4 @@
-"""The list of runs: KV `runs`, moved along with each run's lifecycle."""
+"""The list of runs (KV `runs`): each record follows the lifecycle events of its run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from penstock.bus.records import RunRecord, RunStatus
 from penstock.bus.write import objects
 from penstock.bus.write.fence import RETRY_S
 from penstock.dialects.base import JsonObject
-from penstock_normalizer.fold.run_fold import Placed, RunFold
+from penstock_normalizer.fold.envelope import CanonicalEvent
+from penstock_normalizer.fold.run_fold import RunFold
 
 log = logging.getLogger(__name__)
 
@@ -31,44 +32,46 @@ _STATUS: Mapping[str, RunStatus] = {
 
 
 class RunIndex:
-    """Brings a run's record up to its last lifecycle event; never back."""
+    """Brings a run's record up to its last lifecycle event, and never back to an earlier one."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._bucket = bus.bucket("runs")
 
     async def record(self, run_id: str) -> RunRecord | None:
-        """A run as the list shows it."""
+        """The record of a run. Raises BusError, and ValueError where it cannot be parsed."""
         entry = await self._bucket.get(run_id)
         return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
-    async def follow(
+    async def update(
         self,
         run_id: str,
         fold: RunFold,
-        placed: list[Placed],
+        events: list[CanonicalEvent],
         first_event: int,
         *,
         overrule: bool = False,
     ) -> None:
-        """Write down what these events changed; a repeat changes nothing.
+        """Write what the last lifecycle event among these changes. Waits for the bus as needed.
 
-        `overrule`: also where the record tells of a later event, which must have been lost.
+        `first_event`: the stream sequence of the run's first event. `overrule`: also replace a
+        record that names a later event, which EVENTS must have lost. A repeat changes nothing.
+        Raises MessageTooLarge, and ValueError where the record cannot be parsed.
         """
-        telling = [event for event in placed if event.type in _STATUS]
-        if not telling:
+        lifecycle = [event for event in events if event.type in _STATUS]
+        if not lifecycle:
             return
-        event = telling[-1]
+        event = lifecycle[-1]
         while True:
             try:
                 entry = await self._bucket.get(run_id)
                 record = (
                     RunRecord.model_validate_json(entry.value)
                     if entry is not None and entry.value is not None
-                    else _record(run_id, fold, event)
+                    else _new_record(run_id, fold, event)
                 )
-                stands = record.status == _STATUS[event.type] or not overrule
-                if record.sequence >= event.sequence and stands:
+                may_stay = record.status == _STATUS[event.type] or not overrule
+                if record.sequence >= event.sequence and may_stay:
                     return
                 changes = _changes(fold, event, record.first_event or first_event)
                 record = record.model_copy(update=changes)
@@ -77,15 +80,15 @@ class RunIndex:
                     _log_failure(record)
                     return
             except MessageTooLarge:
-                raise  # nor will it be smaller the next time
+                raise  # a repeat would be as large
             except BusError as error:
                 log.warning("run %s: its record is not written yet: %s", run_id, error)
                 await asyncio.sleep(RETRY_S)
 
-    async def show(self, run_id: str, lifecycle: Stored) -> None:
-        """Bring a run's record up to a lifecycle event of EVENTS; make it where it is lost.
+    async def update_from_stored(self, run_id: str, lifecycle: Stored) -> None:
+        """Bring a run's record up to a lifecycle event of EVENTS; make a record that is lost.
 
-        Raises BusError.
+        Raises BusError, ObjectGone, and ValueError where the record cannot be parsed.
         """
         sequence = int(lifecycle.headers[messages.SEQUENCE])
         first = int(lifecycle.headers.get(messages.FIRST, lifecycle.sequence))
@@ -96,12 +99,13 @@ class RunIndex:
                 if record.sequence >= sequence:
                     return
             else:
-                started = lifecycle if first == lifecycle.sequence else await self._at(first)
+                is_first = first == lifecycle.sequence
+                started = lifecycle if is_first else await self._bus.at(streams.EVENTS, first)
                 if started is None:
-                    return  # its beginning has aged: there is nothing to show of it
-                record = _of_started(run_id, await self._body(started))
+                    return  # the run's beginning has aged out, so its record may have, too
+                record = _record_of_started(run_id, await self._body(started))
             event = await self._body(lifecycle)
-            changes = _shown_by(event["event"]["action"], event["data"])
+            changes = _lifecycle_fields(event["event"]["action"], event["data"])
             changes |= {
                 "sequence": sequence,
                 "updated_at": event["timestamp"],
@@ -111,18 +115,30 @@ class RunIndex:
             revision = entry.revision if entry is not None else 0
             value = record.model_copy(update=changes).dump()
             if await self._bucket.update(run_id, value, revision) is not None:
-                log.warning("run %s: shown as its events say: %s", run_id, changes["status"])
+                log.warning(
+                    "run %s: its record was behind its events; it is %s now",
+                    *(run_id, changes["status"]),
+                )
                 return
-
-    async def _at(self, sequence: int) -> Stored | None:
-        return await self._bus.at(streams.EVENTS, sequence)
 
     async def _body(self, stored: Stored) -> dict[str, Any]:
         body: dict[str, Any] = orjson.loads(await objects.unwrap(self._bus, stored.payload))
         return body
 
 
-def _of_started(run_id: str, body: Mapping[str, Any]) -> RunRecord:
+def _new_record(run_id: str, fold: RunFold, event: CanonicalEvent) -> RunRecord:
+    return RunRecord(
+        run_id=run_id,
+        agent=fold.facts.get("agent", ""),
+        session_id=fold.facts.get("session_id", ""),
+        user_id=fold.facts.get("user_id", "anonymous"),
+        message=fold.facts.get("message", "")[:200],
+        created_at=event.timestamp,
+        updated_at=event.timestamp,
+    )
+
+
+def _record_of_started(run_id: str, body: Mapping[str, Any]) -> RunRecord:
     data = body["data"]
     return RunRecord(
         run_id=run_id,
@@ -135,57 +151,46 @@ def _of_started(run_id: str, body: Mapping[str, Any]) -> RunRecord:
     )
 
 
-def _shown_by(action: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a lifecycle event says of its run."""
+def _changes(fold: RunFold, event: CanonicalEvent, first_event: int) -> dict[str, Any]:
+    unredacted = event.unredacted
     return {
-        "status": _STATUS.get(f"lifecycle.{action}", "running"),
-        "approval_id": data.get("approval_id") if action == "paused" else None,
-        "code": data.get("code"),
-        "error": _shown(data.get("error")),
-        "summary": _shown(data.get("summary")),
-    }
-
-
-def _record(run_id: str, fold: RunFold, event: Placed) -> RunRecord:
-    return RunRecord(
-        run_id=run_id,
-        agent=fold.facts.get("agent", ""),
-        session_id=fold.facts.get("session_id", ""),
-        user_id=fold.facts.get("user_id", "anonymous"),
-        message=fold.facts.get("message", "")[:200],
-        created_at=event.timestamp,
-        updated_at=event.timestamp,
-    )
-
-
-def _shown(text: Any) -> str | None:
-    """A list of runs shows the beginning; the whole is in the run's last event."""
-    return None if text is None else str(text)[:MAX_SHOWN_CHARACTERS]
-
-
-def _changes(fold: RunFold, event: Placed, first_event: int) -> dict[str, Any]:
-    return {
-        **_shown_by(event.type.partition(".")[2], event.data),
+        **_lifecycle_fields(event.type.partition(".")[2], event.data),
         "sequence": event.sequence,
         "updated_at": event.timestamp,
         "legs": fold.leg,
         "first_event": first_event,
-        "unredacted": _unredacted(event.whole) if event.whole is not None else None,
+        "unredacted": _failure_texts(unredacted) if unredacted is not None else None,
     }
 
 
-def _unredacted(data: JsonObject) -> dict[str, str]:
-    """What the failure's words were, for who administers; the beginning of each."""
-    words = {name: data[name] for name in ("error", "detail") if data.get(name) is not None}
+def _lifecycle_fields(action: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a record that a lifecycle event determines."""
     return {
-        name: str(_shown(text if isinstance(text, str) else orjson.dumps(text).decode()))
-        for name, text in words.items()
+        "status": _STATUS.get(f"lifecycle.{action}", "running"),
+        "approval_id": data.get("approval_id") if action == "paused" else None,
+        "code": data.get("code"),
+        "error": _beginning(data.get("error")),
+        "summary": _beginning(data.get("summary")),
+    }
+
+
+def _beginning(text: Any) -> str | None:
+    """The beginning of a text. The whole text is in the run's last event."""
+    return None if text is None else str(text)[:MAX_SHOWN_CHARACTERS]
+
+
+def _failure_texts(data: JsonObject) -> dict[str, str]:
+    """The beginnings of a failure's texts before redaction, for the scope `administer`."""
+    texts = {name: data[name] for name in ("error", "detail") if data.get(name) is not None}
+    return {
+        name: str(_beginning(text if isinstance(text, str) else orjson.dumps(text).decode()))
+        for name, text in texts.items()
     }
 
 
 def _log_failure(record: RunRecord) -> None:
     if record.status == "failed":
-        whole = record.unredacted or {}
-        error, detail = whole.get("error", record.error), whole.get("detail")
-        words = error if detail is None or detail in str(error) else f"{error} {detail}"
-        log.warning("run %s failed (%s): %s", record.run_id, record.code, words)
+        unredacted = record.unredacted or {}
+        error, detail = unredacted.get("error", record.error), unredacted.get("detail")
+        text = error if detail is None or detail in str(error) else f"{error} {detail}"
+        log.warning("run %s failed (%s): %s", record.run_id, record.code, text)

@@ -1,0 +1,62 @@
+"""The request for an approval that a pause of the upstream becomes. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem
+
+# An approval's id is made from the run's id and its leg, so that every fold makes the same one.
+APPROVAL_NAMESPACE = uuid.UUID("6f9d1c1e-5b5b-5d38-9c52-3f3a8c7e1a10")
+
+
+@dataclass(slots=True)
+class PendingApproval:
+    """The request that a run waits for, from `approval.requested` until its next leg opens.
+
+    The approvals service announces the pause (`lifecycle.paused`) once it has recorded the
+    request, and the decision (`approval.decided`) once a person has decided.
+    """
+
+    approval_id: str
+    resume: JsonObject  # what the connector needs to continue the upstream, verbatim
+    pause_announced: bool = False
+    decision_announced: bool = False
+
+
+def pending_approval(run_id: str, leg: int, pause: Pause) -> PendingApproval:
+    """The approval for which a run waits after this leg."""
+    approval_id = str(uuid.uuid5(APPROVAL_NAMESPACE, f"{run_id}/{leg}"))
+    return PendingApproval(approval_id, pause.resume)
+
+
+def approval_requested(approval_id: str, pause: Pause) -> Draft:
+    """The event that asks for a decision about every item of a pause.
+
+    Each item has a digest of what it asks; the digest of the whole request covers these. A
+    decision that carries the digest can be for nothing else.
+    """
+    items = [_item(item) for item in pause.items]
+    data = {
+        "approval_id": approval_id,
+        "digest": _digest([item["digest"] for item in items]),
+        "deciders_required": 1,
+        "items": items,
+    }
+    return Draft("approval.requested", data, pause.source)
+
+
+def _item(item: PauseItem) -> JsonObject:
+    fields = {name: value for name, value in asdict(item).items() if value is not None}
+    asked = {name: fields.get(name) for name in ("item_id", "kind", "tool", "args", "description")}
+    return {**fields, "digest": _digest(asked)}
+
+
+def _digest(value: Any) -> str:
+    canonical = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return "sha256:" + hashlib.sha256(canonical).hexdigest()

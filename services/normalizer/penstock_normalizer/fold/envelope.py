@@ -1,0 +1,75 @@
+"""A canonical event as its whole envelope, encoded as JSON. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from penstock.dialects.base import Draft, JsonObject
+from penstock_normalizer.fold.failure_texts import redacted
+
+
+class NotEncodable(ValueError):
+    """The event cannot be written as JSON: it is nested too deeply, or a number is out of range."""
+
+
+@dataclass(slots=True)
+class CanonicalEvent:
+    """An event with its place in the run. `body` is the whole envelope as JSON."""
+
+    type: str
+    sequence: int
+    timestamp: str
+    data: JsonObject
+    body: bytes
+    unredacted: JsonObject | None = None  # `data` before redaction, where redaction changed it
+
+
+def canonical_event(
+    draft: Draft,
+    run_id: str,
+    sequence: int,
+    timestamp: str,
+    facts: JsonObject,
+    leg: int,
+    attempt: int,
+) -> CanonicalEvent:
+    """The event that a draft becomes at this place of its run.
+
+    `facts` is the payload of the run's first `open` frame. Raises NotEncodable.
+    """
+    data = redacted(draft.type, draft.data, facts.get("hosts", ()))
+    category, _, action = draft.type.partition(".")
+    body: JsonObject = {
+        "run_id": run_id,
+        "timestamp": timestamp,
+        "sequence": sequence,
+        "source": draft.source,
+        "event": {"category": category, "action": action},
+        "data": data,
+        "session_id": facts.get("session_id", ""),
+        "leg": leg,
+    }
+    if attempt > 1:
+        body["attempt"] = attempt
+    if "parent_run_id" in facts:
+        body["parent_run_id"] = facts["parent_run_id"]
+    if draft.step_id is not None:
+        body["step_id"] = draft.step_id
+    if draft.subrun is not None:
+        body["subrun"] = draft.subrun
+    try:
+        encoded = orjson.dumps(body)
+    except orjson.JSONEncodeError as error:
+        raise NotEncodable(f"{draft.type} cannot be written: {error}") from error
+    if thread_id := facts.get("thread_id"):
+        # Clients know the session by their own id, not by the id that went to its agent server.
+        encoded = encoded.replace(thread_id.encode(), _within_quotes(facts["session_id"]))
+    unredacted = None if data is draft.data else draft.data
+    return CanonicalEvent(draft.type, sequence, timestamp, data, encoded, unredacted)
+
+
+def _within_quotes(text: str) -> bytes:
+    """A text as JSON writes it, without the quotes around it."""
+    return orjson.dumps(text)[1:-1]

@@ -1,0 +1,137 @@
+"""The stored checkpoint of a partition: up to which frame of RAW all events are published."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from penstock.bus import Bus, BusError, BusUnavailable, Entry, Loss, streams
+from penstock_normalizer.partitions.checkpoint_history import CheckpointHistory
+
+log = logging.getLogger(__name__)
+
+REMEMBER_S = 10.0  # how often a checkpoint is added to the history
+
+
+class Checkpoint:
+    """A partition's checkpoint and its history, in KV `checkpoints`.
+
+    Each write is a compare-and-set, because a normalizer that has lost the partition without
+    noticing may write, too. Such a writer never moves the checkpoint back.
+    """
+
+    def __init__(self, bus: Bus, partition: int) -> None:
+        self._bus = bus
+        self._bucket = bus.bucket("checkpoints")
+        self._partition = partition
+        self._key = f"normalizer.{partition}"
+        self._history_key = f"{self._key}.past"
+        self._revision = 0
+        self._history = CheckpointHistory()
+        self._history_revision = 0
+        self._remembered_at = 0.0
+        self.position = 0  # the last frame of RAW before which all is done, as it is stored
+
+    async def read(self) -> None:
+        """Read the stored checkpoint. Raises BusError.
+
+        A record that is no number counts as 0: RAW is read from its start, and the fence of EVENTS
+        refuses what is published already.
+        """
+        entry = await self._bucket.get(self._key)
+        if entry is None:
+            return
+        self._revision = entry.revision
+        try:
+            self.position = int(entry.value)
+        except ValueError:
+            log.error(
+                "partition %d: its checkpoint is no number, so RAW is read from the start",
+                self._partition,
+            )
+            self.position = 0
+
+    async def go_back(self) -> list[Loss]:
+        """Move the checkpoint to where EVENTS still has everything, if EVENTS lost its end.
+
+        Returns the losses of all streams with which the partition has to deal. Raises BusError.
+        """
+        entry = await self._bucket.get(self._history_key)
+        if entry is not None:
+            self._take_history(entry)
+        elif not self.position:
+            # Nobody has worked on this partition before, so nothing of it could be lost.
+            self._history.settle(self._bus.continuity.all)
+        losses = self._history.unsettled(self._bus.continuity.all)
+        back = self._history.go_back(losses)
+        if back is not None and back < self.position:
+            log.warning(
+                "partition %d: EVENTS has lost events of later frames: RAW is read again from %d, "
+                "and not from %d",
+                *(self._partition, back + 1, self.position + 1),
+            )
+            value = str(back).encode()
+            revision = await self._bucket.update(self._key, value, self._revision)
+            if revision is None:
+                raise BusUnavailable("another normalizer works on the partition, too")
+            self.position, self._revision = back, revision
+        return losses
+
+    async def settle(self, losses: list[Loss], floor: int) -> None:
+        """Store that the partition has dealt with these losses. Raises BusError."""
+        self._history.settle(losses)
+        await self._remember(floor)
+
+    async def write(self, floor: int) -> None:
+        """Store that everything up to this frame is done, unless more is stored already."""
+        if floor <= self.position:
+            return
+        try:
+            value = str(floor).encode()
+            revision = await self._bucket.update(self._key, value, self._revision)
+            if revision is None:
+                await self.read()  # another normalizer has written it
+            else:
+                self.position, self._revision = floor, revision
+        except BusError as error:
+            log.warning("partition %d: its checkpoint is not written: %s", self._partition, error)
+
+    async def remember_now_and_then(self, floor: int) -> None:
+        """Add the checkpoint to the history, if the last one in it is old and another one."""
+        if time.monotonic() < self._remembered_at + REMEMBER_S:
+            return
+        if self._history.points and self._history.points[-1][0] >= floor:
+            return
+        try:
+            await self._remember(floor)
+        except BusError as error:
+            log.debug("partition %d: its history is not written: %s", self._partition, error)
+
+    async def _remember(self, floor: int) -> None:
+        self._remembered_at = time.monotonic()
+        # The floor was taken before this question, so EVENTS has all events of these frames.
+        state = (await self._bus.api(f"STREAM.INFO.{streams.EVENTS}"))["state"]
+        self._history.add(floor, state["last_seq"])
+        value = self._history.dump()
+        revision = await self._bucket.update(self._history_key, value, self._history_revision)
+        if revision is not None:
+            self._history_revision = revision
+            return
+        entry = await self._bucket.get(self._history_key)  # another normalizer has written it
+        if entry is not None:
+            self._take_history(entry)
+
+    def _take_history(self, entry: Entry) -> None:
+        """Use the stored history. One that cannot be read is replaced by an empty one.
+
+        After a loss in EVENTS, an empty history makes the partition read all of RAW again.
+        """
+        self._history_revision = entry.revision
+        try:
+            self._history = CheckpointHistory.parse(entry.value)
+        except (KeyError, TypeError, ValueError):
+            log.error(
+                "partition %d: its history of checkpoints cannot be read, and is replaced",
+                self._partition,
+            )
+            self._history = CheckpointHistory()

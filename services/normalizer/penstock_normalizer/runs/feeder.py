@@ -1,0 +1,80 @@
+"""Feeds a run's source frames to its fold, and collects the events that are not published yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from penstock.bus import Stored
+from penstock.bus.messages import RawFrame
+from penstock.bus.write.publisher import EXPECTED_SEQUENCE
+from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.runs.ready_events import ReadyEvents
+from penstock_normalizer.runs.run_output import RunOutput
+
+log = logging.getLogger(__name__)
+
+# Puts a message that cannot be processed among the dead letters.
+GiveUp = Callable[[Stored, Exception], Awaitable[None]]
+
+
+class Feeder:
+    """The frames of one run on their way into its fold.
+
+    Each frame names, as its fence, the frame of the same writer before it. So the feeder notices
+    when the fold lacks a frame because another partition has read it.
+    """
+
+    def __init__(self, run_id: str, output: RunOutput, give_up: GiveUp) -> None:
+        self._run_id = run_id
+        self._output = output
+        self._give_up = give_up
+        self._last_of_writer: dict[str, int] = {}  # sequences in RAW of frames in the fold
+
+    def restart(self) -> None:
+        """Begin with a new fold, which has no frames yet."""
+        self._last_of_writer.clear()
+
+    def follows(self, stored: Stored, fold: RunFold) -> bool:
+        """Whether the fold has the frame that this one names as the one before it."""
+        if fold.broken_off:
+            return True  # such a fold ignores all frames
+        before = stored.headers.get(EXPECTED_SEQUENCE)
+        return before is None or int(before) == self._last_of_writer.get(_writer(stored), 0)
+
+    def skip(self, stored: Stored) -> None:
+        """Count a frame as fed that makes no events, because it cannot be read."""
+        self._last_of_writer[_writer(stored)] = stored.sequence
+
+    async def feed(
+        self, fold: RunFold, frame: RawFrame, stored: Stored, ready: ReadyEvents
+    ) -> None:
+        """Fold a frame and add its unpublished events to `ready`; publish when that is full.
+
+        Raises what `RunOutput.publish` raises.
+        """
+        has_new = False
+        published = self._output.events
+        self._last_of_writer[_writer(stored)] = stored.sequence
+        for event in fold.events(frame):
+            if event.sequence <= published.sequence or frame.sequence < published.raw_position:
+                continue
+            if ready.is_full:
+                await self._output.publish(fold, ready)
+            ready.add(event, frame.sequence)
+            has_new = True
+        if fold.error is not None:
+            log.error(
+                "run %s: RAW %d cannot be decoded",
+                *(self._run_id, frame.sequence),
+                exc_info=fold.error,
+            )
+            await self._give_up(stored, fold.error)
+        if has_new:
+            ready.received.append(frame.received)
+            if fold.pending is not None:
+                await self._output.keep_pause(fold)
+
+
+def _writer(stored: Stored) -> str:
+    return stored.subject.rpartition(".")[2]

@@ -1,0 +1,41 @@
+"""Events that are folded and wait for their publication."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock_normalizer.fold.envelope import CanonicalEvent
+
+# While a run folds, no other run goes on. This many events take some 20 ms.
+MAX_EVENTS = 500
+MAX_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class ReadyEvents:
+    """Folded events, each with the sequence of its frame in RAW."""
+
+    events: list[tuple[CanonicalEvent, int]] = field(default_factory=list)
+    received: list[str] = field(default_factory=list)  # when the frames of these events came
+    size_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether these events should be published before more frames are folded."""
+        return len(self.events) >= MAX_EVENTS or self.size_bytes >= MAX_BYTES
+
+    @property
+    def ends_in_request(self) -> bool:
+        """Whether the run waits for a decision after the last of these events."""
+        return bool(self.events) and self.events[-1][0].type == "approval.requested"
+
+    def add(self, event: CanonicalEvent, raw_sequence: int) -> None:
+        """Add an event."""
+        self.events.append((event, raw_sequence))
+        self.size_bytes += len(event.body)
+
+    def clear(self) -> None:
+        """Forget the events, which are published now."""
+        self.events.clear()
+        self.received.clear()
+        self.size_bytes = 0

@@ -1,0 +1,140 @@
+"""Makes the fold of a run anew: from its frames in RAW, or from its pause.
+
+A normalizer needs it when it meets a run that another one has worked on, and after a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from penstock.bus import Bus, streams, subjects
+from penstock.bus.messages import RawFrame, raw_frame
+from penstock.bus.write import fence
+from penstock.events import TERMINAL
+from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.runs.backlog import replay
+from penstock_normalizer.runs.ending import Ending
+from penstock_normalizer.runs.failed_frame import WRITER
+from penstock_normalizer.runs.feeder import Feeder
+from penstock_normalizer.runs.pauses import Pauses
+from penstock_normalizer.runs.ready_events import ReadyEvents
+from penstock_normalizer.runs.run_index import RunIndex
+from penstock_normalizer.runs.run_output import RunOutput
+
+EARLY_WRITER = "edge"  # it may cancel a run before a connector opens it
+UPSTREAM_KINDS = frozenset({"open", "bytes", "part", "end", "lost"})
+
+
+class Rebuild:
+    """Makes the fold of one run anew. Every method reads the tail of the run's events first."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        run_id: str,
+        new_fold: Callable[[], RunFold],
+        output: RunOutput,
+        feeder: Feeder,
+        ending: Ending,
+        index: RunIndex,
+        pauses: Pauses,
+    ) -> None:
+        self._bus = bus
+        self._run_id = run_id
+        self._new_fold = new_fold
+        self._output = output
+        self._feeder = feeder
+        self._ending = ending
+        self._index = index
+        self._pauses = pauses
+
+    async def before(self, frame: RawFrame) -> RunFold:
+        """The fold of all frames before this one; events that are missing are published.
+
+        A fold that lacks frames which are gone for good is broken off, and its run is ended.
+        Raises BusError, ObjectGone, MessageTooLarge, KeyError, ValueError.
+        """
+        fold, published = self._new_fold(), self._output.events
+        self._feeder.restart()
+        if frame.opens_run and not published.first and not await self._has_earlier_frames(frame):
+            return fold  # the run begins; where this frame is a repeat, the fence refuses its event
+        await published.read_tail()
+        await self._show_in_index()
+        is_begun = frame.opens_run
+        async for stored in replay(self._bus, self._run_id, published.raw_first, frame.sequence):
+            try:
+                earlier = raw_frame(stored)
+            except (KeyError, ValueError):
+                self._feeder.skip(stored)  # it is among the dead letters
+                continue
+            if not is_begun and not earlier.opens_run:
+                await self._pauses.restore(fold)  # the beginning has aged out
+            is_begun = True
+            self._continue_numbers(fold, earlier)
+            ready = ReadyEvents()
+            await self._feeder.feed(fold, earlier, stored, ready)
+            await self._output.publish(fold, ready)
+            await asyncio.sleep(0)  # let other runs work, also where nothing is published
+        if not is_begun:
+            await self._pauses.restore(fold)
+        self._continue_numbers(fold, frame)
+        if published.last_type in TERMINAL:
+            fold.ended = published.last_type
+        if not await self._is_whole(fold, frame):
+            await self._ending.break_off(fold, frame)
+        return fold
+
+    async def after_deletion(self, frame: RawFrame) -> RunFold:
+        """The fold of a run whose frames before this one were deleted while they waited.
+
+        The run is ended. Raises BusError, KeyError, ValueError.
+        """
+        fold, published = self._new_fold(), self._output.events
+        await published.read_tail()
+        self._continue_numbers(fold, frame)
+        if published.last_type in TERMINAL:
+            fold.ended = published.last_type
+        await self._ending.break_off(fold, frame)
+        return fold
+
+    async def _has_earlier_frames(self, frame: RawFrame) -> bool:
+        """Whether a service wrote about the run before a connector opened it."""
+        pattern = subjects.raw_stored(self._run_id, EARLY_WRITER)
+        early = await fence.tail(self._bus, streams.RAW, pattern)
+        return early is not None and early.sequence < frame.sequence
+
+    async def _show_in_index(self) -> None:
+        """Bring the list of runs up to the published events.
+
+        The record follows the publication of a run's first events. The normalizer that published
+        them may have failed, or lost the partition, before it wrote the record. The events are not
+        published again, so without this nobody would write it.
+        """
+        if self._output.events.first:
+            pattern = subjects.event("lifecycle.*", self._run_id)
+            if (last := await fence.tail(self._bus, streams.EVENTS, pattern)) is not None:
+                await self._index.update_from_stored(self._run_id, last)
+
+    def _continue_numbers(self, fold: RunFold, frame: RawFrame) -> None:
+        """Number on from the published events: another version may have made more or fewer."""
+        published = self._output.events
+        if published.sequence and published.raw_position < frame.sequence:
+            fold.sequence = published.sequence
+
+    async def _is_whole(self, fold: RunFold, frame: RawFrame) -> bool:
+        """Whether the fold has every frame before this one; otherwise some are gone."""
+        published = self._output.events
+        lost = self._bus.continuity
+        if lost.covers(streams.RAW, published.raw_first) or lost.covers(
+            streams.RAW, published.raw_position
+        ):
+            return False
+        if published.raw_first and (fold.raw_first or frame.sequence) != published.raw_first:
+            return False
+        if frame.kind in UPSTREAM_KINDS:
+            return frame.leg <= fold.leg + ("open" in (frame.kind, frame.whole))
+        if fold.leg:
+            return True
+        record = await self._index.record(self._run_id)
+        return frame.writer != WRITER and (record is None or not record.sequence)

@@ -1,0 +1,129 @@
+"""The events of one run in the stream EVENTS: the tail, and fenced appends after it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from penstock import telemetry
+from penstock.bus import (
+    Bus,
+    BusError,
+    BusUnavailable,
+    FenceConflict,
+    Message,
+    OutcomeUnknown,
+    messages,
+    streams,
+    subjects,
+)
+from penstock.bus.errors import StreamFull
+from penstock.bus.write import fence, objects
+from penstock.bus.write.publisher import MAX_BATCH
+from penstock_normalizer.fold.envelope import CanonicalEvent
+from penstock_normalizer.fold.run_fold import RunFold
+
+log = logging.getLogger(__name__)
+
+# An atomic batch takes 4 to 7 ms whatever its size. Fewer events are faster one by one.
+BATCH_FROM = 50
+
+
+class StaleFold(BusError):
+    """The published events do not fit the fold: the fold lacks some of the run's frames."""
+
+
+class RunEvents:
+    """What EVENTS has of one run, as far as this process knows, and how to append to it.
+
+    The attributes describe the published events; they are 0 or empty while there are none.
+    """
+
+    def __init__(self, bus: Bus, run_id: str) -> None:
+        self._bus = bus
+        self._run_id = run_id
+        self._pattern = subjects.events_of_run(run_id)
+        self.first = 0  # stream sequence of the run's first event
+        self.last = 0  # stream sequence of its last event, which the next append names as its fence
+        self.sequence = 0  # the run's own number of the last event
+        self.last_type = ""
+        self.raw_first = 0  # the frame of the first event, by its sequence in RAW
+        self.raw_position = 0  # the frame of the last event, by its sequence in RAW
+
+    async def read_tail(self) -> None:
+        """Read from the stream what the run's last event says. Waits for the bus as needed."""
+        tail = await fence.tail(self._bus, streams.EVENTS, self._pattern)
+        if tail is None:
+            # All events have aged out. The fence begins at 0 again; the numbers go on.
+            self.last = 0
+            return
+        headers = tail.headers
+        self.last = tail.sequence
+        self.first = int(headers.get(messages.FIRST, 0)) or tail.sequence
+        self.sequence = max(self.sequence, int(headers[messages.SEQUENCE]))
+        self.raw_position = int(headers[messages.RAW_POSITION])
+        self.raw_first = int(headers[messages.RAW_FIRST])
+        self.last_type = headers["ce-type"]
+
+    async def append(self, fold: RunFold, events: list[tuple[CanonicalEvent, int]]) -> None:
+        """Publish each of these events once. Waits while EVENTS does not take events.
+
+        `events` are pairs of an event and the sequence of its frame in RAW. Raises StaleFold when
+        another normalizer has published events that do not fit, MessageTooLarge.
+        """
+        level = logging.WARNING
+        waiting = events
+        while waiting:
+            # The first event of a run goes alone, because all later ones carry its stream sequence.
+            size = 1 if len(waiting) < BATCH_FROM or not self.first else MAX_BATCH
+            batch = waiting[:size]
+            try:
+                encoded = [await self._message(fold, event, raw) for event, raw in batch]
+                self.last = await fence.append(self._bus, self._pattern, encoded, self.last)
+            except (FenceConflict, OutcomeUnknown):
+                # Another normalizer, or our own lost request, may have published this very event.
+                telemetry.CONFLICTS.inc()
+                await self.read_tail()
+                self._check_fit(waiting)
+            except (BusUnavailable, StreamFull) as error:
+                log.log(level, "run %s: EVENTS does not take events: %s", self._run_id, error)
+                level = logging.DEBUG  # one warning per run is enough
+                await asyncio.sleep(fence.RETRY_S)
+                continue
+            else:
+                last, self.raw_position = batch[-1]
+                self.sequence, self.last_type = last.sequence, last.type
+                self.first = self.first or self.last
+                self.raw_first = fold.raw_first
+                for event, _ in batch:
+                    telemetry.EVENTS.labels(event.type).inc()
+            waiting = [each for each in waiting if each[0].sequence > self.sequence]
+
+    def _check_fit(self, waiting: list[tuple[CanonicalEvent, int]]) -> None:
+        """Check that numbers go up with frames; otherwise one of two folds lacks frames."""
+        for event, raw in waiting:
+            is_published = event.sequence <= self.sequence
+            if raw != self.raw_position and is_published != (raw < self.raw_position):
+                raise StaleFold(
+                    f"event {event.sequence} in EVENTS was not made from RAW {raw}; "
+                    "the run is folded again"
+                )
+
+    async def _message(self, fold: RunFold, event: CanonicalEvent, raw_sequence: int) -> Message:
+        body = await objects.wrap(self._bus, f"{self._run_id}.{event.sequence}", event.body)
+        headers = {
+            messages.SEQUENCE: str(event.sequence),
+            messages.RAW_POSITION: str(raw_sequence),
+            messages.RAW_FIRST: str(fold.raw_first),
+            "ce-specversion": "1.0",
+            "ce-id": f"{self._run_id}.{event.sequence}",
+            "ce-source": f"/penstock/{fold.facts['agent']}",
+            "ce-type": event.type,
+            "ce-time": event.timestamp,
+            "ce-datacontenttype": "application/json",
+        }
+        if self.first:
+            headers[messages.FIRST] = str(self.first)
+        if "traceparent" in fold.facts:
+            headers["traceparent"] = fold.facts["traceparent"]
+        return Message(subjects.event(event.type, self._run_id), body, headers)

@@ -1,0 +1,59 @@
+"""What one run writes: its events, its record in the list of runs, and its pause."""
+
+from __future__ import annotations
+
+from penstock import telemetry
+from penstock.bus import Bus
+from penstock.events import TERMINAL
+from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.runs.pauses import Pauses
+from penstock_normalizer.runs.ready_events import ReadyEvents
+from penstock_normalizer.runs.run_events import RunEvents
+from penstock_normalizer.runs.run_index import RunIndex
+
+
+class RunOutput:
+    """Publishes a run's events once, and keeps its records in step with them."""
+
+    def __init__(self, bus: Bus, run_id: str, index: RunIndex, pauses: Pauses) -> None:
+        self._bus = bus
+        self._run_id = run_id
+        self._index = index
+        self._pauses = pauses
+        self.events = RunEvents(bus, run_id)
+
+    async def keep_pause(self, fold: RunFold) -> None:
+        """Store what it takes to continue the paused run, before the request is published.
+
+        Raises MessageTooLarge.
+        """
+        await self._pauses.keep(fold)
+
+    async def publish(
+        self, fold: RunFold, ready: ReadyEvents, *, overrule_record: bool = False
+    ) -> None:
+        """Publish all ready events, each once, and clear them. Waits for the bus as needed.
+
+        `overrule_record`: the record may name a later event that EVENTS has lost; replace it.
+        Raises StaleFold, MessageTooLarge, and ValueError where the run's record cannot be parsed.
+        """
+        events = [event for event, _ in ready.events]
+        is_begun = bool(self.events.first)
+        if any(event.type in TERMINAL for event in events):
+            await self._pauses.expire(self._run_id)
+        if is_begun:
+            # The record comes before the events: a client that has read a run's terminal event
+            # finds the run ended in the list of runs.
+            await self._update_record(fold, ready, overrule_record)
+        await self.events.append(fold, ready.events)
+        if not is_begun:
+            # The record names the stream sequence of the run's first event.
+            await self._update_record(fold, ready, overrule_record)
+        for received in ready.received:
+            telemetry.FOLD_SECONDS.observe(max(0.0, self._bus.clock.age_s(received)))
+        ready.clear()
+
+    async def _update_record(self, fold: RunFold, ready: ReadyEvents, overrule: bool) -> None:
+        events = [event for event, _ in ready.events]
+        first = self.events.first
+        await self._index.update(self._run_id, fold, events, first, overrule=overrule)
