@@ -310,27 +310,21 @@ class RunFold:
 
     def _placed(self, draft: Draft) -> CanonicalEvent:
         """The draft as the run's next event; an error event where it cannot be encoded."""
+        sequence = self.sequence + 1
         try:
-            return self._encoded(draft)
+            event = canonical_event(
+                *(draft, self.run_id, sequence, self.timestamp, self.facts, self.leg, self.attempt)
+            )
         except NotEncodable as error:
-            if draft.type not in TERMINAL:
-                data = {"message": str(error), "code": "internal"}
-                return self._encoded(Draft("system.error", data))
-            self.ended = "lifecycle.failed"
-            return self._encoded(self._failed(error=str(error), code="internal"))
-
-    def _encoded(self, draft: Draft) -> CanonicalEvent:
-        event = canonical_event(
-            draft,
-            self.run_id,
-            self.sequence + 1,
-            self.timestamp,
-            self.facts,
-            self.leg,
-            self.attempt,
-        )
-        self.sequence = event.sequence
+            return self._placed_instead(draft, str(error))
+        self.sequence = sequence
         return event
+
+    def _placed_instead(self, draft: Draft, text: str) -> CanonicalEvent:
+        if draft.type in TERMINAL:
+            self.ended = "lifecycle.failed"
+            return self._placed(self._failed(error=text, code="internal"))
+        return self._placed(Draft("system.error", {"message": text, "code": "internal"}))
 
     # when frames are missing
 
