@@ -40,6 +40,9 @@ SENT_AWAY = Counter(
     "penstock_sent_away_total", "Client streams ended so that their clients come back", ["reason"]
 )
 DECISIONS = Counter("penstock_decisions_total", "Decisions taken", ["outcome"])
+OUTBOX_STUCK = Gauge(
+    "penstock_outbox_stuck", "Decisions that cannot be sent on, such as for an unreadable record"
+)
 CONTINUES_REFUSED = Counter(
     "penstock_continues_refused_total", "Continue commands that no decision stood behind"
 )

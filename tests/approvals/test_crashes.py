@@ -16,7 +16,7 @@ import pytest
 from penstock.bus import RawWriter
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock.settings import Config
-from penstock_approvals import decisions
+from penstock_approvals import outbox
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
@@ -142,7 +142,7 @@ async def test_a_sleeper_whose_entry_was_taken_away_decides_with_a_new_one(
 
     Were its decision taken then, and it died, nobody would know that there is something to send.
     """
-    monkeypatch.setattr(decisions, "ABANDONED_S", 0.3)
+    monkeypatch.setattr(outbox, "ABANDONED_S", 0.3)
     entries: list[bool] = []
     async with pipeline(nats.url, Config(), WITHOUT) as penstock:
         bucket = penstock.bus.bucket("approvals")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import orjson
 import pytest
 
+from penstock import telemetry
 from penstock.bus import streams, subjects
 from penstock.bus.read import direct
-from penstock.bus.records import Decided, DecideRequest
+from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 from penstock.bus.subjects import key_of
 from penstock.settings import Config
-from penstock_approvals import decisions
+from penstock_approvals import outbox
 from penstock_approvals.decisions import Approvals
+from penstock_approvals.outbox import Phase, phase_of
 from penstock_approvals.service import ApprovalsService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline, types
@@ -253,7 +256,7 @@ async def test_a_decision_that_is_sent_on_again_is_said_and_stored_once(nats: Na
 async def test_a_decision_that_was_never_taken_leaves_the_outbox(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decisions, "ABANDONED_S", 0.5)
+    monkeypatch.setattr(outbox, "ABANDONED_S", 0.5)
     async with pipeline(nats.url, Config(), ONE, outbox_s=0.1) as penstock:
         approval = await pause(penstock)
         bucket = penstock.bus.bucket("approvals")
@@ -365,3 +368,75 @@ async def test_a_request_that_has_lost_its_object_is_refused_and_holds_up_no_oth
     ids = {each["approval_id"] for each in listed.json()["approvals"]}
     assert other.approval_id in ids
     assert approval.approval_id not in ids
+
+
+UNREADABLE = {
+    "no JSON": b"{",
+    "a field is missing": b'{"approval_id": "x"}',
+    "no object": b"[]",
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("value", UNREADABLE.values(), ids=list(UNREADABLE))
+async def test_a_record_that_cannot_be_read_is_reported_and_blocks_no_other(
+    nats: NatsServer, value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pipeline(nats.url, Config(), ONE, outbox_s=0.1) as penstock:
+        broken, other = await pause(penstock), await pause(penstock)
+        bucket = penstock.bus.bucket("approvals")
+        # the keys of a bucket come in the order of their writes: the broken ones first
+        await bucket.put(f"outbox.{broken.approval_id}", b"0")
+        await bucket.put(broken.approval_id, value)
+        dead = Approvals(penstock.bus, "approvals-dead")
+        assert (await dead.decide(other.approval_id, YES)).status == 200
+        await eventually(lambda: sent(penstock, other.run_id))
+
+        async def reported() -> bool:
+            return telemetry.OUTBOX_STUCK.collect()[0].samples[0].value == 1
+
+        await eventually(reported)
+        refused = await penstock.ask(broken.approval_id, YES)
+        shown = await penstock.http.get(f"/v1/approvals/{broken.approval_id}")
+        listed = await penstock.http.get("/v1/approvals")
+        assert await bucket.keys("outbox.*") == [f"outbox.{broken.approval_id}"]
+        await bucket.delete(f"outbox.{broken.approval_id}")
+    assert (refused.status, shown.status_code, listed.status_code) == (409, 500, 200)
+    assert "repair or delete it" in refused.detail
+    assert "repair or delete it" in shown.json()["detail"]
+    ids = {each["approval_id"] for each in listed.json()["approvals"]}
+    assert other.approval_id in ids
+    assert broken.approval_id not in ids
+    told = [each for each in caplog.messages if f"outbox.{broken.approval_id}" in each]
+    assert len(told) == 1, "it is reported once, not with every sweep"
+
+
+async def test_an_outbox_entry_whose_time_cannot_be_read_counts_as_old(nats: NatsServer) -> None:
+    async with pipeline(nats.url, Config(), ONE, outbox_s=0.1) as penstock:
+        approval = await pause(penstock)
+        await penstock.bus.bucket("approvals").put(f"outbox.{approval.approval_id}", b"yesterday")
+        await eventually(lambda: outbox_is_empty(penstock))
+        assert (await penstock.ask(approval.approval_id, YES)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "age_s", "phase"),
+    [
+        ("decided", 0, Phase.TO_SEND),
+        ("decided", 3600, Phase.TO_SEND),
+        ("pending", 0, Phase.UNDECIDED),
+        ("pending", 3600, Phase.ABANDONED),
+        ("withdrawn", 0, Phase.UNDECIDED),
+        ("withdrawn", 3600, Phase.ABANDONED),
+        (None, 3600, Phase.ABANDONED),
+    ],
+)
+def test_the_phase_of_an_entry_follows_from_the_record_and_the_age(
+    status: str | None, age_s: float, phase: Phase
+) -> None:
+    fields = ("approval_id", "run_id", "agent", "session_id", "user_id", "digest")
+    at = "2025-12-31T10:00:00.000Z"
+    given: dict[str, Any] = dict.fromkeys(fields, "x") | {"leg": 1, "items": []}
+    given |= {"requested_at": at, "updated_at": at, "status": status}
+    record = None if status is None else ApprovalRecord.model_validate(given)
+    assert phase_of(record, 1_000_000 - age_s, 1_000_000) is phase

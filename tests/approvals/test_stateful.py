@@ -25,7 +25,7 @@ from fuzz.cases import examples
 from penstock.bus import Bucket, Bus, Message, Stored, messages, streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.records import ContinueCommand, Decided, DecideRequest, PauseRecord, RunRecord
-from penstock_approvals import decisions
+from penstock_approvals import outbox
 from penstock_approvals.decisions import Approvals
 from support.drive.bus import new_run_id
 from support.drive.sync_bus import World
@@ -254,7 +254,7 @@ def test_one_decision_wins_and_is_sent_on_once_whoever_dies(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     # an entry whose decision was not taken is taken away at once: the most hostile moment
-    monkeypatch.setattr(decisions, "ABANDONED_S", 0)
+    monkeypatch.setattr(outbox, "ABANDONED_S", 0)
     machine = type("Deciders", (Deciding,), {"world": world})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=count, stateful_step_count=20)

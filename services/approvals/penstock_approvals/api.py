@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -29,6 +30,9 @@ from penstock.web.operation import (
 from penstock.web.problems import Problem, invalid
 from penstock.web.read_turns import ReadTurns
 from penstock_approvals.decisions import Approvals
+from penstock_approvals.records import UnreadableRecord
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Decide = Callable[[str, DecideRequest], Awaitable[DecideReply]]
@@ -190,6 +194,9 @@ async def _asked(answer: Awaitable[T]) -> T:
         return await answer
     except ObjectGone as error:
         raise Problem(410, str(error)) from error
+    except UnreadableRecord as error:
+        log.error("%s", error)
+        raise Problem(500, str(error)) from error
     except BusError as error:
         raise Problem(503, f"the bus does not answer: {error}; try again") from error
 

@@ -1,20 +1,17 @@
-"""Requests, decisions, and how a decision goes out.
+"""Requests and decisions: what becomes of an approval.
 
-The decision is a compare-and-set of the request's record: one wins, later ones are told so. An
-outbox entry, written before, makes sure that a decision whose process died is sent on by another.
+A decision is a compare-and-set of the approval's record, so one decision wins and later ones are
+answered with the record. The outbox sends a taken decision on, also after its process has ended.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from hashlib import sha256
 
 import orjson
 
 from penstock import telemetry
-from penstock.bus import Bus, Entry, FenceConflict, Message, ObjectGone, RawWriter, Stored
-from penstock.bus.messages import LEG
+from penstock.bus import Bus, Stored
 from penstock.bus.records import (
     ENDED,
     ApprovalRecord,
@@ -24,31 +21,36 @@ from penstock.bus.records import (
     PauseRecord,
     RunRecord,
 )
-from penstock.bus.streams import EVENTS, RAW
-from penstock.bus.subjects import command, event, events_of_run, key_of, raw_stored
+from penstock.bus.streams import EVENTS
+from penstock.bus.subjects import event, events_of_run, key_of
 from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
+from penstock.events import TERMINAL
+from penstock_approvals.announcements import Announcements
+from penstock_approvals.outbox import Outbox
+from penstock_approvals.records import ApprovalRecords, Held
 from penstock_approvals.rules import Unfit, check, outcome
 
 log = logging.getLogger(__name__)
 
-WRITER = "approvals"
-ABANDONED_S = 30.0  # an outbox entry whose decision was never taken
-
 
 class Approvals:
-    """What the service does; HTTP and subjects are elsewhere."""
+    """What the service does with events and decisions, whatever they arrive by."""
 
     def __init__(self, bus: Bus, pod: str) -> None:
         self._bus = bus
-        self._pod = pod
-        self._bucket = bus.bucket("approvals")
-        self._writes = 0
-
-    # what the bus says
+        self._records = ApprovalRecords(bus)
+        self._announcements = Announcements(bus, pod)
+        self._outbox = Outbox(bus, self._records, self._announcements)
 
     async def on_event(self, stored: Stored) -> None:
-        """An approval.requested, or a run's end."""
+        """Handle an approval.requested, or the terminal event of a run. It may be repeated.
+
+        Raises:
+            LookupError: the run has no record.
+            UnreadableRecord: the approval's record cannot be parsed.
+            BusError: the bus does not answer.
+        """
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
         if body["event"]["category"] == "approval":
             await self._on_requested(body)
@@ -56,6 +58,7 @@ class Approvals:
             await self._on_ended(body["run_id"])
 
     async def _on_requested(self, body: dict[str, object]) -> None:
+        """Record the request, and its aliases, before the run is announced as paused."""
         data = body["data"]
         assert isinstance(data, dict)
         run_id, approval_id = str(body["run_id"]), data["approval_id"]
@@ -72,42 +75,49 @@ class Approvals:
             requested_at=str(body["timestamp"]),
             updated_at=str(body["timestamp"]),
         )
-        created = await self._bucket.create(approval_id, await self._value(record))
+        created = await self._records.create(record)
         for item in record.items:
-            named = (run.agent, run.session_id, item["item_id"])
-            pointer = {
-                "approval_id": approval_id,
-                "run_id": run_id,
-                "leg": record.leg,
-                "item_id": item["item_id"],
-            }
-            # by the owner too, since two users may call a session the same; releases before this
-            # one look without it
-            for alias in (key_of("approval", run.user_id, *named), key_of("approval", *named)):
-                await self._bus.bucket("aliases").put(alias, orjson.dumps(pointer))
-        if created is not None:
+            await self._point_to(record, run, item["item_id"])
+        if created:
             log.info("run %s waits for approval %s", run_id, approval_id)
-        standing = record if created is not None else await self.get(approval_id)
-        if standing is not None and standing.status == "pending":
-            # the policy of this version: a person is always asked
+        kept = record if created else await self.get(approval_id)
+        if kept is not None and kept.status == "pending":
+            # This version has no policy: a person is always asked.
             paused = {"reason": "approval_required", "approval_id": approval_id}
-            await self._say(run_id, record.leg, "lifecycle.paused", paused)
+            await self._announcements.once(run_id, record.leg, "lifecycle.paused", paused)
         last = await tail(self._bus, EVENTS, events_of_run(run_id))
-        if last is not None and last.headers.get("ce-type") in _ENDS:
-            await self._on_ended(run_id)  # it ended while we wrote
+        if last is not None and last.headers.get("ce-type") in TERMINAL:
+            # The run ended while the request was recorded, and its end may be handled already.
+            await self._on_ended(run_id)
+
+    async def _point_to(self, record: ApprovalRecord, run: RunRecord, item_id: str) -> None:
+        """Write the aliases by which an answer in an upstream's protocol finds the approval."""
+        named = (run.agent, run.session_id, item_id)
+        pointer = {
+            "approval_id": record.approval_id,
+            "run_id": record.run_id,
+            "leg": record.leg,
+            "item_id": item_id,
+        }
+        # Two users may give their sessions the same id, so the owner belongs to the key. Releases
+        # up to 0.1 look for the key without the owner.
+        for alias in (key_of("approval", run.user_id, *named), key_of("approval", *named)):
+            await self._bus.bucket("aliases").put(alias, orjson.dumps(pointer))
 
     async def _on_ended(self, run_id: str) -> None:
         approval_id = await self._last_request(run_id)
         if approval_id is not None:
-            await self._withdraw_and_say(run_id, approval_id)
+            await self._withdraw(run_id, approval_id)
 
     async def _last_request(self, run_id: str) -> str | None:
+        """The id of the approval that the run waited for last; None where it never paused."""
         entry = await self._bus.bucket("pauses").get(run_id)
         if entry is not None and entry.value:
             kept = await objects.unwrap(self._bus, entry.value)
             return PauseRecord.model_validate_json(kept).approval_id
         if not self._bus.continuity.of("KV_pauses"):
-            return None  # it never paused
+            return None
+        # NATS has lost records of pauses, perhaps this one; the run's events tell the same.
         asked = await self._bus.tail(EVENTS, event("approval.requested", run_id))
         if asked is None:
             return None
@@ -115,87 +125,82 @@ class Approvals:
         return str(body["data"]["approval_id"])
 
     async def withdraw_if_ended(self, record: ApprovalRecord) -> None:
-        """Withdraw a request whose run has ended, whatever is kept of the pause."""
+        """Withdraw a request whose run has ended, whatever is kept of the pause.
+
+        Raises:
+            LookupError: the run has no record.
+            BusError: the bus does not answer.
+        """
         if (await self._run(record.run_id)).status in ENDED:
-            await self._withdraw_and_say(record.run_id, record.approval_id)
+            await self._withdraw(record.run_id, record.approval_id)
 
     async def was_decided(self, approval_id: str, decision: Decision) -> bool:
-        """Write a decision of before down again, unless the request is no longer pending.
+        """Record a decision that was taken before NATS lost it; False unless it was pending.
 
-        Nothing is sent: who decided had it sent, and what was lost on its way the connector's
-        watchdog sends, once.
+        Nothing is sent: the outbox had sent the decision, and the connector's watchdog sends again,
+        once, what NATS lost of that.
         """
-        entry = await self._bucket.get(approval_id)
-        if entry is None:
-            return False
-        record = await self._record(entry)
-        if record.status != "pending":
+        held = await self._records.find(approval_id)
+        if held is None or held.record.status != "pending":
             return False
         update = {"status": "decided", "decision": decision, "updated_at": decision.at}
-        value = await self._value(record.model_copy(update=update))
-        return await self._bucket.update(approval_id, value, entry.revision) is not None
+        return await self._records.replace(held, held.record.model_copy(update=update))
 
-    async def _withdraw_and_say(self, run_id: str, approval_id: str) -> None:
-        record = await self._withdraw(approval_id)
+    async def _withdraw(self, run_id: str, approval_id: str) -> None:
+        """Withdraw a pending request and announce that; repeat the announcement of a former one."""
+        record = await self._withdrawn(approval_id)
         if record is not None:
-            withdrawn = {"approval_id": record.approval_id, "reason": record.reason}
-            await self._say(run_id, record.leg, "approval.withdrawn", withdrawn)
+            data = {"approval_id": record.approval_id, "reason": record.reason}
+            await self._announcements.once(run_id, record.leg, "approval.withdrawn", data)
 
-    async def _withdraw(self, approval_id: str) -> ApprovalRecord | None:
-        """The request as it was withdrawn, now or before; None when it was not."""
+    async def _withdrawn(self, approval_id: str) -> ApprovalRecord | None:
+        """The record after the withdrawal, also of a former one; None for any other status."""
         while True:
-            entry = await self._bucket.get(approval_id)
-            if entry is None:
+            held = await self._records.find(approval_id)
+            if held is None:
                 return None
-            record = await self._record(entry)
-            if record.status != "pending":
-                return record if record.status == "withdrawn" else None
-            withdrawn = record.model_copy(
+            if held.record.status != "pending":
+                return held.record if held.record.status == "withdrawn" else None
+            withdrawn = held.record.model_copy(
                 update={
                     "status": "withdrawn",
                     "reason": "the run has ended",
                     "updated_at": self._bus.clock.stamp(),
                 }
             )
-            value = await self._value(withdrawn)
-            if await self._bucket.update(approval_id, value, entry.revision):
+            if await self._records.replace(held, withdrawn):
                 return withdrawn
 
-    # what people say
-
     async def get(self, approval_id: str) -> ApprovalRecord | None:
-        """One request."""
-        entry = await self._bucket.get(approval_id)
-        return await self._record(entry) if entry is not None else None
+        """The record of one approval. Raises as `ApprovalRecords.get`."""
+        return await self._records.get(approval_id)
 
     async def all(self) -> list[ApprovalRecord]:
-        """Every request that is kept, the last one first."""
-        records = []
-        for entry in await self._bucket.entries("*"):
-            try:
-                records.append(await self._record(entry))
-            except ObjectGone as error:
-                log.warning("approval %s cannot be shown: %s", entry.key, error)
-        return sorted(records, key=lambda record: record.requested_at, reverse=True)
+        """Every readable record, the newest first. Raises BusError."""
+        return await self._records.all()
 
     async def decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
-        """Take the decision, if it is the first and fits; what must follow is in the outbox."""
+        """Take the decision if it is the first and fits the request.
+
+        The outbox holds what must follow; `send_on` does it at once.
+
+        Raises:
+            UnreadableRecord, ObjectGone: the record cannot be read.
+            BusError: the bus does not answer; the decision may be taken or not.
+        """
         while True:
-            entry = await self._bucket.get(approval_id)
-            if entry is None:
+            held = await self._records.find(approval_id)
+            if held is None:
                 return DecideReply(status=404, detail=f"there is no approval {approval_id}")
-            record = await self._record(entry)
-            if record.status != "pending":
-                return _too_late(record, request)
-            reply = await self._decide(record, request, entry.revision)
+            if held.record.status != "pending":
+                return _too_late(held.record, request)
+            reply = await self._decide(held, request)
             if reply is not None:
                 return reply
 
-    async def _decide(
-        self, record: ApprovalRecord, request: DecideRequest, revision: int
-    ) -> DecideReply | None:
-        """None when the record has moved on meanwhile: look again."""
-        approval_id = record.approval_id
+    async def _decide(self, held: Held, request: DecideRequest) -> DecideReply | None:
+        """None when the record has changed since it was read, so that it must be read again."""
+        record = held.record
         if request.digest is not None and request.digest != record.digest:
             return DecideReply(
                 status=409,
@@ -207,102 +212,32 @@ class Approvals:
         except Unfit as error:
             return DecideReply(status=422, detail=str(error), approval=record)
         now = self._bus.clock.stamp()
-        decided = record.model_copy(
-            update={
-                "status": "decided",
-                "updated_at": now,
-                "decision": Decision(
-                    outcome=outcome(request.items),
-                    by=request.by,
-                    at=now,
-                    note=request.note,
-                    items=request.items,
-                    idempotency_key=request.idempotency_key,
-                    invocation_id=request.invocation_id,
-                ),
-            }
+        decision = Decision(
+            outcome=outcome(request.items),
+            by=request.by,
+            at=now,
+            note=request.note,
+            items=request.items,
+            idempotency_key=request.idempotency_key,
+            invocation_id=request.invocation_id,
         )
-        await self._bucket.put(f"outbox.{approval_id}", str(self._bus.clock.time()).encode())
-        value = await self._value(decided)
-        if await self._bucket.update(approval_id, value, revision) is None:
+        decided = record.model_copy(
+            update={"status": "decided", "updated_at": now, "decision": decision}
+        )
+        await self._outbox.open(record.approval_id)
+        if not await self._records.replace(held, decided):
             return None
-        assert decided.decision is not None
-        telemetry.DECISIONS.labels(decided.decision.outcome).inc()
-        log.info("run %s: %s by %s", record.run_id, decided.decision.outcome, decided.decision.by)
+        telemetry.DECISIONS.labels(decision.outcome).inc()
+        log.info("run %s: %s by %s", record.run_id, decision.outcome, decision.by)
         return DecideReply(status=200, approval=decided)
 
     async def send_on(self, approval_id: str) -> None:
-        """Say what was decided, and have the upstream continued. Safe to be done again."""
-        record = await self.get(approval_id)
-        if record is None or record.decision is None:
-            return
-        decision = record.decision
-        await self._say(
-            record.run_id,
-            record.leg,
-            "approval.decided",
-            {
-                "approval_id": approval_id,
-                "outcome": decision.outcome,
-                "by": decision.by,
-                "automatic": decision.automatic,
-                **({"note": decision.note} if decision.note else {}),
-                "items": [item.model_dump(exclude_none=True) for item in decision.items],
-            },
-        )
-        going_on = record.going_on()
-        if going_on is None:
-            return
-        payload = await objects.wrap(self._bus, f"{approval_id}.continue", going_on.dump())
-        await self._bus.publisher.publish(
-            Message(
-                command("connector", "continue", record.run_id),
-                payload,
-                {"Nats-Msg-Id": approval_id},
-            )
-        )
-        await self._bucket.delete(f"outbox.{approval_id}")
+        """Announce the decision and have the upstream continued. Raises as `Outbox.send_on`."""
+        await self._outbox.send_on(approval_id)
 
     async def sweep(self) -> None:
-        """Send on what a process that died had decided."""
-        for entry in await self._bucket.entries("outbox.*"):
-            approval_id = entry.key.removeprefix("outbox.")
-            try:
-                record = await self.get(approval_id)
-                if record is not None and record.status == "decided":
-                    await self.send_on(approval_id)
-                elif float(entry.value or 0) < self._bus.clock.time() - ABANDONED_S:
-                    await self._abandon(approval_id, entry)
-            except ObjectGone as error:
-                log.error("approval %s is not sent on any more: %s", approval_id, error)
-                await self._bucket.delete(entry.key, entry.revision)
-
-    async def _abandon(self, approval_id: str, outbox: Entry) -> None:
-        """Take away the entry of a decision that was never taken.
-
-        Whoever wrote it may only be slow. The request is written anew first, so that a decision
-        which still comes on top of the old one is refused, and begins again with an entry.
-        """
-        standing = await self._bucket.get(approval_id)
-        if standing is not None:
-            record = await self._record(standing)
-            if record.status == "decided":
-                return  # just now: it is sent on the next time
-            if record.status == "pending" and not await self._bucket.update(
-                approval_id, standing.value, standing.revision
-            ):
-                return
-        await self._bucket.delete(outbox.key, outbox.revision)
-
-    async def _record(self, entry: Entry) -> ApprovalRecord:
-        value = await objects.unwrap(self._bus, entry.value or b"")
-        return ApprovalRecord.model_validate_json(value)
-
-    async def _value(self, record: ApprovalRecord) -> bytes:
-        """The record as KV takes it: what is asked about may be larger than a message."""
-        value = record.dump()
-        # by its content, since two deciders at once must not write over each other's
-        return await objects.wrap(self._bus, f"approval.{sha256(value).hexdigest()}", value)
+        """Send on what other processes decided and did not send. Raises BusError."""
+        await self._outbox.sweep()
 
     async def _run(self, run_id: str) -> RunRecord:
         entry = await self._bus.bucket("runs").get(run_id)
@@ -310,51 +245,26 @@ class Approvals:
             raise LookupError(f"run {run_id} has no record")
         return RunRecord.model_validate_json(entry.value)
 
-    async def _say(self, run_id: str, leg: int, type_: str, data: Mapping[str, object]) -> None:
-        """A source event, once: a repeat finds it as the last one that we said of the run.
-
-        Or something of a later leg, which has begun only after all was said of this one: a decision
-        is sent when it has been told.
-        """
-        payload = orjson.dumps({"type": type_, "data": data})
-        while True:
-            said = await tail(self._bus, RAW, raw_stored(run_id, WRITER))
-            if said is not None and (said.payload == payload or int(said.headers[LEG]) > leg):
-                return
-            self._writes += 1
-            connection = f"{self._pod}/{self._writes}"
-            last = said.sequence if said else 0
-            try:
-                await RawWriter(self._bus, run_id, WRITER, connection, last).write(
-                    "event", payload, leg=leg
-                )
-                return
-            except FenceConflict:
-                log.info("run %s: another of us says something, too", run_id)
-
-
-_ENDS = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled"})
-
 
 def _too_late(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
-    """What is told who decides what is no longer pending; who repeats it, what was told before."""
+    """The answer for a record that is not pending: 409, or 200 for a repeat of its decision."""
     decision, key = record.decision, request.idempotency_key
     if (
         decision is not None
         and key is not None
         and (decision.idempotency_key, decision.by) == (key, request.by)
     ):
-        if _said(decision) == _said(request):
+        if _content(decision) == _content(request):
             return DecideReply(status=200, approval=record)
         text = "this idempotency key came with another decision before"
         return DecideReply(status=409, detail=text, approval=record)
-    words = {
+    reasons = {
         "decided": f"it was decided already, at {record.updated_at}",
         "withdrawn": f"it was withdrawn: {record.reason}",
         "expired": "it has expired",
     }
-    return DecideReply(status=409, detail=words[record.status], approval=record)
+    return DecideReply(status=409, detail=reasons[record.status], approval=record)
 
 
-def _said(said: Decision | DecideRequest) -> tuple[str | None, list[dict[str, object]]]:
-    return said.note, [item.model_dump(exclude_none=True) for item in said.items]
+def _content(given: Decision | DecideRequest) -> tuple[str | None, list[dict[str, object]]]:
+    return given.note, [item.model_dump(exclude_none=True) for item in given.items]

@@ -21,6 +21,7 @@ from penstock.bus.streams import EVENTS
 from penstock.bus.subjects import event
 from penstock.bus.write import objects
 from penstock_approvals.decisions import Approvals
+from penstock_approvals.records import UnreadableRecord
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ class Restore:
     async def _safely(self, what: str, step: Awaitable[None]) -> None:
         try:
             await step
-        except (ObjectGone, LookupError, ValueError) as error:  # one must not keep the others
+        except (ObjectGone, LookupError, UnreadableRecord, ValueError) as error:
+            # One approval that cannot be restored must not block the others.
             log.error("%s: its approval cannot be written again: %r", what, error)
 
     async def _request_again(self, value: bytes) -> None:

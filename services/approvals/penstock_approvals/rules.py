@@ -11,7 +11,7 @@ from jsonschema.exceptions import SchemaError
 
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 
-# these can only be answered: the upstream has no way to be told no
+# An upstream has no form for a refusal of these kinds, so they can only be answered.
 ANSWERED_ONLY = frozenset({"input", "feedback", "selection", "credential"})
 NEEDS_VALUE = ANSWERED_ONLY | {"external", "long_running"}
 MAX_BYTES = 512 * 1024  # a decision travels in one message
@@ -52,11 +52,14 @@ def _check_item(asked: dict[str, Any], item: Decided) -> None:
 
 
 def _check_schema(schema: dict[str, Any], item: Decided) -> None:
-    """An answer that does not fit poisons the session of an ADK server for good."""
+    """Check the value against the item's schema. Raises Unfit.
+
+    An answer that does not fit makes the session of an ADK server unusable for ever.
+    """
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError:
-        return  # the upstream's own schema is no schema: it must judge by itself
+        return  # the upstream's schema is not valid, so only the upstream can judge the value
     errors = sorted(Draft202012Validator(schema).iter_errors(item.value), key=str)
     if errors:
         where = "".join(f"[{step!r}]" for step in errors[0].absolute_path)
@@ -64,7 +67,7 @@ def _check_schema(schema: dict[str, Any], item: Decided) -> None:
 
 
 def outcome(items: Sequence[Decided]) -> Literal["approved", "rejected", "mixed"]:
-    """What the items say together."""
+    """The outcome of all items together."""
     decisions = {item.decision for item in items}
     if decisions == {"approve"}:
         return "approved"

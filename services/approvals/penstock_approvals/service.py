@@ -16,6 +16,7 @@ from penstock.settings import Settings
 from penstock.web.operation import operations_of, routes_of
 from penstock_approvals.api import Api
 from penstock_approvals.decisions import Approvals
+from penstock_approvals.records import UnreadableRecord
 from penstock_approvals.restore import Restore
 from penstock_approvals.settings import ApprovalsSettings
 
@@ -63,7 +64,7 @@ class ApprovalsService(Service):
         self.spawn("replays", self.replays(self._on_event).run)
 
     async def stop(self) -> None:
-        """Take no more decisions; send on the ones that were taken."""
+        """Take no more decisions, and send on those that were taken."""
         if self._listening is not None:
             await self._listening.unsubscribe()
         await self.cancel("requests", "replays")
@@ -75,12 +76,12 @@ class ApprovalsService(Service):
         try:
             await self._approvals.on_event(stored)
         except BusError as error:
-            # a bus that is away makes no event poisonous
-            log.warning("%s: not now: %s", stored.subject, error)
+            # An event must not become a dead letter because the bus is away.
+            log.warning("%s is tried again in a second: %s", stored.subject, error)
             raise Retry(1) from error
 
     async def _decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
-        await self._restore.after_losses()  # a request may look pending, and was decided
+        await self._restore.after_losses()  # NATS may have lost the decision that was taken
         reply = await self._approvals.decide(approval_id, request)
         if reply.status == 200:
             task = asyncio.create_task(self._send_on(approval_id))
@@ -91,7 +92,7 @@ class ApprovalsService(Service):
     async def _send_on(self, approval_id: str) -> None:
         try:
             await self._approvals.send_on(approval_id)
-        except BusError as error:
+        except (BusError, ObjectGone, UnreadableRecord) as error:
             log.warning("approval %s stays in the outbox: %s", approval_id, error)
 
     async def _on_decide(self, msg: Msg) -> None:
@@ -103,8 +104,11 @@ class ApprovalsService(Service):
             reply = DecideReply(status=422, detail=str(error))
         except ObjectGone as error:
             reply = DecideReply(status=404, detail=str(error))
+        except UnreadableRecord as error:
+            log.error("%s", error)
+            reply = DecideReply(status=409, detail=str(error))
         except BusError as error:
-            # no answer: the caller's request times out, and it may look what stands
+            # Without an answer the caller's request times out; the caller reads the record then.
             log.warning("approval %s: %s", approval_id, error)
             return
         answer = reply.dump()
@@ -119,4 +123,4 @@ class ApprovalsService(Service):
                 await self._approvals.sweep()
                 await self._restore.after_losses()
             except BusError as error:
-                log.warning("the outbox: %s", error)
+                log.warning("the outbox is looked through again later: %s", error)

@@ -1,4 +1,4 @@
-"""The service's own knobs."""
+"""The settings of the approvals service."""
 
 from __future__ import annotations
 

@@ -280,7 +280,9 @@ async def pipeline(
             started.append(service_type(replace(context, settings=own)))
         for service in started:
             await service.run()
-        server = Server([route for each in started for route in each.routes], "127.0.0.1", 0)
+        # of several instances of a service, the first one serves HTTP
+        serving = {each.name: each for each in reversed(started)}.values()
+        server = Server([route for each in serving for route in each.routes], "127.0.0.1", 0)
         await server.start()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
             made = Pipeline(bus, started, http)

@@ -1,0 +1,52 @@
+"""What the approvals service announces of a run: source events in RAW, each written once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import orjson
+
+from penstock.bus import Bus, FenceConflict, RawWriter
+from penstock.bus.messages import LEG
+from penstock.bus.streams import RAW
+from penstock.bus.subjects import raw_stored
+from penstock.bus.write.fence import tail
+
+log = logging.getLogger(__name__)
+
+WRITER = "approvals"
+
+
+class Announcements:
+    """Writes source events as one pod."""
+
+    def __init__(self, bus: Bus, pod: str) -> None:
+        self._bus = bus
+        self._pod = pod
+        self._writes = 0
+
+    async def once(self, run_id: str, leg: int, type_: str, data: Mapping[str, object]) -> None:
+        """Write a source event of the run's leg, unless it was written before.
+
+        A repeat finds the event as the last one of this service, or finds an event of a later leg.
+        A later leg begins only after everything of this leg was announced, because a decision is
+        sent after it was announced.
+
+        Raises:
+            BusError: the bus does not answer; the call may be repeated.
+        """
+        payload = orjson.dumps({"type": type_, "data": data})
+        while True:
+            last = await tail(self._bus, RAW, raw_stored(run_id, WRITER))
+            if last is not None and (last.payload == payload or int(last.headers[LEG]) > leg):
+                return
+            self._writes += 1
+            connection = f"{self._pod}/{self._writes}"
+            sequence = last.sequence if last is not None else 0
+            writer = RawWriter(self._bus, run_id, WRITER, connection, sequence)
+            try:
+                await writer.write("event", payload, leg=leg)
+                return
+            except FenceConflict:
+                log.info("run %s: another instance announced something; look again", run_id)

@@ -1,0 +1,152 @@
+"""The outbox: a decision that a process took, but did not send on before it ended, is sent here.
+
+An entry `outbox.<approval>` is written before the decision is taken and deleted after the decision
+was sent. The value is the server's time at which the entry was written, in Unix seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum, auto
+
+from penstock import telemetry
+from penstock.bus import Bus, BusError, Entry, Message, ObjectGone
+from penstock.bus.records import ApprovalRecord
+from penstock.bus.subjects import command
+from penstock.bus.write import objects
+from penstock_approvals.announcements import Announcements
+from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
+
+log = logging.getLogger(__name__)
+
+ABANDONED_S = 30.0  # after this time an entry whose decision was not taken is deleted
+_PREFIX = "outbox."
+
+
+class Phase(Enum):
+    """What an entry of the outbox waits for."""
+
+    TO_SEND = auto()  # the decision is taken: announce it, and send the continue
+    UNDECIDED = auto()  # the decision may still be taken: wait
+    ABANDONED = auto()  # the decision was not taken for so long: delete the entry
+
+
+def phase_of(record: ApprovalRecord | None, written_s: float, now_s: float) -> Phase:
+    """The phase of an entry, written at `written_s`, for an approval with this record."""
+    if record is not None and record.status == "decided":
+        return Phase.TO_SEND
+    return Phase.ABANDONED if written_s < now_s - ABANDONED_S else Phase.UNDECIDED
+
+
+class Outbox:
+    """The entries, and how a decision is sent on."""
+
+    def __init__(self, bus: Bus, records: ApprovalRecords, announcements: Announcements) -> None:
+        self._bus = bus
+        self._bucket = bus.bucket(BUCKET)
+        self._records = records
+        self._announcements = announcements
+        self._reported: dict[str, int] = {}  # the revision of each entry that was reported as stuck
+
+    async def open(self, approval_id: str) -> None:
+        """Write the entry of a decision that is about to be taken."""
+        await self._bucket.put(f"{_PREFIX}{approval_id}", str(self._bus.clock.time()).encode())
+
+    async def send_on(self, approval_id: str) -> None:
+        """Announce the decision and have the upstream continued. It may be repeated.
+
+        Raises:
+            UnreadableRecord, ObjectGone: the record cannot be read.
+            BusError: the bus does not answer.
+        """
+        record = await self._records.get(approval_id)
+        if record is None or record.decision is None:
+            return
+        decision = record.decision
+        await self._announcements.once(
+            record.run_id,
+            record.leg,
+            "approval.decided",
+            {
+                "approval_id": approval_id,
+                "outcome": decision.outcome,
+                "by": decision.by,
+                "automatic": decision.automatic,
+                **({"note": decision.note} if decision.note else {}),
+                "items": [item.model_dump(exclude_none=True) for item in decision.items],
+            },
+        )
+        going_on = record.going_on()
+        if going_on is None:
+            return
+        payload = await objects.wrap(self._bus, f"{approval_id}.continue", going_on.dump())
+        subject = command("connector", "continue", record.run_id)
+        await self._bus.publisher.publish(Message(subject, payload, {"Nats-Msg-Id": approval_id}))
+        await self._bucket.delete(f"{_PREFIX}{approval_id}")
+
+    async def sweep(self) -> None:
+        """Bring every entry to its end. An entry that cannot be handled blocks no other entry.
+
+        Raises:
+            BusError: the bus is away; the next sweep does the rest.
+        """
+        stuck: dict[str, int] = {}
+        for entry in await self._bucket.entries(f"{_PREFIX}*"):
+            try:
+                await self._handle(entry)
+            except ObjectGone as error:
+                log.error("%s: the decision cannot be sent on any more: %s", entry.key, error)
+                await self._bucket.delete(entry.key, entry.revision)
+            except BusError as error:
+                if not self._bus.ready:
+                    raise
+                self._report(entry, error, stuck)
+            except Exception as error:  # whatever one entry holds must not block the others
+                self._report(entry, error, stuck)
+        self._reported = stuck
+        telemetry.OUTBOX_STUCK.set(len(stuck))
+
+    def _report(self, entry: Entry, error: Exception, stuck: dict[str, int]) -> None:
+        """Log an entry that cannot be handled, once for each of its revisions."""
+        stuck[entry.key] = entry.revision
+        if self._reported.get(entry.key) != entry.revision:
+            expected = isinstance(error, UnreadableRecord | BusError)
+            log.error(
+                "%s: the decision cannot be sent on, its entry stays: %s",
+                *(entry.key, error),
+                exc_info=None if expected else error,
+            )
+
+    async def _handle(self, entry: Entry) -> None:
+        approval_id = entry.key.removeprefix(_PREFIX)
+        record = await self._records.get(approval_id)
+        match phase_of(record, _written_s(entry), self._bus.clock.time()):
+            case Phase.TO_SEND:
+                await self.send_on(approval_id)
+            case Phase.ABANDONED:
+                await self._abandon(approval_id, entry)
+            case Phase.UNDECIDED:
+                pass
+
+    async def _abandon(self, approval_id: str, entry: Entry) -> None:
+        """Delete the entry of a decision that was never taken.
+
+        The process that wrote it may only be slow. So the record is written as a new revision
+        first: the slow process's compare-and-set then fails, and it begins again with a new entry.
+        Without this, its decision would be taken while no entry remembers to send it.
+        """
+        held = await self._records.find(approval_id)
+        if held is not None:
+            if held.record.status == "decided":
+                return  # it was decided just now; the next sweep sends it
+            if held.record.status == "pending" and not await self._records.touch(held):
+                return
+        await self._bucket.delete(entry.key, entry.revision)
+
+
+def _written_s(entry: Entry) -> float:
+    """When the entry was written; 0 for a value that is no time, so that it counts as old."""
+    try:
+        return float(entry.value or 0)
+    except ValueError:
+        return 0.0

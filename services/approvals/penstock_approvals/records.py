@@ -1,0 +1,103 @@
+"""The records of approvals in KV `approvals`: read, created and replaced by compare-and-set."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from hashlib import sha256
+
+from pydantic import ValidationError
+
+from penstock.bus import Bus, Entry, ObjectGone
+from penstock.bus.records import ApprovalRecord
+from penstock.bus.write import objects
+
+log = logging.getLogger(__name__)
+
+BUCKET = "approvals"
+
+
+class UnreadableRecord(Exception):
+    """A record is not a valid ApprovalRecord. An operator must repair or delete it."""
+
+    def __init__(self, approval_id: str, why: str) -> None:
+        super().__init__(
+            f"the record of approval {approval_id} in KV {BUCKET} cannot be read ({why}); "
+            "repair or delete it"
+        )
+        self.approval_id = approval_id
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A record with the entry that it was read from."""
+
+    record: ApprovalRecord
+    entry: Entry
+
+
+class ApprovalRecords:
+    """One record for each approval; its key is the approval's id."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._bucket = bus.bucket(BUCKET)
+
+    async def find(self, approval_id: str) -> Held | None:
+        """The record with its revision; None where there is none.
+
+        Raises:
+            UnreadableRecord: the record cannot be parsed.
+            ObjectGone: the record was too large for KV, and its object has been deleted.
+            BusError: the bus does not answer.
+        """
+        entry = await self._bucket.get(approval_id)
+        return await self._held(entry) if entry is not None else None
+
+    async def get(self, approval_id: str) -> ApprovalRecord | None:
+        """The record; None where there is none. Raises as `find` does."""
+        held = await self.find(approval_id)
+        return held.record if held is not None else None
+
+    async def all(self) -> list[ApprovalRecord]:
+        """Every record, the newest first. A record that cannot be read is logged and left out."""
+        records = []
+        for entry in await self._bucket.entries("*"):
+            try:
+                records.append((await self._held(entry)).record)
+            except (ObjectGone, UnreadableRecord) as error:
+                log.warning("approval %s is left out of the list: %s", entry.key, error)
+        return sorted(records, key=lambda record: record.requested_at, reverse=True)
+
+    async def create(self, record: ApprovalRecord) -> bool:
+        """Write the first record of an approval; False where there is one already."""
+        value = await self._value(record)
+        return await self._bucket.create(record.approval_id, value) is not None
+
+    async def replace(self, held: Held, record: ApprovalRecord) -> bool:
+        """Write the record over the one that was read; False where it has changed since."""
+        return await self._replace(held, await self._value(record))
+
+    async def touch(self, held: Held) -> bool:
+        """Write the same record as a new revision; False where it has changed since."""
+        return await self._replace(held, held.entry.value or b"")
+
+    async def _replace(self, held: Held, value: bytes) -> bool:
+        entry = held.entry
+        return await self._bucket.update(entry.key, value, entry.revision) is not None
+
+    async def _held(self, entry: Entry) -> Held:
+        value = await objects.unwrap(self._bus, entry.value or b"")
+        try:
+            return Held(ApprovalRecord.model_validate_json(value), entry)
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(map(str, fault["loc"]))
+            why = f"{where}: {fault['msg']}" if where else fault["msg"]
+            raise UnreadableRecord(entry.key, why) from error
+
+    async def _value(self, record: ApprovalRecord) -> bytes:
+        """The record as KV takes it: a reference where the record is too large for a message."""
+        value = record.dump()
+        # Named by content, so that two deciders at once do not write over each other's object.
+        return await objects.wrap(self._bus, f"approval.{sha256(value).hexdigest()}", value)
