@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 import pytest
+from prometheus_client import REGISTRY
 
-from penstock import telemetry
 from penstock.bus import streams, subjects
 from penstock.bus.read import direct
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
@@ -393,7 +393,7 @@ async def test_a_record_that_cannot_be_read_is_reported_and_blocks_no_other(
         await eventually(lambda: sent(penstock, other.run_id))
 
         async def reported() -> bool:
-            return telemetry.OUTBOX_STUCK.collect()[0].samples[0].value == 1
+            return REGISTRY.get_sample_value("penstock_outbox_stuck") == 1
 
         await eventually(reported)
         refused = await penstock.ask(broken.approval_id, YES)
