@@ -40,7 +40,7 @@ from penstock.bus import (
 )
 from penstock.bus.admin.permissions import inbox_prefix
 from penstock.bus.connection.tls import Tls
-from penstock.bus.state import continuity, deadletters
+from penstock.bus.state import deadletters, losses
 from penstock.bus.state.deadletters import DeadLetter
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import replay_of
@@ -274,7 +274,7 @@ async def connect(
 
 def _measure(service: str, bus: Bus) -> None:
     telemetry.NATS_CONNECTED.labels(service).set_function(lambda: bus.ready)
-    for stream in continuity.WATCHED:
+    for stream in losses.WATCHED:
         telemetry.NATS_LOST.labels(service, stream).set_function(
             partial(bus.continuity.count, stream)
         )

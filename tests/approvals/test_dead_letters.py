@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from penstock.bus.admin.replay import put_back
-from penstock.bus.read import pull
+from penstock.bus.admin.replay import replay_letter
+from penstock.bus.read import work_queue
 from penstock.bus.state import deadletters
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
@@ -23,7 +23,7 @@ WITHOUT: Services = (NormalizerService,)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pull, "AGAIN_S", 0.02)
+    monkeypatch.setattr(work_queue, "AGAIN_S", 0.02)
 
 
 async def pause_without_record(penstock: Pipeline) -> tuple[str, bytes]:
@@ -48,10 +48,10 @@ async def test_a_request_that_was_given_up_is_asked_when_it_is_put_back(
         async with pipeline(nats.url, Config(), (ApprovalsService,)):
             found = await the_letter(penstock.bus, "approvals", run_id)
             await penstock.bus.bucket("runs").put(run_id, record)
-            assert await put_back(penstock.bus, found)
+            assert await replay_letter(penstock.bus, found)
             await penstock.events_until(run_id, "lifecycle.paused")
             # what was put back again, as by somebody who had seen nothing of it
-            await put_back(penstock.bus, found)
+            await replay_letter(penstock.bus, found)
             events = await penstock.events_until(run_id, "lifecycle.paused")
     assert types(events).count("lifecycle.paused") == 1
     letter = found.letter
@@ -71,7 +71,7 @@ async def test_what_fails_again_when_it_is_put_back_is_another_letter(nats: Nats
         run_id, record = await pause_without_record(penstock)
         async with pipeline(nats.url, Config(), (ApprovalsService,)):
             first = await the_letter(penstock.bus, "approvals", run_id)
-            await put_back(penstock.bus, first)
+            await replay_letter(penstock.bus, first)
 
             async def second() -> deadletters.Letter | None:
                 letters = deadletters.letters(penstock.bus, "approvals", run_id)
@@ -82,5 +82,5 @@ async def test_what_fails_again_when_it_is_put_back_is_another_letter(nats: Nats
             assert again is not None
             assert again.letter.subject == f"command.approvals.replay.{run_id}"
             await penstock.bus.bucket("runs").put(run_id, record)
-            await put_back(penstock.bus, again)
+            await replay_letter(penstock.bus, again)
             await penstock.events_until(run_id, "lifecycle.paused")

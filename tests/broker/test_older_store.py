@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from penstock.bus.state import continuity
+from penstock.bus.state import losses
 from support.drive.bus import connected
 from support.drive.waiting import eventually
 from support.fakes.misbehaving import Answer, Misbehaving, misbehaving
@@ -108,7 +108,7 @@ class Scene:
         async with connected(self.nats.url) as bus:
             last = {
                 stream: (await bus.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
-                for stream in continuity.WATCHED
+                for stream in losses.WATCHED
             }
 
             async def probe() -> bool:

@@ -64,7 +64,7 @@ async def read(output: asyncio.StreamReader, lines: int) -> list[str]:
 
 
 async def is_acknowledged(guarded: Guarded) -> bool:
-    info = await guarded.bus.js.consumer_info("EVENTS", DURABLE)
+    info = await guarded.bus.jetstream.nats.consumer_info("EVENTS", DURABLE)
     return (info.num_ack_pending, info.num_pending) == (0, 0)
 
 
@@ -74,7 +74,7 @@ async def check(command: Sequence[str | Path], guarded: Guarded, folder: Path) -
     async with running(command, guarded, folder) as output:
         # What comes again comes after what came meanwhile.
         assert sorted(await read(output, len(PRINTED))) == sorted(PRINTED)
-        await guarded.bus.js.publish(
+        await guarded.bus.jetstream.nats.publish(
             subject_of(large),
             f'{{"penstock_object":"{RUN_ID}.100"}}'.encode(),
             headers={"ce-id": f"{RUN_ID}.100"},

@@ -79,7 +79,7 @@ async def test_a_reader_may_ask_for_nothing_else(guarded: Guarded, reader: Reade
     assert await refusals(client, refused, len(forbidden)) == {
         ("publish", subject.lower()) for subject in forbidden
     }
-    assert (await guarded.bus.js.stream_info("EVENTS")).state.messages == 0
+    assert (await guarded.bus.jetstream.nats.stream_info("EVENTS")).state.messages == 0
 
 
 async def test_a_reader_may_not_listen_elsewhere(reader: Reader) -> None:
@@ -109,7 +109,7 @@ async def test_what_is_forbidden_to_the_reader_is_answered_to_the_operator(
     guarded: Guarded,
 ) -> None:
     """Else the refusals above would prove nothing."""
-    await guarded.bus.js.add_consumer("EVENTS", ConsumerConfig(durable_name=OTHER))
+    await guarded.bus.jetstream.nats.add_consumer("EVENTS", ConsumerConfig(durable_name=OTHER))
     for what in ("look at another durable", "look at the stream", "list the consumers"):
         answer = await guarded.bus.client.request(FORBIDDEN[what], b"", timeout=5)
         assert b'"error"' not in answer.data, what
@@ -136,7 +136,7 @@ async def test_another_run_of_a_replay_leaves_the_first_durable_where_it_stands(
     script = block("Replay", "python")
     await guarded.operate(script, REPLAY_FROM="2026-01-01T00:00:00Z")
 
-    replay = await guarded.bus.js.pull_subscribe_bind(
+    replay = await guarded.bus.jetstream.nats.pull_subscribe_bind(
         durable="reporting-audit-replay", stream="EVENTS"
     )
     again = await replay.fetch(batch=100, timeout=5)
@@ -149,5 +149,5 @@ async def test_a_replay_from_a_time_leaves_out_what_is_older(
     guarded: Guarded, stored: list[Event]
 ) -> None:
     await guarded.operate(block("Replay", "python"), REPLAY_FROM="2100-01-01T00:00:00Z")
-    info = await guarded.bus.js.consumer_info("EVENTS", "reporting-audit-replay")
+    info = await guarded.bus.jetstream.nats.consumer_info("EVENTS", "reporting-audit-replay")
     assert info.num_pending == 0

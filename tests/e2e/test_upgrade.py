@@ -16,7 +16,8 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, BusError, BusSettings, Message, RawWriter, messages, streams, subjects
-from penstock.bus.admin import migrate
+from penstock.bus.admin import configuration, migrate
+from penstock.bus.admin import repartition as partitioning
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import partition_of
 from penstock.bus.write import fence
@@ -86,7 +87,7 @@ async def test_the_number_of_partitions_changes_under_forty_runs_and_kill_9(
         said = await repartitioned(24, fresh_nats)
         await starting
         assert "→ 24" in said
-        assert await migrate.partitions(bus) == 24
+        assert await partitioning.partitions(bus) == 24
         moved = [
             run for run in runs if partition_of(run.run_id, 16) != partition_of(run.run_id, 24)
         ]
@@ -152,9 +153,9 @@ async def test_what_an_older_version_wrote_is_read_and_not_done_again(
         )
         assert len(upstream.calls) == 1
         for config in found["streams"]:
-            standing = await migrate.configuration(penstock.bus, config["name"])
+            standing = await configuration.configuration(penstock.bus, config["name"])
             assert standing is not None
-            assert migrate.schema_of(standing) == streams.SCHEMA
+            assert configuration.schema_of(standing) == streams.SCHEMA
 
 
 @pytest.mark.timeout(180)
@@ -389,7 +390,7 @@ async def repartition(bus: Bus, count: int) -> None:
 
     async def done() -> bool:
         try:
-            await migrate.repartition(bus, count)
+            await partitioning.repartition(bus, count)
         except BusError:
             return False
         return True

@@ -19,7 +19,7 @@ from typing import Any
 
 from penstock.bus import Bus, BusError, StartUpError
 from penstock.bus.admin.permissions import OPERATOR
-from penstock.bus.admin.replay import CannotBePutBack, put_back
+from penstock.bus.admin.replay import CannotReplay, replay_letter
 from penstock.bus.state import deadletters as bus_letters
 from penstock.bus.state.deadletters import Letter
 from penstock.service import bus_settings
@@ -165,8 +165,8 @@ async def replay(bus: Bus, output: Output, which: Which) -> int:
             output.notice("there is nothing to put back")
     for one in found:
         try:
-            done = await put_back(bus, one)
-        except CannotBePutBack as error:
+            done = await replay_letter(bus, one)
+        except CannotReplay as error:
             _tell(output, one.number, "refused", f"cannot be put back: {error}")
             code = NO
             continue

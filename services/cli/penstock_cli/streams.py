@@ -6,9 +6,12 @@ Speaks with NATS itself, as the services do: an operator's tool, not a client's.
 from __future__ import annotations
 
 from penstock.bus import Bus
-from penstock.bus.admin import migrate, subscribers
-from penstock.bus.admin.migrate import Difference
+from penstock.bus.admin import configuration, migrate, subscribers
+from penstock.bus.admin.configuration import Difference
+from penstock.bus.admin.ensure import ensure
 from penstock.bus.admin.permissions import SUBSCRIBER
+from penstock.bus.admin.repartition import partitions as partitions_now
+from penstock.bus.admin.repartition import repartition
 from penstock_cli.deadletters import DONE
 from penstock_cli.output import Output
 
@@ -17,18 +20,18 @@ async def show(bus: Bus, output: Output) -> int:
     """Every stream with its schema, and where it is kept otherwise than the settings say."""
     changes = await migrate.plan(bus, bus.settings.retention)
     rows = []
-    for wanted in migrate.declared(bus.settings.retention):
-        found = await migrate.configuration(bus, wanted["name"])
+    for wanted in configuration.declared(bus.settings.retention):
+        found = await configuration.configuration(bus, wanted["name"])
         if found is None:
             continue
         row = {
             "stream": found["name"],
-            "schema": migrate.schema_of(found),
+            "schema": configuration.schema_of(found),
             "replicas": found["num_replicas"],
             "differs": [str(change) for change in changes if change.stream == found["name"]],
         }
         if found["name"] == "RAW":
-            row["partitions"] = migrate.partitions_of(found)
+            row["partitions"] = configuration.partitions_of(found)
         rows.append(row)
     rows.sort(key=lambda row: str(row["stream"]))
     if output.as_json:
@@ -43,7 +46,7 @@ async def show(bus: Bus, output: Output) -> int:
 async def make(bus: Bus, output: Output) -> int:
     """Make what is missing of streams, buckets and the subscriber's durable."""
     before = [name for name in _names(bus) if await bus.has(name)]
-    await migrate.ensure(bus, bus.settings.retention)
+    await ensure(bus, bus.settings.retention)
     made = [name for name in _names(bus) if name not in before]
     if await subscribers.ensure(bus):
         made.append(f"the durable {SUBSCRIBER} of EVENTS")
@@ -58,7 +61,7 @@ async def make(bus: Bus, output: Output) -> int:
 
 
 def _names(bus: Bus) -> list[str]:
-    return [config["name"] for config in migrate.declared(bus.settings.retention)]
+    return [config["name"] for config in configuration.declared(bus.settings.retention)]
 
 
 async def bring_forward(bus: Bus, output: Output, partitions: int | None, dry_run: bool) -> int:
@@ -67,11 +70,11 @@ async def bring_forward(bus: Bus, output: Output, partitions: int | None, dry_ru
     if dry_run:
         _tell(output, await migrate.plan(bus, retention), "would change")
         return DONE
-    await migrate.ensure(bus, retention)
+    await ensure(bus, retention)
     _tell(output, await migrate.apply(bus, retention), "changed")
     if partitions is not None:
-        former = await migrate.partitions(bus)
-        await migrate.repartition(bus, partitions)
+        former = await partitions_now(bus)
+        await repartition(bus, partitions)
         _tell(output, [Difference("RAW", "partitions", former, partitions)], "changed")
     return DONE
 

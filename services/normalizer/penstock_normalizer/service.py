@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from penstock import telemetry
 from penstock.bus import BusError, FairShare, Loss
-from penstock.bus.admin import migrate
+from penstock.bus.admin import repartition
 from penstock.bus.admin.advisories import exhausted
 from penstock.bus.budget import Budget
 from penstock.bus.state import deadletters
@@ -94,7 +94,7 @@ class NormalizerService(Service):
                         self._work_on(number)
 
     async def _take_part(self) -> None:
-        await migrate.at_least(self.bus, await migrate.partitions(self.bus))
+        await repartition.at_least(self.bus, await repartition.partitions(self.bus))
         await self._share.run()
 
     async def _count_dead_letters(self) -> None:

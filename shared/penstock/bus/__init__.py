@@ -8,7 +8,8 @@ Subjects, streams, records and message headers are modules beside this file; fun
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from penstock.bus.bus import Bus, BusSettings
+from penstock.bus.bus import Bus
+from penstock.bus.connection.settings import BusSettings
 from penstock.bus.errors import (
     BusError,
     BusUnavailable,
@@ -21,15 +22,16 @@ from penstock.bus.errors import (
     StartUpError,
     StreamFull,
 )
-from penstock.bus.read.direct import Stored
+from penstock.bus.messages import Message, Stored
 from penstock.bus.read.follow import Follow, Followed
-from penstock.bus.read.pull import Reader, Retry, WorkQueue
-from penstock.bus.state.continuity import Loss
+from penstock.bus.read.reader import Reader
+from penstock.bus.read.work_queue import NeverFinished, Retry, WorkQueue
+from penstock.bus.state.fair_share import FairShare
 from penstock.bus.state.kv import Bucket, Entry
-from penstock.bus.state.leases import FairShare, Lease
+from penstock.bus.state.leases import Lease
+from penstock.bus.state.losses import Loss
 from penstock.bus.state.peers import Peers
-from penstock.bus.write.fence import RawWriter
-from penstock.bus.write.publisher import Message
+from penstock.bus.write.raw_writer import RawWriter
 
 __all__ = [
     "Bucket",
@@ -48,6 +50,7 @@ __all__ = [
     "Message",
     "MessageTooLarge",
     "Msg",
+    "NeverFinished",
     "NotThereYet",
     "ObjectGone",
     "OutcomeUnknown",

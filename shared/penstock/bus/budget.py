@@ -1,4 +1,4 @@
-"""Bytes in flight: counted for the whole process, divided fairly, bounded."""
+"""Limits of bytes in flight, for a whole process: shared fairly (`Budget`), or queued (`Gate`)."""
 
 from __future__ import annotations
 
@@ -6,49 +6,49 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
-OVERHEAD_BYTES = 1024  # of a message in memory, besides its payload: headers, mostly
+OVERHEAD_BYTES = 1024  # of a message in memory besides its payload, mostly headers
 
 
 def weight(payload: bytes) -> int:
-    """What a message counts for, so that a flood of empty ones counts, too."""
+    """The bytes that a message counts for. Empty messages count, too."""
     return len(payload) + OVERHEAD_BYTES
 
 
 @dataclass(slots=True)
 class Budget:
-    """Bytes that many share, where nobody may hold more than is left for the others.
+    """A limit of bytes that many holders share: no holder may hold more than is free.
 
-    One that floods gets half of it, two get a third each, and whoever comes new finds room. (The
-    dynamic threshold of Choudhury and Hahne, IEEE/ACM ToN 6(2), 1998, with alpha 1.) It is passed
-    by no more than what each holder takes at a time, since who holds nothing may always take.
+    One flooding holder gets half of the limit, two get a third each, and a new holder finds room
+    (the dynamic threshold of Choudhury and Hahne, IEEE/ACM ToN 6(2), 1998, with alpha 1). A holder
+    that holds nothing may always take; the limit is exceeded by no more than one such step each.
     """
 
     limit_bytes: int
     used_bytes: int = 0
 
     def take(self, size_bytes: int) -> None:
-        """Somebody holds so much more."""
+        """Count bytes that a holder takes."""
         self.used_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Somebody holds so much less."""
+        """Count bytes that a holder returns."""
         self.used_bytes -= size_bytes
 
     @property
     def free_bytes(self) -> int:
-        """What nobody holds; 0 when it is used up."""
+        """The bytes that nobody holds; 0 when the limit is used up."""
         return max(0, self.limit_bytes - self.used_bytes)
 
     def admits(self, held_bytes: int) -> bool:
-        """Whether somebody who holds `held_bytes` may take more."""
+        """Whether a holder of `held_bytes` may take more."""
         return held_bytes <= self.free_bytes
 
 
 @dataclass(slots=True)
 class Gate:
-    """Lets through as long as there is room, in the order of arrival.
+    """Admits callers while there is room, in the order of arrival.
 
-    What is larger than the whole limit goes alone.
+    A request that is larger than the whole limit is admitted alone.
     """
 
     limit_bytes: int
@@ -56,7 +56,7 @@ class Gate:
     _waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
 
     async def enter(self, size_bytes: int) -> None:
-        """Wait for room, and take it; `leave` gives it back."""
+        """Wait for room and take it; `leave` returns it."""
         if not self._waiting and self._fits(size_bytes):
             self.inside_bytes += size_bytes
             return
@@ -66,13 +66,13 @@ class Gate:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._let_in()  # it may have stood first
+                self._let_in()  # the cancelled one may have been the first in the queue
             else:
-                self.leave(size_bytes)  # let in and cancelled at once
+                self.leave(size_bytes)  # it was admitted and cancelled in the same step
             raise
 
     def leave(self, size_bytes: int) -> None:
-        """Give the room back, and let in who has waited longest."""
+        """Return the room, and admit the callers that have waited longest."""
         self.inside_bytes -= size_bytes
         self._let_in()
 

@@ -1,42 +1,45 @@
 """What can go wrong on the bus.
 
 BusError
-├── BusUnavailable      no connection, or no leader answered: nothing was stored, try again
-│   ├── NotPermitted    this user may not do that: somebody must allow it
-│   └── NoJetStream     the server, or the account, has none: somebody must switch it on
-├── OutcomeUnknown      no answer in time: it may be stored or not, read the tail
-├── FenceConflict       somebody else wrote first: reload the tail and decide anew
-│   └── HistoryLost     what was stored before is gone: NATS came back with an older store
-├── StreamFull          a limit of the stream was reached (discard new)
-├── ApiError            the JetStream API refused, with its err_code
-├── MessageTooLarge     over the server's max_payload
+├── BusUnavailable      no connection, or no leader answered: nothing was stored, retry
+│   ├── NotPermitted    this NATS user lacks a permission: the operator must grant it
+│   └── NoJetStream     the server or the account has no JetStream: the operator must enable it
+├── OutcomeUnknown      no answer in time: the message may be stored or not, read the tail
+├── FenceConflict       another writer was first: reload the tail and decide anew
+│   └── HistoryLost     messages of this writer are gone: NATS restarted with an older store
+├── StreamFull          a limit of the stream was reached (discard policy "new")
+├── ApiError            the JetStream API refused the request, with its err_code
+├── MessageTooLarge     the message exceeds the server's max_payload
 └── StartUpError        the server cannot carry Penstock: the text says what to do
-    └── NotThereYet     no server is there, or none that answers: it may come
+    └── NotThereYet     no server answers, or JetStream does not: a later attempt may succeed
 
-ObjectGone              the bus answers, and what was kept there is no more: never try again
+ObjectGone              the bus answers, but a stored payload no longer exists: do not retry
 """
 
 from __future__ import annotations
 
+# err_codes of the JetStream API
 CONSUMER_NOT_FOUND = 10014
-STREAM_NOT_FOUND = 10059  # err_codes of the JetStream API
+MESSAGE_NOT_FOUND = 10037
+STREAM_NAME_IN_USE = 10058
+STREAM_NOT_FOUND = 10059
 NOT_ENABLED = frozenset({10039, 10076})  # for the account, on the server
 
 
 class BusError(Exception):
-    """Anything that the bus could not do."""
+    """Any failure of the bus."""
 
 
 class BusUnavailable(BusError):
-    """No connection, or no leader answered. Nothing was stored: try again."""
+    """No connection, or no leader answered. Nothing was stored: retry."""
 
 
 class NotPermitted(BusUnavailable):
-    """NATS does not let this user do that. Nothing was stored; somebody must allow it."""
+    """This NATS user lacks a permission. Nothing was stored; the operator must grant it."""
 
 
 class NoJetStream(BusUnavailable):
-    """The server, or the account, has no JetStream (or switched it off, its disk being full)."""
+    """The server or the account has no JetStream, or disabled it because its disk is full."""
 
 
 class OutcomeUnknown(BusError):
@@ -44,11 +47,11 @@ class OutcomeUnknown(BusError):
 
 
 class FenceConflict(BusError):
-    """Somebody else wrote first (err_code 10071, or 10164 from a replica)."""
+    """Another writer was first (err_code 10071, or 10164 from a replica)."""
 
 
 class HistoryLost(FenceConflict):
-    """What this writer had stored is not there any more: NATS came back with an older store."""
+    """Messages that this writer had stored are gone: NATS restarted with an older store."""
 
 
 class StreamFull(BusError):
@@ -56,7 +59,7 @@ class StreamFull(BusError):
 
 
 class MessageTooLarge(BusError):
-    """The message is over the server's max_payload."""
+    """The message exceeds the server's max_payload."""
 
 
 class StartUpError(BusError):
@@ -64,7 +67,7 @@ class StartUpError(BusError):
 
 
 class ApiError(BusError):
-    """The JetStream API said no; `code` is its err_code."""
+    """The JetStream API refused a request; `code` is its err_code."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{text} (err_code {code})")
@@ -72,19 +75,19 @@ class ApiError(BusError):
 
 
 class NotThereYet(StartUpError):
-    """No server is there, or JetStream does not answer: it may be about to."""
+    """No server answers, or its JetStream does not. A later attempt may succeed."""
 
 
 class ObjectGone(LookupError):
-    """A payload that was carried by reference is no more: aged out, or deleted by hand."""
+    """A payload that was stored by reference no longer exists: it expired or was deleted."""
 
 
-# A cluster that has no leader yet, or not enough servers for the replicas; by err_code.
+# A cluster without a leader, or with fewer servers than replicas; by err_code.
 _FORMING = frozenset({10005, 10008})
 
 
 def refusal(error: BusError) -> type[StartUpError]:
-    """How a start ends: NotThereYet where a cluster may be about to form, or to elect a leader."""
+    """The error that ends a start: NotThereYet where a cluster may still form or elect a leader."""
     if isinstance(error, ApiError):
         return NotThereYet if error.code in _FORMING else StartUpError
     if isinstance(error, NotPermitted | NoJetStream):

@@ -1,17 +1,16 @@
-"""The headers of RAW and EVENTS, and the messages that carry them.
+"""Messages as values: stored ones, ones to publish, and the headers of RAW and EVENTS. Pure.
 
-RAW kinds: `open` (a leg is claimed; JSON), `claim` (a connector goes on with it; JSON), `bytes`
-(of the upstream's body, verbatim), `part` (of a message too large for one), `end` (the body ended
-cleanly; JSON), `lost` (it did not, or could not begin; JSON), `event` (a source event of ours;
-JSON).
+Kinds of messages in RAW: `open` (a leg is claimed; JSON), `claim` (another connector continues the
+leg; JSON), `bytes` (a piece of the upstream's response body, verbatim), `part` (a piece of a
+message that is too large for one), `end` (the body ended cleanly; JSON), `lost` (the body broke
+off, or never began; JSON), `event` (a source event of Penstock itself; JSON).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-
-from penstock.bus.read.direct import Stored
 
 KIND = "Penstock-Kind"
 LEG = "Penstock-Leg"
@@ -28,6 +27,27 @@ RAW_FIRST = "Penstock-Raw-First"
 
 
 @dataclass(slots=True)
+class Stored:
+    """A message as a stream holds it."""
+
+    subject: str
+    sequence: int
+    headers: dict[str, str]
+    payload: bytes
+    delivered: int = 1  # how often a consumer has delivered it
+    stored_at: str = ""  # RFC 3339; a direct get has this time in a header (`direct.STORED_AT`)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to publish. Its headers are sent unchanged."""
+
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True)
 class RawFrame:
     """A source frame as the normalizer and the raw dialect see it."""
 
@@ -40,7 +60,7 @@ class RawFrame:
     received: str
     payload: bytes
     part: tuple[int, int] | None = None  # number and count, from 1
-    whole: str = "bytes"  # of a part: the kind of what it is a part of
+    whole: str = "bytes"  # for a part: the kind of the complete message
 
     @property
     def opens_run(self) -> bool:
@@ -49,12 +69,16 @@ class RawFrame:
 
     @property
     def is_body(self) -> bool:
-        """True when the payload is some of the upstream's body."""
+        """True when the payload belongs to the upstream's response body."""
         return self.kind == "bytes" or (self.kind == "part" and self.whole == "bytes")
 
 
 def raw_frame(stored: Stored) -> RawFrame:
-    """The message with its headers read. Raises KeyError or ValueError on one that is not ours."""
+    """The source frame that a message of RAW carries.
+
+    Raises:
+        KeyError, ValueError: the message lacks a header of ours, or has a malformed one.
+    """
     headers = stored.headers
     _, _, run_id, writer = stored.subject.split(".")
     part = headers.get(PART)
@@ -74,5 +98,5 @@ def raw_frame(stored: Stored) -> RawFrame:
 
 
 def now() -> str:
-    """RFC 3339, UTC, milliseconds."""
+    """This machine's time as RFC 3339, in UTC, with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from penstock.bus import Bus
-from penstock.bus.admin.replay import CannotBePutBack, put_back
+from penstock.bus.admin.replay import CannotReplay, replay_letter
 from penstock.bus.records import CancelCommand
 from penstock_connector.service import ConnectorService
 from penstock_connector.state import attempts
@@ -37,7 +37,7 @@ async def deliver_and_forget(bus: Bus, kind: str, times: int) -> None:
     }
     call = f"CONSUMER.DURABLE.CREATE.COMMANDS.{durable}"
     await bus.api(call, {"stream_name": "COMMANDS", "config": config})
-    taker = await bus.js.pull_subscribe_bind(durable, stream="COMMANDS")
+    taker = await bus.jetstream.nats.pull_subscribe_bind(durable, stream="COMMANDS")
     for _ in range(times):
         [taken] = await taker.fetch(1)
         await taken.nak()  # for not to wait for ack_wait
@@ -121,8 +121,8 @@ async def test_a_start_that_kills_connectors_ends_its_run_and_is_not_taken_again
                 return (await penstock.record(run_id)).status == "failed"
 
             await eventually(ended)
-            with pytest.raises(CannotBePutBack, match="cannot be started again"):
-                await put_back(penstock.bus, found)
+            with pytest.raises(CannotReplay, match="cannot be started again"):
+                await replay_letter(penstock.bus, found)
     assert (last.type, last.data["code"]) == ("lifecycle.failed", "internal")
     assert "and never finished" in last.data["error"]
     assert orjson.loads(found.letter.payload)["run_id"] == run_id
@@ -139,7 +139,7 @@ async def test_a_cancel_that_was_given_up_cancels_when_it_is_put_back(
         cancel = CancelCommand(run_id=run_id, by="ada").dump()
         subject = f"command.connector.cancel.{run_id}"
         found = await buried(penstock.bus, letter_about(subject, cancel))
-        assert await put_back(penstock.bus, found)
+        assert await replay_letter(penstock.bus, found)
         *_, last = await penstock.ended(run_id)
         assert (last.type, last.data["by"]) == ("lifecycle.cancelled", "ada")
 
@@ -148,5 +148,5 @@ async def test_a_cancel_that_was_given_up_cancels_when_it_is_put_back(
 
         await eventually(ended)
         # found before it was put back, by somebody who comes late
-        with pytest.raises(CannotBePutBack, match="nothing to cancel"):
-            await put_back(penstock.bus, found)
+        with pytest.raises(CannotReplay, match="nothing to cancel"):
+            await replay_letter(penstock.bus, found)

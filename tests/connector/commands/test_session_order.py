@@ -93,7 +93,7 @@ async def test_a_command_that_cannot_be_read_keeps_nobody(
 ) -> None:
     async with pipeline(fresh_nats.url, agents(upstream), NORMALIZER) as penstock:
         for payload in (b"no JSON", b"[]", b"{}", b'{"penstock_object":"gone"}'):
-            await penstock.bus.js.publish(command("connector", "start", "r"), payload)
+            await penstock.bus.jetstream.nats.publish(command("connector", "start", "r"), payload)
         order = order_of(penstock.bus)
         assert await order.before(await asked(penstock, "one")) is None
 

@@ -190,7 +190,9 @@ async def test_a_start_whose_taker_died_before_it_began_is_begun_by_another_at_o
             await penstock.ended(await penstock.start_run("agno", "first"))
             await connector.kill()
         run_id = await penstock.start_run("agno", "second")
-        taker = await penstock.bus.js.pull_subscribe_bind("connector-start", stream="COMMANDS")
+        taker = await penstock.bus.jetstream.nats.pull_subscribe_bind(
+            "connector-start", stream="COMMANDS"
+        )
         [_] = await taker.fetch(1)
         await claimed_by_the_dead(penstock.bus, run_id)
         await taker.unsubscribe()

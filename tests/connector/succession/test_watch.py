@@ -8,10 +8,10 @@ import orjson
 import pytest
 
 from penstock import telemetry
-from penstock.bus import RawWriter
+from penstock.bus import Loss, RawWriter
 from penstock.bus.messages import now
 from penstock.bus.records import ApprovalRecord, Decided, Decision
-from penstock.bus.state.continuity import Continuity, Loss
+from penstock.bus.state.continuity import Continuity
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.legs.registry import Legs
 from penstock_connector.service import ConnectorService

@@ -114,7 +114,9 @@ async def test_a_start_whose_taker_died_at_once_begins_within_5_s(
             await penstock.ended(await penstock.start_run("agno", "first"))
             await connector.kill()
         run_id = await penstock.start_run("agno", "second")
-        taker = await penstock.bus.js.pull_subscribe_bind("connector-start", stream="COMMANDS")
+        taker = await penstock.bus.jetstream.nats.pull_subscribe_bind(
+            "connector-start", stream="COMMANDS"
+        )
         [_] = await taker.fetch(1)
         await claimed_by_the_dead(penstock.bus, run_id)
         await taker.unsubscribe()

@@ -18,7 +18,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from penstock.bus import Stored
 from penstock.bus.messages import raw_frame
-from penstock.bus.read.direct import stored_of
+from penstock.bus.read.leader import stored_of
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.fold.run_fold import RunFold
 from support.chaos.brokers import Brokers

@@ -21,7 +21,7 @@ import httpx
 import orjson
 import uuid_utils
 
-from penstock.bus import Bus, BusSettings, Message, messages, streams, subjects
+from penstock.bus import Bus, BusSettings, Message, Stored, messages, streams, subjects
 from penstock.bus.messages import RawFrame, raw_frame
 from penstock.bus.read import direct, follow
 from penstock.bus.records import (
@@ -66,11 +66,11 @@ class _Followed:
     """A run's events so far; `moved` is set with each that comes."""
 
     follow: follow.Follow | None = None
-    stored: list[direct.Stored] = field(default_factory=list)
+    stored: list[Stored] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def deliver(self, batch: list[direct.Stored]) -> None:
+    def deliver(self, batch: list[Stored]) -> None:
         self.stored.extend(batch)
         self.moved.set()
 
@@ -309,7 +309,7 @@ def types(events: Sequence[Event]) -> list[str]:
     return [event.type for event in events]
 
 
-async def _event(bus: Bus, stored: direct.Stored) -> Event:
+async def _event(bus: Bus, stored: Stored) -> Event:
     body = orjson.loads(await objects.unwrap(bus, stored.payload))
     named = f"{body['event']['category']}.{body['event']['action']}"
     return Event(named, body["sequence"], body["leg"], body["data"], body, stored.headers)

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from penstock.bus import Bus, Stored
-from penstock.bus.read.pull import NeverFinished
+from penstock.bus import Bus, NeverFinished, Stored
 from penstock.bus.subjects import run_id_of
 
 UNCOUNTED = 10  # deliveries before attempts are written down: nearly every command needs one

@@ -118,7 +118,7 @@ class Past:
                 )
 
     async def _read(self, lane: _Lane, floor: int, piece: int) -> None:
-        async with self._bus.reading:
+        async with self._bus.jetstream.reading:
             found, pending = await read(
                 self._bus, self._stream, lane.pattern, lane.next, piece, MAX_READ_BYTES
             )

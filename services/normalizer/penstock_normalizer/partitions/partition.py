@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from penstock.bus import Bus, BusError, Loss, Reader, Stored, streams, subjects
 from penstock.bus.budget import Budget
-from penstock.bus.state.continuity import NOBODY
+from penstock.bus.state.skipping import NOBODY
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.partitions.checkpoint import Checkpoint
 from penstock_normalizer.recovery import expired, lost_data

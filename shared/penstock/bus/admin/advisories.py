@@ -1,25 +1,24 @@
-"""What the server delivered as often as a consumer allows, and then no more, becomes a dead letter.
+"""Makes dead letters of messages that the server has stopped delivering.
 
-The server tells of it in an advisory, which is a core message; the stream ADVISORIES keeps it until
-it was dealt with. Our own work queues give up before it comes to that (see `pull.WorkQueue`). What
-is left are messages that could not even be given up, and the consumers of subscribers.
+After the largest number of deliveries that a consumer allows, the server publishes an advisory, a
+core message. The stream ADVISORIES keeps it until it is processed. Penstock's own work queues give
+messages up before that (see `read.work_queue`). What remains are messages for which this failed,
+and the messages of subscribers' consumers.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import orjson
 
 from penstock.bus import streams
-from penstock.bus.read.direct import Stored
-from penstock.bus.read.pull import NeverFinished, WorkQueue
+from penstock.bus.connection.jetstream import HasJetStream
+from penstock.bus.messages import Stored
+from penstock.bus.read import leader
+from penstock.bus.read.work_queue import NeverFinished, WorkQueue
 from penstock.bus.subjects import MAX_DELIVERIES
-
-if TYPE_CHECKING:
-    from penstock.bus.bus import Bus
 
 log = logging.getLogger(__name__)
 
@@ -27,30 +26,30 @@ WATCHED = frozenset({streams.COMMANDS, streams.RAW, streams.EVENTS, streams.SCHE
 
 
 def exhausted(
-    bus: Bus,
+    bus: HasJetStream,
     durable: str,
     bury: Callable[[str, Stored, Exception], Awaitable[None]],
     end: Callable[[Stored, Exception], Awaitable[None]],
     on_poison: Callable[[Stored, Exception], Awaitable[None]],
 ) -> WorkQueue:
-    """A queue of what was delivered too often. `bury` gets the service, the message, and why.
+    """The queue of messages that were delivered too often.
 
-    `end` gets a command, to end the run that nobody will carry it out for, and why. The same
-    advisory may come twice: both must bear that. The service is the durable's name up to
-    its first dash, which is how ours are named.
+    `bury` gets the service, the message, and the reason. `end` gets a command that no service will
+    carry out, and the reason, to end its run. Both must be safe to repeat, since the same advisory
+    may come twice. The service is the durable consumer's name up to its first dash.
     """
 
     async def handle(stored: Stored) -> None:
         advisory = orjson.loads(stored.payload)
         stream, consumer = advisory["stream"], advisory["consumer"]
         if stream not in WATCHED:
-            log.info("the consumer %s of %s gave a message up: not ours", consumer, stream)
+            log.info("the consumer %s of %s gave up a message of another stream", consumer, stream)
             return
-        message = await bus.at(stream, advisory["stream_seq"])
+        message = await leader.at(bus, stream, advisory["stream_seq"])
         if message is None:
             log.warning(
-                "the consumer %s of %s gave up its message %d, which is gone: done meanwhile, or "
-                "aged",
+                "the consumer %s of %s gave up its message %d, which is gone: it was processed "
+                "meanwhile, or has expired",
                 *(consumer, stream, advisory["stream_seq"]),
             )
             return
@@ -60,8 +59,8 @@ def exhausted(
         await bury(service, message, why)
         if stream == streams.COMMANDS:
             await end(message, why)
-            # a work queue would keep for ever what nobody acknowledges
-            await bus.delete(stream, message.sequence)
+            # Without an acknowledgement the work queue would keep the message forever.
+            await leader.delete(bus, stream, message.sequence)
 
     return WorkQueue(
         bus,

@@ -1,10 +1,10 @@
-"""Who may do what on the bus: one table, from which every NATS configuration of ours is made.
+"""What each NATS user may do on the bus: the one table that all NATS configurations are made from.
 
-Services share the account PENSTOCK, one user each. Subscribers have an account of their own and
-reach what is exported to them, nothing else. That is more than permissions can do: within one
-account whoever may ask JetStream for anything names the subject that the answer goes to, and the
-server does not check it. A reader that may only fetch its next event could have it delivered to
-`decide.<id>` or into a bucket.
+Services share the account PENSTOCK, with one user each. Subscribers have an account of their own
+and reach only what is exported to it. Permissions within one account cannot achieve that: a user
+that may make a JetStream request chooses the subject of the answer, and the server does not check
+it. A subscriber that may only fetch its next event could have it delivered to `decide.<id>`, or
+into a bucket.
 
 `python -m penstock.bus.admin.permissions` prints deploy/nats/accounts.conf.
 """
@@ -23,7 +23,8 @@ ACCOUNT: Final = "PENSTOCK"
 SUBSCRIBERS: Final = "SUBSCRIBERS"
 OPERATOR: Final = "operator"
 SUBSCRIBER: Final = "subscriber"
-# What subscribers' clients call `domain`: the server answers requests under $JS.API itself.
+# The `domain` setting of subscribers' clients: requests under plain $JS.API do not leave their
+# account.
 DOMAIN: Final = "penstock"
 
 _API = "$JS.API"
@@ -33,7 +34,7 @@ _NEXT, _INFO = "CONSUMER.MSG.NEXT", "CONSUMER.INFO"
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A NATS user. `responds`: it may answer each request that reaches it, once."""
+    """A NATS user. `responds`: it may answer each request that it receives, once."""
 
     name: str
     purpose: str
@@ -43,7 +44,7 @@ class User:
 
     @property
     def inbox(self) -> str:
-        """Where its answers come: nobody else may listen there."""
+        """The prefix of the subjects of its answers, to which no other user may subscribe."""
         return inbox_prefix(self.name)
 
 
@@ -53,28 +54,28 @@ def inbox_prefix(user: str) -> str:
 
 
 def _reads(*names: str) -> list[str]:
-    """Reading the messages of streams: from the leader, and by direct get."""
+    """Subjects to read messages of streams: from the leader, and by direct get."""
     return [f"{_API}.{call}.{name}" for name in names for call in ("STREAM.MSG.GET", "DIRECT.GET")]
 
 
 def _buckets(*names: str) -> list[str]:
-    """Reading the keys of buckets."""
+    """Subjects to read the keys of buckets."""
     return _reads(*(f"KV_{name}" for name in names))
 
 
 def _keys(*keys: str) -> list[str]:
-    """Writing keys: `<bucket>.<pattern>`."""
+    """Subjects to write keys: `<bucket>.<pattern>`."""
     return [f"$KV.{key}" for key in keys]
 
 
 def _follows(stream: str) -> list[str]:
-    """Reading a stream in order, by consumers that last as long as their reader."""
+    """Subjects to read a stream in order, by ephemeral consumers."""
     calls = ("CREATE.{}", "MSG.NEXT.{}.*", "DELETE.{}.*")
     return [f"{_API}.CONSUMER.{call.format(stream)}" for call in calls]
 
 
 def _takes(stream: str, *durables: str) -> list[str]:
-    """Taking work from durable consumers that it makes itself."""
+    """Subjects to take work from durable consumers that the user makes itself."""
     return [
         subject
         for durable in durables
@@ -87,14 +88,14 @@ def _takes(stream: str, *durables: str) -> list[str]:
     ]
 
 
-# Every service asks what streams there are, and whether they are still the same.
+# Every service checks which streams exist, and whether they are still the same.
 _LOOKS = [f"{_API}.INFO", f"{_API}.STREAM.INFO.*"]
-# Payloads over 512 KiB; who writes one anew under the same name clears the old one away.
+# Payloads over 512 KiB. A writer that replaces an object purges the old one.
 _READS_OBJECTS = [*_reads(_OBJECTS), f"{_API}.DIRECT.GET.{_OBJECTS}.>"]
 _KEEPS_OBJECTS = [*_READS_OBJECTS, "$O.payloads.>", f"{_API}.STREAM.PURGE.{_OBJECTS}"]
-# Whether another process lives.
+# Requests by which processes detect each other's death.
 _ALIVE = ["alive.>"]
-# How far the streams reach is noted by everyone, so that a stream that lost its end is noticed.
+# Every service records how far the streams reach, so that a lost end is detected.
 _MARKS = [*_buckets("checkpoints"), *_keys("checkpoints.marks")]
 
 
@@ -120,13 +121,13 @@ def _service(
 USERS: Final = (
     User(
         OPERATOR,
-        "makes and changes streams, puts dead letters back: `penstock streams`, `deadletters`",
+        "makes and changes streams, replays dead letters: `penstock streams`, `deadletters`",
         (">",),
         (">",),
     ),
     _service(
         "connector",
-        "the only one who writes source frames of agent servers",
+        "the only one that writes source frames of agent servers",
         ["raw.*.upstream", "deadletter.connector.*", "command.connector.cancel.*"],
         ["control.*", "handover.leg", "turn.*"],
         _takes(COMMANDS, *(f"connector-{kind}" for kind in ("start", "continue", "cancel"))),
@@ -142,11 +143,11 @@ USERS: Final = (
     ),
     _service(
         "normalizer",
-        "the only one who writes events",
+        "the only one that writes events",
         [f"{category}.>" for category in CATEGORIES],
-        # for other services, and for subscribers, too: it buries what the server gave up
+        # dead letters of all services and subscribers: it processes the server's advisories
         ["raw.*.normalizer", "deadletter.*.*"],
-        # it puts streams in order that have lost their end: see `continuity`
+        # it repairs streams that have lost their end: see `state.continuity`
         ["raw.*.penstock", "command.penstock.skipped.*"],
         [f"{_API}.STREAM.PURGE.{stream}" for stream in (RAW, EVENTS, COMMANDS)],
         _follows(RAW),
@@ -161,10 +162,10 @@ USERS: Final = (
     ),
     _service(
         "edge",
-        "carries what clients ask for, and shows them events",
+        "carries clients' requests, and sends them events",
         ["command.connector.start.*", "command.connector.cancel.*", "raw.*.edge"],
         ["decide.*", "turn.*", "deadletter.edge.*"],
-        # what runs are open, by which users' limits are counted
+        # which runs are open: users' limits count them
         _follows("KV_runs"),
         _reads(EVENTS, RAW, COMMANDS),
         _buckets("runs", "sessions", "aliases", "idempotency", "approvals", "pauses"),
@@ -176,7 +177,7 @@ USERS: Final = (
     ),
     _service(
         "approvals",
-        "takes decisions, and has runs continued: nobody else may",
+        "takes decisions and continues runs; no other service may",
         ["command.connector.continue.*", "raw.*.approvals", "deadletter.approvals.*"],
         ["schedule.approvals.>"],
         _takes(EVENTS, "approvals"),
@@ -191,7 +192,7 @@ USERS: Final = (
     ),
     _service(
         "automations",
-        "for the service that is to come: rules, webhooks, runs that rules start",
+        "for a service of the next release: rules, webhooks, runs that rules start",
         ["command.connector.start.*", "raw.*.automations", "deadletter.automations.*"],
         ["schedule.automations.>"],
         _takes(EVENTS, "automations"),
@@ -206,7 +207,7 @@ USERS: Final = (
 READERS: Final = (
     User(
         SUBSCRIBER,
-        "reads every event as it comes (`live.>`), and each once by the durable `subscriber`",
+        "reads live events (`live.>`), and each event once by the durable consumer `subscriber`",
         (
             f"$JS.{DOMAIN}.API.{_INFO}.{EVENTS}.{SUBSCRIBER}",
             f"$JS.{DOMAIN}.API.{_NEXT}.{EVENTS}.{SUBSCRIBER}",
@@ -224,9 +225,9 @@ def password_variable(user: str) -> str:
 
 
 def configuration(passwords: Mapping[str, str]) -> str:
-    """The block `accounts` of a NATS server's configuration; the password of each user as given.
+    """The block `accounts` of a NATS server's configuration, with these passwords by user.
 
-    A password is written as it is, so one that is no variable must be quoted (`json.dumps`).
+    A password is written unchanged: quote one that is not a variable (`json.dumps`).
     """
     operators = "\n".join(_user(user, passwords[user.name]) for user in USERS)
     readers = "\n".join(_user(user, passwords[user.name]) for user in READERS)
@@ -262,7 +263,7 @@ accounts {{{{
     users: [
 {{operators}}
     ]
-    # what the account of the subscribers may reach, and nothing else
+    # all that the account of the subscribers may reach
     exports: [
       {{{{service: "{_API}.{_INFO}.{EVENTS}.*"}}}}
       {{{{service: "{_API}.{_NEXT}.{EVENTS}.*", response_type: stream}}}}
@@ -292,7 +293,7 @@ accounts {{{{
 
 
 def main() -> None:
-    """Print the block with a variable for each password."""
+    """Print the block, with a variable for each password."""
     print("# Made by `make contract` from penstock/bus/admin/permissions.py: change it there.")
     print("# A variable of the server's environment holds each password; see README.md.")
     print(configuration({name: f"${password_variable(name)}" for name in NAMES}), end="")

@@ -1,40 +1,40 @@
-"""A dead letter goes back where it came from, once; or it is said why it cannot.
+"""Replays a dead letter: publishes its message again, once, or says why that is not possible.
 
-Putting back is safe to be repeated: the letter is marked before and after, the publish carries the
-letter's own message id, and past the stream's duplicate window what takes the message does it once
-(claims of starts, `sent` records of decisions, an approval's record).
+A replay may be repeated safely. The dead letter is marked before and after the publish, and the
+publish carries a message id of the dead letter. After the stream's duplicate window the receiving
+service still processes the message once (claims of starts, `sent` records of decisions, an
+approval's record).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from penstock.bus import subjects
 from penstock.bus.errors import ObjectGone
+from penstock.bus.messages import Message
 from penstock.bus.records import ENDED, ContinueCommand, RunRecord, Sent
 from penstock.bus.state import deadletters
 from penstock.bus.state.deadletters import DeadLetter, Letter
+from penstock.bus.state.kv import Buckets
 from penstock.bus.write import objects
-from penstock.bus.write.publisher import Message
 
-if TYPE_CHECKING:
-    from penstock.bus.bus import Bus
-
-# services that process an event again when they are told to
+# services with a replay queue, in which they process an event again
 TAKE_BACK = frozenset({"approvals"})
 
 
-class CannotBePutBack(Exception):
-    """The text says why, and what to do."""
+class CannotReplay(Exception):
+    """A dead letter cannot be replayed. The text says why, and what to do."""
 
 
-async def put_back(bus: Bus, found: Letter) -> bool:
-    """Have it processed again; False when it was put back before, and nothing was done.
+async def replay_letter(bus: Buckets, found: Letter) -> bool:
+    """Publish the message of a dead letter again; False when this was done before.
 
-    Raises CannotBePutBack, BusError.
+    Raises:
+        CannotReplay: processing the message again would do harm, or nothing.
+        BusError: the bus failed; call this again.
     """
     letter = found.letter
     if found.mark is not None and found.mark.state == "replayed":
@@ -46,33 +46,33 @@ async def put_back(bus: Bus, found: Letter) -> bool:
     return True
 
 
-async def _message(bus: Bus, letter: DeadLetter) -> Message:
-    """What is to be published. Raises CannotBePutBack."""
+async def _message(bus: Buckets, letter: DeadLetter) -> Message:
+    """The message to publish. Raises CannotReplay."""
     tokens = letter.subject.split(".")
     if tokens[0] in ("raw", "rawp"):
-        raise CannotBePutBack(await _why_no_frame(bus, letter))
+        raise CannotReplay(await _why_no_frame(bus, letter))
     if tokens[0] == "command" and len(tokens) == 4:
         check = _CHECKS.get(tokens[2])
         if check is not None:
             await check(bus, letter)
         return Message(letter.subject, letter.payload, _headers(letter))
     if tokens[0] in subjects.CATEGORIES and letter.service in TAKE_BACK:
-        # an event has its place for good; the service is told to look at it again
+        # An event cannot be published again. A command asks the service to process it again.
         body = await objects.wrap(bus, f"replay.{letter.key}", letter.dump())
         return Message(subjects.replay_of(letter.service, letter.run_id), body, _headers(letter))
-    raise CannotBePutBack(
-        f"it came from {letter.subject or 'somewhere unknown'} and was given up by "
-        f"{letter.service}, which takes nothing back; read it with `show`, then drop it"
+    raise CannotReplay(
+        f"it came from {letter.subject or 'an unknown subject'} and was given up by "
+        f"{letter.service}, which takes no replays; read it with `show`, then drop it"
     )
 
 
 def _headers(letter: DeadLetter) -> dict[str, str]:
-    """Its own, but for what was meant for the server when it was published first."""
+    """The message's own headers, except those for the NATS server."""
     own = {name: value for name, value in letter.headers.items() if not name.startswith("Nats-")}
     return own | {"Nats-Msg-Id": f"replay.{letter.key}"}
 
 
-async def _run(bus: Bus, run_id: str) -> RunRecord | None:
+async def _run(bus: Buckets, run_id: str) -> RunRecord | None:
     entry = await bus.bucket("runs").get(run_id)
     return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
@@ -82,58 +82,58 @@ def _how_it_ended(run: RunRecord) -> str:
     return f"the run has ended ({run.status}{code})"
 
 
-async def _start(bus: Bus, letter: DeadLetter) -> None:
+async def _start(bus: Buckets, letter: DeadLetter) -> None:
     run = await _run(bus, letter.run_id)
     if run is None or run.status == "queued":
         return
     if run.status in ENDED:
-        raise CannotBePutBack(
+        raise CannotReplay(
             f"{_how_it_ended(run)}, and a run that has ended cannot be started again: "
             "start a new one, and drop the letter"
         )
-    raise CannotBePutBack("the run has been started meanwhile: drop the letter")
+    raise CannotReplay("the run has been started meanwhile: drop the letter")
 
 
-async def _continue(bus: Bus, letter: DeadLetter) -> None:
+async def _continue(bus: Buckets, letter: DeadLetter) -> None:
     run = await _run(bus, letter.run_id)
     if run is not None and run.status in ENDED:
-        raise CannotBePutBack(
+        raise CannotReplay(
             f"{_how_it_ended(run)}, and a run that has ended cannot go on: "
             "start a new one, and drop the letter"
         )
     try:
         command = ContinueCommand.model_validate_json(await objects.unwrap(bus, letter.payload))
     except (ValidationError, ObjectGone) as error:
-        raise CannotBePutBack(f"it is no command that can be read: {error}") from error
+        raise CannotReplay(f"its command cannot be read: {error}") from error
     entry = await bus.bucket("sent").get(command.approval_id)
     sent = Sent.model_validate_json(entry.value) if entry is not None else None
     if sent is not None and sent.state != "claimed":
-        raise CannotBePutBack(
+        raise CannotReplay(
             f"its decision was dealt with ({sent.state}), and is never sent twice: drop the letter"
         )
 
 
-async def _cancel(bus: Bus, letter: DeadLetter) -> None:
+async def _cancel(bus: Buckets, letter: DeadLetter) -> None:
     run = await _run(bus, letter.run_id)
     if run is not None and run.status in ENDED:
-        raise CannotBePutBack(f"{_how_it_ended(run)}: there is nothing to cancel, drop the letter")
+        raise CannotReplay(f"{_how_it_ended(run)}: there is nothing to cancel, drop the letter")
 
 
-_CHECKS: dict[str, Callable[[Bus, DeadLetter], Awaitable[None]]] = {
+_CHECKS: dict[str, Callable[[Buckets, DeadLetter], Awaitable[None]]] = {
     "start": _start,
     "continue": _continue,
     "cancel": _cancel,
 }
 
 
-async def _why_no_frame(bus: Bus, letter: DeadLetter) -> str:
+async def _why_no_frame(bus: Buckets, letter: DeadLetter) -> str:
     run = await _run(bus, letter.run_id)
     if run is not None and run.status in ENDED:
         return (
-            f"{_how_it_ended(run)}: what was said of a run is never unsaid, so its source frames "
-            "are not read anew. Start a new run, and drop the letter"
+            f"{_how_it_ended(run)}: published events are never taken back, so its source frames "
+            "are not read again. Start a new run, and drop the letter"
         )
     return (
-        "the run has gone on without this source frame, whose place in the run's order is past: "
-        "drop the letter"
+        "the run has continued without this source frame, which would now come in the wrong "
+        "order: drop the letter"
     )

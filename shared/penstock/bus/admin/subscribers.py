@@ -1,36 +1,37 @@
-"""The durable consumer of the user `subscriber`, who may not make one.
+"""The durable consumer of the NATS user `subscriber`, which may not make consumers itself.
 
-Who may make a consumer names the subject that its messages go to, which the server does not check.
+A user that may make a consumer chooses the subject of its deliveries, and the server does not check
+whether the user may publish there.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock.bus.admin.permissions import SUBSCRIBER
-from penstock.bus.errors import ApiError
+from penstock.bus.connection.jetstream import HasJetStream
+from penstock.bus.errors import CONSUMER_NOT_FOUND, ApiError
 from penstock.bus.streams import EVENTS
-
-if TYPE_CHECKING:
-    from penstock.bus.bus import Bus
 
 ACK_WAIT_S = 30
 MAX_DELIVER = 20
-_CONSUMER_NOT_FOUND = 10014
 
 
-async def ensure(bus: Bus) -> bool:
-    """Make it where there is none; whether it was made. One that there is stays. Raises BusError.
+async def ensure(bus: HasJetStream) -> bool:
+    """Make the consumer if there is none; returns whether it was made.
 
-    It gets every event that EVENTS holds and will hold, and keeps nothing there any longer.
+    The consumer delivers every present and future event of EVENTS. It does not change how long
+    events are kept.
+
+    Raises:
+        BusError: the server refuses, or cannot be asked.
     """
+    api = bus.jetstream.api
     try:
-        await bus.api(f"CONSUMER.INFO.{EVENTS}.{SUBSCRIBER}")
+        await api(f"CONSUMER.INFO.{EVENTS}.{SUBSCRIBER}")
         return False
     except ApiError as error:
-        if error.code != _CONSUMER_NOT_FOUND:
+        if error.code != CONSUMER_NOT_FOUND:
             raise
-    await bus.api(
+    await api(
         f"CONSUMER.DURABLE.CREATE.{EVENTS}.{SUBSCRIBER}",
         {
             "stream_name": EVENTS,

@@ -1,20 +1,20 @@
-"""What time it is on NATS's side, and by how much the clock of this machine differs from it.
+"""NATS's time, and the difference between this machine's clock and NATS's clock.
 
-NATS stamps what it stores and lets keys expire by its own clock. A service whose clock differs
-would take living leases for expired ones. So each `Bus` learns the server's time, as NTP does: it
-asks, now and then, for something that the server stamps with its time, and knows that the stamp
-was made between the question and the answer. The time is kept as a distance from the monotonic
-clock, so that a step of this machine's clock changes nothing.
+NATS stamps messages and expires keys by its own clock. A service with another clock would take
+living leases for expired ones. So each `Bus` learns the server's time in the way of NTP: every few
+seconds it requests an answer that carries the server's time, which lies between the question and
+the answer. The time is kept as a distance from the monotonic clock, so a step of this machine's
+clock changes nothing.
 
 How to use it:
 
 - `bus.clock.now()`, `bus.clock.time()` and `bus.clock.stamp()` are the server's time as a
-  datetime, as Unix seconds and as RFC 3339. Use them for whatever is compared with a stamp of the
-  server (`Stored.stored_at`, `Nats-Time-Stamp`), or with a stamp that another service wrote.
-- `bus.clock.age_s(stamp)` is how long ago the server, or a service by `stamp()`, wrote it.
+  datetime, as Unix seconds and as RFC 3339. Use them for comparisons with a stamp of the server
+  (`Stored.stored_at`, `Nats-Time-Stamp`) or with a stamp that another service wrote.
+- `bus.clock.age_s(stamp)` is the age of a stamp of the server, or of another service's `stamp()`.
 - `await bus.clock.look()`, then `bus.clock.steady_for(seconds)`: whether the server's clock has
-  not jumped in that time. After a jump forward all leases have expired at once, and nobody is dead.
-- For a duration within one process use `time.monotonic()`, as ever.
+  not jumped in that time. A jump forward expires all leases at once although their holders live.
+- For a duration within one process use `time.monotonic()`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from penstock.bus.errors import BusError
 
 log = logging.getLogger(__name__)
 
-LIMIT_S = 30.0  # what JWTs are given, too: PENSTOCK_AUTH_LEEWAY_S
+LIMIT_S = 30.0  # also the default leeway of JWTs, PENSTOCK_AUTH_LEEWAY_S
 ASK_S = 5.0  # between two questions
-FIRST_ASKED = 3  # how often at the start, since the first answer is often late
-KEPT = 12  # exchanges that an estimate is made of: a minute
+FIRST_ASKED = 3  # questions at the start, since the first answer is often late
+KEPT = 12  # exchanges in an estimate: those of a minute
 DRIFT = 1e-3  # two clocks drift apart by less than this, also while NTP slews one of them
-JUMP_S = 1.0  # what is less may be a slow answer, or a clock that is being slewed
+JUMP_S = 1.0  # a smaller difference may be a slow answer, or a clock that NTP slews
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class Exchange:
 
     @property
     def error_s(self) -> float:
-        """By how much `base_s` may be wrong at the most."""
+        """The largest possible error of `base_s`, in seconds."""
         return (self.answered_at_s - self.asked_at_s) / 2
 
     def error_at_s(self, moment_s: float) -> float:
-        """The same, later on: the clocks have drifted apart meanwhile."""
+        """The largest possible error at a later moment: the clocks drift apart meanwhile."""
         return self.error_s + max(0.0, moment_s - self.answered_at_s) * DRIFT
 
 
@@ -66,8 +66,9 @@ class Exchange:
 class Estimate:
     """The server's time as a distance from the monotonic clock. Pure.
 
-    Of the last exchanges the one that leaves the least room for error counts. One that contradicts
-    it shows that the server's clock was set, or that another server answers: then it counts alone.
+    The exchange with the smallest possible error among the last ones counts. A newer exchange that
+    contradicts it shows that the server's clock was set, or that another server answers; the older
+    exchanges are dropped then.
     """
 
     base_s: float = 0.0
@@ -75,7 +76,7 @@ class Estimate:
     _kept: deque[Exchange] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def add(self, exchange: Exchange) -> float:
-        """Learn from one more; returns by how many seconds the server's clock has jumped, or 0."""
+        """Learn from an exchange; returns the seconds by which the server's clock jumped, or 0."""
         jumped_s = 0.0
         now_s = exchange.answered_at_s
         if self._kept:
@@ -94,10 +95,10 @@ class Estimate:
 
 
 class Clock:
-    """The server's time, from what `ask` returns: a stamp (RFC 3339) that the server made for it.
+    """The server's time. `ask` returns a stamp (RFC 3339) that the server makes for each question.
 
-    `ask` raises BusError where nobody answers. Until the first answer the clock of this machine
-    counts. A difference beyond `limit_s` seconds is a reason for not being ready.
+    `ask` raises BusError when nobody answers. Until the first answer, the clock of this machine
+    counts. With a difference beyond `limit_s` seconds the service is not ready.
     """
 
     def __init__(
@@ -113,10 +114,10 @@ class Clock:
         self._monotonic = monotonic
         self._wall = wall
         self._estimate: Estimate | None = None
-        self._asked_at_s = float("-inf")  # the last question that was answered
+        self._asked_at_s = float("-inf")  # the time of the last answered question
         self._jumped_at_s = float("-inf")
         self._asking = asyncio.Lock()
-        self._said_s: float | None = None  # the difference that the log tells of now
+        self._said_s: float | None = None  # the difference in the last line of the log
 
     def time(self) -> float:
         """The server's time in Unix seconds."""
@@ -133,34 +134,39 @@ class Clock:
         return self.now().isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
     def age_s(self, stamp: str) -> float:
-        """How many seconds ago that was; less than 0 for the future. Raises ValueError."""
+        """The age of a stamp (RFC 3339) in seconds; negative for one in the future.
+
+        Raises:
+            ValueError: the text is no time.
+        """
         return self.time() - datetime.fromisoformat(stamp).timestamp()
 
     @property
     def offset_s(self) -> float:
-        """By how many seconds the clock of this machine is ahead of the server's."""
+        """The seconds by which the clock of this machine is ahead of the server's."""
         return self._wall() - self.time()
 
     @property
     def error_s(self) -> float:
-        """By how much `offset_s` may be wrong at the most; infinite before the first answer."""
+        """The largest possible error of `offset_s`; infinite before the first answer."""
         return self._estimate.error_s if self._estimate is not None else float("inf")
 
     @property
     def not_ready(self) -> list[str]:
-        """Why nothing should be begun with this clock, and what to do; else empty."""
+        """Why no work should begin with this clock, and what to do; empty while it is right."""
         if abs(self.offset_s) <= self._limit_s + min(self.error_s, self._limit_s):
             return []
         return [self._words()]
 
     def steady_for(self, seconds: float) -> bool:
-        """Whether no jump of the server's clock was seen in that time. See `look`."""
+        """Whether the server's clock has not jumped in that time. Call `look` first."""
         return self._monotonic() >= self._jumped_at_s + seconds
 
     async def look(self) -> None:
         """Ask the server now, or share the answer to a question that was asked after this call.
 
-        Raises BusError.
+        Raises:
+            BusError: nobody answered.
         """
         called_at_s = self._monotonic()
         async with self._asking:
@@ -168,22 +174,22 @@ class Clock:
                 await self._exchange()
 
     async def begin(self) -> None:
-        """Ask for the first time. Where nobody answers, the clock of this machine counts."""
+        """Ask for the first time. Without an answer, the clock of this machine counts."""
         try:
             for _ in range(FIRST_ASKED):
                 await self.look()
         except BusError as error:
-            log.debug("the server's time is not known yet: %s", error)
+            log.debug("the time of NATS is not known yet: %s", error)
         self._say()
 
     async def run(self) -> None:
-        """Ask now and then, and log a difference that is too large, until cancelled."""
+        """Ask every few seconds, and log a difference that is too large, until cancelled."""
         while True:
             await asyncio.sleep(ASK_S)
             try:
                 await self.look()
             except BusError as error:
-                log.debug("the server does not tell its time: %s", error)
+                log.debug("NATS does not answer with its time: %s", error)
             self._say()
 
     async def _exchange(self) -> None:
@@ -202,7 +208,7 @@ class Clock:
             )
 
     def _say(self) -> None:
-        """Log a difference once when it begins, changes or ends."""
+        """Log a difference when it begins, changes or ends."""
         offset_s = self.offset_s
         if self.not_ready:
             if self._said_s is None or abs(offset_s - self._said_s) >= JUMP_S:
@@ -218,5 +224,5 @@ class Clock:
         return (
             f"the clock of this machine is {abs(offset_s):.1f} s {which} NATS's, more than the "
             f"{self._limit_s:g} s of PENSTOCK_CLOCK_LIMIT_S: tokens expire at the wrong time. Find "
-            "out which of the two is wrong (`date -u` on both), and let NTP set it"
+            "out which of the two is wrong (`date -u` on both), and let NTP set that clock"
         )

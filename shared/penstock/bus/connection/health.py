@@ -1,7 +1,7 @@
-"""What keeps the bus from working now, in words, from what the server refuses and what it takes.
+"""Why the bus does not work now, in words for people: which operations NATS refuses, and where.
 
-Pure: told of every refusal, and of what came through while there is one. A refusal is said in the
-log when it begins, every half minute while it lasts, and when it is over.
+Callers report every refusal, and every success while there is a refusal. The log has a line when a
+refusal begins, every half minute while it lasts, and when it is over. No I/O except the log.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 Kind = Literal["full", "denied", "unheard", "away", "lost"]
 
-FORGOTTEN_S = 15.0  # nobody has tried since, so nobody knows
-AWAY_S = 10.0  # an election takes up to nine, and is nobody's to mend
+FORGOTTEN_S = 15.0  # without an attempt for this long, a refusal no longer counts
+AWAY_S = 10.0  # an election takes up to nine seconds, and needs no operator
 SAY_AGAIN_S = 30.0
 
 _STREAMS: Mapping[str, str] = {
@@ -33,19 +33,19 @@ _STREAMS: Mapping[str, str] = {
 _PREFIXES = {"$KV": "KV_", "$O": "OBJ_"}
 
 _WORDS: Mapping[Kind, str] = {
-    "full": "{where} takes no more messages ({words}); what is to be stored there is held back and "
-    "tried again. Give NATS more room: its disk, max_file_store, the account's limit, or "
+    "full": "{where} takes no more messages ({words}); messages for it are held back and "
+    "retried. Give NATS more room: its disk, max_file_store, the account's limit, or "
     "the stream's own (`nats stream edit {where} --max-bytes`)",
-    "denied": "NATS does not let this user publish to {where} ({words}); what is to be sent there "
-    "is held back and tried again. Allow it in the permissions of the user (what each service "
+    "denied": "NATS does not let this user publish to {where} ({words}); messages for it are held "
+    "back and retried. Allow it in the permissions of the user (what each service "
     "needs: deploy/nats/accounts.conf)",
-    "unheard": "NATS does not let this user subscribe to {where} ({words}); it is tried again. "
+    "unheard": "NATS does not let this user subscribe to {where} ({words}); this is retried. "
     "Allow it in the permissions of the user (what each service needs: deploy/nats/accounts.conf)",
-    "away": "{where} has not answered for {seconds:.0f} s ({words}). Have NATS's servers a quorum, "
-    "and room on their disks? Their logs tell; after a full disk they must be restarted",
+    "away": "{where} has not answered for {seconds:.0f} s ({words}). Do NATS's servers have a "
+    "quorum, and room on their disks? See their logs; after a full disk they must be restarted",
     "lost": "{words}",
 }
-# What is known by hearsay only, and so forgotten when nobody tries any more.
+# Kinds that only a further attempt could confirm: they expire when there is none.
 _FORGOTTEN: frozenset[Kind] = frozenset({"full", "denied", "away"})
 
 
@@ -53,10 +53,10 @@ _ADVICE: Mapping[str, str] = {
     "authorization violation": "NATS refuses {user}: set the credentials that its "
     "configuration has (PENSTOCK_NATS_PASSWORDS, or PENSTOCK_NATS_USER and PENSTOCK_NATS_PASSWORD, "
     "or PENSTOCK_NATS_CREDENTIALS)",
-    "certificate verify failed": "The server's certificate is not of an authority that this "
+    "certificate verify failed": "The server's certificate is not signed by an authority that this "
     "client trusts, or is for another name: set PENSTOCK_NATS_TLS_CA to the authority's file, and "
     "use a name that the certificate has in PENSTOCK_NATS_URL",
-    "certificate required": "The server wants a certificate of the client: set "
+    "certificate required": "The server requires a client certificate: set "
     "PENSTOCK_NATS_TLS_CERT and PENSTOCK_NATS_TLS_KEY",
     "unknown ca": "The server refuses this client's certificate: set PENSTOCK_NATS_TLS_CERT and "
     "PENSTOCK_NATS_TLS_KEY to one of an authority that the server trusts",
@@ -68,7 +68,7 @@ _ADVICE: Mapping[str, str] = {
 
 
 def advice_on(trouble: str, user: str | None) -> str:
-    """What to do about a refusal that no further attempt will change; else empty."""
+    """What to do about a refusal that no retry will change; empty for any other trouble."""
     for words, advice in _ADVICE.items():
         if words in trouble.lower():
             return advice.format(user=f"the user {user}" if user else "a client without a user")
@@ -76,18 +76,18 @@ def advice_on(trouble: str, user: str | None) -> str:
 
 
 def stream_of(subject: str) -> str:
-    """The stream that stores what is published to the subject; else the subject's family."""
+    """The stream that stores messages of the subject; without one, the subject's family."""
     first, _, rest = subject.partition(".")
-    if prefix := _PREFIXES.get(first.upper()):  # a refusal comes in small letters
+    if prefix := _PREFIXES.get(first.upper()):  # the server names a refused subject in lower case
         return prefix + rest.partition(".")[0]
     return _STREAMS.get(first, family(subject))
 
 
 def family(subject: str) -> str:
-    """What a subject has in common with its like: `raw`, `$KV.runs`, `$JS.API.STREAM.MSG.GET`."""
+    """The first tokens of a subject, its kind: `raw`, `$KV.runs`, `$JS.API.STREAM.MSG.GET`."""
     tokens = subject.split(".")
     if tokens[0].upper() == "$JS":
-        return ".".join(tokens[:5]).upper()  # a refusal comes in small letters
+        return ".".join(tokens[:5]).upper()  # the server names a refused subject in lower case
     return ".".join(tokens[: 2 if tokens[0].startswith("$") else 1])
 
 
@@ -108,9 +108,10 @@ class _Trouble:
 
 @dataclass
 class Health:
-    """What stands in the way, by kind and place.
+    """The current refusals, by kind and place. False while there is any.
 
-    `count` is called with the kind and the place of every refusal, for metrics. `clock` in seconds.
+    `count` is called with the kind and the place of every refusal, for metrics. `clock` returns
+    seconds.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -122,13 +123,13 @@ class Health:
 
     @property
     def reasons(self) -> list[str]:
-        """Why nothing new should be begun now, and what to do; empty while all is well."""
+        """Why no new work should begin now, and what to do; empty while everything works."""
         now = self.clock()
         self._forget(now)
         return [trouble.text(now) for trouble in self._troubles.values() if _counts(trouble, now)]
 
     def refused(self, kind: Kind, where: str, words: str = "") -> None:
-        """Something did not work, once more."""
+        """Report that an operation was refused: its kind, its place, and the server's words."""
         now = self.clock()
         self._forget(now)
         self.count(kind, where)
@@ -141,7 +142,7 @@ class Health:
             log.error("%s", trouble.text(now))
 
     def worked(self, where: str, *kinds: Kind) -> None:
-        """Something came through there, which ends what stood in its way."""
+        """Report a success at a place, which ends refusals of these kinds there."""
         for kind in kinds or ("full", "denied", "away"):
             trouble = self._troubles.pop((kind, where), None)
             if trouble is not None and trouble.said_at > 0:
@@ -150,12 +151,12 @@ class Health:
                 )
 
     def denies(self, where: str) -> bool:
-        """Whether NATS did not let us publish there a moment ago."""
+        """Whether NATS refused a publish there for lack of permission in the last seconds."""
         self._forget(self.clock())
         return ("denied", where) in self._troubles
 
     def begin_anew(self) -> None:
-        """Another connection may have other permissions."""
+        """Forget missing permissions: another connection may have other ones."""
         for kind, where in tuple(self._troubles):
             if kind in ("denied", "unheard"):
                 del self._troubles[kind, where]

@@ -1,8 +1,9 @@
-"""Does the cluster answer here? A server that is cut off from the others keeps its clients.
+"""Detects a server that is cut off from its cluster but still serves its clients.
 
-The connection stands, pings are answered, reads come from a replica that learns nothing more: only
-what needs a leader tells. So a leader is asked, now and then, and where none answers for longer
-than an election takes, the connection moves to another server.
+The connection to such a server stays up, and the server answers pings. Its replicas answer reads
+without learning anything new. Only a request that needs a leader fails. So this probe asks a
+leader every few seconds. When none answers for longer than an election takes, the connection moves
+to another server.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Awaitable, Callable
 from penstock.bus.connection.health import AWAY_S, Health
 from penstock.bus.errors import BusError
 
-BEAT_S = 3.0
+PROBE_S = 3.0
 JETSTREAM = "JetStream"
 
 
-class Pulse:
-    """`ask` raises BusError where no leader answers; `leave` moves to another server."""
+class LeaderProbe:
+    """`ask` raises BusError when no leader answers; `leave` moves to another server."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class Pulse:
         """Ask until cancelled."""
         answered_at = time.monotonic()
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(PROBE_S)
             try:
                 await self._ask()
             except BusError as error:

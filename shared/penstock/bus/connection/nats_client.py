@@ -1,4 +1,4 @@
-"""nats-py's client, made to reconnect whatever the server says, and to obey cancellation."""
+"""nats-py's client, corrected: it reconnects after every error, and obeys cancellation."""
 
 from __future__ import annotations
 
@@ -19,53 +19,64 @@ from nats.protocol.parser import PERMISSIONS_ERR
 from penstock.bus.errors import BusUnavailable
 
 LOOK_S = 0.02
-RECONNECT_S = (0.1, 0.5)  # between attempts at one server: all services lose it at once
+# Seconds between attempts at one server, at random: all services lose their server at once.
+RECONNECT_S = (0.1, 0.5)
 
-# True for who finds out, while everything is held back, whether it may go on.
+# True in the tasks that check, while everything else is held back, whether work may continue.
 PASSES: ContextVar[bool] = ContextVar("passes", default=False)
 
 
 class NotEncrypted(NatsError):
-    """TLS was asked for, and the server has none."""
+    """The client requires TLS, and the server offers none."""
 
 
 _REFUSED = re.compile(r'permissions violation for (publish|subscription)[^"]*"([^"]+)"')
 
 
 class Connection(Client):
-    """A connection that is kept for ever.
+    """A connection that is kept until it is closed on purpose.
 
-    nats-py closes for good on every error that the server sends and it does not know (an expired
-    authentication, a line that is too long, a revoked account): the process would then live on
-    without a bus. Here they end in a reconnect, as a lost connection does.
+    nats-py closes the client for good when the server sends an error that nats-py does not know
+    (an expired authentication, a line that is too long, a revoked account). The process would then
+    continue without a bus. Here such an error ends in a reconnect, like a lost connection.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.unanswered: set[asyncio.Future[Any]] = set()
-        self.held_back = ""  # why nothing may be sent, though the connection stands
+        self.held_back = ""  # why nothing may be sent although the connection is up; else empty
         self.must_encrypt = False
-        self._left: Srv | None = None  # not to be taken again at once
-        self.returned_at = float("-inf")  # the last reconnect
-        self.node_lost_at = float("-inf")  # the cluster has lost a server, as far as we know
-        self._nodes: frozenset[str] = frozenset()  # the cluster's servers, as ours said last
-        self._address = ""  # of our server
+        self._left: Srv | None = None  # the server that `leave` left: not the next one to try
+        self.returned_at = float("-inf")  # the last reconnect, on the monotonic clock
+        self.node_lost_at = float("-inf")  # when the cluster last lost a server, as known here
+        self._nodes: frozenset[str] = frozenset()  # the cluster's servers, as last announced
+        self._address = ""  # of the server that this client is connected to
         self.on_refused: Callable[[str, str], None] = lambda action, subject: None
 
     @property
     def usable(self) -> bool:
-        """True while what is sent will get somewhere."""
+        """True while messages may be sent and reach the server."""
         return self.is_connected and (not self.held_back or PASSES.get())
 
+    @property
+    def calm_s(self) -> float:
+        """Seconds since the last reconnect; 0 while the connection is not usable."""
+        return time.monotonic() - self.returned_at if self.usable else 0.0
+
+    @property
+    def cluster_whole_s(self) -> float:
+        """Seconds since the cluster last lost a server, as far as this connection knows."""
+        return time.monotonic() - self.node_lost_at
+
     def connection_lost(self) -> None:
-        """Whoever waits for an answer would wait in vain until the timeout: it is over now."""
+        """End every wait for an answer: no answer comes over a lost connection."""
         for answer in (*self.unanswered, *self._resp_map.values()):
             if not answer.done():
                 answer.set_exception(NatsTimeout())
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        """As nats-py's, at a fifth of its cost: 3 µs instead of 16 for the headers of an event."""
+        """Parse headers by a split: 3 µs for those of an event, where nats-py takes 16 µs."""
         text = raw.decode("utf-8", "replace")
         return {
             name.strip(): value.strip()
@@ -77,17 +88,20 @@ class Connection(Client):
         # nats-py would send the password in clear text to a server that offers no TLS
         if self.must_encrypt and not self._server_info.get("tls_required"):
             raise NotEncrypted(
-                "nats: the server does not ask for TLS, and this client was told to use it: "
-                "nothing was sent to it"
+                "nats: the server does not ask for TLS, and this client is configured to use it: "
+                "nothing was sent to the server"
             )
         command: bytes = super()._connect_command()
         return command
 
     async def standing(self, timeout_s: float) -> None:
-        """Wait until it is usable; raises BusUnavailable when that takes longer.
+        """Wait until the connection is usable, for up to `timeout_s`.
 
-        Whoever sends asks first: nats-py would keep the message and send it after the reconnect,
-        when its sender has long counted it as lost.
+        Every sender calls this first. Otherwise nats-py would keep a message during a reconnect
+        and send it later, when its sender has already counted it as not sent.
+
+        Raises:
+            BusUnavailable: the connection did not become usable in time.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -101,10 +115,10 @@ class Connection(Client):
             raise BusUnavailable(self.held_back)
 
     async def close(self) -> None:
-        """As nats-py's, but also where `connect` has refused its arguments, or TLS has failed."""
+        """Close, also after `connect` refused its arguments or the TLS handshake failed."""
         dialing = self._reconnection_task is None and not self.is_connected
         if dialing and self._transport is not None:
-            # after a TLS handshake that failed, its end would be waited for without end
+            # nats-py would wait forever for the end of a transport whose TLS handshake failed.
             self._abort()
             self._transport = None
         if self._flush_queue is not None:
@@ -117,7 +131,7 @@ class Connection(Client):
         reply: str = "",
         headers: dict[str, Any] | None = None,
     ) -> None:
-        """As nats-py's."""
+        """Publish as nats-py does, and obey a cancellation that comes meanwhile."""
         before = cancellations()
         try:
             await super().publish(subject, payload, reply, headers)
@@ -132,7 +146,7 @@ class Connection(Client):
         old_style: bool = False,
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """As nats-py's."""
+        """Request as nats-py does, and obey a cancellation that comes meanwhile."""
         before = cancellations()
         try:
             return await super().request(subject, payload, timeout, old_style, headers)
@@ -140,7 +154,7 @@ class Connection(Client):
             obey_cancellation(before)
 
     async def flush(self, timeout: int = DEFAULT_FLUSH_TIMEOUT) -> None:
-        """As nats-py's."""
+        """Flush as nats-py does, and obey a cancellation that comes meanwhile."""
         before = cancellations()
         try:
             await super().flush(timeout)
@@ -149,7 +163,7 @@ class Connection(Client):
 
     async def _process_err(self, err_msg: str) -> None:
         if PERMISSIONS_ERR in err_msg:
-            # one publish or subscription was refused; the connection stands
+            # The server refused one publish or subscription; the connection stays up.
             if refused := _REFUSED.search(err_msg):
                 self.on_refused(refused[1], refused[2])
             else:
@@ -160,7 +174,7 @@ class Connection(Client):
         await self._process_op_err(error)
 
     async def _process_op_err(self, e: Exception) -> None:
-        # in good order it would wait until a server that hangs has taken what was sent
+        # An orderly close would wait until a hanging server has taken all bytes that were sent.
         self._abort()
         await super()._process_op_err(e)
 
@@ -170,19 +184,19 @@ class Connection(Client):
         address = self._current_server.uri.netloc if self._current_server else ""
         if initial_connection and self._address:
             self.returned_at = time.monotonic()
-        # whoever lands at another server had a reason to leave the last one
+        # A client that is connected to another server now has lost its previous one.
         if self._nodes - nodes or (self._address and address != self._address):
             self.node_lost_at = time.monotonic()
         self._nodes, self._address = nodes, address
 
     async def leave(self) -> None:
-        """Move to another server, if there is one."""
+        """Move to another server of the cluster, if there is one."""
         if len(self._server_pool) > 1:
             self._left = self._current_server
             await self.connect_anew()
 
     async def connect_anew(self) -> None:
-        """Drop the connection for another one."""
+        """Drop the connection and make another one."""
         if self.is_connected:
             await self._process_op_err(NatsError("nats: dropped by us"))
 
@@ -190,7 +204,7 @@ class Connection(Client):
         left, self._left = self._left, None
         if s is left:
             raise ConnectionError("the server is cut off from its cluster")
-        self._abort()  # one that was accepted, and not welcomed
+        self._abort()  # a connection that was accepted but not completed
         self.options["reconnect_time_wait"] = random.uniform(*RECONNECT_S)
         await super()._connect_to_server(s)
 
@@ -201,17 +215,20 @@ class Connection(Client):
 
 
 def cancellations() -> int:
-    """How often the current task was told to end, for `obey_cancellation` afterwards."""
+    """How often the current task has been cancelled, for `obey_cancellation` afterwards."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
 
 
 def obey_cancellation(before: int) -> None:
-    """Raise the CancelledError that was swallowed since.
+    """Raise the CancelledError that was swallowed since `before` was counted.
 
-    nats-py drops one that comes while it waits for the socket, and `asyncio.wait_for` of Python
-    3.11, by which it waits for answers, one that comes together with the answer. The task would go
-    on, and whoever cancelled it would wait for ever.
+    nats-py drops a cancellation that comes while it waits for the socket. `asyncio.wait_for` of
+    Python 3.11, with which nats-py waits for answers, drops one that comes together with the
+    answer. The task would continue, and the code that cancelled it would wait forever.
+
+    Raises:
+        asyncio.CancelledError: the current task was cancelled since then.
     """
     if cancellations() > before:
         raise asyncio.CancelledError

@@ -1,8 +1,8 @@
-"""Ask again while nobody answers: a leader that died says nothing, and the next one heard nothing.
+"""Repeat a question while nobody answers: neither a killed leader nor its successor replies to it.
 
-How long an election takes nobody knows, and who waits for the end of a long timeout adds that to
-it. Who uses a short one instead never hears a server that is merely slow. So the question is asked
-again and again, and the first answer counts, also a late one to an early question.
+The length of an election is unknown. A long timeout would add its rest to the election; a short
+timeout would give up on a server that is merely slow. So the question is sent every half second,
+and the first answer counts, also a late answer to an early question.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ AGAIN_S = 0.5
 
 
 async def first_answer(ask: Callable[[], Awaitable[T]]) -> T:
-    """What the first of these comes to that ends, whether it answers or fails.
+    """The result of the first call of `ask` that ends.
 
-    `ask` is called at once, and every half second while none has ended; so it must be harmless to
-    ask several times, and must have a timeout of its own: the first one's ends it all.
+    `ask` is called at once, and every half second while no call has ended. It must be harmless to
+    repeat, and must have a timeout of its own.
+
+    Raises:
+        Exception: whatever the first call that ends raises, its timeout included.
     """
     asked: set[asyncio.Future[T]] = set()
     try:
@@ -38,7 +41,7 @@ async def first_answer(ask: Callable[[], Awaitable[T]]) -> T:
 def _give_up(asked: set[asyncio.Future[T]]) -> None:
     for task in asked:
         if not task.cancel() and not task.cancelled():
-            task.exception()  # asyncio complains of one that nobody looked at
-    # An error that is raised holds the frame it came through. If that frame still held the task
-    # that failed, both would stay in memory until the garbage collector finds the cycle.
+            task.exception()  # asyncio logs an exception that nobody has retrieved
+    # A raised error refers to the frame that it passed through. If that frame still referred to
+    # the failed task, both would stay in memory until the garbage collector finds the cycle.
     asked.clear()

@@ -1,10 +1,11 @@
-"""Are the streams still those that we know? A broker that comes back may have lost its data.
+"""Whether the streams are still those of the start: a NATS that restarts may have lost its data.
 
-What a process knows (the last sequences of its runs, how far it has read) is of the streams that
-stood when it started. Over others it would number anew from the middle, and skip what it believes
-to have read. So it asks after each reconnect, before anything else, and holds everything back
-while they are not there, or are others: data may be put back, and to make half of the streams
-anew, in silence, would hide the loss.
+A process knows sequences (the last ones of its runs, how far it has read) of the streams that
+existed when it started. Over other streams of the same names it would continue numbers from the
+middle, and skip messages that it believes to have read. So it compares the streams after each
+reconnect, before anything else, and holds everything back while a stream is missing or was made
+anew. An operator may still restore the data; making the missing half anew in silence would hide
+the loss.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ from penstock.bus.errors import BusError
 LOOK_AGAIN_S = 2.0
 ASK_AGAIN_S = 0.25  # while nobody answers, as in an election
 
+_MISSING = (
+    "NATS has lost {}: nothing is sent or read until they are there again. Restore the data (a "
+    "backup, the volume), or restart the services to begin with nothing: runs in flight are lost"
+)
+_OTHERS = (
+    "{} was made anew since this service started: the sequences that this service knows belong to "
+    "data that are lost. Restart it"
+)
 
-class Presence:
-    """The streams that were found at start, by the time of their creation.
 
-    `created` asks the server for that: None when there is no such stream; it raises BusError while
-    nobody can tell. `found` is called as soon as one is known to be the same and none to be gone,
-    `lost` with the reason when one is gone.
+class StreamIdentity:
+    """The streams that were found at the start, each identified by its time of creation.
+
+    `created` returns a stream's time of creation, None when there is no such stream, and raises
+    BusError while the server cannot tell. `found` is called as soon as one stream is known to be
+    the same and none is missing; `lost` is called with the reason when one is missing or other.
     """
 
     def __init__(
@@ -38,14 +48,14 @@ class Presence:
         self._known: dict[str, str] = {}
 
     def know(self, stream: str, created: str) -> None:
-        """This one stands."""
+        """Remember a stream and its time of creation."""
         self._known[stream] = created
 
     async def check(self) -> None:
-        """Look until every stream was seen to be the same."""
+        """Compare until every stream was seen to be the same."""
         unseen, gone = set(self._known), False
         if not unseen:
-            self._found()  # who has not looked at the start has nothing to lose
+            self._found()  # a process that remembers no streams has nothing to compare
         while unseen:
             looks = [asyncio.create_task(self._look(name, gone)) for name in sorted(unseen)]
             try:
@@ -67,7 +77,7 @@ class Presence:
                 await asyncio.sleep(LOOK_AGAIN_S if gone else ASK_AGAIN_S)
 
     async def _look(self, name: str, gone: bool) -> str | None:
-        """When it was made; empty when nobody can tell."""
+        """The stream's time of creation; None without a stream, empty without an answer."""
         try:
             created = await self._created(name)
         except BusError:
@@ -75,16 +85,6 @@ class Presence:
         if created == self._known[name] and not gone:
             self._found()
         return created
-
-
-_MISSING = (
-    "NATS has lost {}: nothing is sent or read until it is there again. Put the data back (a "
-    "backup, the volume), or restart the services to begin with nothing: runs in flight are lost"
-)
-_OTHERS = (
-    "{} was made anew since this service started, so that what it knows is of data that are lost. "
-    "Restart it"
-)
 
 
 def _names(streams: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""TLS to NATS: whose certificates are trusted, and which one is shown."""
+"""TLS to NATS: which certificates are trusted, and which certificate this client presents."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 
 class TlsRefused(Exception):
-    """The files cannot be used. The text names the setting."""
+    """The certificate files cannot be used. The text names the setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files. `ca`: the authority of the servers, in place of the system's; `cert` and `key`:
-    what this client shows.
+    """PEM files. `ca`: the authority of the servers' certificates, in place of the system's;
+    `cert` and `key`: the certificate that this client presents.
     """
 
     ca: str | None = None
@@ -22,9 +22,10 @@ class Tls:
     key: str | None = None
 
     def context(self, servers: Sequence[str]) -> ssl.SSLContext | None:
-        """What to connect with; None where neither a file nor a URL asks for TLS.
+        """The TLS context of the connection; None where neither a file nor a URL asks for TLS.
 
-        Raises TlsRefused.
+        Raises:
+            TlsRefused: a file is missing, unreadable or no PEM file of the expected kind.
         """
         asked = self.ca or self.cert or self.key
         if not asked and not any(url.startswith("tls://") for url in servers):
@@ -33,11 +34,11 @@ class Tls:
             raise TlsRefused("PENSTOCK_NATS_TLS_CERT and PENSTOCK_NATS_TLS_KEY: set both")
         try:
             context = ssl.create_default_context(cafile=self.ca)
-        except OSError as error:  # an SSLError is one, too
+        except OSError as error:  # the base class of SSLError
             raise TlsRefused(_unusable("PENSTOCK_NATS_TLS_CA", self.ca, error)) from error
         if self.cert and self.key:
             try:
-                # no passphrase: nobody is there to type one
+                # An empty passphrase: otherwise OpenSSL would ask for one on the terminal.
                 context.load_cert_chain(self.cert, self.key, password=lambda: b"")
             except OSError as error:
                 files = f"{self.cert} and {self.key}"

@@ -1,51 +1,36 @@
-"""Batched direct get: reading a stream's past without a consumer.
+"""Batched direct get: reading a stream's history without a consumer.
 
-nats-py exposes one message at a time. A replica that lags behind may answer, so a caller that
-needs everything checks that what it got is contiguous.
+nats-py offers one message at a time. A replica that lags behind may answer a direct get, so a
+caller that needs every message checks that the answer is contiguous.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from penstock.bus.connection.jetstream import HasJetStream, JetStream
 from penstock.bus.connection.retry import first_answer
 from penstock.bus.errors import BusUnavailable, OutcomeUnknown
-
-if TYPE_CHECKING:
-    from penstock.bus.bus import Bus
+from penstock.bus.messages import Stored
 
 BATCH = 500
 MAX_BATCH_BYTES = 4 * 1024 * 1024
-# Without an answer, whoever should have given it is gone; after the first time it may be slow.
+# Seconds without any message of an answer, after which the request is sent again: the server that
+# was asked may be gone. Each is longer than the one before, since the server may only be slow.
 SILENCES_S = (0.75, 1.5, 3.0)
 
-
-STORED_AT = "Nats-Time-Stamp"
-
-
-@dataclass(slots=True)
-class Stored:
-    """A message as a stream holds it."""
-
-    subject: str
-    sequence: int
-    headers: dict[str, str]
-    payload: bytes
-    delivered: int = 1  # how often a consumer has handed it out
-    stored_at: str = ""  # RFC 3339; a direct get has it in the header STORED_AT instead
+STORED_AT = "Nats-Time-Stamp"  # header of an answer: when the message was stored, RFC 3339
 
 
 async def read(
-    bus: Bus,
+    bus: HasJetStream,
     stream: str,
     pattern: str,
     start: int = 1,
@@ -54,22 +39,26 @@ async def read(
 ) -> tuple[list[Stored], int]:
     """Up to `limit` messages that match, from stream sequence `start` on, and how many follow.
 
-    One message over `max_bytes` comes alone. Where nothing comes it is asked again.
-    Raises BusUnavailable when nobody answers, OutcomeUnknown when the answer stops half-way.
+    A message over `max_bytes` comes alone.
+
+    Raises:
+        BusUnavailable: no connection, or the server refuses the request.
+        OutcomeUnknown: the answer did not end in time.
     """
+    jetstream = bus.jetstream
     request = {
         "seq": max(start, 1),
         "next_by_subj": pattern,
         "batch": limit,
         "max_bytes": max_bytes,
     }
-    await bus.client.standing(bus.settings.publish_timeout_s)
+    await jetstream.connection.standing(jetstream.timeout_s)
     try:
-        async with asyncio.timeout(bus.settings.publish_timeout_s):
+        async with asyncio.timeout(jetstream.timeout_s):
             for silence_s in itertools.chain(SILENCES_S, itertools.repeat(SILENCES_S[-1])):
-                if (answer := await _answer(bus, stream, request, silence_s)) is not None:
+                if (answer := await _answer(jetstream, stream, request, silence_s)) is not None:
                     return answer
-            raise AssertionError("it is asked until it is answered")
+            raise AssertionError("the request is repeated until it is answered")
     except TimeoutError as error:
         raise OutcomeUnknown(f"{stream}: the direct get did not end in time") from error
     except NatsError as error:
@@ -77,10 +66,11 @@ async def read(
 
 
 async def _answer(
-    bus: Bus, stream: str, request: dict[str, Any], silence_s: float
+    jetstream: JetStream, stream: str, request: dict[str, Any], silence_s: float
 ) -> tuple[list[Stored], int] | None:
-    """What comes, and how many follow; None when nothing comes: who was asked may have died."""
-    inbox = bus.client.new_inbox()
+    """The messages, and how many follow; None without any answer for `silence_s` seconds."""
+    connection = jetstream.connection
+    inbox = connection.new_inbox()
     found: list[Stored] = []
     begun = asyncio.Event()
     done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -104,20 +94,20 @@ async def _answer(
                 BusUnavailable(f"{stream}: {status} {headers.get('Description', '')}")
             )
 
-    # who loses the connection hears of it here
+    # A lost connection ends `done`, and so the wait for the first message.
     done.add_done_callback(lambda _: begun.set())
-    bus.client.unanswered.add(done)
+    connection.unanswered.add(done)
     try:
-        subscription = await bus.client.subscribe(inbox, cb=collect)
+        subscription = await connection.subscribe(inbox, cb=collect)
         try:
-            await bus.client.publish(f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(request), inbox)
+            await connection.publish(f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(request), inbox)
             if not await _happens(begun, silence_s):
                 return None
             return found, await done
         finally:
             await subscription.unsubscribe()
     finally:
-        bus.client.unanswered.discard(done)
+        connection.unanswered.discard(done)
         done.cancel()
 
 
@@ -130,15 +120,20 @@ async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
     return True
 
 
-async def last(bus: Bus, stream: str, pattern: str) -> Stored | None:
-    """The last message that matches, or an older one where a replica lags; None without any.
+async def last(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
+    """The last message that matches; None without any. A lagging replica may answer an older one.
 
-    Costs the server 0.1 ms, however much the stream holds: it keeps an index of last messages. To
-    find that nothing matches from a sequence on it must look at all that follows: some ms for each
-    run, in which it does nothing else for this connection. Raises BusUnavailable, OutcomeUnknown.
+    The server keeps an index of last messages: this costs it 0.1 ms, however much the stream
+    holds. A read from a sequence on, where nothing matches, makes the server scan all later
+    messages: some milliseconds, in which it serves nothing else of this connection.
+
+    Raises:
+        BusUnavailable: no connection, or no leader answered.
+        OutcomeUnknown: no answer came in time.
     """
     request = orjson.dumps({"last_by_subj": pattern})
-    answer = await first_answer(lambda: bus.request(f"$JS.API.DIRECT.GET.{stream}", request))
+    jetstream = bus.jetstream
+    answer = await first_answer(lambda: jetstream.request(f"$JS.API.DIRECT.GET.{stream}", request))
     headers = answer.headers or {}
     status = headers.get("Status")
     if status == "404":
@@ -148,8 +143,14 @@ async def last(bus: Bus, stream: str, pattern: str) -> Stored | None:
     return Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, answer.data)
 
 
-async def replay(bus: Bus, stream: str, pattern: str, start: int = 1) -> AsyncIterator[Stored]:
-    """Every message that matches, from stream sequence `start` to the end as it is now."""
+async def replay(
+    bus: HasJetStream, stream: str, pattern: str, start: int = 1
+) -> AsyncIterator[Stored]:
+    """Every message that matches, from stream sequence `start` to the present end.
+
+    Raises:
+        BusUnavailable, OutcomeUnknown: as `read` does.
+    """
     while True:
         found, pending = await read(bus, stream, pattern, start)
         for stored in found:
@@ -157,19 +158,3 @@ async def replay(bus: Bus, stream: str, pattern: str, start: int = 1) -> AsyncIt
         if not found or not pending:
             return
         start = found[-1].sequence + 1
-
-
-def stored_of(message: dict[str, Any]) -> Stored:
-    """The JSON of STREAM.MSG.GET as a message."""
-    headers: dict[str, str] = {}
-    for line in base64.b64decode(message.get("hdrs", "")).split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        if name:
-            headers[name.decode()] = value.strip().decode()
-    return Stored(
-        message["subject"],
-        message["seq"],
-        headers,
-        base64.b64decode(message.get("data", "")),
-        stored_at=message["time"],
-    )

@@ -1,9 +1,9 @@
-"""Live follow with gap repair: the stored past, then what comes, each once and in order.
+"""Follows a run: first its stored history, then live messages, each once and in order.
 
-One core subscription a followed run, and no JetStream consumer. Core messages can be lost (a
-reconnect, a slow reader), so what arrives must follow on what came before; where it does not, and
-after each reconnect and silence, the stream itself is asked. The longer the silence, the more
-seldom: of 10,000 runs that wait for somebody none costs anything.
+A followed run needs one core subscription and no JetStream consumer. Core messages can be lost (by
+a reconnect, or a slow reader), so each live message must be the direct successor of the one before
+it. Where it is not, and after each reconnect and each silence, the stream itself is read. The
+longer a silence lasts, the less often: 10,000 idle runs cost next to nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -22,29 +21,31 @@ from nats.errors import Error as NatsError
 
 from penstock.bus import messages, streams, subjects
 from penstock.bus.budget import weight
+from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import BusError
-from penstock.bus.read.direct import Stored, last, read
-
-if TYPE_CHECKING:
-    from penstock.bus.bus import Bus
+from penstock.bus.messages import Stored
+from penstock.bus.read.direct import last, read
 
 log = logging.getLogger(__name__)
 
 PROBE_S = 5.0
 MAX_PROBE_S = 60.0
 RETRY_S = 0.05
-MAX_EARLY_BYTES = 4 * 1024 * 1024  # live messages kept while the past is read
+MAX_EARLY_BYTES = 4 * 1024 * 1024  # live messages that are kept while the history is read
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What to follow: the stored pattern, its republished subject, and what "next" means."""
+    """What to follow: the stored pattern, its republished subject, and the order of messages.
+
+    `follows`: whether the second message is the direct successor of the first. `repeats`: whether
+    the second message repeats the first, or one before it.
+    """
 
     stream: str
     pattern: str
     live: str
     follows: Callable[[Stored, Stored], bool]
-    # whether the second says again what was said before, or up to, the first
     repeats: Callable[[Stored, Stored], bool] = lambda before, after: False
 
 
@@ -57,9 +58,10 @@ def _next_sequence(before: Stored, after: Stored) -> bool:
 
 
 def _made_again(before: Stored, after: Stored) -> bool:
-    """An event that was lost, and made again of the same source frames: it has the same number.
+    """Whether an event was lost and made again from the same source frames: it keeps its number.
 
-    A run whose frames are lost, too, ends earlier than it was heard: its end is news.
+    If the source frames are lost, too, the run ends at an earlier number than was delivered. That
+    last event is no repetition.
     """
     known = int(before.headers[messages.SEQUENCE])
     ends = after.headers.get("ce-type") in _ENDS and before.headers.get("ce-type") not in _ENDS
@@ -70,8 +72,8 @@ _ENDS = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancell
 
 
 def _next_on_subject(before: Stored, after: Stored) -> bool:
-    # of a republished message: the one before it on its subject; of a direct get: the one before
-    # it in the answer, none (0) for the first
+    # In a republished message, this header names the message before it on its subject; in an
+    # answer of a direct get, the message before it in the answer (0 for the first).
     return int(after.headers.get("Nats-Last-Sequence", 0)) in (before.sequence, 0)
 
 
@@ -99,13 +101,13 @@ def raw(run_id: str, writer: str) -> Followed:
 class Follow:
     """Delivers lists of messages, from stream sequence `start` on, until `stop`.
 
-    `deliver` is called in order, never twice with the same message, and must not wait. A hole in
-    the stream itself (messages that have aged or were deleted) is passed over with a warning.
+    `deliver` is called in order, never twice with the same message, and must not wait. Gaps in the
+    stream itself (expired or deleted messages) are skipped with a warning.
     """
 
     def __init__(
         self,
-        bus: Bus,
+        bus: HasJetStream,
         followed: Followed,
         start: int,
         deliver: Callable[[list[Stored]], None],
@@ -117,9 +119,9 @@ class Follow:
         self._deliver = deliver
         self._probe_s = self._first_probe_s = probe_s
         self._last: Stored | None = None
-        self._early: list[Stored] = []  # live ones that wait for the repair
+        self._early: list[Stored] = []  # live messages that wait for the end of the repair
         self._early_bytes = 0
-        self._left_out = False  # some were not kept: the stream has them
+        self._left_out = False  # live messages were dropped: the repair must read them
         self._repair: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._subscription: Subscription | None = None
@@ -127,16 +129,20 @@ class Follow:
         self._stopped = False
 
     async def start(self) -> None:
-        """Subscribe first, then read the past: so nothing falls between."""
-        self._subscription = await self._bus.subscribe(self._followed.live, self._on_live)
-        self._stop_listening = self._bus.on_reconnect(self._begin_repair)
+        """Subscribe first, then read the history, so that no message falls between the two.
+
+        Raises:
+            BusUnavailable: the server did not take the subscription.
+        """
+        self._subscription = await self._bus.jetstream.subscribe(self._followed.live, self._on_live)
+        self._stop_listening = self._bus.jetstream.on_reconnect(self._begin_repair)
         self._begin_repair()
 
     async def stop(self) -> None:
         """Deliver nothing more."""
         self._stopped = True
         self._deliver = _ignore
-        # let go of what refers to this: what is in no cycle needs no collector
+        # Drop all references to this object, so that it is freed without the cycle collector.
         if self._stop_listening:
             self._stop_listening()
             self._stop_listening = None
@@ -148,7 +154,7 @@ class Follow:
             try:
                 await subscription.unsubscribe()
             except NatsError:
-                log.debug("unsubscribed by a closed connection")
+                log.debug("the connection was closed before the subscription ended")
         repair, self._repair = self._repair, None
         if repair and repair is not asyncio.current_task():
             repair.cancel()
@@ -190,7 +196,7 @@ class Follow:
             self._timer = loop.call_later(self._probe_s, self._probe)
 
     def _probe(self) -> None:
-        # those that begin to be silent together are asked for one after another
+        # At random, so that runs that fell silent together are not all probed together.
         longest = max(MAX_PROBE_S, self._first_probe_s)
         self._probe_s = min(self._probe_s * random.uniform(2.0, 3.0), longest)
         self._begin_repair(self._catch_up_if_behind)
@@ -203,7 +209,7 @@ class Follow:
         try:
             await repair()
         except Exception:
-            # `deliver` failed: the next probe goes on after what it was given
+            # `deliver` failed. The next probe continues after the messages that it was given.
             log.exception("following %s", self._followed.pattern)
         finally:
             self._repair = None
@@ -212,11 +218,11 @@ class Follow:
     async def _catch_up_if_behind(self) -> None:
         followed = self._followed
         try:
-            async with self._bus.reading:
+            async with self._bus.jetstream.reading:
                 newest = await last(self._bus, followed.stream, followed.pattern)
         except BusError as error:
-            log.warning("asking for %s: %s", followed.pattern, error)
-            return  # until the next probe, or the reconnect
+            log.warning("asking for the last message of %s: %s", followed.pattern, error)
+            return  # the next probe or reconnect asks again
         self._accept_early()
         behind = newest is not None and newest.sequence >= self._next
         if behind or self._early or self._left_out:
@@ -225,7 +231,7 @@ class Follow:
     async def _catch_up(self) -> None:
         while not self._stopped:
             try:
-                async with self._bus.reading:
+                async with self._bus.jetstream.reading:
                     found, pending = await self._read_on()
             except BusError as error:
                 log.warning("reading %s: %s", self._followed.pattern, error)
@@ -239,10 +245,11 @@ class Follow:
                 continue
             if not self._early:
                 return
-            await asyncio.sleep(RETRY_S)  # a replica lags behind what was republished
+            await asyncio.sleep(RETRY_S)  # the replica that answered lags behind the live messages
 
     async def _read_on(self) -> tuple[list[Stored], int]:
-        # most are not behind: at a reconnect it is the server's work for all of them that counts
+        # Ask for the last message first: at a reconnect most followers are not behind, and reading
+        # from a sequence without matches costs the server much more (see `direct.last`).
         where = (self._bus, self._followed.stream, self._followed.pattern)
         newest = await last(*where)
         if newest is None or newest.sequence < self._next:
@@ -258,12 +265,12 @@ class Follow:
             found = [stored for stored in found if not repeats(last, stored)]
             if not found:
                 return
-        # a replica that lags gives less, but never leaves one out
+        # A lagging replica returns fewer messages, but skips none: a gap is in the stream itself.
         whole = found if self._last is None else [self._last, *found]
         for before, after in itertools.pairwise(whole):
             if not self._followed.follows(before, after):
                 log.warning(
-                    "%s: nothing is left between %d and %d of %s",
+                    "%s: no message is left between %d and %d of %s",
                     *(self._followed.pattern, before.sequence, after.sequence),
                     self._followed.stream,
                 )

@@ -1,18 +1,18 @@
-"""Has a stream lost its end? A broker that comes back may hold an older store than the one it had.
+"""Detects a stream that has lost its end: a NATS that restarts may hold an older store.
 
-A power cut loses what was acknowledged and not yet on the disk; a volume may be put back from a
-backup. Everything that remembers a stream sequence is wrong then: a reader waits behind the
-stream's end, a fence expects what is gone, a cursor points at what another run writes next. So two
-rules hold:
+A power cut loses messages that were acknowledged and not yet on the disk; a volume may be restored
+from a backup. Then all remembered stream sequences are wrong: a reader waits beyond the stream's
+end, a fence expects a message that is gone, a cursor names the place of another run's next event.
+Two rules prevent this:
 
-- The last sequence of each stream is noted in KV `checkpoints` every two seconds (`marks`), and
-  every process remembers the last one that was acknowledged to it. A stream that ends before either
-  has lost data. Nobody reads or writes then until it is put in order.
-- **No sequence of RAW, EVENTS and COMMANDS is ever used twice.** Who puts a stream in order (a
-  normalizer) fills it beyond all that anybody can have seen, and deletes what it filled it with. So
-  a remembered sequence names either the message that it always named, or nothing.
+- Every two seconds the last sequence of each stream is recorded in KV `checkpoints` (`marks`), and
+  every process remembers the last sequence that was acknowledged to it. A stream that ends before
+  one of them has lost data. No process reads or writes then until the stream is repaired.
+- **No sequence of RAW, EVENTS and COMMANDS is ever used twice.** A normalizer repairs a stream: it
+  fills the stream beyond all sequences that can have existed, and deletes the fillers. So a
+  remembered sequence names either the message that it always named, or nothing.
 
-What was lost is kept in KV `checkpoints` too (`lost.<stream>`), so that whoever starts later knows.
+The losses are kept in KV `checkpoints`, too (`lost.<stream>`), for processes that start later.
 """
 
 from __future__ import annotations
@@ -21,102 +21,62 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
-from penstock.bus import messages, streams, subjects
-from penstock.bus.errors import BusError, FenceConflict
-from penstock.bus.write.publisher import MAX_BATCH, Message
-
-if TYPE_CHECKING:
-    from penstock.bus.bus import Bus
-    from penstock.bus.state.kv import Entry
+from penstock.bus import messages, streams
+from penstock.bus.errors import BusError
+from penstock.bus.read import leader
+from penstock.bus.state.kv import Buckets
+from penstock.bus.state.losses import BUCKET, LOST, MARGIN, MARKS, NUMBERED, WATCHED, Loss, Snapshot
+from penstock.bus.state.skipping import ends_at, skip
 
 log = logging.getLogger(__name__)
 
-BUCKET = "checkpoints"
-MARKS, LOST = "marks", "lost."
-# How many sequences beyond the last one known are not used: as many as may have been stored since
-# the last note was written.
-MARGIN = {streams.RAW: 10_000, streams.EVENTS: 10_000, streams.COMMANDS: 200}
-NUMBERED = tuple(MARGIN)
-WATCHED = (
-    *NUMBERED,
-    *("KV_runs", "KV_sessions", "KV_claims", "KV_sent", "KV_pauses", "KV_approvals"),
-)
-AGAIN_S = 0.2  # before a stream counts as shorter it is looked at once more
-ANSWER_S = 0.5  # a stream that has no leader now is looked at the next time
-NOTICED = timedelta(hours=1)  # how long /readyz speaks of a loss
+AGAIN_S = 0.2  # between the two looks that a stream needs before it counts as shorter
+ANSWER_S = 0.5  # for an answer; a stream without a leader is looked at the next time
+NOTICED = timedelta(hours=1)  # how long /readyz reports a loss
 MAX_KEPT = 50  # losses of a stream
 
-EXPECTED_LAST = "Nats-Expected-Last-Sequence"
-# What a stream is filled with: the run id is none, so that nobody takes it for a run's.
-NOBODY = "skipped"
-_FILLERS = {
-    streams.RAW: (subjects.raw(NOBODY, "penstock"), subjects.raw_stored(NOBODY, "penstock")),
-    streams.EVENTS: (subjects.event("system.skipped", NOBODY),) * 2,
-    streams.COMMANDS: (subjects.command("penstock", "skipped", NOBODY),) * 2,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """The end of a stream that was lost, by stream sequences."""
-
-    stream: str
-    stands: int  # the last message that was left
-    known: int  # the last one that anybody knew of
-    skipped_to: int  # none of the sequences after `stands` up to this one is ever used (again)
-    found_at: str  # RFC 3339, by the server's clock
-
-    def covers(self, sequence: int) -> bool:
-        """Whether what had this sequence is lost."""
-        return self.stands < sequence <= max(self.known, self.skipped_to)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.stream} came back with the messages up to {self.stands} only, of at least "
-            f"{self.known} (found at {self.found_at[:19]}Z)"
-        )
-
-
-@dataclass
-class _Look:
-    """What the server and KV say at one moment, and what this process knew before it asked."""
-
-    own: dict[str, int]
-    last: dict[str, int] = field(default_factory=dict)  # by stream; without those that are silent
-    now: str = ""
-    marks: dict[str, int] = field(default_factory=dict)
-    revision: int = 0  # of the marks
-    losses: dict[str, list[Loss]] = field(default_factory=dict)
-    revisions: dict[str, int] = field(default_factory=dict)  # of each list of losses
+_NOTICE = (
+    "NATS has lost data: {}. Runs whose source frames are gone end with code history_lost, "
+    "cursors of lost events get 410; events whose source frames are left are made again. If NATS "
+    "lost power, `sync_interval: always` in its configuration prevents this (shared/penstock/bus, "
+    "Power)"
+)
+_WAITS = (
+    "NATS has lost the end of {}: nothing is sent or read until a normalizer has repaired that, "
+    "which takes some seconds. Is a normalizer running?"
+)
 
 
 class Continuity:
-    """What one process knows of the streams' ends. `repairs`: it puts them in order, too."""
+    """What one process knows of the ends of the streams. With `repairs`, it repairs them, too."""
 
-    def __init__(self, bus: Bus, *, repairs: bool) -> None:
+    def __init__(self, bus: Buckets, *, repairs: bool) -> None:
         self._bus = bus
         self._repairs = repairs
-        self._known: dict[str, int] = {}
+        self._known: dict[str, int] = {}  # the highest sequence that was read, by stream
         self._losses: dict[str, tuple[Loss, ...]] = {}
-        self._looked: _Look | None = None
-        self._found: dict[str, Loss] = {}  # by us, and said
-        self._begun = False  # what is found at the start is nobody's news
+        self._looked: Snapshot | None = None  # of the last check that found all streams complete
+        self._found: dict[str, Loss] = {}  # losses that this process found, and has logged
+        self._begun = False  # losses that are known at the start are not reported
         self._callbacks: set[Callable[[Loss], None]] = set()
         self._context = contextvars.copy_context()
 
     def knows(self, stream: str, sequence: int) -> None:
-        """That sequence was read. (What was acknowledged to us is known anyway.)"""
+        """This sequence was read. (Sequences acknowledged to this process are known anyway.)"""
         if sequence > self._known.get(stream, 0):
             self._known[stream] = sequence
 
     def on_loss(self, callback: Callable[[Loss], None]) -> Callable[[], None]:
-        """Call back for each loss that is learned of, once it is put in order; returns the end."""
+        """Call back for each new loss, once its stream is repaired.
+
+        Returns a function that ends this.
+        """
         self._callbacks.add(callback)
         return lambda: self._callbacks.discard(callback)
 
@@ -126,20 +86,20 @@ class Continuity:
 
     @property
     def all(self) -> tuple[Loss, ...]:
-        """Every known loss."""
+        """All known losses."""
         return tuple(loss for losses in self._losses.values() for loss in losses)
 
     def covers(self, stream: str, sequence: int) -> Loss | None:
-        """The loss in which that message of the stream went, if it did."""
+        """The loss in which the message of this sequence was lost; None without one."""
         return next((loss for loss in self.of(stream) if loss.covers(sequence)), None)
 
     def count(self, stream: str) -> int:
-        """How many messages of the stream are known to be lost, all losses together."""
+        """How many messages of the stream are known to be lost, over all losses."""
         return sum(loss.known - loss.stands for loss in self.of(stream))
 
     @property
     def notices(self) -> list[str]:
-        """What was lost of late, and what to do about it, in words for people."""
+        """The losses of the last hour, and what to do about them, in words for people."""
         since = self._bus.clock.now() - NOTICED
         return [
             _NOTICE.format(loss)
@@ -148,17 +108,20 @@ class Continuity:
         ]
 
     async def check(self) -> str:
-        """Look once; put in order what is not. Returns why nothing may be done yet, else nothing.
+        """Compare the streams with what is known, and repair them if this process repairs.
 
-        Raises BusError where the notes cannot be read or written.
+        Returns why no work may be done yet; empty while every stream is complete.
+
+        Raises:
+            BusError: the bucket `checkpoints` cannot be read or written.
         """
         look = await self._look()
-        behind = self._behind(look)
+        behind = look.behind
         if behind:
-            # a leader that was just elected may not have taken in all that it has
+            # A leader that was just elected may not have applied all of its messages yet.
             await asyncio.sleep(AGAIN_S)
             before, look = look, await self._look()
-            behind = self._behind(look)
+            behind = look.behind
             still = {
                 stream: known
                 for stream, known in behind.items()
@@ -168,46 +131,34 @@ class Continuity:
                 await self._raise_marks(look, still)
             elif still:
                 for stream, known in sorted(still.items()):
-                    await self._put_in_order(look, stream, known)
+                    await self._repair(look, stream, known)
                 look = await self._look()
-                behind = self._behind(look)
+                behind = look.behind
         self._learn(look)
         self._looked = None if behind else look
         waiting = [name for name in behind if name in NUMBERED]
         return _WAITS.format(", ".join(sorted(waiting))) if waiting else ""
 
     async def note(self) -> None:
-        """Write down how far the streams reached at the last check. Raises BusError."""
+        """Record the ends of the streams as the last check found them.
+
+        Raises:
+            BusError: the bucket `checkpoints` cannot be written.
+        """
         look, self._looked = self._looked, None
-        if look is not None:
-            await self._note(look)
-
-    def _behind(self, look: _Look) -> dict[str, int]:
-        """The streams that end before what is known of them, and what is."""
-        return {
-            stream: known
-            for stream, last in look.last.items()
-            if (known := self._known_of(stream, look)) > last
-        }
-
-    def _known_of(self, stream: str, look: _Look) -> int:
-        known = look.marks.get(stream, 0)
-        if stream in NUMBERED:
-            known = max(known, look.own[stream])
-            # one who died while it put the stream in order
-            known = max(known, *(loss.skipped_to for loss in look.losses.get(stream, ())), 0)
-        return known
+        if look is not None and (marks := look.new_marks()) is not look.marks:
+            # A conflict needs no retry: the process that wrote first has seen as much.
+            await self._bus.bucket(BUCKET).update(MARKS, orjson.dumps(marks), look.revision)
 
     def _own(self, stream: str) -> int:
-        """The last sequence of the stream that this process knows was there."""
+        """The highest sequence of the stream that this process knows to have existed."""
         return max(self._known.get(stream, 0), self._bus.publisher.stored.get(stream, 0))
 
-    async def _look(self) -> _Look:
-        # what is known first, what there is afterwards: others write meanwhile
-        look = _Look(own={stream: self._own(stream) for stream in NUMBERED})
-        entries = await self._bus.bucket(BUCKET).entries()
-        for entry in entries:
-            _read(entry, look)
+    async def _look(self) -> Snapshot:
+        # First what is known, then the streams: other processes write meanwhile.
+        look = Snapshot(own={stream: self._own(stream) for stream in NUMBERED})
+        for entry in await self._bus.bucket(BUCKET).entries():
+            look.take(entry)
         if self._repairs:
             await self._ask_events(look)
         watched = WATCHED if self._repairs else NUMBERED
@@ -216,30 +167,30 @@ class Continuity:
             if answer is not None:
                 look.last[stream] = answer["state"]["last_seq"]
                 look.now = max(look.now, answer["ts"])
-        # and again what was lost: another one may be putting a stream in order meanwhile
+        # The losses once more: another process may have repaired a stream meanwhile.
         for entry in await self._bus.bucket(BUCKET).entries(f"{LOST}*"):
-            _read(entry, look)
+            look.take(entry)
         return look
 
     async def _state(self, stream: str) -> dict[str, Any] | None:
         try:
-            return await self._bus.api(f"STREAM.INFO.{stream}", timeout_s=ANSWER_S)
+            return await self._bus.jetstream.api(f"STREAM.INFO.{stream}", timeout_s=ANSWER_S)
         except BusError as error:
             log.debug("%s: %s", stream, error)
             return None
 
-    async def _ask_events(self, look: _Look) -> None:
-        """An event names the source frame that it was made of."""
+    async def _ask_events(self, look: Snapshot) -> None:
+        """The last event names the source frame that it was made from."""
         try:
-            last = await self._bus.tail(streams.EVENTS, ">")
+            last = await leader.tail(self._bus, streams.EVENTS, ">")
         except BusError as error:
             log.debug("the last event: %s", error)
             return
         if last is not None and (position := last.headers.get(messages.RAW_POSITION)):
-            look.marks[streams.RAW] = max(look.marks.get(streams.RAW, 0), int(position))
+            look.mark(streams.RAW, int(position))
 
-    def _learn(self, look: _Look) -> None:
-        """Take in the losses of streams that are in order by now."""
+    def _learn(self, look: Snapshot) -> None:
+        """Take in the losses of streams that are repaired."""
         loop = asyncio.get_running_loop()
         for stream, losses in look.losses.items():
             last = look.last.get(stream, 0)
@@ -252,23 +203,13 @@ class Continuity:
                 if self._begun and loss != self._found.pop(stream, None):
                     log.error("%s", _NOTICE.format(loss))
                 for callback in tuple(self._callbacks) if self._begun else ():
-                    # what it begins may be held back like everything else
+                    # In the context of the start, so that the callback's own requests are held
+                    # back like all others (see `nats_client.PASSES`).
                     loop.call_soon(callback, loss, context=self._context.copy())
         self._begun = True
 
-    async def _note(self, look: _Look) -> None:
-        """Write down how far the streams reach."""
-        marks = {
-            stream: max(last, look.marks.get(stream, 0)) if stream in NUMBERED else last
-            for stream, last in look.last.items()
-        }
-        if any(look.marks.get(stream) != last for stream, last in marks.items()):
-            value = orjson.dumps({**look.marks, **marks})
-            # whoever was first has seen as much
-            await self._bus.bucket(BUCKET).update(MARKS, value, look.revision)
-
-    async def _raise_marks(self, look: _Look, behind: Iterable[str]) -> None:
-        """Tell whoever puts streams in order that we know of more than is there."""
+    async def _raise_marks(self, look: Snapshot, behind: Iterable[str]) -> None:
+        """Tell the repairing process, by the marks, that this one knows later sequences."""
         more = {
             stream: known
             for stream in behind
@@ -278,14 +219,14 @@ class Continuity:
             value = orjson.dumps({**look.marks, **more})
             await self._bus.bucket(BUCKET).update(MARKS, value, look.revision)
 
-    async def _put_in_order(self, look: _Look, stream: str, known: int) -> None:
-        """Write down what was lost; then see to it that none of its sequences is used again."""
+    async def _repair(self, look: Snapshot, stream: str, known: int) -> None:
+        """Record the loss first; then make its sequences unusable."""
         stands = look.last[stream]
         losses = look.losses.setdefault(stream, [])
         begun = losses and stands < losses[-1].skipped_to and known <= losses[-1].skipped_to
         if not begun:
             to = known + MARGIN[stream] if stream in NUMBERED else stands
-            if stream in NUMBERED and not await self._ends_at(stream, stands):
+            if stream in NUMBERED and not await ends_at(self._bus, stream, stands):
                 return
             losses.append(Loss(stream, stands, known, to, look.now))
             log.error("%s", _NOTICE.format(losses[-1]))
@@ -293,55 +234,9 @@ class Continuity:
             value = orjson.dumps([asdict(loss) for loss in losses[-MAX_KEPT:]])
             revision = look.revisions.get(stream, 0)
             if await self._bus.bucket(BUCKET).update(LOST + stream, value, revision) is None:
-                return  # another one is at it
+                return  # another process repairs the stream
         if stream in NUMBERED:
-            await self._skip(stream, stands, losses[-1].skipped_to)
+            await skip(self._bus, stream, stands, losses[-1].skipped_to)
         else:
             look.marks[stream] = stands
             await self._bus.bucket(BUCKET).put(MARKS, orjson.dumps(look.marks))
-
-    async def _ends_at(self, stream: str, stands: int) -> bool:
-        """Whether the stream ends there, as whoever leads it says: it takes the first filler."""
-        subject, _ = _FILLERS[stream]
-        try:
-            expected = {EXPECTED_LAST: str(stands)}
-            await self._bus.publisher.publish(Message(subject, b"", expected))
-        except FenceConflict:
-            return False
-        return True
-
-    async def _skip(self, stream: str, last: int, to: int) -> None:
-        subject, stored = _FILLERS[stream]
-        publisher = self._bus.publisher
-        while last < to:
-            batch = [Message(subject, b"", {}) for _ in range(min(MAX_BATCH, to - last))]
-            if len(batch) == 1 or stream == streams.COMMANDS:  # which takes no batches
-                last = max(await asyncio.gather(*map(publisher.publish, batch)))
-            else:
-                last = await publisher.publish_batch(batch)
-        await self._bus.api(f"STREAM.PURGE.{stream}", {"filter": stored})
-
-
-def _read(entry: Entry, look: _Look) -> None:
-    if entry.key == MARKS:
-        for stream, last in orjson.loads(entry.value).items():
-            look.marks[stream] = max(look.marks.get(stream, 0), last)
-        look.revision = entry.revision
-    elif entry.key.startswith(LOST):
-        stream = entry.key.removeprefix(LOST)
-        look.losses[stream] = [Loss(**each) for each in orjson.loads(entry.value)]
-        look.revisions[stream] = entry.revision
-    elif entry.key.startswith("normalizer.") and entry.value.isdigit():
-        # how far a partition of RAW is done
-        look.marks[streams.RAW] = max(look.marks.get(streams.RAW, 0), int(entry.value))
-
-
-_NOTICE = (
-    "NATS has lost data: {}. Runs of which source frames are gone end with code history_lost, "
-    "cursors of lost events get 410; what can be made again is made again. If it had lost power, "
-    "`sync_interval: always` in its configuration prevents that (shared/penstock/bus, Power)"
-)
-_WAITS = (
-    "NATS has lost the end of {}: nothing is sent or read until a normalizer has put that in "
-    "order, which takes some seconds. Is one running?"
-)

@@ -1,7 +1,7 @@
-"""Dead letters: what a service could not process, kept whole, each once.
+"""Dead letters: the messages that a service could not process, complete, each kept once.
 
-A letter is known by its number, its stream sequence in DEADLETTERS. What became of it since (put
-back, or about to be) is a mark in KV `letters`, which goes when the letter is dropped.
+The number of a dead letter is its stream sequence in DEADLETTERS. A mark in KV `letters` says
+whether it was replayed; the mark is deleted with the dead letter.
 """
 
 from __future__ import annotations
@@ -10,27 +10,26 @@ import base64
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
 from penstock.bus import messages, streams, subjects
+from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import ObjectGone
-from penstock.bus.read import direct
-from penstock.bus.read.direct import Stored
+from penstock.bus.messages import Message, Stored
+from penstock.bus.read import direct, leader
 from penstock.bus.records import Record
+from penstock.bus.state.kv import Buckets
 from penstock.bus.write import objects
-from penstock.bus.write.publisher import Message
-
-if TYPE_CHECKING:
-    from penstock.bus.bus import Bus
+from penstock.bus.write.fence import Writes
 
 MAX_REASON_CHARACTERS = 1000
 REASON, FROM, TRACEBACK = "Penstock-Reason", "Penstock-From", "Penstock-Traceback"
 
 
 class DeadLetter(Record):
-    """Stream DEADLETTERS: the message as it was, and why nobody could process it."""
+    """Stream DEADLETTERS: the original message, and why the service could not process it."""
 
     service: str
     pod: str
@@ -51,17 +50,17 @@ class DeadLetter(Record):
 
     @property
     def message(self) -> Stored:
-        """The message as the service was given it."""
+        """The message as it was delivered to the service."""
         return Stored(self.subject, self.sequence, self.headers, self.payload, self.delivered)
 
     @property
     def key(self) -> str:
-        """The same for whoever gives the same message up for the same service."""
+        """The same for every process that gives this message up for the same service."""
         return f"{self.service}.{self.traceback_id}"
 
 
 class Mark(Record):
-    """KV `letters`, key `<service>.<traceback id>`: what became of a letter."""
+    """KV `letters`, key `<service>.<traceback id>`: how far the replay of a dead letter is."""
 
     state: Literal["replaying", "replayed"]
     at: str
@@ -69,7 +68,7 @@ class Mark(Record):
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A letter as it is found; `mark` is None while nobody has done anything about it."""
+    """A dead letter with its number; `mark` is None as long as nobody has replayed it."""
 
     number: int
     letter: DeadLetter
@@ -77,7 +76,7 @@ class Letter:
 
 
 def letter_about(service: str, pod: str, stored: Stored, error: Exception) -> DeadLetter:
-    """The letter for a message that a service gives up."""
+    """The dead letter for a message that a service gives up."""
     return DeadLetter(
         service=service,
         pod=pod,
@@ -93,8 +92,12 @@ def letter_about(service: str, pod: str, stored: Stored, error: Exception) -> De
     )
 
 
-async def bury(bus: Bus, letter: DeadLetter) -> None:
-    """Keep it, once: another one of the same key changes nothing. Raises BusError."""
+async def bury(bus: Writes, letter: DeadLetter) -> None:
+    """Store a dead letter. A second one with the same key is discarded.
+
+    Raises:
+        BusError: the dead letter was not stored, or its fate is unknown; retry.
+    """
     kept = await objects.wrap(bus, f"deadletter.{letter.key}", letter.dump())
     headers = {
         "Nats-Msg-Id": letter.key,
@@ -107,12 +110,16 @@ async def bury(bus: Bus, letter: DeadLetter) -> None:
 
 
 async def letters(
-    bus: Bus, service: str = "*", run_id: str = "*", since: datetime | None = None
+    bus: Buckets, service: str = "*", run_id: str = "*", since: datetime | None = None
 ) -> AsyncIterator[Letter]:
-    """Every letter that matches, the newest last. Raises BusError."""
+    """Every dead letter that matches, the newest last.
+
+    Raises:
+        BusError: the stream or the bucket cannot be read.
+    """
     start = 1
     if since is not None:
-        first = await bus.since(streams.DEADLETTERS, since)
+        first = await leader.since(bus, streams.DEADLETTERS, since)
         if first is None:
             return
         start = first.sequence
@@ -124,9 +131,13 @@ async def letters(
         yield Letter(stored.sequence, letter, Mark.model_validate_json(mark) if mark else None)
 
 
-async def find(bus: Bus, number: int) -> Letter | None:
-    """The letter of that number; None when there is none (any more). Raises BusError."""
-    stored = await bus.at(streams.DEADLETTERS, number)
+async def find(bus: Buckets, number: int) -> Letter | None:
+    """The dead letter of this number; None when there is none (any more).
+
+    Raises:
+        BusError: the stream or the bucket cannot be read.
+    """
+    stored = await leader.at(bus, streams.DEADLETTERS, number)
     if stored is None:
         return None
     letter = await _letter(bus, stored)
@@ -134,25 +145,37 @@ async def find(bus: Bus, number: int) -> Letter | None:
     return Letter(number, letter, Mark.model_validate_json(entry.value) if entry else None)
 
 
-async def mark(bus: Bus, letter: DeadLetter, state: Literal["replaying", "replayed"]) -> None:
-    """Write down what becomes of it. Raises BusError."""
+async def mark(bus: Buckets, letter: DeadLetter, state: Literal["replaying", "replayed"]) -> None:
+    """Record how far the replay of a dead letter is.
+
+    Raises:
+        BusError: the mark was not written, or its fate is unknown.
+    """
     await bus.bucket("letters").put(letter.key, Mark(state=state, at=bus.clock.stamp()).dump())
 
 
-async def drop(bus: Bus, found: Letter) -> bool:
-    """Delete it and its mark; False when it was gone already. Raises BusError."""
-    was_there = await bus.delete(streams.DEADLETTERS, found.number)
+async def drop(bus: Buckets, found: Letter) -> bool:
+    """Delete a dead letter and its mark; False when it was already gone.
+
+    Raises:
+        BusError: the dead letter or its mark could not be deleted.
+    """
+    was_there = await leader.delete(bus, streams.DEADLETTERS, found.number)
     await bus.bucket("letters").delete(found.letter.key)
     return was_there
 
 
-async def kept(bus: Bus) -> int:
-    """How many there are, those that were put back included. Raises BusError."""
-    info = await bus.api(f"STREAM.INFO.{streams.DEADLETTERS}")
+async def kept(bus: HasJetStream) -> int:
+    """The number of dead letters, replayed ones included.
+
+    Raises:
+        BusError: the server cannot be asked.
+    """
+    info = await bus.jetstream.api(f"STREAM.INFO.{streams.DEADLETTERS}")
     return int(info["state"]["messages"])
 
 
-async def _letter(bus: Bus, stored: Stored) -> DeadLetter:
+async def _letter(bus: HasJetStream, stored: Stored) -> DeadLetter:
     try:
         return DeadLetter.model_validate_json(await objects.unwrap(bus, stored.payload))
     except (ValidationError, ObjectGone):
@@ -160,7 +183,7 @@ async def _letter(bus: Bus, stored: Stored) -> DeadLetter:
 
 
 def _plain(stored: Stored) -> DeadLetter:
-    """What stands here and is no letter of ours, or no more than the reference to a large one."""
+    """A dead letter from headers alone: its JSON is not ours, or its stored payload is gone."""
     _, service, run_id = stored.subject.split(".")
     subject, _, sequence = stored.headers.get(FROM, "").rpartition(" ")
     return DeadLetter(

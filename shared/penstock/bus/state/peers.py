@@ -1,25 +1,26 @@
-"""Who is dead: a killed process is found within a second, long before its lease runs out.
+"""Detecting dead members of a group, within a second of a kill and long before a lease expires.
 
 NATS drops the subscriptions of a killed process at once. So each member of a group answers requests
-to `alive.<its name>`, and the others ask. Only "no responders" counts as a sign of death. A process
-that hangs or is busy keeps its subscription and merely does not answer: its lease decides, as ever.
+to `alive.<its name>`, and other members send them. Only the answer "no responders" is a sign of
+death. A process that hangs or is busy keeps its subscription and merely does not answer; its lease
+decides then.
 
-A member that is found dead loses its lease: whoever found it deletes the key, by compare-and-set on
-the revision that it knows. So everybody learns of it by watching the leases, and someone on the
-smaller side of a divided cluster, who sees nobody, can harm nobody either.
+The member that finds another one dead deletes that one's lease, by compare-and-set on the revision
+that it knows. All members watch the leases and so learn of the death. A process on the smaller side
+of a divided cluster sees no responders anywhere, but it cannot write, so it does no harm.
 
-A living process has no responders, too, while its connection is cut. It is there again after about
-half a second. Therefore:
+A living process has no responders while its connection is cut. It reconnects after about half a
+second. Therefore:
 
-- one answer of "no responders" is not enough, and `confirm_s` makes it longer where a wrong guess
-  would cost something;
-- nobody is judged for `CALM_S` after our own connection came back, since all others may be coming
-  back, too;
-- nobody is found dead for `NODE_LOST_S` after the cluster has lost a server, where a wrong guess
-  costs something: a member may be connected to just that one, and leave it only after ten seconds.
+- one "no responders" is not enough, and `confirm_s` makes the time longer where a wrong verdict is
+  expensive;
+- no member is judged within `CALM_S` after the own reconnect, since the others may be
+  reconnecting, too;
+- where a wrong verdict is expensive, no member is found dead within `NODE_LOST_S` after the cluster
+  lost a server: a member may be connected to just that server, and leave it only after ten seconds.
 
 Each member asks the `SUCCESSORS` next ones in the order of their names, twice a second. So the work
-of each is the same however many there are.
+of a member does not grow with the size of the group.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING
 
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -35,18 +35,16 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from penstock.bus.errors import BusError
+from penstock.bus.messages import Stored
+from penstock.bus.state.kv import Buckets
 from penstock.bus.subjects import alive
-
-if TYPE_CHECKING:
-    from penstock.bus.bus import Bus
-    from penstock.bus.read.direct import Stored
 
 log = logging.getLogger(__name__)
 
-ANSWERS = "Penstock-Answers"  # header of a lease: its holder answers requests to `alive.<holder>`
+ANSWERS = "Penstock-Answers"  # header of a lease: the holder answers requests to `alive.<holder>`
 
 ASK_S = 0.5
-TIMES = 2  # so often in a row nobody must be there
+TIMES = 2  # "no responders" in a row before a member counts as gone
 SUCCESSORS = 3
 CALM_S = 1.0
 NODE_LOST_S = 15.0  # as long as a connector's lease
@@ -57,17 +55,17 @@ async def _nothing(pod: str) -> None:
 
 
 class Peers:
-    """The members of one group, and whether their processes are there.
+    """The members of one group, and whether their processes live.
 
-    `prefix` is what their lease keys begin with (`pod.`); the rest of a key is the member's name.
-    `on_gone` is awaited when nobody was there `TIMES` times in a row, `on_dead` when that has
-    lasted for `confirm_s` more and the member's lease is deleted. Both may come again for a
-    member that came back meanwhile.
+    The lease key of a member is `prefix` (such as `pod.`) and its name; `me` is the own name.
+    `on_gone` is awaited after `TIMES` "no responders" in a row, `on_dead` when this has lasted for
+    `confirm_s` seconds more and the member's lease was deleted. A member that returns and dies
+    again is reported again.
     """
 
     def __init__(
         self,
-        bus: Bus,
+        bus: Buckets,
         prefix: str,
         me: str,
         *,
@@ -84,22 +82,23 @@ class Peers:
         self._on_gone = on_gone
         self._confirm_s = confirm_s
         self._times_to_confirm = TIMES + round(confirm_s / ASK_S)
-        self._revisions: dict[str, int] = {}  # of the leases of those that answer
-        self._suspects: set[str] = set()  # who has no lease, and left something
-        self._absent: dict[str, int] = {}  # how often in a row nobody was there
+        self._revisions: dict[str, int] = {}  # of the leases of members that answer requests
+        self._suspects: set[str] = set()  # members without a lease that left work behind
+        self._absent: dict[str, int] = {}  # "no responders" in a row, by member
         self._dead: set[str] = set()
         self._answering: Subscription | None = None
 
     async def answer(self) -> None:
-        """Answer whoever asks for us. Before our lease is taken: others ask as soon as they see it.
+        """Begin to answer. Call this before taking the lease: others ask as soon as they see it.
 
-        Raises BusUnavailable.
+        Raises:
+            BusUnavailable: the server did not take the subscription.
         """
         if self._answering is None:
-            self._answering = await self._bus.subscribe(alive(self._me), self._here)
+            self._answering = await self._bus.jetstream.subscribe(alive(self._me), self._here)
 
     def saw(self, stored: Stored) -> None:
-        """What the bucket `leases` says of a member now: to be called with every message of it."""
+        """Take in a change of the bucket `leases`. Call this with each of its messages."""
         name = stored.subject.removeprefix(self._subject)
         if name == self._me or not stored.subject.startswith(self._subject):
             return
@@ -109,35 +108,39 @@ class Peers:
         if stored.payload and ANSWERS in stored.headers:
             self._revisions[name] = stored.sequence
         else:
-            # it has left, or is of a version that does not answer
+            # The member has left, or its version does not answer requests.
             self._revisions.pop(name, None)
             if name not in self._suspects:
                 self._absent.pop(name, None)
 
     def suspect(self, names: Iterable[str]) -> None:
-        """Ask also for these, which have no lease."""
+        """Ask these members, too, which have no lease."""
         self._suspects |= set(names) - self._revisions.keys() - self._dead - {self._me}
 
     def is_gone(self, name: str) -> bool:
-        """Whether nobody was there when it was asked last, twice or more; it may come back."""
+        """Whether the last requests, two or more, had no responders. The member may return."""
         return name in self._dead or self._absent.get(name, 0) >= TIMES
 
     def is_dead(self, name: str) -> bool:
-        """Whether it was found dead, and has not come back since."""
+        """Whether the member was found dead, and has not returned since."""
         return name in self._dead
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Ask until cancelled.
+
+        Raises:
+            BusUnavailable: the server did not take the subscription for answers.
+        """
         await self.answer()
         while True:
             await asyncio.sleep(ASK_S)
-            if self._bus.calm_s >= CALM_S:
+            if self._bus.jetstream.connection.calm_s >= CALM_S:
                 await asyncio.gather(*map(self._ask, self._whom()))
             else:
                 self._absent.clear()
 
     def _whom(self) -> set[str]:
-        """The next ones in the order of names; who is absent is asked for until that is settled."""
+        """The next members in the order of names, and all absent ones until their fate is known."""
         known = sorted(self._revisions)
         after = [name for name in known if name > self._me] + [
             name for name in known if name < self._me
@@ -148,11 +151,11 @@ class Peers:
 
     async def _ask(self, name: str) -> None:
         try:
-            await self._bus.client.request(alive(name), timeout=ASK_S)
+            await self._bus.jetstream.connection.request(alive(name), timeout=ASK_S)
         except NoRespondersError:
             await self._nobody(name)
         except NatsError:
-            self._absent.pop(name, None)  # it hangs, or we are cut off ourselves
+            self._absent.pop(name, None)  # the member hangs, or this process is cut off
         else:
             self._absent.pop(name, None)
             self._suspects.discard(name)
@@ -161,7 +164,8 @@ class Peers:
         times = self._absent[name] = self._absent.get(name, 0) + 1
         if times == TIMES:
             await self._on_gone(name)
-        may_be_elsewhere = self._confirm_s > 0 and self._bus.cluster_whole_s < NODE_LOST_S
+        whole_s = self._bus.jetstream.connection.cluster_whole_s
+        may_be_elsewhere = self._confirm_s > 0 and whole_s < NODE_LOST_S
         if times >= self._times_to_confirm and not may_be_elsewhere:
             await self._bury(name)
 
@@ -171,12 +175,12 @@ class Peers:
             if revision is not None and not await self._leases.delete(
                 self._prefix + name, revision
             ):
-                self._absent.pop(name, None)  # it has been renewed since, or somebody was first
+                self._absent.pop(name, None)  # the lease was renewed, or deleted by another member
                 return
         except BusError as error:
-            log.warning("%s does not answer; its lease cannot be deleted yet: %s", name, error)
+            log.warning("%s does not answer; cannot delete its lease yet: %s", name, error)
             return
-        log.warning("%s is dead: nobody answers for it", name)
+        log.warning("%s is dead: its process has left NATS", name)
         self._revisions.pop(name, None)
         self._absent.pop(name, None)
         self._suspects.discard(name)
@@ -184,7 +188,7 @@ class Peers:
         try:
             await self._on_dead(name)
         except BusError as error:
-            log.warning("%s is dead, what it held runs out by itself: %s", name, error)
+            log.warning("%s is dead; its other leases expire by themselves: %s", name, error)
 
     async def _here(self, msg: Msg) -> None:
-        await self._bus.client.publish(msg.reply)
+        await self._bus.jetstream.connection.publish(msg.reply)

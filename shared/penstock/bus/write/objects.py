@@ -1,54 +1,58 @@
-"""Payloads too large for one message: kept in the object store, carried by reference.
+"""Payloads that are too large for one message: kept in the object store, carried by reference.
 
-Written by nats-py. Read by direct get, since nats-py's reader waits for ever when a chunk is
-missing, and leaves a consumer behind each time.
+nats-py writes them. They are read by direct get, since nats-py's reader waits forever when a chunk
+is missing, and leaves a consumer behind each time.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from nats.errors import Error as NatsError
 
+from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import BusUnavailable, ObjectGone
+from penstock.bus.read import leader
 from penstock.bus.read.direct import replay
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
-
-if TYPE_CHECKING:
-    from penstock.bus.bus import Bus
 
 _BUCKET = "payloads"
 _STREAM = f"OBJ_{_BUCKET}"
 _MARK = b'{"penstock_object":"'
 
 
-async def wrap(bus: Bus, name: str, payload: bytes) -> bytes:
-    """The payload itself, or a reference to it when it is over 512 KiB.
+async def wrap(bus: HasJetStream, name: str, payload: bytes) -> bytes:
+    """The payload itself, or a reference to it if it has more than 512 KiB.
 
-    `name` must be the same for the same payload: a repeat then finds it there and writes nothing.
-    Raises BusUnavailable, OutcomeUnknown.
+    `name` must be the same for the same payload: a repeated call then finds the object and writes
+    nothing.
+
+    Raises:
+        BusUnavailable, OutcomeUnknown: the object could not be read or written; retry.
     """
     if len(payload) <= MAX_MESSAGE_BYTES:
         return payload
+    jetstream = bus.jetstream
     info = await _info(bus, name)
     if info is None or info["digest"] != _digest(payload):
-        await bus.client.standing(bus.settings.publish_timeout_s)
+        await jetstream.connection.standing(jetstream.timeout_s)
         try:
-            store = await bus.js.object_store(_BUCKET)
+            store = await jetstream.nats.object_store(_BUCKET)
             await store.put(name, payload)
         except NatsError as error:
             raise BusUnavailable(f"the object store did not take {name}: {error}") from error
     return _MARK + name.encode() + b'"}'
 
 
-async def unwrap(bus: Bus, payload: bytes) -> bytes:
-    """What `wrap` was given.
+async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
+    """The payload that was given to `wrap`.
 
-    Raises ObjectGone when there is no such object (any more), or not all of it; BusUnavailable,
-    OutcomeUnknown.
+    Raises:
+        ObjectGone: the object, or a part of it, no longer exists.
+        BusUnavailable, OutcomeUnknown: the object could not be read; retry.
     """
     if not payload.startswith(_MARK):
         return payload
@@ -57,21 +61,22 @@ async def unwrap(bus: Bus, payload: bytes) -> bytes:
     if info is None:
         raise ObjectGone(f"there is no object {name} (any more)")
     subject = f"$O.{_BUCKET}.C.{info['nuid']}"
-    whole = b"".join([chunk.payload async for chunk in replay(bus, _STREAM, subject)])
-    if _digest(whole) == info["digest"]:
-        return whole
-    # a replica that lags may have answered, or the object was written anew meanwhile
-    state = (await bus.api(f"STREAM.INFO.{_STREAM}", {"subjects_filter": subject}))["state"]
+    content = b"".join([chunk.payload async for chunk in replay(bus, _STREAM, subject)])
+    if _digest(content) == info["digest"]:
+        return content
+    # A lagging replica may have answered, or another process has just rewritten the object.
+    filtered = {"subjects_filter": subject}
+    state = (await bus.jetstream.api(f"STREAM.INFO.{_STREAM}", filtered))["state"]
     has_all = (state.get("subjects") or {}).get(subject, 0) >= info["chunks"]
     if has_all or await _info(bus, name) != info:
-        raise BusUnavailable(f"the object {name} could not be read whole")
+        raise BusUnavailable(f"the object {name} could not be read completely")
     raise ObjectGone(f"the object {name} is not complete (any more)")
 
 
-async def _info(bus: Bus, name: str) -> dict[str, Any] | None:
-    """The object's description as NATS's object store keeps it: nuid, size, chunks, digest."""
+async def _info(bus: HasJetStream, name: str) -> dict[str, Any] | None:
+    """The object's description, as NATS's object store keeps it: nuid, size, chunks, digest."""
     subject = f"$O.{_BUCKET}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
-    stored = await bus.tail(_STREAM, subject)
+    stored = await leader.tail(bus, _STREAM, subject)
     info: dict[str, Any] | None = orjson.loads(stored.payload) if stored is not None else None
     return None if info is None or info.get("deleted") else info
 

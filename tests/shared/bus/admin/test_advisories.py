@@ -167,7 +167,7 @@ async def test_what_was_done_meanwhile_or_is_not_ours_is_no_letter(
     assert await all_letters(own_bus) == []
     assert unread == []
     assert "message 99, which is gone" in caplog.text
-    assert "the consumer x of theirs gave a message up: not ours" in caplog.text
+    assert "the consumer x of theirs gave up a message of another stream" in caplog.text
 
 
 @pytest.fixture

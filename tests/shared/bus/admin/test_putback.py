@@ -8,7 +8,7 @@ import pytest
 
 from penstock.bus import Bus, BusUnavailable, Message, streams
 from penstock.bus import messages as bus_messages
-from penstock.bus.admin.replay import CannotBePutBack, put_back
+from penstock.bus.admin.replay import CannotReplay, replay_letter
 from penstock.bus.read import direct
 from penstock.bus.records import ContinueCommand, RunRecord, RunStatus, Sent
 from penstock.bus.state import deadletters
@@ -49,8 +49,8 @@ async def again(bus: Bus, found: Letter) -> Letter:
 
 async def why_not(bus: Bus, letter: DeadLetter) -> str:
     found = await buried(bus, letter)
-    with pytest.raises(CannotBePutBack) as refusal:
-        await put_back(bus, found)
+    with pytest.raises(CannotReplay) as refusal:
+        await replay_letter(bus, found)
     assert (await again(bus, found)).mark is None
     return str(refusal.value)
 
@@ -58,7 +58,7 @@ async def why_not(bus: Bus, letter: DeadLetter) -> str:
 async def test_a_command_goes_back_to_its_subject_with_its_headers(bus: Bus) -> None:
     headers = {"traceparent": "00-1", "Nats-Msg-Id": "of the first time"}
     found = await buried(bus, letter_about(subject := a_cancel(), b"{}", headers=headers))
-    assert await put_back(bus, found)
+    assert await replay_letter(bus, found)
     stored = await bus.tail(streams.COMMANDS, subject)
     assert stored is not None
     assert stored.payload == b"{}"
@@ -70,15 +70,15 @@ async def test_a_command_goes_back_to_its_subject_with_its_headers(bus: Bus) -> 
 
 async def test_what_was_put_back_is_not_put_back_again(bus: Bus) -> None:
     found = await buried(bus, letter_about(subject := a_cancel()))
-    assert await put_back(bus, found)
-    assert not await put_back(bus, await again(bus, found))
+    assert await replay_letter(bus, found)
+    assert not await replay_letter(bus, await again(bus, found))
     assert await stored_command(bus, subject) == 1
 
 
 async def test_two_who_put_back_at_once_do_it_once(bus: Bus) -> None:
     found = await buried(bus, letter_about(subject := a_cancel()))
-    await put_back(bus, found)
-    await put_back(bus, found)  # who looked before the other had written its mark
+    await replay_letter(bus, found)
+    await replay_letter(bus, found)  # who looked before the other had written its mark
     assert await stored_command(bus, subject) == 1
 
 
@@ -99,11 +99,11 @@ async def test_who_dies_between_publish_and_mark_has_it_put_back_once(
     with monkeypatch.context() as patched:
         patched.setattr(bus.publisher, "publish", cut)
         with pytest.raises(BusUnavailable):
-            await put_back(bus, found)
+            await replay_letter(bus, found)
     half_done = await again(bus, found)
     assert half_done.mark is not None
     assert half_done.mark.state == "replaying"
-    assert await put_back(bus, half_done)
+    assert await replay_letter(bus, half_done)
     assert await stored_command(bus, subject) == 1
 
 
@@ -112,7 +112,7 @@ async def test_an_event_goes_to_the_service_that_gave_it_up(bus: Bus, service: s
     run_id = new_run_id()
     letter = letter_about(f"approval.requested.{run_id}", b"x" * 700_000, service=service)
     found = await buried(bus, letter)
-    assert await put_back(bus, found)
+    assert await replay_letter(bus, found)
     stored = await bus.tail(streams.COMMANDS, f"command.{service}.replay.{run_id}")
     assert stored is not None
     whole = await objects.unwrap(bus, stored.payload)
@@ -146,7 +146,7 @@ async def test_a_start_that_nobody_has_carried_out_goes_back(bus: Bus) -> None:
     run_id = new_run_id()
     await run_that_is(bus, run_id, "queued")
     found = await buried(bus, letter_about(f"command.connector.start.{run_id}"))
-    assert await put_back(bus, found)
+    assert await replay_letter(bus, found)
 
 
 @pytest.mark.parametrize("state", ["done", "refused", "outcome_unknown"])
@@ -164,12 +164,16 @@ async def test_a_decision_that_was_not_sent_goes_back(bus: Bus) -> None:
     await run_that_is(bus, run_id, "paused")
     payload = a_continue(run_id, approval_id)
     found = await buried(bus, letter_about(f"command.connector.continue.{run_id}", payload))
-    assert await put_back(bus, found)
+    assert await replay_letter(bus, found)
 
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [("failed", "never unsaid"), ("completed", "never unsaid"), ("running", "gone on without")],
+    [
+        ("failed", "never taken back"),
+        ("completed", "never taken back"),
+        ("running", "continued without"),
+    ],
 )
 async def test_a_source_frame_does_not_go_back_and_it_is_said_why(
     bus: Bus, status: Any, words: str
@@ -182,9 +186,9 @@ async def test_a_source_frame_does_not_go_back_and_it_is_said_why(
 
 async def test_what_a_subscriber_gave_up_is_the_subscribers(bus: Bus) -> None:
     letter = letter_about(f"llm.stream.{new_run_id()}", service="billing")
-    assert "billing, which takes nothing back" in await why_not(bus, letter)
+    assert "billing, which takes no replays" in await why_not(bus, letter)
 
 
 async def test_a_decision_that_cannot_be_read_is_refused(bus: Bus) -> None:
     letter = letter_about(f"command.connector.continue.{new_run_id()}", b"\xff")
-    assert "no command that can be read" in await why_not(bus, letter)
+    assert "its command cannot be read" in await why_not(bus, letter)

@@ -316,7 +316,7 @@ async def test_a_hole_in_the_stream_is_passed_over_and_said(
     async with following(bus, events(run_id)) as (delivered, _):
         await publish_events(bus, run_id, 11, 11)
         assert await delivered.until(10) == [1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
-    assert f"nothing is left between {sequences[3]} and {sequences[5]}" in caplog.text
+    assert f"no message is left between {sequences[3]} and {sequences[5]}" in caplog.text
 
 
 async def test_after_stop_nothing_is_delivered(bus: Bus, run_id: str) -> None:

@@ -12,8 +12,17 @@ from typing import Any
 
 import pytest
 
-from penstock.bus import Bus, BusUnavailable, Message, Retry, Stored, WorkQueue, streams
-from penstock.bus.read import pull
+from penstock.bus import (
+    Bus,
+    BusUnavailable,
+    Message,
+    NeverFinished,
+    Retry,
+    Stored,
+    WorkQueue,
+    streams,
+)
+from penstock.bus.read import work_queue
 from penstock.bus.subjects import MAX_DELIVERIES
 from support.drive.bus import connected
 from support.drive.waiting import eventually
@@ -21,8 +30,8 @@ from support.real.nats import NatsServer
 
 _DIES = """
 import asyncio, os, signal, sys
-from penstock.bus import Bus, BusSettings
-from penstock.bus.read.pull import WorkQueue
+from penstock.bus import Bus, NeverFinished, BusSettings
+from penstock.bus import WorkQueue
 
 async def die(stored, error=None):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -190,7 +199,7 @@ async def test_where_deliveries_do_not_count_the_handler_says_what_kills(
         await commands.note(stored)
         assert stored.delivered == 31
         if kills:
-            raise pull.NeverFinished(30)
+            raise NeverFinished(30)
 
     await taken_and_left(commands, 30)
     async with commands.taken(handle, max_unfinished=None):
@@ -214,7 +223,9 @@ async def taken_and_left(commands: Commands, times: int) -> None:
         },
     )
     await commands.send(b"x")
-    taker = await commands.bus.js.pull_subscribe_bind(commands.target, stream="COMMANDS")
+    taker = await commands.bus.jetstream.nats.pull_subscribe_bind(
+        commands.target, stream="COMMANDS"
+    )
     for _ in range(times):
         [taken] = await taker.fetch(1)
         await taken.nak()  # for not to wait for ack_wait
@@ -238,7 +249,7 @@ async def test_one_failure_after_many_kills_is_no_poison(commands: Commands, fai
 async def test_what_cannot_even_be_given_up_is_left_to_the_server(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "GIVE_UP_TRIES", 1)
+    monkeypatch.setattr(work_queue, "GIVE_UP_TRIES", 1)
     failed = 0
 
     async def fail(stored: Stored, error: Exception | None = None) -> None:
@@ -275,7 +286,7 @@ async def test_a_consumer_of_an_older_version_gets_the_limit(commands: Commands)
         await commands.send(b"x")
         await commands.until(1)
         info = await commands.bus.api(f"CONSUMER.INFO.COMMANDS.{commands.target}")
-    assert info["config"]["max_deliver"] == 15 + pull.GIVE_UP_TRIES
+    assert info["config"]["max_deliver"] == 15 + work_queue.GIVE_UP_TRIES
 
 
 async def test_a_command_that_always_fails_is_given_up(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.bus import Bus, BusUnavailable, Loss, Message, NotThereYet, streams, subjects
-from penstock.bus import bus as client
-from penstock.bus.state.continuity import MARGIN
+from penstock.bus.state import recovery
+from penstock.bus.state.losses import MARGIN
 from support.drive.bus import connected, event, new_run_id, publish_events
 from support.drive.waiting import eventually
 from support.real.nats import NatsServer
@@ -19,9 +19,9 @@ from support.recorded.older_store import copied, put_back
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done every few seconds is done at once."""
-    monkeypatch.setattr(client, "NOTE_S", 0.2)
-    monkeypatch.setattr(client, "LEARN_S", 0.3)
-    monkeypatch.setattr(client, "ORDER_WAIT_S", 1.0)
+    monkeypatch.setattr(recovery, "NOTE_S", 0.2)
+    monkeypatch.setattr(recovery, "LEARN_S", 0.3)
+    monkeypatch.setattr(recovery, "ORDER_WAIT_S", 1.0)
 
 
 async def state(bus: Bus, stream: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ async def test_who_alone_knows_of_a_message_is_heard(fresh_nats: NatsServer) -> 
             return "has lost the end of RAW" in str(connector.not_ready)
 
         await eventually(said, 20, "the connector says what is wrong")
-        with pytest.raises(BusUnavailable, match="Is one running"):
+        with pytest.raises(BusUnavailable, match="Is a normalizer running"):
             await connector.bucket("runs").get("x")
         async with connected(fresh_nats.url, repairs=True) as normalizer:
             await is_ready(connector)

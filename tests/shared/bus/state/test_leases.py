@@ -19,6 +19,7 @@ from penstock.bus import (
     Message,
     OutcomeUnknown,
 )
+from penstock.bus.read import leader
 from penstock.bus.state.leases import keep
 from support.drive.bus import connected
 from support.drive.waiting import eventually
@@ -160,22 +161,22 @@ async def test_a_renewal_whose_answer_is_lost_costs_nothing(
 ) -> None:
     lease = Lease(bus, key, "one", 30)
     await lease.acquire()
-    publish, tail = bus.publisher.publish, bus.tail
+    publish, tail = bus.publisher.publish, leader.tail
 
     async def lose(message: Message) -> int:
         if stored:
             await publish(message)
         raise OutcomeUnknown("lost by the test")
 
-    async def away(stream: str, pattern: str) -> None:
+    async def away(bus: Bus, stream: str, pattern: str) -> None:
         raise BusUnavailable("away by the test")
 
     monkeypatch.setattr(bus.publisher, "publish", lose)
-    monkeypatch.setattr(bus, "tail", away)
+    monkeypatch.setattr(leader, "tail", away)
     assert await lease.renew()
     clock.forward(20)
     monkeypatch.setattr(bus.publisher, "publish", publish)
-    monkeypatch.setattr(bus, "tail", tail)
+    monkeypatch.setattr(leader, "tail", tail)
     before = await bus.bucket("leases").get(key)
     assert await lease.renew()
     clock.forward(20)

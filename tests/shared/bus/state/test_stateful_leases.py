@@ -265,8 +265,9 @@ def test_every_part_has_one_holder_and_shares_are_fair(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     clock = Clock()
-    # of that module alone: the loop and the connection live in real time
+    # of these modules alone: the loop and the connection live in real time
     monkeypatch.setattr("penstock.bus.state.leases.time", clock)
+    monkeypatch.setattr("penstock.bus.state.fair_share.time", clock)
     machine = type("Members", (Sharing,), {"clock": clock, "world": world})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=count, stateful_step_count=40)

@@ -76,7 +76,7 @@ async def test_an_object_that_lost_a_chunk_is_not_read_as_a_shorter_one(
 
 async def test_the_object_stores_own_client_can_read_it(bus: Bus, run_id: str) -> None:
     await wrap(bus, f"{run_id}.1", LARGE)
-    store = await bus.js.object_store("payloads")
+    store = await bus.jetstream.nats.object_store("payloads")
     assert (await store.get_info(f"{run_id}.1")).size == len(LARGE)
 
 
@@ -96,5 +96,5 @@ async def test_an_object_that_a_replica_has_not_got_yet_is_not_gone(
 
     reference = await wrap(own_bus, f"{run_id}.1", LARGE)
     monkeypatch.setattr(objects, "replay", behind)
-    with pytest.raises(BusUnavailable, match="could not be read whole"):
+    with pytest.raises(BusUnavailable, match="could not be read completely"):
         await unwrap(own_bus, reference)

@@ -128,7 +128,9 @@ async def test_a_batch_with_a_message_too_large_leaves_nothing(bus: Bus, run_id:
 
 
 async def test_a_full_stream_that_refuses_says_so(own_bus: Bus) -> None:
-    await own_bus.js.add_stream(name="SMALL", subjects=["small"], max_bytes=2000, discard="new")
+    await own_bus.jetstream.nats.add_stream(
+        name="SMALL", subjects=["small"], max_bytes=2000, discard="new"
+    )
     await own_bus.publisher.publish(Message("small", bytes(1000), {}))
     with pytest.raises(StreamFull):
         await own_bus.publisher.publish(Message("small", bytes(1000), {}))

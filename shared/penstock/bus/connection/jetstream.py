@@ -1,0 +1,155 @@
+"""Requests to NATS: core requests, subscriptions, and the JetStream API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import orjson
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeout
+
+from penstock.bus.connection.health import Health, stream_of
+from penstock.bus.connection.nats_client import Connection
+from penstock.bus.errors import (
+    NOT_ENABLED,
+    STREAM_NOT_FOUND,
+    ApiError,
+    BusUnavailable,
+    NoJetStream,
+    NotPermitted,
+    OutcomeUnknown,
+)
+
+READS_AT_ONCE = 64
+
+
+class JetStream:
+    """Requests over one connection. Parts of the bus that ask NATS for something use this.
+
+    `timeout_s` is how long a request waits for the connection, and then for its answer.
+    `reading` limits how many histories are read at once: after a reconnect every follower reads.
+    """
+
+    def __init__(self, connection: Connection, health: Health, timeout_s: float) -> None:
+        self.connection = connection
+        self.health = health
+        self.timeout_s = timeout_s
+        self.reading = asyncio.Semaphore(READS_AT_ONCE)
+        self.nats = connection.jetstream(timeout=timeout_s)  # nats-py's own, for its object store
+        self._on_reconnect: set[Callable[[], None]] = set()
+
+    @property
+    def ready(self) -> bool:
+        """True while the connection is up and the streams are those of the start."""
+        return self.connection.usable
+
+    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back after each reconnect, once the streams are known to be complete.
+
+        Returns a function that ends this.
+        """
+        self._on_reconnect.add(callback)
+        return lambda: self._on_reconnect.discard(callback)
+
+    def reconnected(self) -> None:
+        """Run the callbacks of `on_reconnect`."""
+        for callback in tuple(self._on_reconnect):
+            callback()
+
+    async def api(
+        self, call: str, body: dict[str, Any] | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """Make a JetStream API request, e.g. `STREAM.INFO.RAW`; returns the answer's JSON.
+
+        The answer is raw JSON, because nats-py drops fields that it does not know.
+
+        Raises:
+            BusUnavailable: no leader answered.
+            NoJetStream: the account or the server has no JetStream.
+            ApiError: the server refused the request.
+            OutcomeUnknown: no answer came in time.
+        """
+        payload = orjson.dumps(body) if body else b""
+        msg = await self.request(f"$JS.API.{call}", payload, timeout_s)
+        answer: dict[str, Any] = orjson.loads(msg.data)
+        if "error" in answer:
+            error = answer["error"]
+            text = f"{call}: {error.get('description', 'refused')}"
+            if error.get("err_code") in NOT_ENABLED:
+                raise NoJetStream(text)
+            if error.get("code") == 503:  # no leader at the moment
+                raise BusUnavailable(text)
+            raise ApiError(error.get("err_code", 0), text)
+        return answer
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float | None = None) -> Msg:
+        """Make a core request; returns the first answer.
+
+        Raises:
+            BusUnavailable: no connection, or nobody subscribes to the subject.
+            NotPermitted: this user may not publish to the subject.
+            OutcomeUnknown: no answer came in time.
+        """
+        timeout_s = timeout_s or self.timeout_s
+        await self.connection.standing(timeout_s)
+        try:
+            return await self.connection.request(subject, payload, timeout=timeout_s)
+        except NoRespondersError as error:
+            raise BusUnavailable(f"nobody answers {subject}") from error
+        except NatsTimeout as error:
+            if self.health.denies(stream_of(subject)):
+                raise NotPermitted(f"NATS does not let this user publish to {subject}") from error
+            raise OutcomeUnknown(f"no answer to {subject} in time") from error
+        except NatsError as error:
+            raise BusUnavailable(f"{subject}: {error}") from error
+
+    async def subscribe(
+        self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
+    ) -> Subscription:
+        """Make a core subscription, which the server has registered when this returns.
+
+        The subscription survives reconnects.
+
+        Raises:
+            BusUnavailable: the server did not take the subscription.
+        """
+        await self.connection.standing(self.timeout_s)
+        try:
+            subscription = await self.connection.subscribe(subject, queue, cb=callback)
+        except NatsError as error:
+            raise BusUnavailable(f"{subject}: {error}") from error
+        try:
+            await self.connection.flush()
+        except NatsError as error:
+            with contextlib.suppress(NatsError):
+                await subscription.unsubscribe()
+            raise BusUnavailable(f"{subject}: the server did not take it: {error}") from error
+        return subscription
+
+    async def has(self, stream: str) -> bool:
+        """Whether the stream exists.
+
+        Raises:
+            BusError: the server cannot be asked.
+        """
+        try:
+            await self.api(f"STREAM.INFO.{stream}")
+        except ApiError as error:
+            if error.code != STREAM_NOT_FOUND:
+                raise
+            return False
+        return True
+
+
+class HasJetStream(Protocol):
+    """Anything that can make requests: a `Bus`, and the parts that it is composed of."""
+
+    @property
+    def jetstream(self) -> JetStream:
+        """Requests over the connection."""

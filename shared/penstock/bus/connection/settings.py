@@ -1,0 +1,38 @@
+"""How to reach NATS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.bus.connection.clock import LIMIT_S
+from penstock.bus.connection.tls import Tls
+from penstock.bus.streams import Retention
+
+
+@dataclass(frozen=True, slots=True)
+class BusSettings:
+    """The settings of one `Bus`.
+
+    `url`: one server, or several separated by commas; the others of a cluster are discovered.
+    `publish_timeout_s`: without an answer after this time, the outcome of a request is unknown.
+    `max_unacked_bytes`: the limit of bytes that are published and not yet acknowledged; further
+    publishes wait.
+    `repairs`: this process repairs streams that lost their end (see `state.continuity`).
+    Normalizers do.
+    `clock_limit_s`: the limit of the difference between this machine's clock and NATS's clock.
+    `inbox_prefix`: the prefix of reply subjects, so that other NATS users cannot listen to them.
+    """
+
+    url: str = "nats://127.0.0.1:4222"
+    name: str = "penstock"
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    credentials_file: str | None = None
+    inbox_prefix: str = "_INBOX"
+    tls: Tls = field(default_factory=Tls)
+    connect_timeout_s: float = 10.0
+    publish_timeout_s: float = 5.0
+    max_unacked_bytes: int = 64 * 1024 * 1024
+    clock_limit_s: float = LIMIT_S
+    retention: Retention = field(default_factory=Retention)
+    repairs: bool = False

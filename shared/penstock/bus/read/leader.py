@@ -1,0 +1,86 @@
+"""Single messages of a stream at its leader: read in their newest state, and deleted."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.bus.connection.jetstream import HasJetStream
+from penstock.bus.connection.retry import first_answer
+from penstock.bus.errors import MESSAGE_NOT_FOUND, ApiError
+from penstock.bus.messages import Stored
+
+# The server counts nanoseconds since 1970 in 64 bits.
+_FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+
+
+async def tail(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
+    """The last message that matches; None when there is none.
+
+    Raises:
+        BusError: the leader cannot be asked.
+    """
+    return await _message(bus, stream, {"last_by_subj": pattern})
+
+
+async def at(bus: HasJetStream, stream: str, sequence: int) -> Stored | None:
+    """The message of this stream sequence; None when there is none.
+
+    Raises:
+        BusError: the leader cannot be asked.
+    """
+    return await _message(bus, stream, {"seq": sequence})
+
+
+async def since(bus: HasJetStream, stream: str, time: datetime) -> Stored | None:
+    """The first message that was stored at that time or later; None when there is none.
+
+    Raises:
+        BusError: the leader cannot be asked.
+    """
+    within = min(max(time, _FIRST_TIME), _LAST_TIME).astimezone(UTC)
+    return await _message(bus, stream, {"start_time": within.isoformat()})
+
+
+async def delete(bus: HasJetStream, stream: str, sequence: int) -> bool:
+    """Delete the message of this stream sequence; False when there is none (any more).
+
+    Raises:
+        BusError: the leader cannot be asked, or refuses the deletion.
+    """
+    try:
+        await bus.jetstream.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
+    except ApiError:
+        # For a missing message the server has two codes, depending on the rest of the stream.
+        if await at(bus, stream, sequence) is not None:
+            raise
+        return False
+    return True
+
+
+async def _message(bus: HasJetStream, stream: str, which: dict[str, Any]) -> Stored | None:
+    api = bus.jetstream.api
+    try:
+        answer = await first_answer(lambda: api(f"STREAM.MSG.GET.{stream}", which))
+    except ApiError as error:
+        if error.code == MESSAGE_NOT_FOUND:
+            return None
+        raise
+    return stored_of(answer["message"])
+
+
+def stored_of(message: dict[str, Any]) -> Stored:
+    """The message in an answer's JSON (subject, seq, time; base64 in hdrs and data)."""
+    headers: dict[str, str] = {}
+    for line in base64.b64decode(message.get("hdrs", "")).split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name:
+            headers[name.decode()] = value.strip().decode()
+    return Stored(
+        message["subject"],
+        message["seq"],
+        headers,
+        base64.b64decode(message.get("data", "")),
+        stored_at=message["time"],
+    )

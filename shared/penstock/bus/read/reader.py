@@ -1,0 +1,111 @@
+"""Following a stream in order, by an ephemeral consumer without acknowledgements."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable
+
+from nats.errors import Error as NatsError
+
+from penstock.bus.connection.jetstream import HasJetStream
+from penstock.bus.connection.retry import first_answer
+from penstock.bus.messages import Stored
+from penstock.bus.read.pull import HEARTBEAT_S, NANO, Delivery, PullLoop
+
+
+class Reader:
+    """Every message of a filter from a stream sequence on, in order, each once.
+
+    `handle` is called with each message. It may wait; then at most a batch (and 4 MiB) is read
+    ahead. An exception of `handle` ends `run`, except a BusError: then the message comes again.
+    Nothing is acknowledged: a caller that must remember its position records it itself.
+    """
+
+    def __init__(
+        self,
+        bus: HasJetStream,
+        stream: str,
+        pattern: str,
+        start: int,
+        handle: Callable[[Stored], Awaitable[None]],
+        batch: int = 500,
+    ) -> None:
+        self._jetstream = bus.jetstream
+        self._stream = stream
+        self._pattern = pattern
+        self._next = start
+        self._handle = handle
+        self._batch = batch
+        self._pending: list[Delivery] = []
+        self._expected = 1  # the consumer's own count, in which every loss leaves a gap
+        what = f"reading {pattern} of {stream}"
+        self._pull = PullLoop(
+            bus.jetstream, stream, self, batch=batch, look_s=HEARTBEAT_S, what=what
+        )
+
+    async def run(self) -> None:
+        """Read until cancelled.
+
+        Raises:
+            Exception: whatever `handle` raises, except a BusError.
+        """
+        try:
+            await self._pull.run()
+        finally:
+            if self._jetstream.ready and self._pull.consumer:
+                with contextlib.suppress(NatsError):
+                    await self._delete()
+
+    async def create(self) -> str:
+        """Make the consumer; part of `PullUse`."""
+        # Close first, so that no message of the old consumer arrives any more.
+        await self._pull.close()
+        self._pending.clear()
+        self._expected = 1
+        # The name makes the request idempotent: `first_answer` may send it several times.
+        name = secrets.token_hex(8)
+        config = {
+            "stream_name": self._stream,
+            "config": {
+                "name": name,
+                "deliver_policy": "by_start_sequence",
+                "opt_start_seq": max(self._next, 1),
+                "filter_subject": self._pattern,
+                "ack_policy": "none",
+                "mem_storage": True,
+                "num_replicas": 1,
+                "inactive_threshold": 60 * NANO,
+            },
+        }
+        call = f"CONSUMER.CREATE.{self._stream}"
+        answer = await first_answer(lambda: self._jetstream.api(call, config))
+        return str(answer["name"])
+
+    def room(self) -> int:
+        """A batch; part of `PullUse`."""
+        return self._batch
+
+    def on_message(self, delivery: Delivery) -> None:
+        """Queue a message; part of `PullUse`."""
+        self._pending.append(delivery)
+        self._pull.wake.set()
+
+    async def work(self) -> bool:
+        """Handle the queued messages; part of `PullUse`."""
+        if not self._pending:
+            return False
+        batch, self._pending = self._pending, []
+        for delivery in batch:
+            if delivery.consumer_sequence != self._expected:
+                self._pull.restart()  # a message was lost: read on after the last one in order
+                return True
+            self._expected += 1
+            await self._handle(delivery.stored)
+            self._next = delivery.stored.sequence + 1
+        return True
+
+    async def _delete(self) -> None:
+        # Without waiting for an answer: the consumer's leader may be gone, and the consumer too.
+        subject = f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._pull.consumer}"
+        await self._jetstream.connection.publish(subject)

@@ -1,0 +1,294 @@
+"""Commands of a durable consumer, many at a time, each acknowledged when its handler returns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import orjson
+from nats.errors import Error as NatsError
+
+from penstock.bus.connection.jetstream import HasJetStream
+from penstock.bus.connection.retry import first_answer
+from penstock.bus.errors import CONSUMER_NOT_FOUND, ApiError, BusUnavailable, OutcomeUnknown
+from penstock.bus.messages import Stored
+from penstock.bus.read.direct import replay
+from penstock.bus.read.pull import NANO, Delivery, PullLoop
+from penstock.bus.subjects import traceback_id
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 1.0  # before the retry of a handler that failed
+TAKE_UP_AT_ONCE, TAKE_UP_TRIES, TAKE_UP_PAUSE_S = 16, 3, 0.3
+GIVE_UP_TRIES = 5  # deliveries beyond the limits, since giving a message up may fail, too
+MAX_UNCOUNTED = 1000  # deliveries, where unanswered ones do not count: hours of dying processes
+LOOK_S = 0.2  # how often the queue checks whether there is room again
+MAX_PENDING = 10_000  # deliveries without an acknowledgement
+
+
+class Retry(Exception):
+    """A handler cannot finish now; call it again after `delay_s`."""
+
+    def __init__(self, delay_s: float) -> None:
+        super().__init__(f"again in {delay_s:g} s")
+        self.delay_s = delay_s
+
+
+class NeverFinished(Exception):
+    """A message was delivered as often as is allowed, and no delivery was ever answered."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(
+            f"delivered {times} times and never finished: each process that took it was killed, "
+            "perhaps by this message"
+        )
+
+
+class WorkQueue:
+    """Commands of one durable consumer, up to `concurrency` at a time.
+
+    A handler that returns acknowledges its message. After `Retry`, or while the bus is away, the
+    same process calls the handler again and keeps the message: waiting is not a delivery. Any other
+    exception is logged, and the server delivers the message again, up to `max_deliver` times; then
+    `on_poison` gets the message.
+
+    The server counts all deliveries, also those to processes that died or stopped. So a message
+    that has had `max_deliver` deliveries, and has not failed in this process, is tried here once
+    more. `on_poison` also gets a message that was delivered `max_unfinished` times without an
+    answer: it killed each process that took it. That limit is higher, since a process that dies of
+    something else, or stops, leaves its messages unfinished, too. With `max_unfinished=None`,
+    deliveries without an answer do not count: the handler detects such a message itself and raises
+    NeverFinished, and `on_poison` gets the message at once. If giving a message up fails
+    `GIVE_UP_TRIES` more times, or after `MAX_UNCOUNTED` deliveries, the server stops delivering it
+    and publishes an advisory.
+
+    `room` returns how many more messages may be taken, where this depends on more than the number
+    of running handlers.
+    """
+
+    def __init__(
+        self,
+        bus: HasJetStream,
+        stream: str,
+        durable: str,
+        patterns: Sequence[str],
+        handle: Callable[[Stored], Awaitable[None]],
+        *,
+        on_poison: Callable[[Stored, Exception], Awaitable[None]],
+        room: Callable[[], int] | None = None,
+        concurrency: int = 64,
+        ack_wait_s: float = 30.0,
+        max_deliver: int = 5,
+        max_unfinished: int | None = 15,
+    ) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._durable = durable
+        self._patterns = patterns
+        self._handle = handle
+        self._on_poison = on_poison
+        self._room = room or (lambda: concurrency)
+        self._concurrency = concurrency
+        self._ack_wait_s = ack_wait_s
+        self._max_deliver = max_deliver
+        self._max_unfinished = max_unfinished
+        self._failed: set[int] = set()  # stream sequences; other processes may have finished some
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_hand: set[int] = set()  # stream sequences of messages being handled
+        self._taken_up: set[int] = set()  # handled by `take_up`, without a delivery to this process
+        self._stopped = asyncio.Event()
+        what = f"taking work from {durable}"
+        self._pull = PullLoop(
+            bus.jetstream, stream, self, batch=concurrency, look_s=LOOK_S, what=what
+        )
+
+    async def run(self) -> None:
+        """Take work until cancelled; then wait for the handlers that are running."""
+        self._stopped.clear()
+        try:
+            await self._pull.run()
+        finally:
+            self._stopped.set()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    async def take_up(self, upto: int | None = None) -> int:
+        """Handle messages that other processes hold unacknowledged, before `ack_wait_s` is over.
+
+        Call this when one of those processes has died. A living process may hold some of them, so
+        handling a message twice must do no harm, as for every repeated delivery. Nothing is
+        acknowledged here: the server delivers each message once more, and its handler then finds
+        it done. A handler that raises `Retry` is called three times, one that fails once.
+
+        With `upto`, messages beyond that stream sequence are left out, and those that an earlier
+        call has handled.
+
+        Returns the highest stream sequence that has been delivered to any process.
+
+        Raises:
+            BusError: the server cannot be asked.
+        """
+        try:
+            info = await self._bus.jetstream.api(f"CONSUMER.INFO.{self._stream}.{self._durable}")
+        except ApiError as error:
+            if error.code != CONSUMER_NOT_FOUND:
+                raise
+            return 0  # no process has taken anything yet
+        begin, delivered = info["ack_floor"]["stream_seq"] + 1, int(info["delivered"]["stream_seq"])
+        last = delivered if upto is None else min(upto, delivered)
+        self._taken_up = {sequence for sequence in self._taken_up if sequence >= begin}
+        mine = 0 if upto is None else len(self._in_hand)
+        if info["num_ack_pending"] <= mine or last < begin:
+            return delivered
+        skipped = self._in_hand if upto is None else self._in_hand | self._taken_up
+        side_by_side = asyncio.Semaphore(TAKE_UP_AT_ONCE)
+
+        async def handled(stored: Stored) -> None:
+            for _ in range(TAKE_UP_TRIES):
+                async with side_by_side:
+                    if self._room() <= 0:
+                        return
+                    try:
+                        await self._handle(stored)
+                        self._taken_up.add(stored.sequence)
+                        return None
+                    except Retry as retry:
+                        delay_s = retry.delay_s
+                    except Exception:
+                        return log.exception("%s: failed, it is delivered again", stored.subject)
+                await self._pause(min(delay_s, TAKE_UP_PAUSE_S))
+
+        for pattern in self._patterns:
+            found = []
+            async for stored in replay(self._bus, self._stream, pattern, begin):
+                if stored.sequence > last:
+                    break
+                if stored.sequence not in skipped:
+                    stored.delivered = 0  # to another process, an unknown number of times
+                    found.append(stored)
+            await asyncio.gather(*map(handled, found))
+        return delivered
+
+    async def create(self) -> str:
+        """Make the durable consumer where it is missing; part of `PullUse`."""
+        call = f"CONSUMER.DURABLE.CREATE.{self._stream}.{self._durable}"
+        config = {
+            "stream_name": self._stream,
+            "config": {
+                "durable_name": self._durable,
+                "filter_subjects": list(self._patterns),
+                "ack_policy": "explicit",
+                "ack_wait": int(self._ack_wait_s * NANO),
+                "max_deliver": self._server_limit,
+                "max_ack_pending": MAX_PENDING,
+            },
+        }
+        await first_answer(lambda: self._bus.jetstream.api(call, config))
+        return self._durable
+
+    def room(self) -> int:
+        """How many more messages may be requested; part of `PullUse`."""
+        # A message that is being handled may become part of what `_room` counts.
+        return min(self._concurrency, self._room()) - len(self._tasks)
+
+    def on_message(self, delivery: Delivery) -> None:
+        """Handle a message in a task of its own; part of `PullUse`."""
+        task = asyncio.create_task(self._work(delivery))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        self._pull.wake.set()
+
+    async def work(self) -> bool:
+        """Nothing: the tasks do the work; part of `PullUse`."""
+        return False
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._pull.wake.set()
+
+    async def _work(self, delivery: Delivery) -> None:
+        heartbeat = asyncio.create_task(self._heartbeat(delivery))
+        self._in_hand.add(delivery.stored.sequence)
+        try:
+            verdict = await self._verdict(delivery)
+        except Exception:
+            log.exception(
+                "%s: could not be given up, it is delivered again; traceback %s",
+                delivery.stored.subject,
+                traceback_id(delivery.stored.subject, delivery.stored.sequence),
+            )
+            return
+        finally:
+            heartbeat.cancel()
+            self._in_hand.discard(delivery.stored.sequence)
+        with contextlib.suppress(NatsError):  # without an answer the server delivers it again
+            await self._bus.jetstream.connection.publish(delivery.reply, verdict)
+
+    async def _verdict(self, delivery: Delivery) -> bytes:
+        """Handle a message; returns the answer to the server: done, again, or never again."""
+        stored = delivery.stored
+        if self._max_unfinished is not None and stored.delivered > self._max_unfinished:
+            await self._on_poison(stored, NeverFinished(stored.delivered - 1))
+            return b"+TERM"
+        while not self._stopped.is_set():
+            try:
+                await self._handle(stored)
+            except Retry as retry:
+                await self._pause(retry.delay_s)
+            except (BusUnavailable, OutcomeUnknown) as error:
+                log.warning("%s: retried, since the bus was away: %s", stored.subject, error)
+                await self._pause(AGAIN_S)
+            except NeverFinished as error:
+                await self._on_poison(stored, error)
+                return b"+TERM"
+            except Exception as error:
+                is_last = stored.delivered >= self._max_deliver
+                if is_last and self._has_failed(stored):
+                    await self._on_poison(stored, error)
+                    self._failed.discard(stored.sequence)
+                    return b"+TERM"
+                self._failed.add(stored.sequence)
+                log.exception(
+                    "%s: attempt %d failed, traceback %s",
+                    stored.subject,
+                    stored.delivered,
+                    traceback_id(stored.subject, stored.sequence),
+                )
+                if not is_last:
+                    return _again(AGAIN_S)
+                await self._pause(AGAIN_S)
+            else:
+                self._failed.discard(stored.sequence)
+                return b"+ACK"
+        return _again(0)
+
+    @property
+    def _server_limit(self) -> int:
+        """The deliveries after which the server stops."""
+        if self._max_unfinished is None:
+            return MAX_UNCOUNTED
+        return max(self._max_deliver, self._max_unfinished) + GIVE_UP_TRIES
+
+    def _has_failed(self, stored: Stored) -> bool:
+        """Whether this process saw an earlier failure, or no process can have seen one."""
+        if len(self._failed) > MAX_PENDING:
+            self._failed.clear()
+        return stored.delivered == 1 or stored.sequence in self._failed
+
+    async def _pause(self, delay_s: float) -> None:
+        """Wait, but not beyond the end of `run`: another process may continue at once."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._stopped.wait()
+
+    async def _heartbeat(self, delivery: Delivery) -> None:
+        while True:
+            await asyncio.sleep(self._ack_wait_s / 3)
+            with contextlib.suppress(NatsError):
+                await self._bus.jetstream.connection.publish(delivery.reply, b"+WPI")
+
+
+def _again(delay_s: float) -> bytes:
+    return b"-NAK " + orjson.dumps({"delay": int(delay_s * NANO)})

@@ -1,0 +1,104 @@
+"""What is known of the ends of streams, and what was lost there. Values, no I/O.
+
+KV `checkpoints` holds it: `marks` (the last known sequence of each stream), `lost.<stream>` (its
+losses) and `normalizer.<partition>` (how far a partition of RAW is processed).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import orjson
+
+from penstock.bus import streams
+from penstock.bus.state.kv import Entry
+
+BUCKET = "checkpoints"
+MARKS, LOST = "marks", "lost."
+# How many sequences after the last known one are never used: as many as may have been stored since
+# the last mark was written.
+MARGIN = {streams.RAW: 10_000, streams.EVENTS: 10_000, streams.COMMANDS: 200}
+NUMBERED = tuple(MARGIN)
+WATCHED = (
+    *NUMBERED,
+    *("KV_runs", "KV_sessions", "KV_claims", "KV_sent", "KV_pauses", "KV_approvals"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The lost end of a stream, by stream sequences."""
+
+    stream: str
+    stands: int  # the last message that is left
+    known: int  # the highest sequence that is known to have existed
+    skipped_to: int  # no sequence after `stands` up to this one is used (again)
+    found_at: str  # RFC 3339, by NATS's clock
+
+    def covers(self, sequence: int) -> bool:
+        """Whether the message of this sequence is lost."""
+        return self.stands < sequence <= max(self.known, self.skipped_to)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.stream} came back with the messages up to {self.stands} only, of at least "
+            f"{self.known} (found at {self.found_at[:19]}Z)"
+        )
+
+
+@dataclass
+class Snapshot:
+    """The server's and KV's state at one moment, and what this process knew before it asked."""
+
+    own: dict[str, int]  # the highest sequence that this process knows, by stream
+    last: dict[str, int] = field(default_factory=dict)  # by stream; only those that answered
+    now: str = ""  # NATS's time, RFC 3339
+    marks: dict[str, int] = field(default_factory=dict)
+    revision: int = 0  # of the marks
+    losses: dict[str, list[Loss]] = field(default_factory=dict)
+    revisions: dict[str, int] = field(default_factory=dict)  # of each stream's list of losses
+
+    def take(self, entry: Entry) -> None:
+        """Take in an entry of the bucket `checkpoints`."""
+        if entry.key == MARKS:
+            for stream, last in orjson.loads(entry.value).items():
+                self.mark(stream, last)
+            self.revision = entry.revision
+        elif entry.key.startswith(LOST):
+            stream = entry.key.removeprefix(LOST)
+            self.losses[stream] = [Loss(**each) for each in orjson.loads(entry.value)]
+            self.revisions[stream] = entry.revision
+        elif entry.key.startswith("normalizer.") and entry.value.isdigit():
+            self.mark(streams.RAW, int(entry.value))
+
+    def mark(self, stream: str, sequence: int) -> None:
+        """This sequence of the stream is known to have existed."""
+        self.marks[stream] = max(self.marks.get(stream, 0), sequence)
+
+    def known_of(self, stream: str) -> int:
+        """The highest sequence of the stream that is known to have existed, or was skipped."""
+        known = self.marks.get(stream, 0)
+        if stream in NUMBERED:
+            known = max(known, self.own[stream])
+            # A process that died while it repaired the stream may have skipped only a part.
+            known = max(known, *(loss.skipped_to for loss in self.losses.get(stream, ())), 0)
+        return known
+
+    @property
+    def behind(self) -> dict[str, int]:
+        """The streams that end before their highest known sequence, with that sequence."""
+        return {
+            stream: known
+            for stream, last in self.last.items()
+            if (known := self.known_of(stream)) > last
+        }
+
+    def new_marks(self) -> dict[str, int]:
+        """All marks, raised to the present ends of the streams; the same dict if none has moved."""
+        marks = {
+            stream: max(last, self.marks.get(stream, 0)) if stream in NUMBERED else last
+            for stream, last in self.last.items()
+        }
+        if all(self.marks.get(stream) == last for stream, last in marks.items()):
+            return self.marks
+        return {**self.marks, **marks}

@@ -1,0 +1,182 @@
+"""After each reconnect: are the streams the same, and complete? Then work continues.
+
+While this is not known, `Connection.held_back` holds back everything that is not part of the check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from enum import Enum, auto
+
+import orjson
+from nats.errors import Error as NatsError
+
+from penstock.bus.connection.jetstream import JetStream
+from penstock.bus.connection.nats_client import PASSES, cancellations, obey_cancellation
+from penstock.bus.connection.stream_identity import StreamIdentity
+from penstock.bus.errors import (
+    STREAM_NOT_FOUND,
+    BusError,
+    BusUnavailable,
+    NotThereYet,
+    StartUpError,
+    refusal,
+)
+from penstock.bus.state.continuity import Continuity
+
+log = logging.getLogger(__name__)
+
+LOOK_TIMEOUT_S = 1.0  # for an answer of a stream's leader, after a reconnect
+NOTE_S = 2.0  # how often a repairing process records how far the streams reach
+LEARN_S = 5.0  # how often the other processes look for losses
+ORDER_S = 0.25  # between two checks while a stream is being repaired
+ORDER_WAIT_S = 5.0  # how long a start waits for a repair
+
+
+class Phase(Enum):
+    """How far the check has come since the last reconnect."""
+
+    OPEN = auto()  # everything works
+    COMPARING = auto()  # are the streams those of the start?
+    SETTLING = auto()  # have they lost their end, and is a repair under way?
+
+
+class Recovery:
+    """Checks the streams after a reconnect, and every few seconds whether they lost their end."""
+
+    def __init__(self, jetstream: JetStream, continuity: Continuity, *, repairs: bool) -> None:
+        self._jetstream = jetstream
+        self._connection = jetstream.connection
+        self._health = jetstream.health
+        self._continuity = continuity
+        self._repairs = repairs
+        self._identity = StreamIdentity(self._created, self._found, self._lost)
+        self._phase = Phase.OPEN
+        self._comparing: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
+
+    async def begin(self, names: Iterable[str]) -> None:
+        """Remember the streams as they are at the start, and wait until they are complete.
+
+        Raises:
+            NotThereYet: a stream does not answer, or its repair takes too long.
+            StartUpError: this user may not read or write the bucket `checkpoints`.
+        """
+        for name in names:
+            try:
+                created = await self._created(name)
+            except BusError as error:
+                raise NotThereYet(f"the stream {name} does not answer") from error
+            self._identity.know(name, created or "")
+        until = time.monotonic() + ORDER_WAIT_S
+        try:
+            while reason := await self._continuity.check():
+                if time.monotonic() > until:
+                    raise NotThereYet(reason)
+                await asyncio.sleep(ORDER_S)
+        except BusError as error:
+            if isinstance(error, StartUpError):
+                raise
+            raise refusal(error)(
+                f"cannot find out whether NATS has lost data: {error}. May this user read and "
+                "write the bucket checkpoints?"
+            ) from error
+
+    def disconnected(self) -> None:
+        """Hold everything back: after the reconnect the streams may be others."""
+        self.stop()
+        self._settling = None
+        self._phase = Phase.COMPARING
+        self._connection.held_back = "it is not known yet whether the streams are still there"
+
+    def reconnected(self) -> None:
+        """Begin to compare."""
+        self._comparing = asyncio.create_task(self._identity.check())
+
+    def stop(self) -> None:
+        """End the checks that are under way."""
+        for task in (self._comparing, self._settling):
+            if task is not None:
+                task.cancel()
+
+    async def watch(self) -> None:
+        """Record how far the streams reach, and look for losses, until cancelled."""
+        before = cancellations()
+        while True:
+            # `close` would wait for the next look if a cancellation during a request was lost.
+            obey_cancellation(before)
+            await asyncio.sleep(NOTE_S if self._repairs else LEARN_S)
+            if not self._connection.usable:
+                continue
+            try:
+                reason = await self._continuity.check()
+                if self._repairs:
+                    await self._continuity.note()
+            except BusError as error:
+                log.debug("cannot record how far the streams reach: %s", error)
+                continue
+            if reason and self._phase is not Phase.SETTLING:
+                self._hold_back(reason)
+                self._begin_settling()
+
+    async def _created(self, stream: str) -> str | None:
+        # Not by `JetStream.api`, which waits until this check is over.
+        try:
+            msg = await self._connection.request(
+                f"$JS.API.STREAM.INFO.{stream}", timeout=LOOK_TIMEOUT_S
+            )
+        except NatsError as error:
+            raise BusUnavailable(str(error)) from error
+        answer = orjson.loads(msg.data)
+        if "error" in answer:
+            if answer["error"].get("err_code") == STREAM_NOT_FOUND:
+                return None
+            raise BusUnavailable(str(answer["error"].get("description")))
+        return str(answer["created"])
+
+    def _found(self) -> None:
+        if self._phase is Phase.COMPARING:
+            self._begin_settling()
+
+    def _lost(self, reason: str) -> None:
+        if self._settling is not None:
+            self._settling.cancel()
+            self._settling = None
+        self._phase = Phase.COMPARING
+        self._hold_back(reason)
+
+    def _hold_back(self, reason: str) -> None:
+        self._connection.held_back = reason
+        self._health.refused("lost", "", reason)
+
+    def _begin_settling(self) -> None:
+        self._phase = Phase.SETTLING
+        self._settling = asyncio.create_task(self._settle())
+
+    async def _settle(self) -> None:
+        """Wait until no stream lacks its end; then let everything continue."""
+        until = time.monotonic() + ORDER_WAIT_S
+        passing = PASSES.set(True)
+        while True:
+            try:
+                reason = await self._continuity.check()
+            except BusError as error:
+                log.warning("cannot find out yet whether NATS has lost data: %s", error)
+                reason = ""
+                if time.monotonic() < until:
+                    await asyncio.sleep(ORDER_S)
+                    continue  # perhaps an election; after `until`, `watch` checks again
+            if not reason:
+                break
+            self._hold_back(reason)
+            await asyncio.sleep(ORDER_S)
+        PASSES.reset(passing)
+        await asyncio.sleep(0)  # callbacks of `Continuity.on_loss` run before work continues
+        self._connection.held_back = ""
+        self._settling = None
+        self._phase = Phase.OPEN
+        self._health.worked("", "lost")
+        self._jetstream.reconnected()

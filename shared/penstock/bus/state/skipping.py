@@ -1,0 +1,55 @@
+"""Making sequences of a stream unusable: fill the stream with empty messages, then delete them.
+
+A remembered sequence then names either the message that it always named, or nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.bus import streams, subjects
+from penstock.bus.errors import FenceConflict
+from penstock.bus.messages import Message
+from penstock.bus.write.fence import Writes
+from penstock.bus.write.publisher import MAX_BATCH
+
+EXPECTED_LAST = "Nats-Expected-Last-Sequence"
+# The run id of fillers. It is no UUID, so that no service takes a filler for a run's message.
+NOBODY = "skipped"
+# By stream: the subject to publish to, and the subject as it is stored.
+_FILLERS = {
+    streams.RAW: (subjects.raw(NOBODY, "penstock"), subjects.raw_stored(NOBODY, "penstock")),
+    streams.EVENTS: (subjects.event("system.skipped", NOBODY),) * 2,
+    streams.COMMANDS: (subjects.command("penstock", "skipped", NOBODY),) * 2,
+}
+
+
+async def ends_at(bus: Writes, stream: str, last: int) -> bool:
+    """Whether the stream ends at this sequence: its leader then takes a first filler.
+
+    Raises:
+        BusError: the leader refuses the message, or does not answer.
+    """
+    subject, _ = _FILLERS[stream]
+    try:
+        await bus.publisher.publish(Message(subject, b"", {EXPECTED_LAST: str(last)}))
+    except FenceConflict:
+        return False
+    return True
+
+
+async def skip(bus: Writes, stream: str, last: int, to: int) -> None:
+    """Use up all sequences after `last`, up to `to`.
+
+    Raises:
+        BusError: the stream takes no messages now.
+    """
+    subject, stored = _FILLERS[stream]
+    publisher = bus.publisher
+    while last < to:
+        batch = [Message(subject, b"", {}) for _ in range(min(MAX_BATCH, to - last))]
+        if len(batch) == 1 or stream == streams.COMMANDS:  # a work queue takes no batches
+            last = max(await asyncio.gather(*map(publisher.publish, batch)))
+        else:
+            last = await publisher.publish_batch(batch)
+    await bus.jetstream.api(f"STREAM.PURGE.{stream}", {"filter": stored})

@@ -1,0 +1,182 @@
+"""Writing source frames to RAW, each once, in order, by one writer at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.bus import messages, streams, subjects
+from penstock.bus.errors import (
+    BusError,
+    BusUnavailable,
+    FenceConflict,
+    HistoryLost,
+    OutcomeUnknown,
+    StreamFull,
+)
+from penstock.bus.messages import Message, Stored
+from penstock.bus.write import fence
+from penstock.bus.write.fence import RETRY_S, Writes, tail
+
+log = logging.getLogger(__name__)
+
+
+class Losses(Protocol):
+    """The known losses of streams: `state.continuity` has them."""
+
+    def covers(self, stream: str, sequence: int) -> object | None:
+        """The loss in which the message of this stream sequence was lost; None without one."""
+
+
+class WritesRaw(Writes, Protocol):
+    """What a `RawWriter` needs: a `Bus` has it."""
+
+    @property
+    def continuity(self) -> Losses:
+        """The known losses of streams."""
+
+
+@dataclass(slots=True)
+class RawWriter:
+    """Appends source frames of one run and writer to RAW, each once, in order.
+
+    `write` returns when the frame is stored. It waits while the bus is away, so an upstream is read
+    no further then. `connection` is unique to this object: it tells its own frames from those of a
+    successor.
+    """
+
+    bus: WritesRaw
+    run_id: str
+    writer: str
+    connection: str
+    last: int = 0  # stream sequence of the writer's last frame
+    index: int = 0  # how many frames this object has written
+
+    @classmethod
+    async def resume(cls, bus: WritesRaw, run_id: str, writer: str, connection: str) -> RawWriter:
+        """A writer that continues after the last stored frame. Waits while the bus is away.
+
+        Raises:
+            BusError: the server refuses to answer.
+        """
+        stored = await tail(bus, streams.RAW, subjects.raw_stored(run_id, writer))
+        return cls(bus, run_id, writer, connection, stored.sequence if stored else 0)
+
+    async def write(
+        self,
+        kind: str,
+        payload: bytes = b"",
+        *,
+        leg: int,
+        received: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> int:
+        """Store one source frame, over 512 KiB as parts in one atomic batch.
+
+        Returns the stream sequence. `received` is RFC 3339 (default: now, by NATS's clock).
+
+        Raises:
+            FenceConflict: another writer has taken the run over; this one can store nothing more.
+            HistoryLost: the last frame of this writer is gone.
+            BusError: the server refuses the message.
+        """
+        self.index += 1
+        common = {
+            messages.LEG: str(leg),
+            messages.CONNECTION: self.connection,
+            messages.INDEX: str(self.index),
+            messages.RECEIVED: received or self.bus.clock.stamp(),
+            **(headers or {}),
+        }
+        subject = subjects.raw(self.run_id, self.writer)
+        size = fence.MAX_MESSAGE_BYTES
+        pieces = [payload[start : start + size] for start in range(0, len(payload), size)] or [b""]
+        if len(pieces) == 1:
+            batch = [Message(subject, payload, {**common, messages.KIND: kind})]
+        else:
+            batch = [
+                Message(
+                    subject,
+                    piece,
+                    {
+                        **common,
+                        messages.KIND: "part",
+                        messages.PART: f"{n}/{len(pieces)}",
+                        messages.WHOLE: kind,
+                    },
+                )
+                for n, piece in enumerate(pieces, 1)
+            ]
+        return await self._store(batch)
+
+    async def holds(self) -> bool:
+        """False when another writer has taken the run over. Waits while the bus is away.
+
+        Raises:
+            BusError: the server refuses to answer.
+        """
+        pattern = subjects.raw_stored(self.run_id, self.writer)
+        return not self._is_foreign(await tail(self.bus, streams.RAW, pattern))
+
+    async def go_on(self) -> None:
+        """Continue, after HistoryLost, behind the frames that are left. Waits for the bus.
+
+        Raises:
+            BusError: the server refuses to answer.
+        """
+        pattern = subjects.raw_stored(self.run_id, self.writer)
+        stored = await tail(self.bus, streams.RAW, pattern)
+        self.last = stored.sequence if stored else 0
+
+    async def _store(self, batch: Sequence[Message]) -> int:
+        pattern = subjects.raw_stored(self.run_id, self.writer)
+        level = logging.WARNING
+        while True:
+            try:
+                self.last = await fence.append(self.bus, pattern, batch, self.last)
+                return self.last
+            except (BusUnavailable, StreamFull) as error:
+                log.log(level, "run %s: RAW does not take frames: %s", self.run_id, error)
+                level = logging.DEBUG  # one warning for each frame: there may be a thousand runs
+                await asyncio.sleep(RETRY_S)
+            except (OutcomeUnknown, FenceConflict):
+                stored = await tail(self.bus, streams.RAW, pattern)
+                if self.last > (stored.sequence if stored else 0) and not await self._has_aged():
+                    raise HistoryLost(
+                        f"run {self.run_id}: RAW has lost its frame {self.last}"
+                    ) from None
+                if self._is_foreign(stored):
+                    raise FenceConflict(f"run {self.run_id} was taken over") from None
+                self.last = stored.sequence if stored else 0  # all frames may have expired
+                if stored and self._is_this(stored):
+                    return self.last
+                # This frame is not stored. The last one that is stored may be an earlier frame of
+                # this writer, whose `write` was cancelled.
+
+    async def _has_aged(self) -> bool:
+        """Whether this writer's last frame is gone because RAW's age limit has passed."""
+        while True:
+            try:
+                state = (await self.bus.jetstream.api(f"STREAM.INFO.{streams.RAW}"))["state"]
+            except BusError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            lost = self.bus.continuity.covers(streams.RAW, self.last)
+            return lost is None and state["first_seq"] > self.last
+
+    def _is_foreign(self, stored: Stored | None) -> bool:
+        return (
+            stored is not None
+            and stored.sequence != self.last
+            and stored.headers.get(messages.CONNECTION) != self.connection
+        )
+
+    def _is_this(self, stored: Stored) -> bool:
+        headers = stored.headers
+        return (headers.get(messages.CONNECTION), headers.get(messages.INDEX)) == (
+            self.connection,
+            str(self.index),
+        )
