@@ -30,7 +30,7 @@ from support.real.nats import NatsServer
 
 _DIES = """
 import asyncio, os, signal, sys
-from penstock.bus import Bus, NeverFinished, BusSettings
+from penstock.bus import Bus, BusSettings
 from penstock.bus import WorkQueue
 
 async def die(stored, error=None):
