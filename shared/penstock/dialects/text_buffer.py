@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def add_piece(pieces: list[str], piece: str) -> None:
+def append_text(pieces: list[str], piece: str) -> None:
     """Append to the pieces of a text, and join those at the end that are no longer than it.
 
     A list of tokens takes twelve times what they are. So each piece that is kept is longer than

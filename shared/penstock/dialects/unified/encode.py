@@ -17,7 +17,7 @@ from typing import Final
 import orjson
 
 from penstock.dialects.base import ClientDialect, Json, JsonObject
-from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.text_buffer import append_text
 from penstock.dialects.unified.types import OMITTED, selected
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
@@ -35,8 +35,8 @@ class _Message:
     """A message that is open here."""
 
     id: str
-    whole: bool = True  # False for the rest of one that had to be closed before its end
-    said: list[str] = field(default_factory=list)
+    is_whole: bool = True  # False for the rest of one that had to be closed before its end
+    text: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class UnifiedEncoder:
         if data["message_id"] not in self._open:
             yield self._begin(event, agent)
         message = self._open[data["message_id"]]
-        add_piece(message.said, data["content"])
+        append_text(message.text, data["content"])
         yield "agent_message_delta", {"message_id": message.id, "delta": data["content"]}
 
     def _message_completed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
@@ -153,8 +153,8 @@ class UnifiedEncoder:
         if data["message_id"] not in self._open:
             yield self._begin(event, agent)
         message = self._open.pop(data["message_id"])
-        content = data["content"] if message.whole else "".join(message.said)
-        if content and not message.said:
+        content = data["content"] if message.is_whole else "".join(message.text)
+        if content and not message.text:
             yield "agent_message_delta", {"message_id": message.id, "delta": content}
         yield "agent_message_end", {"message_id": message.id, "content": content}
 
@@ -165,12 +165,12 @@ class UnifiedEncoder:
         message_id = f"{event['run_id']}/{canonical_id}"
         if times > 1:
             message_id += f"#{times}"
-        self._open[canonical_id] = _Message(message_id, whole=times == 1)
+        self._open[canonical_id] = _Message(message_id, is_whole=times == 1)
         return "agent_message_start", {"agent": agent, "message_id": message_id}
 
     def _close(self, _event: JsonObject, _agent: str) -> Iterator[Payload]:
         for message in self._open.values():
-            content = "".join(message.said)
+            content = "".join(message.text)
             yield "agent_message_end", {"message_id": message.id, "content": content}
         self._open.clear()
 

@@ -16,17 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from penstock.dialects.adk.decode import failures, parts
+from penstock.dialects.adk.decode.agents import Agents
 from penstock.dialects.adk.decode.event import Event, custom, place_of, read
 from penstock.dialects.adk.decode.extras import (
     Constants,
-    note_grounding,
-    note_rest,
-    note_state,
-    note_transfer,
+    emit_extras,
+    emit_grounding,
+    emit_state,
+    emit_transfer,
 )
 from penstock.dialects.adk.decode.messages import Speaker
 from penstock.dialects.adk.decode.redaction import scrubbed
-from penstock.dialects.adk.decode.speakers import Cast
 from penstock.dialects.adk.decode.steps import Place, Steps
 from penstock.dialects.adk.decode.tools import Tools
 from penstock.dialects.adk.decode.usage import add_usage
@@ -64,11 +64,11 @@ class AdkDecoder:
         self._ids = Ids()
         self._tools = Tools()
         self._steps = Steps(agent.kind == "workflow")
-        self._cast = Cast(agent, self._steps)
+        self._agents = Agents(agent, self._steps)
         self._constants = Constants()
         self._speakers: dict[Place, Speaker] = {}
         self._here: tuple[Place, Speaker] | None = None  # where the last event came from
-        self._trouble: failures.Trouble | None = None
+        self._pending_error: failures.PendingError | None = None
         self._unreadable = False  # this leg had a frame that is no event
         self._text_usage: tuple[Place, Json] | None = None  # of the event before
         self._usage: JsonObject = {}
@@ -97,10 +97,10 @@ class AdkDecoder:
         if raw is None:
             self._not_an_event(frame.data, out)
         elif failures.is_failure(raw):
-            self._fail(failures.read_failure(raw, self._trouble), out)
+            self._fail(failures.read_failure(raw, self._pending_error), out)
         else:
-            if self._trouble:
-                self._warn_of_trouble(out)
+            if self._pending_error:
+                self._warn_of_pending_error(out)
             try:
                 self._event(raw, out)
             except LimitReached as error:
@@ -122,10 +122,10 @@ class AdkDecoder:
             error = "the upstream answered with an empty stream: it had this answer already"
             self._fail({"error": error, "code": "outcome_unknown"}, out)
             return out
-        out += self._tools.refused(self._cast.outer())
+        out += self._tools.refused(self._agents.outer())
         pause = self._tools.pause(self._constants.invocation_id)
         if pause:
-            self._warn_of_trouble(out)
+            self._warn_of_pending_error(out)
             return [*out, pause]
         self._finish(out)
         return out
@@ -136,7 +136,7 @@ class AdkDecoder:
             return []
         out: list[Draft] = []
         self._close_speakers(out, cut_off(_CUT))
-        self._warn_of_trouble(out)
+        self._warn_of_pending_error(out)
         return out
 
     def snapshot(self) -> JsonObject:
@@ -146,7 +146,7 @@ class AdkDecoder:
             "ids": self._ids.snapshot(),
             "tools": self._tools.snapshot(),
             "steps": self._steps.snapshot(),
-            "root": self._cast.root,
+            "root": self._agents.root,
             "constants": self._constants.snapshot(),
             "usage": dict(self._usage),
             "summary": self._summary,
@@ -159,7 +159,7 @@ class AdkDecoder:
         self._ids.restore(state["ids"])
         self._tools.restore(state["tools"])
         self._steps.restore(state["steps"])
-        self._cast.root = state["root"]
+        self._agents.root = state["root"]
         self._constants.restore(state["constants"])
         self._usage = dict(state["usage"])
         self._summary = state["summary"]
@@ -190,8 +190,8 @@ class AdkDecoder:
             if not speaker.is_open:
                 del self._speakers[other]
         self._steps.notice(place)
-        self._cast.notice(place)
-        source = self._cast.source(place.author)
+        self._agents.notice(place)
+        source = self._agents.source(place.author)
         invocation = self._constants.invocation(raw)
         if invocation:
             self._steps.run_id = self._steps.run_id or short(self._constants.invocation_id)
@@ -215,9 +215,9 @@ class AdkDecoder:
             said = part.get("text")
             if isinstance(said, str):
                 if said and part.get("thought") is True:
-                    speaker.think(said, event_id, out)
+                    speaker.thought(said, event_id, out)
                 elif said:
-                    speaker.say(said, event_id, out)
+                    speaker.text(said, event_id, out)
             elif "functionCall" in part:
                 self._tools.arguments(obj(part["functionCall"]), event)
             elif media := parts.media(part):
@@ -231,19 +231,19 @@ class AdkDecoder:
         raw, speaker = event.raw, event.speaker
         reported = (speaker.warned, string(raw.get("finishReason")))
         self._warn_of_stop(event)
-        trouble = failures.trouble(raw, speaker.step_id, reported)
-        if trouble:
-            speaker.cut = speaker.cut or trouble.cut()
+        pending_error = failures.pending_error(raw, speaker.step_id, reported)
+        if pending_error:
+            speaker.cut = speaker.cut or pending_error.cut()
         message = None
-        if trouble or has_content(raw.get("content")):
+        if pending_error or has_content(raw.get("content")):
             message = self._content(event)
         self._count_usage(event, message)
-        note_state(event)
-        note_transfer(event, self._steps)
-        note_grounding(event)
+        emit_state(event)
+        emit_transfer(event, self._steps)
+        emit_grounding(event)
         self._node(event, message)
-        note_rest(event, self._constants, self._tools)
-        self._trouble = trouble
+        emit_extras(event, self._constants, self._tools)
+        self._pending_error = pending_error
 
     def _content(self, event: Event) -> JsonObject | None:
         """The whole of an answer; returns its message, if there is one."""
@@ -259,7 +259,7 @@ class AdkDecoder:
             elif converted := parts.media(part):
                 media.append(converted)
         streamed = speaker.streamed_calls
-        speaker.think_whole("".join(thoughts), event.id, out)
+        speaker.complete_thought("".join(thoughts), event.id, out)
         extra = {"parts": media, "citations": obj(event.raw.get("citationMetadata"))}
         message = speaker.complete("".join(texts), extra, event.id, out)
         self._note_message(speaker, message)
@@ -323,14 +323,18 @@ class AdkDecoder:
             event.speaker.cut = failures.cut_short(found[0], found[1]["message"])
             event.emit("system.warning", found[1])
 
-    def _warn_of_trouble(self, out: list[Draft]) -> None:
+    def _warn_of_pending_error(self, out: list[Draft]) -> None:
         """No error frame followed: it was no failure of the run."""
-        trouble, self._trouble = self._trouble, None
-        if trouble:
-            if trouble.is_exception:
-                self._steps.fail(trouble.step_id, trouble.error(), out)
-            source = self._cast.outer()
-            out.append(Draft("system.warning", trouble.warning(), source, None, trouble.step_id))
+        pending_error, self._pending_error = self._pending_error, None
+        if pending_error:
+            if pending_error.is_exception:
+                self._steps.fail(pending_error.step_id, pending_error.error(), out)
+            source = self._agents.outer()
+            out.append(
+                Draft(
+                    "system.warning", pending_error.warning(), source, None, pending_error.step_id
+                )
+            )
 
     def _not_an_event(self, data: bytes, out: list[Draft]) -> None:
         raw = data.decode("utf-8", "replace")
@@ -338,33 +342,33 @@ class AdkDecoder:
             self._fail(failures.read_unescaped(raw), out)
             return
         self._unreadable = True
-        out.append(Draft("custom.event", custom("frame", scrubbed(raw)), self._cast.outer()))
+        out.append(Draft("custom.event", custom("frame", scrubbed(raw)), self._agents.outer()))
 
     def _fail(self, data: JsonObject, out: list[Draft]) -> None:
         self._close_speakers(out, cut_off(data["error"]))
-        if self._trouble:
-            self._steps.fail(self._trouble.step_id, self._trouble.error(), out)
-        source = self._cast.outer()
+        if self._pending_error:
+            self._steps.fail(self._pending_error.step_id, self._pending_error.error(), out)
+        source = self._agents.outer()
         self._steps.fail_workflow(failures.error_of(data), source, out)
         out.append(Draft("lifecycle.failed", data, source))
         self._over = True
 
     def _finish(self, out: list[Draft]) -> None:
-        trouble = self._trouble
+        pending_error = self._pending_error
         if self._unreadable:
             self._fail(failures.failure(_UNREADABLE), out)
-        elif trouble and trouble.code == ABORTED:
+        elif pending_error and pending_error.code == ABORTED:
             data = {"reason": "user_stop", "confirmed": True}
-            out.append(Draft("lifecycle.cancelled", data, self._cast.outer()))
-        elif trouble and trouble.is_exception:
-            self._fail(trouble.failure(), out)
+            out.append(Draft("lifecycle.cancelled", data, self._agents.outer()))
+        elif pending_error and pending_error.is_exception:
+            self._fail(pending_error.failure(), out)
         else:
             self._complete(out)
         self._over = True
 
     def _complete(self, out: list[Draft]) -> None:
-        self._warn_of_trouble(out)
-        source = self._cast.outer()
+        self._warn_of_pending_error(out)
+        source = self._agents.outer()
         if not self._n_frames:
             warning = {"message": "the upstream sent no event", "code": "empty_stream"}
             out.append(Draft("system.warning", warning, source))
@@ -387,10 +391,10 @@ class AdkDecoder:
         """
         if self._unreadable:
             return cut_off(_UNREADABLE)
-        if self._trouble and self._trouble.code == ABORTED:
+        if self._pending_error and self._pending_error.code == ABORTED:
             return cut_off(_CANCELLED)
-        if self._trouble and self._trouble.is_exception:
-            return self._trouble.cut()
+        if self._pending_error and self._pending_error.is_exception:
+            return self._pending_error.cut()
         return None
 
     def _close_speakers(self, out: list[Draft], cut: JsonObject | None) -> None:

@@ -94,7 +94,7 @@ class Constants:
         self._metadata = state["metadata"]
 
 
-def note_state(event: Event) -> None:
+def emit_state(event: Event) -> None:
     """The changes of session state and artifacts."""
     delta = [
         {"op": "add", "path": "/" + key.replace("~", "~0").replace("/", "~1"), "value": value}
@@ -109,7 +109,7 @@ def note_state(event: Event) -> None:
         event.emit("artifact.updated", data)
 
 
-def note_transfer(event: Event, steps: Steps) -> None:
+def emit_transfer(event: Event, steps: Steps) -> None:
     """ADK says `transferToAgent: name`, adk-streaming.md `transfer_to_agent: {target, reason}`."""
     actions = event.actions
     asked = actions.get("transferToAgent") or actions.get(TRANSFER)
@@ -126,7 +126,7 @@ def note_transfer(event: Event, steps: Steps) -> None:
     event.emit("dispatch.transfer", data)
 
 
-def note_grounding(event: Event) -> None:
+def emit_grounding(event: Event) -> None:
     """What an answer is taken from."""
     grounding = obj(event.raw.get("groundingMetadata"))
     documents = parts.documents(grounding)
@@ -137,12 +137,12 @@ def note_grounding(event: Event) -> None:
         event.custom("groundingMetadata", rest)
 
 
-def note_rest(event: Event, constants: Constants, tools: Tools) -> None:
+def emit_extras(event: Event, constants: Constants, tools: Tools) -> None:
     """What has no place in the contract, each key a `custom.event`."""
     raw, actions = event.raw, event.actions
     rest = {key: value for key, value in raw.items() if key not in _EVENT_KEYS}
     rest |= {key: value for key, value in actions.items() if key not in _ACTION_KEYS}
-    rest |= {kind: redacted(tools.not_asked(obj(actions.get(kind)))) for kind in _REQUESTS}
+    rest |= {kind: redacted(tools.without_request(obj(actions.get(kind)))) for kind in _REQUESTS}
     rest |= constants.changed(raw)
     content = raw.get("content")
     if not isinstance(content, dict):
@@ -151,10 +151,10 @@ def note_rest(event: Event, constants: Constants, tools: Tools) -> None:
         if has_content(value):
             event.custom(key, value)
     for part in array(obj(content).get("parts")):
-        _note_rest_of_part(part, event)
+        _emit_extras_of_part(part, event)
 
 
-def _note_rest_of_part(part: Json, event: Event) -> None:
+def _emit_extras_of_part(part: Json, event: Event) -> None:
     if not isinstance(part, dict):
         event.custom("part", part)
         return

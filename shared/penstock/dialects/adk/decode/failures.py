@@ -26,7 +26,7 @@ _UNESCAPED = '{"error":'
 
 
 @dataclass(slots=True)
-class Trouble:
+class PendingError:
     """An `errorCode` whose error frame may follow: until then nobody knows how bad it is."""
 
     code: str
@@ -80,9 +80,9 @@ def cut_short(reason: str, message: str) -> JsonObject:
     return cut_off(message, "partial_success" if reason in _PARTIAL else "failed")
 
 
-def trouble(
+def pending_error(
     event: JsonObject, step_id: str | None, reported: tuple[str | None, ...]
-) -> Trouble | None:
+) -> PendingError | None:
     """The `errorCode` of an event, unless it was reported as a finishReason."""
     code, message = event.get("errorCode"), event.get("errorMessage")
     if not has_content(code) and not has_content(message):
@@ -91,7 +91,7 @@ def trouble(
     if named in reported:
         return None
     said = verbatim(message) if has_content(message) else f"the upstream reported {named}"
-    return Trouble(named, scrubbed(said), step_id)
+    return PendingError(named, scrubbed(said), step_id)
 
 
 def is_failure(event: JsonObject) -> bool:
@@ -99,7 +99,7 @@ def is_failure(event: JsonObject) -> bool:
     return has_content(event.get("error")) and "author" not in event
 
 
-def read_failure(event: JsonObject, before: Trouble | None) -> JsonObject:
+def read_failure(event: JsonObject, before: PendingError | None) -> JsonObject:
     """The `lifecycle.failed` of an error frame; `before` is the event that announced it."""
     details = obj(event.get("error_details"))
     status_code = event.get("status_code")

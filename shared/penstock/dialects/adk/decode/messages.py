@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.dialects.base import Draft, Ids, JsonObject, Source
-from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.text_buffer import append_text
 
 
 class Speaker:
@@ -22,7 +22,7 @@ class Speaker:
         "_parts",
         "_reasoning_id",
         "_role",
-        "_said",
+        "_text",
         "_thought",
         "at_end",
         "cut",
@@ -42,7 +42,7 @@ class Speaker:
         self._ids = ids
         self._role = role
         self._message_id: str | None = None
-        self._said: list[str] = []
+        self._text: list[str] = []
         self._parts: list[JsonObject] = []
         self._reasoning_id: str | None = None
         self._thought = False  # thoughts were streamed: the final repeats them
@@ -56,15 +56,15 @@ class Speaker:
         """A draft of this speaker in its step."""
         return Draft(event_type, data, self.source, None, self.step_id)
 
-    def say(self, delta: str, event_id: str | None, out: list[Draft]) -> None:
+    def text(self, delta: str, event_id: str | None, out: list[Draft]) -> None:
         """A piece of text."""
         if self._reasoning_id:
             self._end_thought(out)
         message_id = self._message_id or self._start(event_id, out)
-        add_piece(self._said, delta)
+        append_text(self._text, delta)
         out.append(self.draft("llm.stream", {"content": delta, "message_id": message_id}))
 
-    def think(self, delta: str, event_id: str | None, out: list[Draft]) -> None:
+    def thought(self, delta: str, event_id: str | None, out: list[Draft]) -> None:
         """A piece of a thought."""
         self._thought = True
         if self._reasoning_id is None:
@@ -79,7 +79,7 @@ class Speaker:
             self._start(event_id, out)
         self._parts.append(part)
 
-    def think_whole(self, thought: str, event_id: str | None, out: list[Draft]) -> None:
+    def complete_thought(self, thought: str, event_id: str | None, out: list[Draft]) -> None:
         """The thoughts of a final event: said here only if they were not streamed."""
         if self._thought or not thought:
             return
@@ -103,11 +103,11 @@ class Speaker:
                 return None
             self._start(event_id, out)
             if whole:
-                self.say(whole, event_id, out)
+                self.text(whole, event_id, out)
         data: JsonObject = {
             "message_id": self._message_id,
             "role": self._role,
-            "content": whole or "".join(self._said),
+            "content": whole or "".join(self._text),
         }
         if extra.get("citations"):
             data["citations"] = extra["citations"]
@@ -138,7 +138,7 @@ class Speaker:
 
     def _forget(self) -> None:
         self._message_id = None
-        self._said = []
+        self._text = []
         self._parts = []
         self._thought = False
         self.at_end = False

@@ -30,7 +30,7 @@ _PARTIAL_VALUES = ("stringValue", "numberValue", "boolValue")
 
 
 @dataclass(slots=True)
-class _Ask:
+class _Request:
     """A request that waits for its answer. `name` is that of the `adk_request_*` call."""
 
     name: str
@@ -44,7 +44,7 @@ class Tools:
     def __init__(self) -> None:
         self._calls = Calls()
         self._ids = Ids()
-        self._asks: dict[str, _Ask] = {}
+        self._requests: dict[str, _Request] = {}
         self._approved: dict[str, JsonObject] = {}  # by our call id: the tool and its arguments
 
     def arguments(self, call: JsonObject, event: Event) -> None:
@@ -76,7 +76,7 @@ class Tools:
         upstream_id = string(call.get("id"))
         name = string(call.get("name")) or ""
         if name in REQUESTS:
-            self._ask(name, upstream_id, obj(call.get("args")), event)
+            self._request(name, upstream_id, obj(call.get("args")), event)
         elif name != TRANSFER and not self._is_approved_one(upstream_id, name, call, event):
             reserved = _take_streamed(streamed, upstream_id, name)
             announced = self._calls.announce(upstream_id, name, call.get("args"), reserved)
@@ -111,9 +111,9 @@ class Tools:
         self._approved[call.id] = {"tool": call.name, "args": call.args}
         return True
 
-    def _ask(self, name: str, upstream_id: str | None, args: JsonObject, event: Event) -> None:
+    def _request(self, name: str, upstream_id: str | None, args: JsonObject, event: Event) -> None:
         item_id = upstream_id or string(args.get("interruptId")) or self._ids.make("request")
-        if item_id in self._asks:
+        if item_id in self._requests:
             return
         item = REQUESTS[name](item_id, args, self._calls)
         if item.kind == "confirmation" and item.tool and item.tool_call_id is None:
@@ -122,15 +122,15 @@ class Tools:
             if call:  # the call itself was never shown
                 item.tool_call_id = call.id
                 event.emit("llm.tool_call", _call_data(call, None) | {"pending": True})
-        self._asks[item_id] = _Ask(name, item, event.speaker.source)
-        LimitReached.check(len(self._asks), MAX_OPEN, "open questions")
+        self._requests[item_id] = _Request(name, item, event.speaker.source)
+        LimitReached.check(len(self._requests), MAX_OPEN, "open questions")
 
     def response(self, response: JsonObject, event: Event) -> None:
         """A call's response: its result, its progress, or nothing while it waits."""
         upstream_id, name = string(response.get("id")), string(response.get("name"))
         value = response.get("response")
-        if name in REQUESTS or upstream_id in self._asks:
-            self._asks.pop(upstream_id or "", None)  # the server itself gave it up
+        if name in REQUESTS or upstream_id in self._requests:
+            self._requests.pop(upstream_id or "", None)  # the server itself gave it up
         elif name == TRANSFER:
             if not event.actions.keys() & {"transferToAgent", TRANSFER}:
                 event.custom(TRANSFER, value)
@@ -157,7 +157,7 @@ class Tools:
     def decided(self, items: Mapping[str, JsonObject]) -> None:
         """What was decided: `{item_id: {decision, note, value}}`. Values are not kept."""
         for item_id, decision in items.items():
-            ask = self._asks.pop(item_id, None)
+            ask = self._requests.pop(item_id, None)
             if ask is None or ask.item.tool_call_id is None:
                 continue
             if decision.get("decision") == "reject":
@@ -176,16 +176,16 @@ class Tools:
 
     def pause(self, invocation_id: str) -> Pause | None:
         """What the run waits for. `resume` names the requests; an answer repeats id and name."""
-        asks = list(self._asks.values())
+        asks = list(self._requests.values())
         if not asks:
             return None
         requests = [{"id": ask.item.item_id, "name": ask.name} for ask in asks]
         resume = {"invocation_id": invocation_id, "requests": requests}
         return Pause([ask.item for ask in asks], resume, asks[0].source)
 
-    def not_asked(self, requests: JsonObject) -> JsonObject:
+    def without_request(self, requests: JsonObject) -> JsonObject:
         """Requests by call id that came without their `adk_request_*` call."""
-        asked = {ask.item.tool_call_id for ask in self._asks.values()}
+        asked = {ask.item.tool_call_id for ask in self._requests.values()}
         calls = {call_id: self._calls.find(string(call_id)) for call_id in requests}
         return {
             call_id: requests[call_id]
@@ -198,7 +198,7 @@ class Tools:
         return {
             "calls": self._calls.snapshot(),
             "ids": self._ids.snapshot(),
-            "asks": [asdict(ask) for ask in self._asks.values()],
+            "asks": [asdict(ask) for ask in self._requests.values()],
             "approved": dict(self._approved),
         }
 
@@ -206,8 +206,8 @@ class Tools:
         """Goes on from a snapshot."""
         self._calls.restore(state["calls"])
         self._ids.restore(state["ids"])
-        self._asks = {
-            ask["item"]["item_id"]: _Ask(ask["name"], PauseItem(**ask["item"]), ask["source"])
+        self._requests = {
+            ask["item"]["item_id"]: _Request(ask["name"], PauseItem(**ask["item"]), ask["source"])
             for ask in state["asks"]
         }
         self._approved = dict(state.get("approved", {}))  # older releases did not keep them

@@ -26,7 +26,7 @@ from penstock.dialects.adk.vocabulary import ABORTED
 from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.dialects.json import array, obj
 from penstock.dialects.patch import Document
-from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
@@ -67,7 +67,7 @@ OMITTED: Final[Mapping[str, str]] = {
 
 
 @dataclass(slots=True)
-class _Said:
+class _OpenText:
     """A message or a train of thought under way."""
 
     begun: JsonObject  # the envelope of its first piece: who speaks
@@ -85,11 +85,13 @@ class AdkEncoder:
     streaming: bool = False
     timeout_s: float = 300
     _agent: str = ""  # the run's, for what has no source
-    _messages: dict[str, _Said] = field(default_factory=dict)
-    _thoughts: dict[str, _Said] = field(default_factory=dict)
+    _messages: dict[str, _OpenText] = field(default_factory=dict)
+    _thoughts: dict[str, _OpenText] = field(default_factory=dict)
     _texts: list[str] = field(default_factory=list)  # of all whole messages
     _waiting: dict[str, JsonObject] = field(default_factory=dict)  # calls that await a decision
-    _asked: list[JsonObject] = field(default_factory=list)  # the items of the open request
+    _requested_items: list[JsonObject] = field(
+        default_factory=list
+    )  # the items of the open request
     _names: dict[str, str] = field(default_factory=dict)  # call ids that the client knows as items
     _state: Document = field(default_factory=lambda: Document({}))
 
@@ -109,7 +111,7 @@ class AdkEncoder:
         yield from self._end_thoughts(event)
         data = event["data"]
         message_id, piece = data["message_id"], data["content"]
-        add_piece(self._messages.setdefault(message_id, _Said(event)).pieces, piece)
+        append_text(self._messages.setdefault(message_id, _OpenText(event)).pieces, piece)
         if self.streaming:
             content = _content([{"text": piece}])
             yield self._event(event, message_id, content=content, partial=True)
@@ -131,13 +133,13 @@ class AdkEncoder:
         role = "model" if data.get("role", "assistant") == "assistant" else data["role"]
         cited = shapes.citation_metadata(data.get("citations"))
         extra = {"citationMetadata": cited} if cited else {}
-        yield self._whole(event, message_id, content=_content(parts, role), **extra)
+        yield self._final(event, message_id, content=_content(parts, role), **extra)
 
     def _thought(self, event: JsonObject) -> Iterator[JsonObject]:
         data = event["data"]
         reasoning_id, thought = data["reasoning_id"], data["thought"]
         if thought:
-            add_piece(self._thoughts.setdefault(reasoning_id, _Said(event)).pieces, thought)
+            append_text(self._thoughts.setdefault(reasoning_id, _OpenText(event)).pieces, thought)
             if self.streaming:
                 content = _content([{"text": thought, "thought": True}])
                 yield self._event(event, reasoning_id, content=content, partial=True)
@@ -151,17 +153,17 @@ class AdkEncoder:
                 continue
             if only in (None, reasoning_id):
                 del self._thoughts[reasoning_id]
-                yield self._whole_thought(event, reasoning_id, said)
+                yield self._final_thought(event, reasoning_id, said)
 
-    def _whole_thought(self, event: JsonObject, reasoning_id: str, said: _Said) -> JsonObject:
+    def _final_thought(self, event: JsonObject, reasoning_id: str, said: _OpenText) -> JsonObject:
         content = _content([{"text": "".join(said.pieces), "thought": True}])
-        return self._whole(_now(said.begun, event), reasoning_id, content=content)
+        return self._final(_now(said.begun, event), reasoning_id, content=content)
 
     def _close(self, event: JsonObject) -> Iterator[JsonObject]:
         """Ends everything that is open."""
         thoughts, self._thoughts = self._thoughts, {}
         for reasoning_id, said in thoughts.items():
-            yield self._whole_thought(event, reasoning_id, said)
+            yield self._final_thought(event, reasoning_id, said)
         messages, self._messages = self._messages, {}
         for message_id, said in messages.items():
             begun = _now(said.begun, event)
@@ -191,7 +193,7 @@ class AdkEncoder:
         known_as = self._names.get(call_id, call_id)
         content = _content([shapes.call_part({**called["data"], "tool_call_id": known_as})])
         long_running = [known_as] if call_id in self._names else []
-        yield self._whole(
+        yield self._final(
             _now(called, event), call_id, content=content, longRunningToolIds=long_running
         )
 
@@ -207,8 +209,8 @@ class AdkEncoder:
 
     def _requested(self, event: JsonObject) -> Iterator[JsonObject]:
         """What is asked, and with it how the calls are to be said that wait for it."""
-        self._asked = list(event["data"].get("items", ()))
-        for item in self._asked:
+        self._requested_items = list(event["data"].get("items", ()))
+        for item in self._requested_items:
             if shapes.is_long_running(item) and item["tool_call_id"] in self._waiting:
                 self._names[item["tool_call_id"]] = item["item_id"]
         for call_id in list(self._waiting):
@@ -218,8 +220,10 @@ class AdkEncoder:
         """A person must decide. A policy's own decisions were never asked of the client."""
         yield from self._close(event)
         # a call that was said as long-running asks by itself
-        items = [item for item in self._asked if item.get("tool_call_id") not in self._names]
-        self._asked = []
+        items = [
+            item for item in self._requested_items if item.get("tool_call_id") not in self._names
+        ]
+        self._requested_items = []
         if items:
             requests = [
                 shapes.request_part(item) for item in items if not shapes.is_long_running(item)
@@ -275,7 +279,7 @@ class AdkEncoder:
         data = event["data"]
         answer = data.get("summary", "")
         if answer and answer not in (*self._texts, "".join(self._texts)):
-            yield self._whole(event, "answer", content=_content([{"text": answer}]))
+            yield self._final(event, "answer", content=_content([{"text": answer}]))
         if usage := shapes.usage_metadata(data.get("usage")):
             yield self._event(event, None, usageMetadata=usage)
 
@@ -296,7 +300,7 @@ class AdkEncoder:
 
     # --- events
 
-    def _whole(self, event: JsonObject, key: str, **fields: Json) -> JsonObject:
+    def _final(self, event: JsonObject, key: str, **fields: Json) -> JsonObject:
         """An event that is whole: it says so where there are partial ones."""
         final = {"partial": False} if self.streaming else {}
         return self._event(event, key, **fields, **final)

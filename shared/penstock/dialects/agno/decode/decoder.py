@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from penstock.dialects.agno.decode import steps
+from penstock.dialects.agno.decode.agents import BEGIN, Agents, Run
 from penstock.dialects.agno.decode.calls import Call, tool_args, tool_name
-from penstock.dialects.agno.decode.messages import Speech
+from penstock.dialects.agno.decode.messages import Messages
 from penstock.dialects.agno.decode.pauses import Need, run_needs, workflow_needs
-from penstock.dialects.agno.decode.speakers import BEGIN, Run, Runs
 from penstock.dialects.agno.decode.steps import Steps
 from penstock.dialects.agno.decode.tools import Tools
 from penstock.dialects.agno.decode.usage import other_metrics, usage
@@ -61,17 +61,17 @@ class AgnoDecoder:
         self._waits = False  # this leg ended in a pause
         self._resumed = False  # this leg said lifecycle.resumed
         self._steps = Steps()
-        self._runs = Runs(agent, self._steps)
-        self._speech = Speech(self._runs)
-        self._tools = Tools(self._runs, self._speech)
+        self._agents = Agents(agent, self._steps)
+        self._messages = Messages(self._agents)
+        self._tools = Tools(self._agents, self._messages)
         self._handlers = self._table()
 
     def open(self, leg: int) -> Drafts:
         """A leg begins: it makes ids of its own, and names its outer run."""
         self._leg = leg
         self._waits = self._resumed = False
-        self._runs.open()
-        self._speech.open(leg)
+        self._agents.open()
+        self._messages.open(leg)
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
@@ -91,9 +91,9 @@ class AgnoDecoder:
         try:
             body = loads(frame.data)
         except ValueError:
-            return [self._custom(self._runs.outer, name, frame.data.decode("utf-8", "replace"))]
+            return [self._custom(self._agents.outer, name, frame.data.decode("utf-8", "replace"))]
         if not isinstance(body, dict):
-            return [self._custom(self._runs.outer, name, body)]
+            return [self._custom(self._agents.outer, name, body)]
         if name == "message":  # Agno's own fallback for an event without a name
             name = string(body.get("event")) or name
         try:
@@ -102,7 +102,7 @@ class AgnoDecoder:
             return self._fail(str(error), code="limit")
 
     def _told(self, name: str, body: JsonObject) -> Drafts:
-        run = self._runs.of(name, body)
+        run = self._agents.of(name, body)
         handle = self._handlers.get(name)
         if handle is None:
             return self._unknown(run, name, body)
@@ -125,7 +125,7 @@ class AgnoDecoder:
         """The state between legs."""
         return {
             "over": self._over,
-            "runs": self._runs.dump(),
+            "runs": self._agents.dump(),
             "tools": self._tools.dump(),
             "steps": self._steps.dump(),
         }
@@ -133,18 +133,18 @@ class AgnoDecoder:
     def restore(self, state: JsonObject) -> None:
         """Goes on from a snapshot; `open` comes next."""
         self._over = state["over"]
-        self._runs.load(state["runs"])
+        self._agents.load(state["runs"])
         self._tools.load(state["tools"])
         self._steps.load(state["steps"])
 
     def _table(self) -> dict[str, Handler]:
         """Every event that means something to us; all others become `custom.event`."""
-        speech, tools = self._speech, self._tools
-        runs: dict[str, Handler] = {
+        messages, tools = self._messages, self._tools
+        of_runs: dict[str, Handler] = {
             "RunStarted": self._started,
             "RunContinued": self._continued,
-            "RunContent": speech.content,
-            "RunContentCompleted": speech.completed,
+            "RunContent": messages.content,
+            "RunContentCompleted": messages.completed,
             "RunPaused": self._paused,
             "RunCompleted": self._completed,
             "RunError": self._failed,
@@ -152,14 +152,14 @@ class AgnoDecoder:
             "ToolCallStarted": tools.started,
             "ToolCallCompleted": tools.completed,
             "ToolCallError": tools.failed,
-            "ReasoningStarted": speech.reasoning_started,
-            "ReasoningStep": speech.reasoning_step,
-            "ReasoningContentDelta": speech.reasoning_delta,
-            "ReasoningCompleted": speech.reasoning_completed,
+            "ReasoningStarted": messages.reasoning_started,
+            "ReasoningStep": messages.reasoning_step,
+            "ReasoningContentDelta": messages.reasoning_delta,
+            "ReasoningCompleted": messages.reasoning_completed,
         }
         return {
-            **runs,
-            **{f"Team{name}": handle for name, handle in runs.items()},  # teams say the same
+            **of_runs,
+            **{f"Team{name}": handle for name, handle in of_runs.items()},  # teams say the same
             **{name: partial(self._step, name) for name in steps.EVENTS},
             "WorkflowStarted": self._started,
             "WorkflowPaused": self._workflow_paused,
@@ -182,8 +182,8 @@ class AgnoDecoder:
     def _started(self, run: Run, body: JsonObject) -> Drafts:
         drafts: list[Draft] = []
         if run.finished:  # a retry under the same id
-            drafts += self._speech.close(run)
-            run = self._runs.again(run, body)
+            drafts += self._messages.close(run)
+            run = self._agents.restarted(run, body)
         if run.inner and not run.dispatched:
             drafts.append(self._dispatched(run, body))
         else:
@@ -192,19 +192,19 @@ class AgnoDecoder:
                 "kind": run.kind,
                 "model": string(body.get("model")),
                 "model_provider": string(body.get("model_provider")),
-                "session_id": self._runs.session_id,
+                "session_id": self._agents.session_id,
             }
             drafts.append(self._custom(run, "RunStarted", present(value)))
         if run.kind == "workflow":
-            data = {"workflow": self._runs.source(run)["agent_name"], "run_id": run.id}
-            drafts.append(self._runs.draft(run, "workflow.started", data))
+            data = {"workflow": self._agents.source(run)["agent_name"], "run_id": run.id}
+            drafts.append(self._agents.draft(run, "workflow.started", data))
         return drafts
 
     def _dispatched(self, run: Run, body: JsonObject) -> Draft:
         """Said by whoever hands the work over, so it has the source of the run around."""
         run.dispatched = True
-        around = self._runs.around(body)
-        task = self._tools.task(around, self._runs.source(run)["agent_id"])
+        around = self._agents.around(body)
+        task = self._tools.task(around, self._agents.source(run)["agent_id"])
         data = {
             "worker_name": run.name,
             "task": task or string(body.get("step_name")) or "",
@@ -212,7 +212,7 @@ class AgnoDecoder:
         }
         if around.inner:
             data["parent_subrun_id"] = around.key
-        draft = self._runs.draft(around, "dispatch.worker", data)
+        draft = self._agents.draft(around, "dispatch.worker", data)
         draft.step_id = run.step_id
         return draft
 
@@ -226,21 +226,21 @@ class AgnoDecoder:
         if self._leg == 1 or self._resumed:
             return []
         self._resumed = True
-        outer = self._runs.outer
+        outer = self._agents.outer
         data = {"upstream_run_id": outer.id} if outer.id else {}
-        return [self._runs.draft(outer, "lifecycle.resumed", data)]
+        return [self._agents.draft(outer, "lifecycle.resumed", data)]
 
     def _workflow_agent_started(self, run: Run, body: JsonObject) -> Drafts:
         """A workflow's own agent decides whether the workflow runs; its run has no start."""
-        agent = self._runs.workflow_agent()
+        agent = self._agents.workflow_agent()
         if agent.dispatched:
             return self._unknown(run, "WorkflowAgentStarted", body)
         agent.dispatched = True
         data = {"worker_name": agent.name, "task": "", "subrun_id": agent.key}
-        return [self._runs.draft(run, "dispatch.worker", data)]
+        return [self._agents.draft(run, "dispatch.worker", data)]
 
     def _workflow_agent_completed(self, _run: Run, body: JsonObject) -> Drafts:
-        agent = self._runs.workflow_agent()
+        agent = self._agents.workflow_agent()
         return self._finish(agent, "completed", result=body.get("content"))
 
     # --- pauses
@@ -250,7 +250,7 @@ class AgnoDecoder:
         needs = run_needs(body, team=run.kind == "team")
         if not run.inner:
             return self._pause(needs, body)
-        drafts = self._speech.close(run)
+        drafts = self._messages.close(run)
         for need in needs:
             self._tools.pending(self._owner(need, run), need, drafts)
         return drafts
@@ -262,9 +262,9 @@ class AgnoDecoder:
         return [] if run.inner else self._pause(workflow_needs(body), body)
 
     def _pause(self, needs: list[Need], body: JsonObject) -> Drafts:
-        outer = self._runs.outer
-        drafts = [draft for run in self._runs.inner() for draft in self._speech.close(run)]
-        drafts += self._speech.close(outer)
+        outer = self._agents.outer
+        drafts = [draft for run in self._agents.inner() for draft in self._messages.close(run)]
+        drafts += self._messages.close(outer)
         items: dict[str, PauseItem] = {}
         paths: JsonObject = {}
         listed: set[str] = set()
@@ -288,22 +288,22 @@ class AgnoDecoder:
         lists = {key: body[key] for key in _SECTIONS if isinstance(body.get(key), list)}
         resume = {
             "run_id": outer.id,
-            "session_id": self._runs.session_id,
+            "session_id": self._agents.session_id,
             "kind": outer.kind,
             "items": paths,
             **lists,
         }
-        return [*drafts, Pause(list(items.values()), resume, self._runs.source(outer))]
+        return [*drafts, Pause(list(items.values()), resume, self._agents.source(outer))]
 
     def _owner(self, need: Need, paused: Run) -> Run:
-        return self._runs.known(need.run_id) or paused
+        return self._agents.known(need.run_id) or paused
 
     # --- ends
 
     def _completed(self, run: Run, body: JsonObject) -> Drafts:
         if run.finished:
             return []
-        drafts = self._speech.unsaid(run, body) + self._speech.close(run)
+        drafts = self._messages.missing_answer(run, body) + self._messages.close(run)
         answer = _answer(run, body)
         if run.inner:
             workflow = self._workflow_completed(run, body, answer)
@@ -311,7 +311,7 @@ class AgnoDecoder:
         drafts += self._tools.settle(body)
         drafts += self._close_all("cancelled", _OUTLIVED)
         if state := body.get("session_state"):
-            drafts.append(self._runs.draft(run, "state.snapshot", {"snapshot": state}))
+            drafts.append(self._agents.draft(run, "state.snapshot", {"snapshot": state}))
         drafts += self._workflow_completed(run, body, answer)
         return [*drafts, self._end(run, "lifecycle.completed", answer)]
 
@@ -321,7 +321,7 @@ class AgnoDecoder:
         failures = self._steps.failures(run.id, body.get("step_results"))
         result = {key: answer[key] for key in ("summary", "value") if key in answer}
         data = {"run_id": run.id, "result": result}
-        return [*self._said(run, failures), self._runs.draft(run, "workflow.completed", data)]
+        return [*self._said(run, failures), self._agents.draft(run, "workflow.completed", data)]
 
     def _failed(self, run: Run, body: JsonObject) -> Drafts:
         words = text(body.get("error")) or text(body.get("content"))
@@ -339,10 +339,10 @@ class AgnoDecoder:
         code: str = "upstream_error",
     ) -> list[Draft]:
         drafts = self._close_all("failed", words)
-        outer = self._runs.outer
+        outer = self._agents.outer
         if outer.kind == "workflow":
             data = {"run_id": outer.id, "error": {"code": code, "message": words}}
-            drafts.append(self._runs.draft(outer, "workflow.failed", data))
+            drafts.append(self._agents.draft(outer, "workflow.failed", data))
         failure = {"error": words, "code": code, "error_type": error_type, "detail": detail}
         return [*drafts, self._end(outer, "lifecycle.failed", present(failure))]
 
@@ -361,11 +361,11 @@ class AgnoDecoder:
     def _lost(self, words: str) -> Drafts:
         data = {"error": words, "code": "upstream_lost"}
         closed = self._close_all("failed", words)
-        return [*closed, self._end(self._runs.outer, "lifecycle.failed", data)]
+        return [*closed, self._end(self._agents.outer, "lifecycle.failed", data)]
 
     def _end(self, run: Run, event_type: str, data: JsonObject) -> Draft:
         self._over = True
-        return self._runs.draft(run, event_type, data)
+        return self._agents.draft(run, event_type, data)
 
     def _finish(
         self,
@@ -377,10 +377,10 @@ class AgnoDecoder:
         cut: str | None = None,
     ) -> list[Draft]:
         """Ends an inner run; `error`, or else `cut`, is why its open message is not whole."""
-        drafts = self._speech.close(run, error or cut)
+        drafts = self._messages.close(run, error or cut)
         if run.dispatched and not run.finished:
             end = {"subrun_id": run.key, "status": status, "result": result, "error": error}
-            drafts.append(self._runs.draft(run, "dispatch.finished", present(end)))
+            drafts.append(self._agents.draft(run, "dispatch.finished", present(end)))
         run.finished = True
         run.thoughts.clear()  # nothing can repeat them any more
         return drafts
@@ -390,9 +390,9 @@ class AgnoDecoder:
 
         `why` is the reason for which the messages among it are not whole.
         """
-        inner = self._runs.inner()
+        inner = self._agents.inner()
         drafts = [draft for run in inner for draft in self._finish(run, status, cut=why)]
-        return drafts + self._speech.close(self._runs.outer, why)
+        return drafts + self._messages.close(self._agents.outer, why)
 
     # --- steps and the rest
 
@@ -402,7 +402,7 @@ class AgnoDecoder:
         return [*self._resume(), *self._said(run, self._steps.feed(name, run_id, body))]
 
     def _said(self, run: Run, said: Iterable[steps.Said]) -> Iterator[Draft]:
-        source = self._runs.source(run)
+        source = self._agents.source(run)
         return (Draft(kind, data, source, run.subrun, step_id) for kind, data, step_id in said)
 
     def _custom_event(self, run: Run, body: JsonObject) -> Drafts:
@@ -410,7 +410,7 @@ class AgnoDecoder:
         for key in ("name", "type"):
             name = string(body.get(key))
             if name and (draft := _universal(name, body, key)):
-                return [self._runs.draft(run, draft.type, draft.data)]
+                return [self._agents.draft(run, draft.type, draft.data)]
         return self._unknown(run, "CustomEvent", body)
 
     def _unknown(self, run: Run, name: str, body: JsonObject) -> Drafts:
@@ -418,12 +418,12 @@ class AgnoDecoder:
         if name in self._agent.drop:
             return []
         if draft := _universal(name, body, "event"):
-            return [self._runs.draft(run, draft.type, draft.data)]
+            return [self._agents.draft(run, draft.type, draft.data)]
         return [self._custom(run, name, body)]
 
     def _custom(self, run: Run, name: str, value: Json) -> Draft:
         data = {"protocol": "agno", "name": f"agno.{name}", "value": value}
-        return self._runs.draft(run, "custom.event", data)
+        return self._agents.draft(run, "custom.event", data)
 
 
 # Events that only repeat what another says: StepCompleted what StepOutput, WorkflowPaused what

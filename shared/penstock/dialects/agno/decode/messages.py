@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from penstock.dialects.agno.decode.speakers import Message, Run, Runs
+from penstock.dialects.agno.decode.agents import Agents, Message, Run
 from penstock.dialects.base import Draft, Json, JsonObject, cut_off
 from penstock.dialects.json import obj, present, string, text
-from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.text_buffer import append_text
 
 _ROLE = "assistant"
 
@@ -23,11 +23,11 @@ def _citations(value: Json) -> JsonObject | None:
     return value if isinstance(value, dict) and any(value.values()) else None
 
 
-class Speech:
+class Messages:
     """Agno has no message ids: `msg-<leg>-<n>` and `think-<leg>-<n>` are made here."""
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
         self._leg = 0
         self._made: Counter[str] = Counter()
 
@@ -42,13 +42,13 @@ class Speech:
         content = body.get("content")
         thought = body.get("reasoning_content")
         if thought and isinstance(thought, str):
-            add_piece(run.thoughts, thought)
+            append_text(run.thoughts, thought)
             drafts.append(self._thought(run, thought))
         if content and isinstance(content, str):
             message = run.message or self._begin(run, drafts)
-            add_piece(message.parts, content)
+            append_text(message.parts, content)
             data = {"content": content, "message_id": message.id}
-            drafts.append(self._runs.draft(run, "llm.stream", data))
+            drafts.append(self._agents.draft(run, "llm.stream", data))
         elif content is not None and content != "":
             message = run.message or self._begin(run, drafts)
             message.value = content
@@ -57,7 +57,7 @@ class Speech:
             run.message.citations = cited
         return drafts
 
-    def unsaid(self, run: Run, body: JsonObject) -> list[Draft]:
+    def missing_answer(self, run: Run, body: JsonObject) -> list[Draft]:
         """The answer of a run that nobody has said yet.
 
         A stream that is read again from Agno's database has no RunContent: the text is only in
@@ -66,7 +66,7 @@ class Speech:
         """
         if run.kind == "workflow":
             said = text(body.get("content"))
-            if run.inner or run.message is not None or said in ("", self._runs.last_said):
+            if run.inner or run.message is not None or said in ("", self._agents.last_message_text):
                 return []
         elif run.spoke:
             return []
@@ -96,7 +96,7 @@ class Speech:
         thought = string(body.get("reasoning_content"))
         if thought is None:
             return []
-        add_piece(run.thoughts, thought)
+        append_text(run.thoughts, thought)
         return [self._thought(run, thought)]
 
     def reasoning_step(self, run: Run, body: JsonObject) -> list[Draft]:
@@ -120,7 +120,7 @@ class Speech:
         run.message = Message(self._id("msg"))
         run.spoke = True
         data = {"message_id": run.message.id, "role": _ROLE}
-        drafts.append(self._runs.draft(run, "llm.message_started", data))
+        drafts.append(self._agents.draft(run, "llm.message_started", data))
         return run.message
 
     def _end_message(self, run: Run, error: str | None = None) -> list[Draft]:
@@ -129,7 +129,7 @@ class Speech:
             return []
         run.message = None
         run.last_text = "".join(message.parts) or text(message.value)
-        self._runs.last_said = run.last_text
+        self._agents.last_message_text = run.last_text
         data = {
             "message_id": message.id,
             "role": _ROLE,
@@ -140,7 +140,7 @@ class Speech:
         }
         if error is not None:
             data |= cut_off(error)
-        return [self._runs.draft(run, "llm.message_completed", present(data))]
+        return [self._agents.draft(run, "llm.message_completed", present(data))]
 
     def _thought(self, run: Run, thought: str, title: str | None = None) -> Draft:
         if run.reasoning_id is None:
@@ -148,7 +148,7 @@ class Speech:
         data = {"thought": thought, "reasoning_id": run.reasoning_id}
         if title is not None:
             data["title"] = title
-        return self._runs.draft(run, "llm.reasoning", data)
+        return self._agents.draft(run, "llm.reasoning", data)
 
     def _end_thoughts(self, run: Run) -> list[Draft]:
         """The end of a train of thought has no words of its own: `final` stands with ""."""
@@ -157,7 +157,7 @@ class Speech:
             return []
         data = {"thought": "", "reasoning_id": run.reasoning_id, "final": True}
         run.reasoning_id = None
-        return [self._runs.draft(run, "llm.reasoning", data)]
+        return [self._agents.draft(run, "llm.reasoning", data)]
 
     def _id(self, prefix: str) -> str:
         self._made[prefix] += 1

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from penstock.dialects.agno.decode.agents import Agents, Run
 from penstock.dialects.agno.decode.calls import Call, Calls, call_id, tool_args, tool_name
-from penstock.dialects.agno.decode.messages import Speech
+from penstock.dialects.agno.decode.messages import Messages
 from penstock.dialects.agno.decode.pauses import Need, filled_in
 from penstock.dialects.agno.decode.results import tool_value
-from penstock.dialects.agno.decode.speakers import Run, Runs
 from penstock.dialects.agno.vocabulary import answered_by_decision
 from penstock.dialects.approved_calls import same_args, warning
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject
@@ -25,9 +25,9 @@ _FAILED = "the tool failed"
 class Tools:
     """The calls of the outer run and of all runs inside it."""
 
-    def __init__(self, runs: Runs, speech: Speech) -> None:
-        self._runs = runs
-        self._speech = speech
+    def __init__(self, agents: Agents, messages: Messages) -> None:
+        self._agents = agents
+        self._messages = messages
         self._calls = Calls()
         self._tasks: list[tuple[str, str | None, str]] = []  # team's key, member id, task
         self._waiting: dict[str, str] = {}  # item id to call id
@@ -35,7 +35,7 @@ class Tools:
     def started(self, run: Run, body: JsonObject) -> list[Draft]:
         """ToolCallStarted: a new call, or one that was announced and runs now."""
         tool = obj(body.get("tool"))
-        drafts = self._speech.interrupt(run)
+        drafts = self._messages.interrupt(run)
         call = self._calls.find(run.key, tool, pending=True)
         if call is not None:
             call.pending = False
@@ -43,7 +43,7 @@ class Tools:
             if differs := self._compared(run, call, tool):
                 drafts += differs
                 data |= {"tool": call.tool, "args": call.args}
-            return [*drafts, self._runs.draft(run, "llm.tool_progress", data)]
+            return [*drafts, self._agents.draft(run, "llm.tool_progress", data)]
         call = self._calls.add(run.key, tool, pending=False)
         self._remember_task(run, call)
         return [*drafts, self._asked(run, call, tool)]
@@ -106,7 +106,7 @@ class Tools:
         for call in [call for call in self._calls.open if call.pending]:
             tool = told.get(call.upstream_id, {})
             if tool.get("result") is not None:
-                run, failed = self._runs.by_key(call.run), tool.get("tool_call_error") is True
+                run, failed = self._agents.by_key(call.run), tool.get("tool_call_error") is True
                 drafts += self._ended(run, tool, text(tool["result"]) if failed else None)
             elif call.decision is None:
                 drafts.append(self._settled(call, None, "expired", "the run ended undecided"))
@@ -159,7 +159,7 @@ class Tools:
         duration_s = number(obj(tool.get("metrics")).get("duration"))
         if duration_s is not None:
             data["duration_s"] = duration_s
-        return [*drafts, self._runs.draft(run, "llm.tool_result", data)]
+        return [*drafts, self._agents.draft(run, "llm.tool_result", data)]
 
     def _compared(self, run: Run, call: Call, tool: JsonObject) -> list[Draft]:
         """A warning, once, where an approved call runs as another; the call is that from now on."""
@@ -175,7 +175,7 @@ class Tools:
         call.value = call.fields = None  # they are in the arguments
         if not differs:
             return []
-        return [self._runs.draft(run, "system.warning", warning(call.id, approved, ran))]
+        return [self._agents.draft(run, "system.warning", warning(call.id, approved, ran))]
 
     def _asked(self, run: Run, call: Call, tool: JsonObject) -> Draft:
         data: JsonObject = {"tool": call.tool, "args": call.args, "tool_call_id": call.id}
@@ -184,7 +184,7 @@ class Tools:
         raw = tool.get("tool_args")
         if raw is not None and not isinstance(raw, dict):
             data["args_text"] = text(raw)
-        return self._runs.draft(run, "llm.tool_call", data)
+        return self._agents.draft(run, "llm.tool_call", data)
 
     def _answered(self, call: Call) -> Draft:
         return self._settled(call, tool_value(call.value), "ok", None)
@@ -194,7 +194,7 @@ class Tools:
         data = _result(call, result, outcome)
         if error is not None:
             data["error"] = error
-        return self._runs.draft(self._runs.by_key(call.run), "llm.tool_result", data)
+        return self._agents.draft(self._agents.by_key(call.run), "llm.tool_result", data)
 
     def _remember_task(self, run: Run, call: Call) -> None:
         """A team's call to a member comes before the member's run, which says no task."""

@@ -22,7 +22,7 @@ from penstock.dialects.agno.encode.steps import STEP_FRAMES
 from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.dialects.json import obj, objects, text
 from penstock.dialects.patch import Document
-from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
@@ -54,7 +54,7 @@ OMITTED: Final[Mapping[str, str]] = {
 
 
 @dataclass(slots=True)
-class _Voice:
+class _Speaker:
     """What a run says in this response."""
 
     spoke: bool = False  # in this response
@@ -99,7 +99,7 @@ class AgnoEncoder:
     _first_text_s: float | None = None
     _spoke: bool = False  # the outer run, in any response
     _thoughts: list[str] = field(default_factory=list)  # of the outer run
-    _voices: dict[str, _Voice] = field(default_factory=dict)  # by inner run, "" is the outer
+    _speakers: dict[str, _Speaker] = field(default_factory=dict)  # by inner run, "" is the outer
     _streamed: set[str] = field(default_factory=set)  # open messages that were said in pieces
     _calls: dict[str, _Call] = field(default_factory=dict)
     _items: list[JsonObject] = field(default_factory=list)  # of the open request
@@ -158,20 +158,20 @@ class AgnoEncoder:
         elif data["content"]:
             yield self._said(event, data["content"])
         if data.get("citations"):
-            self._voice(event).citations = pauses.citations(data["citations"])
+            self._speaker(event).citations = pauses.citations(data["citations"])
 
     def _thought(self, event: JsonObject) -> Iterator[JsonObject]:
         thought = event["data"]["thought"]
         if thought:
-            self._voice(event).in_turn = True
+            self._speaker(event).in_turn = True
             if not event.get("subrun"):
-                add_piece(self._thoughts, thought)
+                append_text(self._thoughts, thought)
             said = {"content_type": "str", "reasoning_content": thought, "workflow_agent": False}
             yield self._address.frame(event, "RunContent", **said)
 
     def _said(self, event: JsonObject, content: Json, content_type: Json = None) -> JsonObject:
-        voice = self._voice(event)
-        voice.spoke = voice.in_turn = True
+        speaker = self._speaker(event)
+        speaker.spoke = speaker.in_turn = True
         self._spoke = self._spoke or not event.get("subrun")
         if self._first_text_s is None:
             self._first_text_s = epoch_s(event)
@@ -192,14 +192,14 @@ class AgnoEncoder:
 
     def _end_content(self, event: JsonObject) -> Iterator[JsonObject]:
         """The empty last piece has the citations."""
-        voice = self._voice(event)
-        if voice.spoke:
-            yield self._content(event, "", citations=voice.citations)
+        speaker = self._speaker(event)
+        if speaker.spoke:
+            yield self._content(event, "", citations=speaker.citations)
         yield self._address.frame(event, "RunContentCompleted")
-        voice.spoke = voice.in_turn = False
+        speaker.spoke = speaker.in_turn = False
 
-    def _voice(self, event: JsonObject) -> _Voice:
-        return self._voices.setdefault(obj(event.get("subrun")).get("id", ""), _Voice())
+    def _speaker(self, event: JsonObject) -> _Speaker:
+        return self._speakers.setdefault(obj(event.get("subrun")).get("id", ""), _Speaker())
 
     # --- tools
 
@@ -211,9 +211,9 @@ class AgnoEncoder:
         yield from self._begin_turn(event)
 
     def _begin_turn(self, event: JsonObject) -> Iterator[JsonObject]:
-        voice = self._voice(event)
-        if not voice.in_turn:
-            voice.in_turn = True
+        speaker = self._speaker(event)
+        if not speaker.in_turn:
+            speaker.in_turn = True
             yield self._content(event, "")
 
     def _tool_progress(self, event: JsonObject) -> Iterator[JsonObject]:
@@ -233,7 +233,7 @@ class AgnoEncoder:
         call = self._calls.pop(data["tool_call_id"], None)
         if call is None:  # its start was not seen
             call = _Call(event, pauses.tool(data["tool_call_id"], data["tool"], None))
-        self._voice(event).in_turn = False
+        self._speaker(event).in_turn = False
         if call.started_s is None and (
             outcome in ("rejected", "expired") or pauses.is_silent(call.item, data["tool"])
         ):
@@ -280,7 +280,7 @@ class AgnoEncoder:
     def _paused(self, event: JsonObject) -> Iterator[JsonObject]:
         yield from self._show_calls(event)
         if self.kind != "workflow":
-            if not self._voice(event).spoke:
+            if not self._speaker(event).spoke:
                 yield from self._begin_turn(event)
             yield from self._end_content(event)
         approval_id = event["data"].get("approval_id")
@@ -308,7 +308,7 @@ class AgnoEncoder:
         """An inner run ended."""
         data = event["data"]
         inner = {**event, "subrun": event.get("subrun") or {"id": data["subrun_id"]}}
-        if self._voice(inner).spoke:
+        if self._speaker(inner).spoke:
             yield from self._end_content(inner)
         match data.get("status"):
             case "failed":
@@ -343,7 +343,7 @@ class AgnoEncoder:
             content=content,
             content_type=(structured and data.get("content_type")) or _type_of(content),
             **thoughts,
-            citations=self._voice(event).citations,
+            citations=self._speaker(event).citations,
             session_state=obj(self._state.value),
             metrics=steps | pauses.metrics(data, duration_s, first_token_s),
         )
@@ -362,7 +362,7 @@ class AgnoEncoder:
 
     def _close(self, event: JsonObject) -> Iterator[JsonObject]:
         yield from self._show_calls(event)
-        if self._voice(event).spoke:
+        if self._speaker(event).spoke:
             yield from self._end_content(event)
 
     def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from penstock.dialects.agui.decode.agents import Agents
 from penstock.dialects.agui.decode.chunks import Chunks
-from penstock.dialects.agui.decode.messages import Speech
+from penstock.dialects.agui.decode.messages import Messages
 from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.agui.decode.pauses import Pauses
-from penstock.dialects.agui.decode.speakers import Cast
 from penstock.dialects.agui.decode.tools import Tools
 from penstock.dialects.agui.decode.usage import add_usage, usage_metrics
 from penstock.dialects.agui.vocabulary import EventType
@@ -55,10 +55,10 @@ class AguiDecoder:
         self._thread_id = ""
         self._usage: JsonObject = {}
         self._models: list[JsonObject] = []  # the usage of each model
-        self._cast = Cast(agent)
-        self._speech = Speech(self._cast)
-        self._tools = Tools(self._cast, self._speech, agent.client_tools)
-        self._pauses = Pauses(self._cast, self._tools)
+        self._agents = Agents(agent)
+        self._messages = Messages(self._agents)
+        self._tools = Tools(self._agents, self._messages, agent.client_tools)
+        self._pauses = Pauses(self._agents, self._tools)
         self._chunks = Chunks()
         self._handlers = self._table()
 
@@ -66,7 +66,7 @@ class AguiDecoder:
         """A leg begins: a run of its own, for the upstream."""
         self._waits = False
         self._chunks = Chunks()
-        self._speech.open(leg)
+        self._messages.open(leg)
         self._tools.open(leg)
         self._pauses.open()
         return []
@@ -107,7 +107,7 @@ class AguiDecoder:
         """The response was cut: close what is open, and leave the reason to the caller."""
         if self._over or self._waits:
             return []
-        return [*self._speech.close(_CUT["message"]), *self._cast.close("failed", _CUT)]
+        return [*self._messages.close(_CUT["message"]), *self._agents.close("failed", _CUT)]
 
     def snapshot(self) -> JsonObject:
         """The state between legs."""
@@ -116,8 +116,8 @@ class AguiDecoder:
             "thread_id": self._thread_id,
             "usage": self._usage,
             "models": self._models,
-            "cast": self._cast.dump(),
-            "speech": self._speech.dump(),
+            "cast": self._agents.dump(),
+            "speech": self._messages.dump(),
             "tools": self._tools.dump(),
             "pauses": self._pauses.dump(),
         }
@@ -127,49 +127,49 @@ class AguiDecoder:
         self._over = state["over"]
         self._thread_id = state["thread_id"]
         self._usage, self._models = dict(state["usage"]), list(state["models"])
-        self._cast.load(state["cast"])
-        self._speech.load(state["speech"])
+        self._agents.load(state["cast"])
+        self._messages.load(state["speech"])
         self._tools.load(state["tools"])
         self._pauses.load(state["pauses"])
 
     def _table(self) -> dict[str, Handler]:
         """Every event that means something to us; all others become `custom.event`."""
-        cast, speech, tools = self._cast, self._speech, self._tools
+        agents, messages, tools = self._agents, self._messages, self._tools
         return {
             "RUN_STARTED": self._started,
             "RUN_FINISHED": self._finished,
             "RUN_ERROR": self._failed,
-            "STEP_STARTED": cast.step_started,
-            "STEP_FINISHED": cast.step_finished,
-            "TEXT_MESSAGE_START": speech.started,
+            "STEP_STARTED": agents.step_started,
+            "STEP_FINISHED": agents.step_finished,
+            "TEXT_MESSAGE_START": messages.started,
             "TEXT_MESSAGE_CONTENT": self._said,
-            "TEXT_MESSAGE_END": speech.ended,
+            "TEXT_MESSAGE_END": messages.ended,
             "TOOL_CALL_START": tools.started,
             "TOOL_CALL_ARGS": tools.arguments,
             "TOOL_CALL_END": tools.ended,
             "TOOL_CALL_RESULT": tools.result,
             "STATE_SNAPSHOT": self._snapshot,
             "STATE_DELTA": self._delta,
-            "MESSAGES_SNAPSHOT": self._messages,
-            "REASONING_START": speech.span,
-            "REASONING_MESSAGE_START": speech.thought_started,
-            "REASONING_MESSAGE_CONTENT": speech.thought,
-            "REASONING_MESSAGE_END": speech.thought_ended,
-            "REASONING_END": speech.span,
-            "THINKING_START": speech.thinking_started,
-            "THINKING_TEXT_MESSAGE_START": speech.thinking_started,
-            "THINKING_TEXT_MESSAGE_CONTENT": speech.thinking,
-            "THINKING_TEXT_MESSAGE_END": speech.thinking_ended,
-            "THINKING_END": speech.thinking_ended,
-            "SUBAGENT_STARTED": cast.started,
-            "SUBAGENT_FINISHED": cast.finished,
-            "SUBAGENT_ERROR": cast.failed,
+            "MESSAGES_SNAPSHOT": self._messages_snapshot,
+            "REASONING_START": messages.span,
+            "REASONING_MESSAGE_START": messages.thought_started,
+            "REASONING_MESSAGE_CONTENT": messages.thought,
+            "REASONING_MESSAGE_END": messages.thought_ended,
+            "REASONING_END": messages.span,
+            "THINKING_START": messages.thinking_started,
+            "THINKING_TEXT_MESSAGE_START": messages.thinking_started,
+            "THINKING_TEXT_MESSAGE_CONTENT": messages.thinking,
+            "THINKING_TEXT_MESSAGE_END": messages.thinking_ended,
+            "THINKING_END": messages.thinking_ended,
+            "SUBAGENT_STARTED": agents.started,
+            "SUBAGENT_FINISHED": agents.finished,
+            "SUBAGENT_ERROR": agents.failed,
             "CUSTOM": self._custom_event,
         }
 
     def _event(self, body: JsonObject) -> Sequence[Draft | Pause]:
         type_: str = body["type"]
-        before = [*self._speech.release(body), *self._cast.meet(body)]
+        before = [*self._messages.release(body), *self._agents.meet(body)]
         handle = self._handlers.get(type_)
         said = handle(body) if handle else None
         if said is None:
@@ -181,7 +181,7 @@ class AguiDecoder:
 
     def _started(self, body: JsonObject) -> Sequence[Draft]:
         """The run itself was said to start before: its ids are what is new."""
-        self._cast.run_id = string(body.get("runId")) or self._cast.run_id
+        self._agents.run_id = string(body.get("runId")) or self._agents.run_id
         self._thread_id = string(body.get("threadId")) or self._thread_id
         value = {
             "upstream_run_id": string(body.get("runId")),
@@ -203,25 +203,25 @@ class AguiDecoder:
         asks = self._pauses.asks(outcome, strings(outcome.get("pendingToolCallIds")))
         LimitReached.check(len(asks), MAX_ITEMS, "open questions")
         if asks:
-            drafts = [*self._speech.close(), *self._pauses.pause(asks), *self._tools.close()]
+            drafts = [*self._messages.close(), *self._pauses.pause(asks), *self._tools.close()]
             self._waits = True
             resume = {
                 "thread_id": self._thread_id,
-                "run_id": self._cast.run_id,
+                "run_id": self._agents.run_id,
                 "items": {ask.item.item_id: ask.answer for ask in asks},
             }
             items = [ask.item for ask in asks]
-            return [*drafts, Pause(items, resume, self._cast.source)]
+            return [*drafts, Pause(items, resume, self._agents.source)]
         if kind == "interrupt":  # nobody could ever answer it
             words = "the upstream paused without saying what for"
             return self._fail({"error": words, "code": "upstream_error"})
         return [*self._warned(kind), *self._complete(body)]
 
     def _complete(self, body: JsonObject) -> Sequence[Draft]:
-        drafts = [*self._speech.close(), *self._tools.close(), *self._tools.settle()]
+        drafts = [*self._messages.close(), *self._tools.close(), *self._tools.settle()]
         result = body.get("result")
         data = {
-            "summary": self._speech.summary or text(result),
+            "summary": self._messages.summary or text(result),
             "value": result,
             "usage": self._usage or None,
             "metrics": usage_metrics(self._models),
@@ -252,8 +252,8 @@ class AguiDecoder:
         status, error = _ENDS[event_type]
         if "error" in data:
             error = {"code": data["code"], "message": data["error"]}
-        drafts = self._speech.close(error["message"] if error else None)
-        drafts += self._cast.close(status, error)
+        drafts = self._messages.close(error["message"] if error else None)
+        drafts += self._agents.close(status, error)
         return [*drafts, self._outer(event_type, with_metadata(data, body))]
 
     def _count(self, body: JsonObject) -> None:
@@ -272,24 +272,24 @@ class AguiDecoder:
 
     def _said(self, body: JsonObject) -> Sequence[Draft] | None:
         self._tools.spoken()
-        return self._speech.content(body)
+        return self._messages.content(body)
 
     def _snapshot(self, body: JsonObject) -> Sequence[Draft] | None:
         if "snapshot" not in body:
             return None
-        return [self._cast.draft(body, "state.snapshot", {"snapshot": body["snapshot"]})]
+        return [self._agents.draft(body, "state.snapshot", {"snapshot": body["snapshot"]})]
 
     def _delta(self, body: JsonObject) -> Sequence[Draft] | None:
         delta = body.get("delta")
         if not isinstance(delta, list):
             return None
-        return [self._cast.draft(body, "state.delta", {"delta": delta})]
+        return [self._agents.draft(body, "state.delta", {"delta": delta})]
 
-    def _messages(self, body: JsonObject) -> Sequence[Draft] | None:
+    def _messages_snapshot(self, body: JsonObject) -> Sequence[Draft] | None:
         messages = body.get("messages")
         if not isinstance(messages, list):
             return None
-        return [self._cast.draft(body, "state.messages", {"messages": messages})]
+        return [self._agents.draft(body, "state.messages", {"messages": messages})]
 
     def _custom_event(self, body: JsonObject) -> Sequence[Draft] | None:
         name, value = string(body.get("name")), body.get("value")
@@ -300,7 +300,7 @@ class AguiDecoder:
             return []
         draft = from_custom(name, value)
         if draft is not None:
-            return [self._cast.draft(body, draft.type, draft.data)]
+            return [self._agents.draft(body, draft.type, draft.data)]
         if name in self._handlers or name in EventType.__members__ or "metadata" in body:
             return None  # whole, since its name and value alone would read as something else
         return self._custom(name, body, value)
@@ -310,10 +310,10 @@ class AguiDecoder:
         if name in self._drop:
             return []
         data = {"protocol": "agui", "name": name, "value": value}
-        return [self._cast.draft(obj(body), "custom.event", data)]
+        return [self._agents.draft(obj(body), "custom.event", data)]
 
     def _outer(self, event_type: str, data: JsonObject) -> Draft:
-        return Draft(event_type, data, self._cast.source)
+        return Draft(event_type, data, self._agents.source)
 
 
 _CUT: JsonObject = {"code": "upstream_lost", "message": "the run was cut off"}

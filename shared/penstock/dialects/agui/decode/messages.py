@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
 from penstock.dialects.agui.decode.metadata import with_metadata
-from penstock.dialects.agui.decode.speakers import Cast, Owner, owner_of
 from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
 from penstock.dialects.json import present, string
-from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.text_buffer import append_text
 
 _THINKING = "THINKING"  # the retired events have no ids, so there is one train of thought at a time
 
@@ -39,11 +39,11 @@ class _Thoughts:
     begun: bool = False
 
 
-class Speech:
+class Messages:
     """What the agent and its subagents say and think."""
 
-    def __init__(self, cast: Cast) -> None:
-        self._cast = cast
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
         self._leg = 0
         self._messages: dict[str, _Message] = {}  # by the upstream's id
         self._thoughts: dict[str, _Thoughts] = {}
@@ -82,10 +82,10 @@ class Speech:
         if not delta:
             return []
         message = self._messages.get(upstream_id) or self._open(upstream_id, body)
-        add_piece(message.parts, delta)
+        append_text(message.parts, delta)
         if self._repeats(message, body):
             return []
-        return self._say(message, delta, body)
+        return self._emit_text(message, delta, body)
 
     def ended(self, body: JsonObject) -> list[Draft] | None:
         """TEXT_MESSAGE_END."""
@@ -115,7 +115,7 @@ class Speech:
             self._latest[upstream_id] = message.echo_of
             return []
         return [
-            *self._say(message, "".join(message.parts), message.start),
+            *self._emit_text(message, "".join(message.parts), message.start),
             *self._end(message, end),
         ]
 
@@ -136,7 +136,7 @@ class Speech:
         message.echo_of = last_id if so_far == last_text else None
         return message.echo_of is not None
 
-    def _say(self, message: _Message, delta: str, body: JsonObject) -> list[Draft]:
+    def _emit_text(self, message: _Message, delta: str, body: JsonObject) -> list[Draft]:
         drafts = []
         if not message.begun:
             message.begun = True
@@ -144,11 +144,11 @@ class Speech:
             name = string(message.start.get("name"))
             data = present({"message_id": message.id, "role": message.role, "name": name})
             data = with_metadata(data, message.start)
-            drafts.append(self._cast.draft(message.start, "llm.message_started", data))
+            drafts.append(self._agents.draft(message.start, "llm.message_started", data))
         data = {"content": delta, "message_id": message.id}
         if body is not message.start:
             data = with_metadata(data, body)
-        return [*drafts, self._cast.draft(body, "llm.stream", data)]
+        return [*drafts, self._agents.draft(body, "llm.stream", data)]
 
     def _end(self, message: _Message, body: JsonObject, error: str | None = None) -> list[Draft]:
         if not message.begun:
@@ -160,7 +160,9 @@ class Speech:
         data: JsonObject = {"message_id": message.id, "role": message.role, "content": content}
         if error is not None:
             data |= cut_off(error)
-        draft = self._cast.draft(message.start, "llm.message_completed", with_metadata(data, body))
+        draft = self._agents.draft(
+            message.start, "llm.message_completed", with_metadata(data, body)
+        )
         return [draft]
 
     # thoughts
@@ -228,7 +230,7 @@ class Speech:
             thoughts.id = self._thought_ids.unique(thoughts.id)
             data |= present({"title": thoughts.title})
         data = with_metadata({**data, "reasoning_id": thoughts.id}, body)
-        return [self._cast.draft(body, "llm.reasoning", data)]
+        return [self._agents.draft(body, "llm.reasoning", data)]
 
     def _end_thoughts(self, thoughts: _Thoughts) -> list[Draft]:
         """The end of a train of thought has no words of its own: `final` stands with ""."""
@@ -236,7 +238,7 @@ class Speech:
             return []
         data = {"thought": "", "reasoning_id": thoughts.id, "final": True}
         body = {"subagentRunId": thoughts.owner}
-        return [self._cast.draft(body, "llm.reasoning", data)]
+        return [self._agents.draft(body, "llm.reasoning", data)]
 
     def close(self, error: str | None = None) -> list[Draft]:
         """Ends what is being said and thought; `error` is why open messages are not whole."""
@@ -245,7 +247,7 @@ class Speech:
             drafts += self._end_thoughts(thoughts)
         for message in self._messages.values():
             if message.parts and not message.begun:
-                drafts += self._say(message, "", message.start)
+                drafts += self._emit_text(message, "", message.start)
             drafts += self._end(message, {}, error)
         self._thoughts, self._messages = {}, {}
         return drafts

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from penstock.dialects.agui.decode.speakers import Cast
+from penstock.dialects.agui.decode.agents import Agents
 from penstock.dialects.agui.decode.tools import Call, Tools
 from penstock.dialects.base import Draft, Ids, Json, JsonObject, PauseItem
 from penstock.dialects.json import obj, parsed, string, text
@@ -32,8 +32,8 @@ class Ask:
 class Pauses:
     """What the run waits for, and what was decided about it."""
 
-    def __init__(self, cast: Cast, tools: Tools) -> None:
-        self._cast = cast
+    def __init__(self, agents: Agents, tools: Tools) -> None:
+        self._agents = agents
         self._tools = tools
         self._interrupts: list[Json] = []  # values of CUSTOM on_interrupt in this leg
         self._waiting: dict[str, str] = {}  # item id to the upstream's id of the call
@@ -106,14 +106,14 @@ class Pauses:
                 description=string(interrupt.get("message")) or string(interrupt.get("reason")),
                 input_schema=schema if kind == "input" else None,
                 editable="editedArgs" in obj(obj(schema).get("properties")),
-                subrun=self._cast.subrun(string(interrupt.get("subagentRunId"))),
+                subrun=self._agents.subrun(string(interrupt.get("subagentRunId"))),
             )
             yield _about(item, {"style": "resume", "kind": kind, "interrupt": interrupt}, call)
 
     def _of_call(self, call: Call, named: bool, ids: Ids) -> Ask:
         """A call left unanswered: the client's to run, else (Agno) one that needs a yes."""
         kind = "external" if named or self._tools.is_clients(call) else "confirmation"
-        item = PauseItem(ids.unique(call.upstream_id), kind, subrun=self._cast.subrun(call.owner))
+        item = PauseItem(ids.unique(call.upstream_id), kind, subrun=self._agents.subrun(call.owner))
         answer = {"style": "tool", "tool_call_id": call.upstream_id, "kind": kind}
         return _about(item, answer, call)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from penstock.dialects.agui.decode.messages import Speech
+from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
+from penstock.dialects.agui.decode.messages import Messages
 from penstock.dialects.agui.decode.metadata import with_metadata
-from penstock.dialects.agui.decode.speakers import Cast, Owner, owner_of
 from penstock.dialects.approved_calls import same_args, warning
 from penstock.dialects.base import Draft, Ids, Json, JsonObject, short
 from penstock.dialects.json import loads, objects, parsed, present, string, text
-from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.text_buffer import append_text
 
 
 @dataclass(slots=True)
@@ -41,9 +41,9 @@ class Call:
 class Tools:
     """The calls of a run, over all its legs."""
 
-    def __init__(self, cast: Cast, speech: Speech, client_tools: frozenset[str]) -> None:
-        self._cast = cast
-        self._speech = speech
+    def __init__(self, agents: Agents, messages: Messages, client_tools: frozenset[str]) -> None:
+        self._agents = agents
+        self._messages = messages
         self._client_tools = client_tools
         self._leg = 0
         self._ids = Ids()
@@ -81,7 +81,7 @@ class Tools:
                 named = short(string(body.get("toolCallName")) or known.tool)
                 self._again[upstream_id] = (named, [])
             data = {"tool_call_id": known.id, "status": "running"}
-            return [self._cast.draft(body, "llm.tool_progress", data)]
+            return [self._agents.draft(body, "llm.tool_progress", data)]
         if known is not None and not known.asked:
             return None  # it is under way
         self._add(upstream_id, body)
@@ -93,13 +93,13 @@ class Tools:
         if call is None or not isinstance(delta, str):
             return None
         if call.upstream_id in self._again:
-            add_piece(self._again[call.upstream_id][1], delta)
+            append_text(self._again[call.upstream_id][1], delta)
             return []
         if call.asked or not delta:
             return []
-        add_piece(call.parts, delta)
+        append_text(call.parts, delta)
         data = {"tool_call_id": call.id, "tool": call.tool, "delta": delta}
-        return [self._cast.draft(body, "llm.tool_args", with_metadata(data, body))]
+        return [self._agents.draft(body, "llm.tool_args", with_metadata(data, body))]
 
     def ended(self, body: JsonObject) -> list[Draft] | None:
         """TOOL_CALL_END: the model has asked."""
@@ -133,7 +133,7 @@ class Tools:
         if parts := objects(content):
             data["content"] = parts
         self._close(call)
-        return [*drafts, self._cast.draft(body, "llm.tool_result", with_metadata(data, body))]
+        return [*drafts, self._agents.draft(body, "llm.tool_result", with_metadata(data, body))]
 
     def spoken(self) -> None:
         """The agent speaks: it has, or needs, no answer to what it asked before."""
@@ -237,8 +237,8 @@ class Tools:
         call.tool, call.args, self._approved[call.upstream_id] = tool, ran, ran
         data = {"tool_call_id": call.id, "status": "running", "tool": tool, "args": ran}
         return [
-            self._cast.draft(body, "system.warning", differs),
-            self._cast.draft(body, "llm.tool_progress", data),
+            self._agents.draft(body, "system.warning", differs),
+            self._agents.draft(body, "llm.tool_progress", data),
         ]
 
     def _add(self, upstream_id: str, body: JsonObject) -> Call:
@@ -249,7 +249,7 @@ class Tools:
             tool=short(string(body.get("toolCallName")) or "unknown"),
             leg=self._leg,
             owner=owner_of(body),
-            message_id=self._speech.message_id(parent) if parent else None,
+            message_id=self._messages.message_id(parent) if parent else None,
             metadata=with_metadata({}, body) or None,
         )
         self._open[upstream_id] = call
@@ -271,14 +271,16 @@ class Tools:
             "args_text": said if args is None else None,
             "execution": "client" if self.is_clients(call) else None,
         }
-        return [self._cast.draft(call.body, "llm.tool_call", present(data) | (call.metadata or {}))]
+        return [
+            self._agents.draft(call.body, "llm.tool_call", present(data) | (call.metadata or {}))
+        ]
 
     def _settled(self, call: Call, result: Json, outcome: str, error: str | None) -> Draft:
         self._close(call)
         data = {"tool": call.tool, "result": result, "tool_call_id": call.id, "outcome": outcome}
         if error is not None:
             data["error"] = error
-        return self._cast.draft(call.body, "llm.tool_result", data)
+        return self._agents.draft(call.body, "llm.tool_result", data)
 
     def _close(self, call: Call) -> None:
         del self._open[call.upstream_id]

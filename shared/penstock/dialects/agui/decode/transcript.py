@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj, objects, present, string, text
-from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.text_buffer import append_text
 
 
 class Transcript:
@@ -84,7 +84,7 @@ class Transcript:
 
     def _grow(self, id: str, holder: JsonObject, key: str, body: JsonObject) -> None:
         pieces = self._pieces.setdefault((id, key), (holder, []))[1]
-        add_piece(pieces, text(body.get("delta")))
+        append_text(pieces, text(body.get("delta")))
 
     def _called(self, body: JsonObject) -> None:
         self._writing.discard(text(body.get("toolCallId")))

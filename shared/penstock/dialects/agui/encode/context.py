@@ -12,7 +12,7 @@ from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import JsonObject
 
 # What one canonical event makes: a type, its fields, and the facts that a profile may add.
-Said = tuple[EventType, JsonObject, JsonObject]
+Emitted = tuple[EventType, JsonObject, JsonObject]
 NO_FACTS: Final[JsonObject] = {}
 
 
@@ -32,7 +32,7 @@ class Context:
         """What the ids of this run begin with."""
         return self.names.scope
 
-    def custom(self, data: JsonObject) -> Said:
+    def custom(self, data: JsonObject) -> Emitted:
         """What the protocol has no type for: the current event, its data as the value."""
         ids: JsonObject = {  # as the client knows them
             key: self.names.of(data[key])

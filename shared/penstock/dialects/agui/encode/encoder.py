@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final
 
-from penstock.dialects.agui.encode.context import NO_FACTS, Context, Said
-from penstock.dialects.agui.encode.messages import Speech
-from penstock.dialects.agui.encode.passthrough import Passed
+from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted
+from penstock.dialects.agui.encode.messages import Messages
+from penstock.dialects.agui.encode.passthrough import Passthrough
 from penstock.dialects.agui.encode.pauses import interrupt, interrupt_of_all
 from penstock.dialects.agui.encode.profiles import Place, Profile
-from penstock.dialects.agui.encode.steps import Inner
-from penstock.dialects.agui.encode.tools import Calls
+from penstock.dialects.agui.encode.steps import Steps
+from penstock.dialects.agui.encode.tools import Tools
 from penstock.dialects.agui.ids import scope_of
 from penstock.dialects.agui.values import epoch_ms, token_usage
 from penstock.dialects.agui.vocabulary import (
@@ -71,17 +71,17 @@ class AguiEncoder:
         self._thread_id = thread_id
         self._run_ids = run_ids
         self._context = Context(profile, is_modern(protocol_version))
-        self._speech = Speech(self._context)
-        self._calls = Calls(self._context, self._speech)
-        self._inner = Inner(self._context)
+        self._messages = Messages(self._context)
+        self._tools = Tools(self._context, self._messages)
+        self._steps = Steps(self._context)
         self._leg = 0
         self._run_id = ""
         self._requests: dict[str, JsonObject] = {}
         self._handlers = self._table()
 
-    def _table(self) -> Mapping[str, Callable[[JsonObject], Iterator[Said]]]:
+    def _table(self) -> Mapping[str, Callable[[JsonObject], Iterator[Emitted]]]:
         """Every event that has a type in the protocol; all others become CUSTOM."""
-        passed = Passed(self._context)
+        passthrough = Passthrough(self._context)
         return {
             "lifecycle.started": _nothing,
             "lifecycle.paused": self._paused,
@@ -90,22 +90,22 @@ class AguiEncoder:
             "lifecycle.failed": self._failed,
             "lifecycle.cancelled": self._cancelled,
             "approval.requested": self._requested,
-            "llm.message_started": self._speech.started,
-            "llm.stream": self._speech.streamed,
-            "llm.message_completed": self._speech.completed,
-            "llm.reasoning": self._speech.thought,
-            "llm.tool_args": self._calls.arguments,
-            "llm.tool_call": self._calls.called,
-            "llm.tool_result": self._calls.answered,
-            "workflow.step_started": self._inner.step_started,
-            "workflow.step_completed": self._inner.step_ended,
-            "workflow.step_failed": self._inner.step_ended,
-            "dispatch.worker": self._inner.dispatched,
-            "dispatch.finished": self._inner.finished,
-            "state.snapshot": passed.snapshot,
-            "state.delta": passed.delta,
-            "state.messages": passed.messages,
-            "custom.event": passed.custom_event,
+            "llm.message_started": self._messages.started,
+            "llm.stream": self._messages.streamed,
+            "llm.message_completed": self._messages.completed,
+            "llm.reasoning": self._messages.thought,
+            "llm.tool_args": self._tools.arguments,
+            "llm.tool_call": self._tools.called,
+            "llm.tool_result": self._tools.answered,
+            "workflow.step_started": self._steps.step_started,
+            "workflow.step_completed": self._steps.step_ended,
+            "workflow.step_failed": self._steps.step_ended,
+            "dispatch.worker": self._steps.dispatched,
+            "dispatch.finished": self._steps.finished,
+            "state.snapshot": passthrough.snapshot,
+            "state.delta": passthrough.delta,
+            "state.messages": passthrough.messages,
+            "custom.event": passthrough.custom_event,
         }
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
@@ -118,7 +118,7 @@ class AguiEncoder:
             return ()
         context.owner = (event.get("subrun") or {}).get("id")
         said = [] if self.phase is Phase.RUNNING else list(self._begin(event))
-        said += self._inner.enter(event["data"])
+        said += self._steps.enter(event["data"])
         handler = self._handlers.get(context.type)
         said += handler(event["data"]) if handler else (context.custom(event["data"]),)
         place = Place(self._thread_id, self._run_id, epoch_ms(event.get("timestamp")))
@@ -143,17 +143,17 @@ class AguiEncoder:
         """Where an event without a time of its own would stand."""
         return Place(self._thread_id, self._run_id, None)
 
-    def reopened(self) -> Iterator[Said]:
+    def reopened(self) -> Iterator[Emitted]:
         """The starts of all that is open, for a client that joins now."""
-        yield from self._inner.reopened()
-        yield from self._speech.reopened()
-        yield from self._calls.reopened()
+        yield from self._steps.reopened()
+        yield from self._messages.reopened()
+        yield from self._tools.reopened()
 
-    def _frame(self, said: Said, place: Place) -> Frame:
+    def _frame(self, said: Emitted, place: Place) -> Frame:
         type, fields, facts = said
         return frame(self.profile.body(type, fields, facts, place), type.value)
 
-    def _begin(self, event: JsonObject) -> Iterator[Said]:
+    def _begin(self, event: JsonObject) -> Iterator[Emitted]:
         """RUN_STARTED, and what was open when the run began to wait."""
         run_id = event.get("run_id") or ""
         if self.phase is Phase.BEFORE:
@@ -166,15 +166,15 @@ class AguiEncoder:
             fields["protocolVersion"] = PROTOCOL_VERSION
         facts = {"run_id": run_id, "leg": self._leg, "agent": event["data"].get("agent")}
         yield EventType.RUN_STARTED, fields, facts
-        self._inner.begin()
+        self._steps.begin()
         yield from self.reopened()
 
-    def _requested(self, data: JsonObject) -> Iterator[Said]:
+    def _requested(self, data: JsonObject) -> Iterator[Emitted]:
         """Told at the pause, if there is one: a policy may decide without a person."""
         self._requests[data["approval_id"]] = data
         yield from ()
 
-    def _paused(self, data: JsonObject) -> Iterator[Said]:
+    def _paused(self, data: JsonObject) -> Iterator[Emitted]:
         approval_id = data["approval_id"]
         request = self._requests.get(approval_id, {})
         items = request.get("items") or []
@@ -195,7 +195,7 @@ class AguiEncoder:
         self.phase = Phase.WAITING
         yield self._finished({"approval_id": approval_id}, outcome=outcome)
 
-    def _completed(self, data: JsonObject) -> Iterator[Said]:
+    def _completed(self, data: JsonObject) -> Iterator[Emitted]:
         yield from self._close()
         self.phase = Phase.OVER
         fields: JsonObject = {}
@@ -205,7 +205,7 @@ class AguiEncoder:
             fields["usage"] = [usage]
         yield self._finished(data, **fields)
 
-    def _cancelled(self, data: JsonObject) -> Iterator[Said]:
+    def _cancelled(self, data: JsonObject) -> Iterator[Emitted]:
         reason = data.get("reason") or "user_stop"
         yield from self._close(error=f"cancelled: {reason}")
         self.phase = Phase.OVER
@@ -215,7 +215,7 @@ class AguiEncoder:
             facts = {"by": data.get("by")}
             yield _error(f"The run was cancelled: {reason}.", "cancelled", facts)
 
-    def _failed(self, data: JsonObject) -> Iterator[Said]:
+    def _failed(self, data: JsonObject) -> Iterator[Emitted]:
         code = data.get("code") or "internal"
         message, facts = data.get("error") or INTERNAL_ERROR, data
         if code == "internal":
@@ -226,18 +226,18 @@ class AguiEncoder:
 
     def _close(
         self, *, error: str | None = None, suspended: Sequence[str] | None = None
-    ) -> Iterator[Said]:
+    ) -> Iterator[Emitted]:
         """Ends all that is open, `suspended` by these interrupts where the run goes on later."""
-        yield from self._speech.close(error)
-        yield from self._calls.close()
-        yield from self._inner.close(error, suspended)
+        yield from self._messages.close(error)
+        yield from self._tools.close()
+        yield from self._steps.close(error, suspended)
 
-    def _finished(self, facts: JsonObject, **fields: Json) -> Said:
+    def _finished(self, facts: JsonObject, **fields: Json) -> Emitted:
         body = {"threadId": self._thread_id, "runId": self._run_id, **fields}
         return EventType.RUN_FINISHED, body, facts
 
 
-def _nothing(data: JsonObject) -> Iterator[Said]:
+def _nothing(data: JsonObject) -> Iterator[Emitted]:
     yield from ()
 
 
@@ -245,5 +245,5 @@ def _is_frontends(item: JsonObject) -> bool:
     return item["kind"] in CLIENT_KINDS and bool(item.get("tool_call_id"))
 
 
-def _error(message: str, code: str, facts: JsonObject = NO_FACTS) -> Said:
+def _error(message: str, code: str, facts: JsonObject = NO_FACTS) -> Emitted:
     return EventType.RUN_ERROR, {"message": message, "code": code}, facts

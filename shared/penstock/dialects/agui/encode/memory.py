@@ -13,7 +13,7 @@ from typing import Final
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.patch import Document, DoesNotApply
-from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.text_buffer import append_text
 
 NOTHING: Final = object()  # no state is known, which is not the state null
 
@@ -74,7 +74,7 @@ class Memory:
         return message_and_call[1] if message_and_call is not None else None
 
     def _grow(self, holder: JsonObject, key: str, delta: str) -> None:
-        add_piece(self._pieces.setdefault((id(holder), key), (holder, []))[1], delta)
+        append_text(self._pieces.setdefault((id(holder), key), (holder, []))[1], delta)
 
     def _run_started(self, event: JsonObject) -> None:
         self.run, self.end = event, None

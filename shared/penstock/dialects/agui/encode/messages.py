@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.dialects.agui.encode.context import NO_FACTS, Context, Said
+from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted
 from penstock.dialects.agui.encode.ledger import Message
 from penstock.dialects.agui.vocabulary import TEXT_ROLES, EventType
 from penstock.dialects.base import JsonObject
-from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.text_buffer import append_text
 
 
-class Speech:
+class Messages:
     """What agents say and think. In a profile of whole messages a message is told at its end."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._open = context.open
 
-    def started(self, data: JsonObject) -> Iterator[Said]:
+    def started(self, data: JsonObject) -> Iterator[Emitted]:
         """llm.message_started."""
         yield from self.end_thoughts()
         if data["message_id"] not in self._open.messages:
             yield from self._open_message(data["message_id"], data)
 
-    def streamed(self, data: JsonObject) -> Iterator[Said]:
+    def streamed(self, data: JsonObject) -> Iterator[Emitted]:
         """llm.stream."""
         yield from self.end_thoughts()
         id, content = data["message_id"], data["content"]
@@ -33,13 +33,13 @@ class Speech:
             yield from self._open_message(id, data)
             message = self._open.messages[id]
         if self._context.profile.whole:
-            add_piece(message.text, content)
+            append_text(message.text, content)
         elif content:
             message.said = True
             fields = {"messageId": self._context.names.of(id), "delta": content}
             yield EventType.TEXT_MESSAGE_CONTENT, fields, NO_FACTS
 
-    def completed(self, data: JsonObject) -> Iterator[Said]:
+    def completed(self, data: JsonObject) -> Iterator[Emitted]:
         """llm.message_completed."""
         yield from self.end_thoughts()
         id = data["message_id"]
@@ -47,7 +47,7 @@ class Speech:
             yield from self._open_message(id, data)
         yield from self._message_end(id, self._open.messages[id], data)
 
-    def reopened(self) -> Iterator[Said]:
+    def reopened(self) -> Iterator[Emitted]:
         """The starts of messages and thoughts under way."""
         if not self._context.profile.whole:
             for id, message in self._open.messages.items():
@@ -55,7 +55,7 @@ class Speech:
         for id, owner in self._open.thoughts.items():
             yield from self._thought_starts(id, owner)
 
-    def close(self, error: str | None) -> Iterator[Said]:
+    def close(self, error: str | None) -> Iterator[Emitted]:
         """Ends what is under way; `error` is why it is not whole."""
         for id in list(self._open.thoughts):
             yield from self._thought_ends(id)
@@ -63,7 +63,7 @@ class Speech:
             content = "".join(message.text)
             yield from self._message_end(id, message, {"content": content, "error": error})
 
-    def _open_message(self, id: str, data: JsonObject) -> Iterator[Said]:
+    def _open_message(self, id: str, data: JsonObject) -> Iterator[Emitted]:
         role = data.get("role")
         owner = self._open.owner_of(f"message {id}", self._context.owner)
         started = {name: data[name] for name in ("name", "metadata") if data.get(name)}
@@ -73,7 +73,7 @@ class Speech:
         if not self._context.profile.whole:
             yield self._message_start(id, message)
 
-    def _message_start(self, id: str, message: Message) -> Said:
+    def _message_start(self, id: str, message: Message) -> Emitted:
         fields: JsonObject = {"messageId": self._context.names.of(id), "role": message.role}
         name = message.started.get("name")
         if isinstance(name, str):
@@ -84,7 +84,7 @@ class Speech:
             message.started,
         )
 
-    def _message_end(self, id: str, message: Message, data: JsonObject) -> Iterator[Said]:
+    def _message_end(self, id: str, message: Message, data: JsonObject) -> Iterator[Emitted]:
         del self._open.messages[id]
         content = data.get("content") or "".join(message.text)
         if self._context.profile.whole:
@@ -97,7 +97,7 @@ class Speech:
 
     # thoughts
 
-    def thought(self, data: JsonObject) -> Iterator[Said]:
+    def thought(self, data: JsonObject) -> Iterator[Emitted]:
         """llm.reasoning."""
         id = data["reasoning_id"]
         if data["thought"]:
@@ -109,21 +109,21 @@ class Speech:
         if data.get("final") and id in self._open.thoughts:
             yield from self._thought_ends(id)
 
-    def end_thoughts(self) -> Iterator[Said]:
+    def end_thoughts(self) -> Iterator[Emitted]:
         """Who speaks or acts has thought: a client shows it as thinking until then."""
         if self._open.thoughts:
             mine = [id for id, owner in self._open.thoughts.items() if owner == self._context.owner]
             for id in mine:
                 yield from self._thought_ends(id)
 
-    def _thought_starts(self, id: str, owner: str | None) -> Iterator[Said]:
+    def _thought_starts(self, id: str, owner: str | None) -> Iterator[Emitted]:
         owner = self._open.owner_of(f"thought {id}", owner)
         self._context.names.begin(id)
         span = self._context.tagged({"messageId": self._context.names.of(id)}, owner)
         yield EventType.REASONING_START, span, NO_FACTS
         yield EventType.REASONING_MESSAGE_START, {**span, "role": "reasoning"}, NO_FACTS
 
-    def _thought_ends(self, id: str) -> Iterator[Said]:
+    def _thought_ends(self, id: str) -> Iterator[Emitted]:
         del self._open.thoughts[id]
         span = {"messageId": self._context.names.of(id)}
         yield EventType.REASONING_MESSAGE_END, span, NO_FACTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.dialects.agui.encode.context import NO_FACTS, Context, Said
+from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted
 from penstock.dialects.agui.encode.native import are_messages, native_event
 from penstock.dialects.agui.ids import unscoped
 from penstock.dialects.agui.vocabulary import INTERNAL_EVENTS, EventType
@@ -12,25 +12,25 @@ from penstock.dialects.base import JsonObject
 from penstock.dialects.patch import is_patch
 
 
-class Passed:
+class Passthrough:
     """What is passed on as it is, or inside a CUSTOM event."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._open = context.open
 
-    def snapshot(self, data: JsonObject) -> Iterator[Said]:
+    def snapshot(self, data: JsonObject) -> Iterator[Emitted]:
         """state.snapshot."""
         yield EventType.STATE_SNAPSHOT, self._context.mine({"snapshot": data["snapshot"]}), NO_FACTS
 
-    def delta(self, data: JsonObject) -> Iterator[Said]:
+    def delta(self, data: JsonObject) -> Iterator[Emitted]:
         """state.delta."""
         if is_patch(data["delta"]):
             yield EventType.STATE_DELTA, self._context.mine({"delta": data["delta"]}), NO_FACTS
         else:
             yield self._context.custom(data)
 
-    def messages(self, data: JsonObject) -> Iterator[Said]:
+    def messages(self, data: JsonObject) -> Iterator[Emitted]:
         """state.messages."""
         messages = data["messages"]
         if not are_messages(messages, modern=self._context.modern):
@@ -63,7 +63,7 @@ class Passed:
                 id = unscoped(each["id"])
                 self._open.owners[f"{entity} {id}"] = owner
 
-    def custom_event(self, data: JsonObject) -> Iterator[Said]:
+    def custom_event(self, data: JsonObject) -> Iterator[Emitted]:
         """custom.event: an AG-UI upstream's own passes as it was; machinery is left out."""
         if data["name"] in INTERNAL_EVENTS:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from penstock.dialects.agui.encode.context import NO_FACTS, Context, Said
+from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted
 from penstock.dialects.agui.encode.ledger import Step, Subagent
 from penstock.dialects.agui.vocabulary import INTERNAL_EVENTS, EventType
 from penstock.dialects.base import JsonObject
@@ -30,7 +30,7 @@ _PARENTS: Final = {
 }
 
 
-class Inner:
+class Steps:
     """The steps and inner runs of a run."""
 
     def __init__(self, context: Context) -> None:
@@ -38,7 +38,7 @@ class Inner:
         self._open = context.open
         self._had_step = False  # this AG-UI run has told of a step
 
-    def step_started(self, data: JsonObject) -> Iterator[Said]:
+    def step_started(self, data: JsonObject) -> Iterator[Emitted]:
         """workflow.step_started; a profile with a step of its own has the contract's besides."""
         if self._context.profile.step and not self._is_contracts(data):
             yield self._context.custom(data)
@@ -59,7 +59,7 @@ class Inner:
         others = (step for id, step in self._open.steps.items() if id != PROFILE_STEP)
         return name in CONTRACT_STEPS and all(step.name != name for step in others)
 
-    def enter(self, data: JsonObject) -> Iterator[Said]:
+    def enter(self, data: JsonObject) -> Iterator[Emitted]:
         """Opens the profile's step before the current event, unless some step is open.
 
         The step waits for the first event that says something, since an upstream may begin with
@@ -77,7 +77,7 @@ class Inner:
         step = self._open.steps[PROFILE_STEP] = Step(name, None)
         yield self._step(EventType.STEP_STARTED, step)
 
-    def step_ended(self, data: JsonObject) -> Iterator[Said]:
+    def step_ended(self, data: JsonObject) -> Iterator[Emitted]:
         """workflow.step_completed and step_failed."""
         step = self._open.steps.pop(data["step_id"], None)
         if step is None:
@@ -91,7 +91,7 @@ class Inner:
         self._open.known_subagents.clear()
         self._open.known_subagents.update(self._open.subagents)
 
-    def reopened(self) -> Iterator[Said]:
+    def reopened(self) -> Iterator[Emitted]:
         """The starts of those that go on."""
         again: set[str] = set()
         for id, subagent in self._open.subagents.items():
@@ -103,7 +103,7 @@ class Inner:
         for step in self._open.steps.values():
             yield self._step(EventType.STEP_STARTED, step)
 
-    def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Said]:
+    def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
         """Ends all for the client, but for the run: of one that waits they go on after it."""
         for step in reversed(self._open.steps.values()):
             yield self._step(EventType.STEP_FINISHED, step)
@@ -117,11 +117,11 @@ class Inner:
                 fields["outcome"] = {"type": "suspended", **asked}
             yield EventType.SUBAGENT_FINISHED, fields, NO_FACTS
 
-    def _step(self, type: EventType, step: Step, facts: JsonObject = NO_FACTS) -> Said:
+    def _step(self, type: EventType, step: Step, facts: JsonObject = NO_FACTS) -> Emitted:
         self._had_step = True
         return type, self._context.tagged({"stepName": step.name}, step.owner), facts
 
-    def dispatched(self, data: JsonObject) -> Iterator[Said]:
+    def dispatched(self, data: JsonObject) -> Iterator[Emitted]:
         """dispatch.worker; an id comes once in an AG-UI run."""
         id = data["subrun_id"]
         if not self._context.modern or id in self._open.known_subagents:
@@ -139,7 +139,7 @@ class Inner:
         self._open.known_subagents.add(id)
         yield EventType.SUBAGENT_STARTED, {"subagentRunId": id, **started}, data
 
-    def finished(self, data: JsonObject) -> Iterator[Said]:
+    def finished(self, data: JsonObject) -> Iterator[Emitted]:
         """dispatch.finished."""
         id = data["subrun_id"]
         if self._open.subagents.pop(id, None) is None:

@@ -4,45 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.dialects.agui.encode.context import NO_FACTS, Context, Said
+from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted
 from penstock.dialects.agui.encode.ledger import Call
-from penstock.dialects.agui.encode.messages import Speech
+from penstock.dialects.agui.encode.messages import Messages
 from penstock.dialects.agui.encode.native import are_parts
 from penstock.dialects.agui.values import json_text, result_text
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import JsonObject
-from penstock.dialects.text_buffer import add_piece
+from penstock.dialects.text_buffer import append_text
 
 
-class Calls:
+class Tools:
     """The calls of a run. In a profile of whole messages the arguments come with the call."""
 
-    def __init__(self, context: Context, speech: Speech) -> None:
+    def __init__(self, context: Context, messages: Messages) -> None:
         self._context = context
         self._open = context.open
-        self._speech = speech
+        self._messages = messages
         self._calls: dict[str, Call] = {}
 
-    def arguments(self, data: JsonObject) -> Iterator[Said]:
+    def arguments(self, data: JsonObject) -> Iterator[Emitted]:
         """llm.tool_args. A value at a path is no text: those arguments come with the call."""
         delta = data.get("delta")
         id = data["tool_call_id"]
         if not delta or (id in self._calls and id not in self._open.calls):
             return
-        yield from self._speech.end_thoughts()
+        yield from self._messages.end_thoughts()
         call = self._open.calls.get(id)
         if call is None:
             call = self._new(id, data)
             if not self._context.profile.whole:
                 yield self._start(id, call)
         if self._context.profile.whole:
-            add_piece(call.text, delta)
+            append_text(call.text, delta)
         else:
             call.said = True
             fields = {"toolCallId": self._context.names.of(id), "delta": delta}
             yield EventType.TOOL_CALL_ARGS, fields, _facts(call)
 
-    def called(self, data: JsonObject) -> Iterator[Said]:
+    def called(self, data: JsonObject) -> Iterator[Emitted]:
         """llm.tool_call; the first of its id."""
         id = data["tool_call_id"]
         call = self._open.calls.get(id)
@@ -51,20 +51,20 @@ class Calls:
                 return
             call = self._new(id, data)
             if not self._context.profile.whole:
-                yield from self._speech.end_thoughts()
+                yield from self._messages.end_thoughts()
                 yield self._start(id, call)
-        yield from self._speech.end_thoughts()
+        yield from self._messages.end_thoughts()
         call.args = data["args"]
         text = data.get("args_text")
         yield from self._end(id, call, text if text is not None else json_text(call.args), data)
 
-    def reopened(self) -> Iterator[Said]:
+    def reopened(self) -> Iterator[Emitted]:
         """The starts of calls whose arguments stream."""
         if not self._context.profile.whole:
             for id, call in self._open.calls.items():
                 yield self._start(id, call)
 
-    def close(self) -> Iterator[Said]:
+    def close(self) -> Iterator[Emitted]:
         """Ends the calls whose arguments stream."""
         for id, call in list(self._open.calls.items()):
             yield from self._end(id, call, "".join(call.text), NO_FACTS)
@@ -82,14 +82,14 @@ class Calls:
         self._open.calls[id] = self._calls[id] = call
         return call
 
-    def _start(self, id: str, call: Call) -> Said:
+    def _start(self, id: str, call: Call) -> Emitted:
         fields: JsonObject = {"toolCallId": self._context.names.of(id), "toolCallName": call.tool}
         if call.message_id != self._context.names.of(id):
             fields["parentMessageId"] = call.message_id
         tagged = self._context.tagged(fields, call.owner)
         return EventType.TOOL_CALL_START, tagged, _facts(call)
 
-    def _end(self, id: str, call: Call, text: str, data: JsonObject) -> Iterator[Said]:
+    def _end(self, id: str, call: Call, text: str, data: JsonObject) -> Iterator[Emitted]:
         del self._open.calls[id]
         facts = {**data, **_facts(call)}
         fields = {"toolCallId": self._context.names.of(id)}
@@ -99,9 +99,9 @@ class Calls:
             yield EventType.TOOL_CALL_ARGS, {**fields, "delta": text}, _facts(call)
         yield EventType.TOOL_CALL_END, fields, facts
 
-    def answered(self, data: JsonObject) -> Iterator[Said]:
+    def answered(self, data: JsonObject) -> Iterator[Emitted]:
         """llm.tool_result; a call that it cuts off is ended first."""
-        yield from self._speech.end_thoughts()
+        yield from self._messages.end_thoughts()
         id = data["tool_call_id"]
         call = self._open.calls.get(id)
         if call is not None:

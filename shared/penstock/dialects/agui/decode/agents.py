@@ -25,7 +25,7 @@ Owner = str | None  # the upstream's id of a subagent; None for the agent itself
 
 
 @dataclass(slots=True)
-class _Actor:
+class _Agent:
     """The agent (`key` is "") or a subagent, and the steps that it is in, the inner last."""
 
     source: Source
@@ -35,11 +35,11 @@ class _Actor:
     steps: list[list[str]] = field(default_factory=list)  # name and step id
 
 
-class Cast:
+class Agents:
     """Everybody who takes part in a run."""
 
     def __init__(self, agent: AgentFacts) -> None:
-        self._outer = _Actor(
+        self._outer = _Agent(
             Source(
                 agent_id=agent.id,
                 agent_type=agent.kind,
@@ -47,7 +47,7 @@ class Cast:
                 team_name=None,
             )
         )
-        self._subagents: dict[str, _Actor] = {}
+        self._subagents: dict[str, _Agent] = {}
         self._subrun_ids = Ids()
         self._step_ids = Ids()
         self.run_id = ""  # the upstream's, of this leg
@@ -59,13 +59,13 @@ class Cast:
 
     def draft(self, body: JsonObject, event_type: str, data: JsonObject) -> Draft:
         """Something that the event's owner says."""
-        actor = self._actor(owner_of(body))
-        step_id = actor.steps[-1][1] if actor.steps else None
-        return Draft(event_type, data, actor.source, actor.subrun, step_id)
+        agent = self._agent(owner_of(body))
+        step_id = agent.steps[-1][1] if agent.steps else None
+        return Draft(event_type, data, agent.source, agent.subrun, step_id)
 
     def subrun(self, owner: Owner) -> Subrun | None:
         """The inner run of a subagent."""
-        return self._actor(owner).subrun
+        return self._agent(owner).subrun
 
     def meet(self, body: JsonObject) -> list[Draft]:
         """An event names a subagent whose start was not seen: every one has a start."""
@@ -90,11 +90,11 @@ class Cast:
     def finished(self, body: JsonObject) -> list[Draft] | None:
         """SUBAGENT_FINISHED: it is done, or it waits for what the run will ask for."""
         owner = owner_of(body)
-        actor = self._subagents.get(owner) if owner else None
-        if owner is None or actor is None:
+        agent = self._subagents.get(owner) if owner else None
+        if owner is None or agent is None:
             return None
         if obj(body.get("outcome")).get("type") == "suspended":
-            actor.suspended = True
+            agent.suspended = True
             return None  # told as the upstream's own event
         return self._finish(owner, "completed", result=body.get("result"))
 
@@ -107,13 +107,13 @@ class Cast:
         return self._finish(owner, "failed", error=string(body.get("message")) or code or "failed")
 
     def _dispatch(self, owner: str, body: JsonObject) -> Draft:
-        around = self._actor(string(body.get("parentSubagentRunId")))
+        around = self._agent(string(body.get("parentSubagentRunId")))
         key, name = self._subrun_ids.unique(owner), short(string(body.get("name")) or owner)
         subrun = Subrun(id=key, name=name)
         if around.key:
             subrun["parent_id"] = around.key
         source = Source(agent_id=name, agent_type="worker", agent_name=name, team_name=None)
-        self._subagents[owner] = _Actor(source, key, subrun)
+        self._subagents[owner] = _Agent(source, key, subrun)
         data = {
             "worker_name": name,
             "task": string(body.get("description")) or "",
@@ -128,17 +128,17 @@ class Cast:
 
     def _finish(self, owner: str, status: str, **told: object) -> list[Draft]:
         """Ends a subagent, and the steps of it that are still open."""
-        actor = self._subagents.pop(owner, None)
-        if actor is None:
+        agent = self._subagents.pop(owner, None)
+        if agent is None:
             return []
         error: JsonObject | None = None
         if status != "completed":
             error = {"code": status, "message": told.get("error") or f"the subagent is {status}"}
         drafts = []
-        while actor.steps:
-            drafts.append(self._end_step(actor, actor.steps.pop()[1], error))
-        data = {"subrun_id": actor.key, "status": status, **told}
-        return [*drafts, Draft("dispatch.finished", present(data), actor.source, actor.subrun)]
+        while agent.steps:
+            drafts.append(self._end_step(agent, agent.steps.pop()[1], error))
+        data = {"subrun_id": agent.key, "status": status, **told}
+        return [*drafts, Draft("dispatch.finished", present(data), agent.source, agent.subrun)]
 
     # steps
 
@@ -148,7 +148,7 @@ class Cast:
         if name is None:
             return None
         step_id = self._step_ids.unique(name)
-        steps = self._actor(owner_of(body)).steps
+        steps = self._agent(owner_of(body)).steps
         steps.append([name, step_id])
         LimitReached.check(len(steps), MAX_OPEN, "open steps")
         data = {"run_id": short(self.run_id), "step_id": step_id, "description": name}
@@ -156,15 +156,15 @@ class Cast:
 
     def step_finished(self, body: JsonObject) -> list[Draft] | None:
         """STEP_FINISHED: the last step of that name; it tells no output."""
-        actor = self._actor(owner_of(body))
+        agent = self._agent(owner_of(body))
         name = body.get("stepName")
-        step = next((step for step in reversed(actor.steps) if step[0] == name), None)
+        step = next((step for step in reversed(agent.steps) if step[0] == name), None)
         if step is None:
             return None
         data = {"run_id": short(self.run_id), "step_id": step[1], "output": None}
         draft = self.draft(body, "workflow.step_completed", with_metadata(data, body))
         draft.step_id = step[1]
-        actor.steps.remove(step)
+        agent.steps.remove(step)
         return [draft]
 
     # ends
@@ -172,26 +172,26 @@ class Cast:
     def close(self, status: str, error: JsonObject | None = None) -> list[Draft]:
         """Ends what is open: steps by the error, or as done, and subagents as told."""
         drafts = []
-        for actor in (*reversed(self._subagents.values()), self._outer):
-            while actor.steps:
-                drafts.append(self._end_step(actor, actor.steps.pop()[1], error))
+        for agent in (*reversed(self._subagents.values()), self._outer):
+            while agent.steps:
+                drafts.append(self._end_step(agent, agent.steps.pop()[1], error))
         for owner in reversed(list(self._subagents)):
             drafts += self._finish(owner, status)
         return drafts
 
-    def _end_step(self, actor: _Actor, step_id: str, error: JsonObject | None) -> Draft:
+    def _end_step(self, agent: _Agent, step_id: str, error: JsonObject | None) -> Draft:
         data: JsonObject = {"run_id": short(self.run_id), "step_id": step_id}
         if error is None:
             kind, data = "workflow.step_completed", {**data, "output": None}
         else:
             kind, data = "workflow.step_failed", {**data, "error": error}
-        return Draft(kind, data, actor.source, actor.subrun, step_id)
+        return Draft(kind, data, agent.source, agent.subrun, step_id)
 
     def dump(self) -> JsonObject:
         """As JSON."""
         return {
             "outer": asdict(self._outer),
-            "subagents": {owner: asdict(actor) for owner, actor in self._subagents.items()},
+            "subagents": {owner: asdict(agent) for owner, agent in self._subagents.items()},
             "subrun_ids": dict(self._subrun_ids.used),
             "step_ids": dict(self._step_ids.used),
             "run_id": self.run_id,
@@ -199,13 +199,13 @@ class Cast:
 
     def load(self, state: JsonObject) -> None:
         """The opposite of `dump`."""
-        self._outer = _Actor(**state["outer"])
-        self._subagents = {owner: _Actor(**actor) for owner, actor in state["subagents"].items()}
+        self._outer = _Agent(**state["outer"])
+        self._subagents = {owner: _Agent(**agent) for owner, agent in state["subagents"].items()}
         self._subrun_ids.used = dict(state["subrun_ids"])
         self._step_ids.used = dict(state["step_ids"])
         self.run_id = state["run_id"]
 
-    def _actor(self, owner: Owner) -> _Actor:
+    def _agent(self, owner: Owner) -> _Agent:
         return self._subagents.get(owner, self._outer) if owner else self._outer
 
 

@@ -85,7 +85,7 @@ class Run:
         return cls(**{**state, "message": Message(**message) if message else None})
 
 
-class Runs:
+class Agents:
     """Every run that was heard of."""
 
     def __init__(self, agent: AgentFacts, steps: Steps) -> None:
@@ -94,14 +94,14 @@ class Runs:
         self._by_id: dict[str, Run] = {}  # by the upstream's run id
         self._by_key: dict[str, Run] = {}
         self._attempts: dict[str, int] = {}  # how often a run began, where more than once
-        self._outer_told = False  # this leg named its outer run
+        self._outer_announced = False  # this leg named its outer run
         self.outer = Run(kind=agent.kind)
         self.session_id: str | None = None
-        self.last_said = ""  # the text of the last whole message, whichever run said it
+        self.last_message_text = ""  # the text of the last whole message, whichever run said it
 
     def open(self) -> None:
         """A leg begins, and may name its outer run anew."""
-        self._outer_told = False
+        self._outer_announced = False
 
     def of(self, name: str, body: JsonObject) -> Run:
         """The run that this frame is about."""
@@ -110,7 +110,7 @@ class Runs:
         if run is None:
             run = self._new(str(run_id), name, body)
         elif run is self.outer and run_id and name in BEGIN:
-            self._outer_told = True
+            self._outer_announced = True
         if run.source is None:
             self._introduce(run, body)
         if run is self.outer and self.session_id is None:
@@ -133,7 +133,7 @@ class Runs:
         """The runs inside the outer one, in the order in which they were heard of."""
         return list({id(run): run for run in self._by_id.values() if run.inner}.values())
 
-    def again(self, run: Run, body: JsonObject) -> Run:
+    def restarted(self, run: Run, body: JsonObject) -> Run:
         """A run that had ended starts anew: a run of its own, `<id>#2`."""
         attempt = self._attempts[run.id] = self._attempts.get(run.id, 1) + 1
         return self._add(f"{run.id}#{attempt}", run.id, body)
@@ -172,27 +172,27 @@ class Runs:
             "inner": [run.dump() for run in self.inner()],
             "keys": {run_id: run.key for run_id, run in self._by_id.items()},
             "attempts": dict(self._attempts),
-            "last_said": self.last_said,
+            "last_said": self.last_message_text,
         }
 
     def load(self, state: JsonObject) -> None:
         """The opposite of `dump`."""
         self.session_id = state["session_id"]
         self.outer = Run.load(state["outer"])
-        runs = self._by_key = {run["key"]: Run.load(run) for run in state["inner"]}
-        self._by_id = {run_id: runs.get(key, self.outer) for run_id, key in state["keys"].items()}
+        loaded = self._by_key = {run["key"]: Run.load(run) for run in state["inner"]}
+        self._by_id = {run_id: loaded.get(key, self.outer) for run_id, key in state["keys"].items()}
         # A pause that was stored by an older version has neither.
         self._attempts = dict(state.get("attempts", {}))
-        self.last_said = state.get("last_said", "")
+        self.last_message_text = state.get("last_said", "")
 
     def _new(self, run_id: str, name: str, body: JsonObject) -> Run:
         outer = self.outer
         begins = name in BEGIN
-        if not self._is_inner(body) and (not outer.id or (begins and not self._outer_told)):
+        if not self._is_inner(body) and (not outer.id or (begins and not self._outer_announced)):
             # a continue may come back under a new id (Agno 3.1 forks): it stays the outer run
             self._by_id.pop(outer.id, None)
             outer.id = run_id
-            self._outer_told = begins
+            self._outer_announced = begins
             self._by_id[run_id] = outer
             return outer
         if body.get("workflow_agent") is True:

@@ -6,7 +6,7 @@ from penstock.dialects.adk.decode.steps import Place, Steps
 from penstock.dialects.base import AgentFacts, Source
 
 
-class Cast:
+class Agents:
     """The `source` of every author.
 
     The root is the outermost name of `nodeInfo.path` or `branch`, else the first author; it is of
