@@ -79,7 +79,7 @@ async def test_all_documented_request_headers_are_accepted(edge: Client) -> None
 
 async def test_the_request_goes_on_byte_for_byte(edge: Client, bus: Bus) -> None:
     body = (
-        '{ "appName":"vana","userId":"ü","sessionId":"s 1/2", "newMessage":{"role":"user",'
+        '{ "appName":"vana","userId":"ü","sessionId":"s 1?2", "newMessage":{"role":"user",'
         '"parts":[{"text":"\\u00e9\u2028 \\n"}]},\n"stateDelta":{"x":1.0},"unknown":null,'
         '"streaming":true }'
     ).encode()
@@ -87,7 +87,7 @@ async def test_the_request_goes_on_byte_for_byte(edge: Client, bus: Bus) -> None
         command = await command_of(bus, stream.run_id)
     assert command["body"].encode() == body
     assert command["agent"] == "helper"
-    assert command["session_id"] == "s 1/2"
+    assert command["session_id"] == "s 1?2"
     assert command["user_id"] == "ü"
 
 
