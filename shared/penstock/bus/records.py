@@ -1,6 +1,6 @@
-"""What services tell each other besides events: commands, and the records in KV.
+"""What services exchange besides events: commands, core requests, and the records in KV.
 
-pydantic at this border: a record that does not parse is refused with the field's name.
+pydantic checks each of them: a record that cannot be parsed is refused with the field's name.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ ENDED: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 
 
 class Record(BaseModel):
-    """Unknown fields are kept, so that two versions can run side by side."""
+    """The base of all records. Unknown fields are kept: two versions can run side by side."""
 
     model_config = ConfigDict(extra="allow")
 
     def dump(self) -> bytes:
-        """As JSON."""
+        """The record as JSON."""
         return self.model_dump_json(exclude_none=True).encode()
 
 
@@ -32,9 +32,9 @@ class StartCommand(Record):
     user_id: str = "anonymous"
     message: str = ""
     input: dict[str, Any] | None = Field(None, description="Further fields for the upstream")
-    body: str | None = Field(None, description="The upstream's request body, to go on verbatim")
+    body: str | None = Field(None, description="The upstream's request body, sent verbatim")
     callers_known: bool | None = Field(
-        None, description="Whether callers say who they are: then sessions are kept apart upstream"
+        None, description="Whether callers are authenticated: then sessions are kept apart upstream"
     )
     idempotency_key: str | None = None
     traceparent: str | None = Field(None, description="W3C trace context, for every event")
@@ -61,7 +61,7 @@ class ContinueCommand(Record):
     approval_id: str
     items: list[Decided]
     invocation_id: str | None = Field(
-        None, description="ADK: the invocation that the answer named (see DecideRequest)"
+        None, description="ADK: the invocation that the decision named (see DecideRequest)"
     )
 
 
@@ -74,9 +74,9 @@ class CancelCommand(Record):
 
 
 class RunRecord(Record):
-    """KV `runs`, key run id: what a list of runs shows.
+    """KV `runs`, key run id: a run as lists of runs show it.
 
-    The edge creates it (queued); from then on the normalizer moves it with the lifecycle events.
+    The edge creates it (queued). From then on the normalizer updates it with the lifecycle events.
     """
 
     run_id: str
@@ -87,17 +87,17 @@ class RunRecord(Record):
     message: str = Field("", description="The first 200 characters")
     created_at: str
     updated_at: str
-    sequence: int = Field(0, description="Of the lifecycle event that it shows")
+    sequence: int = Field(0, description="Sequence of the last lifecycle event in it")
     legs: int = 0
     first_event: int | None = Field(None, description="Stream sequence of lifecycle.started")
-    approval_id: str | None = Field(None, description="Of the request that it waits for")
+    approval_id: str | None = Field(None, description="The approval request that it waits for")
     code: str | None = None
     error: str | None = Field(None, description="Without credentials and internal addresses")
     summary: str | None = None
     unredacted: dict[str, str] | None = Field(
         None,
-        description="`error` and `detail` of a failed run as they were said, where something was "
-        "taken out of them: for callers with the scope administer only",
+        description="The original `error` and `detail` of a failed run, where they were redacted: "
+        "only for callers with the scope administer",
     )
 
 
@@ -107,42 +107,45 @@ class Turn(Record):
     run_id: str
     leg: int
     pod: str
-    sequence: int = Field(0, description="Of its command in the stream: the order of the queue")
+    sequence: int = Field(0, description="Stream sequence of its command, which orders the queue")
 
 
 class SessionRecord(Record):
-    """KV `sessions`, key hash of (agent, session id): its runs in order, and whose turn it is."""
+    """KV `sessions`, key hash of (owner, agent, session id): its runs and its queue, in order."""
 
     agent: str
     session_id: str
     thread_id: str | None = Field(
         None,
-        description="What its server calls the session; empty until a connector has named it. A "
-        "record of before has none: its server knows it by the session's own id",
+        description="The agent server's id of the session; empty until a connector has chosen it. "
+        "Records of older versions have none: their servers know the session by its own id",
     )
     runs: list[str] = []
     open: list[str] | None = Field(
-        None, description="AG-UI: the runs that were not seen to have ended; none of before"
+        None, description="AG-UI: the runs whose end is not known; older versions do not write it"
     )
-    queue: list[Turn] = Field([], description="The first one runs")
+    queue: list[Turn] = Field([], description="The legs that wait; the first one runs")
 
 
 class Claim(Record):
-    """KV `claims`, key `claim.<run>`: who took the run's start. Never deleted while it matters."""
+    """KV `claims`, key `claim.<run>`: the connector that took the run's start.
+
+    It is kept for as long as the start could be delivered again.
+    """
 
     pod: str
     state: Literal["held", "cancelled"] = "held"
 
 
 class Sent(Record):
-    """KV `sent`, key approval id: a continue goes upstream at most once."""
+    """KV `sent`, key approval id: makes sure that a continue goes upstream at most once."""
 
     pod: str
     state: Literal["claimed", "done", "refused", "outcome_unknown"] = "claimed"
 
 
 class PauseRecord(Record):
-    """KV `pauses`, key run id: what is needed to go on after the events have aged out."""
+    """KV `pauses`, key run id: what continuing needs after the events have expired."""
 
     run_id: str
     approval_id: str
@@ -153,7 +156,7 @@ class PauseRecord(Record):
 
 
 class Decision(Record):
-    """Who decided what, and when."""
+    """The decision of an approval: its author, time and content."""
 
     outcome: Literal["approved", "rejected", "mixed"]
     by: str
@@ -161,8 +164,10 @@ class Decision(Record):
     automatic: bool = False
     note: str | None = None
     items: list[Decided]
-    idempotency_key: str | None = Field(None, description="By which a repeat of it is known")
-    invocation_id: str | None = Field(None, description="ADK: the invocation that the answer named")
+    idempotency_key: str | None = Field(None, description="Identifies a repetition of it")
+    invocation_id: str | None = Field(
+        None, description="ADK: the invocation that the decision named"
+    )
 
 
 class ApprovalRecord(Record):
@@ -176,14 +181,14 @@ class ApprovalRecord(Record):
     leg: int
     status: Literal["pending", "decided", "withdrawn", "expired"] = "pending"
     digest: str
-    items: list[dict[str, Any]] = Field(description="As approval.requested has them")
+    items: list[dict[str, Any]] = Field(description="As in approval.requested")
     requested_at: str
     updated_at: str
     decision: Decision | None = None
     reason: str | None = None
 
     def going_on(self) -> ContinueCommand | None:
-        """The command that its decision brings; None while it is not decided."""
+        """The command that carries the decision out; None while it is not decided."""
         if self.status != "decided" or self.decision is None:
             return None
         note = self.decision.note
@@ -210,17 +215,17 @@ class DecideRequest(Record):
     digest: str | None = Field(None, description="If given, must be the request's")
     items: list[Decided]
     idempotency_key: str | None = Field(
-        None, description="The same decision with the same key is answered as it was the first time"
+        None, description="The same decision with the same key gets the first answer again"
     )
     invocation_id: str | None = Field(
         None,
-        description="ADK: the invocation that the answer named. It is sent upstream if it is the "
-        "pause's own, and not otherwise",
+        description="ADK: the invocation that the decision names. It is sent upstream only if it "
+        "is the pause's own",
     )
 
 
 class DecideReply(Record):
-    """The outcome, after the compare-and-set. `status` is an HTTP status code."""
+    """The answer to a DecideRequest, after the compare-and-set. `status` is an HTTP status."""
 
     status: Literal[200, 404, 409, 422]
     detail: str = ""

@@ -1,6 +1,6 @@
-"""The streams and buckets of Penstock, declared as data and ensured at start.
+"""The streams and buckets of Penstock, declared as data. Services ensure them at start.
 
-Measured in nats-server 2.15.1; the reasons are in the README beside this file.
+The README beside this file lists what each stream and bucket holds.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ COMMANDS, RAW, EVENTS, SCHEDULES, DEADLETTERS, ADVISORIES = (
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
-# One more with every change of what is declared below. 1: releases before it was written down.
+# Increased by one with every change of the declarations below. Release 0.1 recorded none: 1.
 SCHEMA = 2
-# The oldest schema whose services can work on streams of this one.
+# The oldest schema whose services can work on streams of this schema.
 OLDEST = 1
 SCHEMA_KEY, OLDEST_KEY = "penstock-schema", "penstock-oldest-schema"
 
-# Fields of a stream's configuration: what it is, by which it is known as ours; what a start brings
-# forward; and how long and how often it is kept, which only the operator changes.
+# Fields of a stream's configuration: those that identify it as Penstock's; those that a start
+# upgrades; and those of retention and replication, which only the operator changes.
 STRUCTURE = ("subjects", "retention", "subject_transform", "republish")
 FORWARD = (
     *("description", "subjects", "subject_transform", "republish", "duplicate_window"),
@@ -51,7 +51,7 @@ RETENTION = ("max_age", "max_bytes", "num_replicas")
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long and how much is kept; ages in seconds, sizes in bytes (-1: no limit)."""
+    """How long and how much is kept: ages in seconds, sizes in bytes (-1: no limit)."""
 
     replicas: int = 1
     raw_max_age_s: float = DAY_S
@@ -63,14 +63,14 @@ class Retention:
 
 
 def streams(retention: Retention) -> list[StreamConfig]:
-    """Every stream, whole: what is not said here is the server's default."""
+    """Every stream, with all its limits. Fields left out have the server's default."""
     stream = partial(
         StreamConfig,
         storage=StorageType.FILE,
         num_replicas=retention.replicas,
         max_bytes=retention.max_bytes,
         allow_direct=True,
-        # 2.15 counts "unlimited" as 1,000 consumers a stream
+        # nats-server 2.15 takes "unlimited" for 1,000 consumers a stream
         max_consumers=100_000,
     )
     return [
@@ -113,7 +113,7 @@ def streams(retention: Retention) -> list[StreamConfig]:
             description="What a service could not process, with the reason",
             subjects=["deadletter.*.*"],
             max_age=retention.deadletters_max_age_s,
-            # one letter for one message, whenever and by whomever it is given up again
+            # one dead letter for each message and service, also if it is given up again much later
             duplicate_window=retention.deadletters_max_age_s,
         ),
         stream(
@@ -130,29 +130,29 @@ def buckets(retention: Retention) -> list[StreamConfig]:
     """Every KV bucket, as the stream behind it."""
     forever = 0.0
     ages_s = {
-        "runs": retention.runs_max_age_s,  # what GET /v1/runs answers from
-        "sessions": forever,  # the runs of a session and whose turn it is
-        "aliases": retention.runs_max_age_s,  # foreign ids to ours
+        "runs": retention.runs_max_age_s,  # the list of runs
+        "sessions": forever,  # the runs of a session, and its queue
+        "aliases": retention.runs_max_age_s,  # from foreign ids to run ids
         "idempotency": retention.idempotency_max_age_s,
-        "claims": retention.runs_max_age_s,  # who holds a leg's upstream connection
-        "sent": retention.runs_max_age_s,  # continues: at most once upstream
+        "claims": retention.runs_max_age_s,  # which connector holds a leg's upstream connection
+        "sent": retention.runs_max_age_s,  # a continue goes upstream at most once
         "approvals": forever,  # decisions and their audit
-        "threads": retention.runs_max_age_s,  # what AG-UI servers must be told again
+        "threads": retention.runs_max_age_s,  # history that AG-UI servers must be sent again
         "pauses": forever,  # a paused run's fold, which may outlive its events
         "rules": forever,  # automations
         "tokens": forever,  # stream tokens, by hash; each key has a TTL of its own
-        "checkpoints": forever,  # how far each partition is done
+        "checkpoints": forever,  # how far each partition is processed; how far streams reach
         "leases": forever,  # each key has a TTL of its own
-        "letters": retention.deadletters_max_age_s,  # which dead letters were put back
+        "letters": retention.deadletters_max_age_s,  # which dead letters were replayed
     }
-    # a large request or event, by reference
+    # large requests and events, carried by reference
     objects = StreamConfig(
         name="OBJ_payloads",
         subjects=["$O.payloads.C.>", "$O.payloads.M.>"],
         storage=StorageType.FILE,
         num_replicas=retention.replicas,
         discard=DiscardPolicy.NEW,
-        # what a paused run needs must outlive its events
+        # a paused run needs its objects after its events have expired
         max_age=max(retention.events_max_age_s, retention.runs_max_age_s),
         allow_direct=True,
         allow_rollup_hdrs=True,
@@ -172,7 +172,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
             allow_rollup_hdrs=True,
             allow_msg_ttl=True,
             deny_delete=True,
-            # an expired lease leaves a marker, which watchers see
+            # an expired lease leaves a marker, so that readers of the bucket notice
             subject_delete_marker_ttl=1.0 if bucket == "leases" else None,
         )
         for bucket, max_age_s in ages_s.items()

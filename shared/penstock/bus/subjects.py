@@ -1,8 +1,8 @@
 """Every subject, fence pattern and key of the bus. Pure.
 
 Subjects end in the run id, so that "all tool calls" is `llm.tool_call.*` and "this run" is
-`*.*.<run_id>`. Run ids are UUIDv7s of our own making; foreign ids are data, and enter a key only
-as SHA-256 hex (`key_of`).
+`*.*.<run_id>`. Penstock makes the run ids, which are UUIDv7s. Foreign ids are data: they become
+part of a key only as SHA-256 hex (`key_of`), and never part of a subject.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CATEGORIES = (
     "custom",
     "system",
 )
-# where the server says that a message was delivered as often as its consumer allows
+# where the server reports a message that was delivered as often as its consumer allows
 MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 
 _RUN_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -42,7 +42,7 @@ def raw(run_id: str, writer: str) -> str:
 
 
 def raw_stored(run_id: str, writer: str) -> str:
-    """The same as RAW stores it: whatever the partition count was, or will be."""
+    """The source frames of a writer and run as RAW stores them, in any partition."""
     return f"rawp.*.{run_id}.{writer}"
 
 
@@ -82,17 +82,17 @@ def command(target: str, kind: str, run_id: str) -> str:
 
 
 def control(run_id: str) -> str:
-    """Core request to whoever holds the run's upstream connection."""
+    """Core request to the connector that holds the run's upstream connection."""
     return f"control.{run_id}"
 
 
 def handover() -> str:
-    """Core request to any other connector: go on with a leg that is held no longer."""
+    """Core request to any other connector: take over a leg that its connector leaves."""
     return "handover.leg"
 
 
 def turn(session_key: str) -> str:
-    """Core notice that a session's queue has moved on."""
+    """Core notice that a session's queue has advanced."""
     return f"turn.{session_key}"
 
 
@@ -102,22 +102,22 @@ def decide(approval_id: str) -> str:
 
 
 def alive(pod: str) -> str:
-    """Core request to one instance of a service: whether its process is there."""
+    """Core request to one instance of a service: does its process live?"""
     return f"alive.{pod}"
 
 
 def deadletter(service: str, run_id: str) -> str:
-    """Where a message goes that a service cannot process."""
+    """Where a service publishes a message that it cannot process."""
     return f"deadletter.{service}.{run_id}"
 
 
 def replay_of(service: str, run_id: str) -> str:
-    """A command: process again what is among the dead letters."""
+    """A command: process a message of a dead letter again."""
     return command(service, "replay", run_id)
 
 
 def traceback_id(subject: str, sequence: int) -> str:
-    """What finds the log lines about a message that failed: the same for whoever tried it."""
+    """The id in all log lines about a failed message: the same in every process that tried it."""
     return hashlib.sha256(f"{subject} {sequence}".encode()).hexdigest()[:12]
 
 
@@ -128,7 +128,7 @@ def run_id_of(subject: str) -> str:
 
 
 def partition_of(run_id: str, partitions: int = PARTITIONS) -> int:
-    """What the server's `partition(n,1)` gives: FNV-1a, 32 bit, modulo n."""
+    """The partition that the server's `partition(n,1)` chooses: FNV-1a, 32 bit, modulo n."""
     value = 2166136261
     for byte in run_id.encode():
         value = (value ^ byte) * 16777619 & 0xFFFFFFFF
@@ -136,10 +136,10 @@ def partition_of(run_id: str, partitions: int = PARTITIONS) -> int:
 
 
 def key_of(*foreign: str | None) -> str:
-    """A KV key from ids that are not ours: SHA-256 hex over the unambiguous JSON list."""
+    """A KV key from foreign ids: SHA-256 hex over their JSON list, which is unambiguous."""
     return hashlib.sha256(json.dumps(foreign).encode()).hexdigest()
 
 
 def session_key(user_id: str, agent: str, session_id: str) -> str:
-    """The KV key of a session: it is its owner's, and an agent's."""
+    """The KV key of a session, which belongs to a user and an agent."""
     return key_of("session", user_id, agent, session_id)
