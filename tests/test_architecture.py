@@ -22,6 +22,7 @@ LINTER = toml("pyproject.toml")["tool"]["importlinter"]
 SERVERS = [name for name in services() if name != "cli"]
 # The demo's agents run in other environments, as scripts.
 DEMO = ROOT / "services/cli/penstock_cli/demo"
+SURFACES = ROOT / "services/edge/penstock_edge/surfaces"
 PACKAGES = [ROOT / "shared/penstock", *(ROOT / f"services/{s}/penstock_{s}" for s in services())]
 
 
@@ -48,9 +49,14 @@ def test_the_import_rules_know_every_package() -> None:
     assert sorted(layers.split(" | ")) == names
 
 
-@pytest.mark.parametrize("id", ["shared", "bus", "dialects", "dialect"])
+@pytest.mark.parametrize("id", ["shared", "bus", "dialects", "dialect", "surfaces"])
 def test_a_new_module_without_a_place_in_the_layers_breaks_the_rules(id: str) -> None:
     assert contract(id)["exhaustive"] is True
+
+
+def test_every_folder_of_surfaces_is_independent_of_the_others() -> None:
+    folders = sorted(each.parent.name for each in SURFACES.glob("*/__init__.py"))
+    assert contract("surfaces")["layers"][0] == " | ".join(folders)
 
 
 def test_every_python_file_is_in_a_package_that_the_rules_cover_or_is_a_test() -> None:

@@ -19,10 +19,13 @@ from penstock.web.bodies import ignore_body, read_body, require_json
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
-from penstock_edge.surfaces.adk.common import ADK, app_of, detail_shape, json_response, unfit
+from penstock_edge.surfaces.adk.common import ADK
 from penstock_edge.surfaces.adk.server import AdkServers, relayed
 from penstock_edge.surfaces.adk.sessions import AdkSessions, Named
+from penstock_edge.surfaces.agents import agent_of_app
 from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.errors import detail_shape, invalid_body
+from penstock_edge.surfaces.responses import json_response
 
 PATH: Final = "/apps/{app}/users/{user}/sessions"
 MAX_ID_CHARACTERS: Final = 512
@@ -98,7 +101,7 @@ class Apps:
         try:
             asked = CreateRequest.model_validate(document)
         except ValidationError as error:
-            raise unfit(error) from error
+            raise invalid_body(error) from error
         given = {
             name: value
             for name, value in document.items()
@@ -185,7 +188,9 @@ def named_by(edge: Edge, request: Request, *needed: Permission) -> Named:
         require(who, permission)
     path = request.path_params
     user_id = act_as(who, path["user"])
-    return Named(app_of(edge.config, path["app"]), path["app"], user_id, path.get("session", ""))
+    return Named(
+        agent_of_app(edge.config, path["app"]), path["app"], user_id, path.get("session", "")
+    )
 
 
 def readable_by(edge: Edge, request: Request) -> Named:

@@ -16,9 +16,11 @@ from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces.adk.apps import PATH as SESSIONS
 from penstock_edge.surfaces.adk.apps import readable_by
-from penstock_edge.surfaces.adk.common import ADK, detail_shape, json_response
+from penstock_edge.surfaces.adk.common import ADK
 from penstock_edge.surfaces.adk.server import AdkServers, relayed
 from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.errors import detail_shape
+from penstock_edge.surfaces.responses import json_response
 
 PATH: Final = f"{SESSIONS}/{{session}}/artifacts"
 VERSIONS: Final = "versions"

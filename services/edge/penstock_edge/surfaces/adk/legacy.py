@@ -31,12 +31,13 @@ from penstock_edge.stream.response import EventStream
 from penstock_edge.stream.waiting import WaitingStream
 from penstock_edge.surfaces.adk.apps import PATH as SESSIONS
 from penstock_edge.surfaces.adk.apps import named_by
-from penstock_edge.surfaces.adk.common import detail_shape, json_response, unfit
 from penstock_edge.surfaces.adk.sessions import AdkSessions, Named
 from penstock_edge.surfaces.adk.views import legacy_view
+from penstock_edge.surfaces.bodies import Message
 from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.errors import detail_shape, invalid_body
 from penstock_edge.surfaces.query import cursor_of
-from penstock_edge.surfaces.v1.runs import Message
+from penstock_edge.surfaces.responses import json_response
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.items import type_of
 
@@ -71,7 +72,7 @@ class Legacy:
         try:
             asked = QueryRequest.model_validate(body)
         except ValidationError as error:
-            raise unfit(error) from error
+            raise invalid_body(error) from error
         with named_in_422():
             starts.refuse_answers(asked.model_extra)
         started = await edge.starter.start(Start(named.agent, asked.query, named.id, named.user_id))

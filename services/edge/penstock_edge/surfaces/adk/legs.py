@@ -31,9 +31,10 @@ from penstock_edge.runs.decide import (
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import Place, place_of_new
 from penstock_edge.surfaces.adk import request as adk_request
-from penstock_edge.surfaces.adk.common import ADK, app_of
+from penstock_edge.surfaces.adk.common import ADK
 from penstock_edge.surfaces.adk.request import Answer, InvalidRequest, RunAgentRequest
 from penstock_edge.surfaces.adk.views import encoded_leg_view
+from penstock_edge.surfaces.agents import agent_of_app
 from penstock_edge.views.dialects import View, leg_view
 
 
@@ -83,7 +84,7 @@ class AdkLegs:
         try:
             asked = adk_request.parse(body)
             act_as(who, asked.user_id)
-            agent = app_of(self._edge.config, asked.app_name)
+            agent = agent_of_app(self._edge.config, asked.app_name)
             if agent.protocol == ADK:
                 require(who, "raw")
             else:

@@ -16,9 +16,11 @@ from penstock.settings import AgentConfig
 from penstock.web.auth import identity_of, require
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.adk.common import ADK, detail_shape, json_response
+from penstock_edge.surfaces.adk.common import ADK
 from penstock_edge.surfaces.adk.server import AdkServers
 from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.errors import detail_shape
+from penstock_edge.surfaces.responses import json_response
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,10 @@ from penstock.sse import Frame, FrameTooLarge, Parser
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.stream.client import Client
-from penstock_edge.surfaces.adk.common import detail_shape, require_enabled
+from penstock_edge.surfaces.adk.common import require_enabled
 from penstock_edge.surfaces.adk.legs import AdkLegs
 from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.errors import detail_shape
 
 PATH: Final = "/run"
 SHOWN_CHARACTERS: Final = 2000

@@ -11,9 +11,10 @@ from starlette.websockets import WebSocket
 
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.adk.common import detail_shape, require_enabled
+from penstock_edge.surfaces.adk.common import require_enabled
 from penstock_edge.surfaces.adk.legs import AdkLegs
 from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.errors import detail_shape
 
 PATH: Final = "/run_sse"
 

@@ -24,7 +24,6 @@ from penstock_edge.edge import Edge
 from penstock_edge.runs.access import run_of
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.run_events import read_run
-from penstock_edge.surfaces.adk.common import detail_shape, json_response
 from penstock_edge.surfaces.agno.request import named
 from penstock_edge.surfaces.agno.routes import KINDS
 from penstock_edge.surfaces.agno.session_shapes import (
@@ -37,7 +36,9 @@ from penstock_edge.surfaces.agno.session_shapes import (
 )
 from penstock_edge.surfaces.agno.views import Words
 from penstock_edge.surfaces.endpoint import Handler, route
+from penstock_edge.surfaces.errors import detail_shape
 from penstock_edge.surfaces.query import number
+from penstock_edge.surfaces.responses import json_response
 
 PATH: Final = "/sessions"
 READ_ONLY: Final = (

@@ -21,13 +21,14 @@ from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.decide import place_of_next_leg, take
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import locate, place_of_new
-from penstock_edge.surfaces.adk.common import detail_shape
+from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui import request as agui_request
 from penstock_edge.surfaces.agui.answers import Answer, Answers
 from penstock_edge.surfaces.agui.request import InvalidRequest, RunAgentInput
 from penstock_edge.surfaces.agui.run_ids import AGUI
 from penstock_edge.surfaces.agui.views import Audience
 from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.errors import detail_shape
 
 PATH: Final = "/agui/{agent}"
 
@@ -45,7 +46,7 @@ class AguiSurface:
     async def post(self, request: Request) -> ASGIApp:
         """Start a run, or answer a pause; either way the leg that follows is the response."""
         edge, who = self._edge, identity_of(request)
-        agent = agent_of(edge, request.path_params["agent"])
+        agent = agent_by_id(edge.config, request.path_params["agent"])
         edge.streams.require_room(request.scope)
         require_json(request)
         body = await read_body(request, edge.settings.max_body_bytes)
@@ -107,14 +108,6 @@ class AguiSurface:
 
     async def _call(self, run_id: str, leg: int, asked: RunAgentInput) -> int:
         return await self._edge.agui.runs.call(run_id, leg, asked.run_id)
-
-
-def agent_of(edge: Edge, id: str) -> AgentConfig:
-    """Raises Problem 404."""
-    agent = edge.config.agent(id)
-    if agent is None:
-        raise Problem(404, edge.config.no_agent(id))
-    return agent
 
 
 def _audience(asked: RunAgentInput) -> Audience:

@@ -36,11 +36,11 @@ from penstock_edge.sources.whole_session import WholeSession
 from penstock_edge.stream.pages import MAX_PAGE, page_of_many
 from penstock_edge.stream.response import EventStream, Prefaced
 from penstock_edge.stream.until_idle import UntilIdle
-from penstock_edge.surfaces.adk.common import detail_shape
+from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui.request import MAX_ID
-from penstock_edge.surfaces.agui.routes import agent_of
 from penstock_edge.surfaces.agui.views import Audience, ThreadEncoding, Turns
 from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.errors import detail_shape
 from penstock_edge.surfaces.query import cursor_of, number, switch, until_idle
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.dialects import View
@@ -112,7 +112,9 @@ class Threads:
 
         A cursor goes before a prelude: an EventSource that comes back sends both.
         """
-        session = self._session(request, agent_of(self._edge, request.path_params["agent"]).id)
+        session = self._session(
+            request, agent_by_id(self._edge.config, request.path_params["agent"]).id
+        )
         query = request.query_params
         if query.get("prelude") not in FLAGS:
             raise Problem(422, "prelude: must be 1 or 0")
@@ -144,7 +146,9 @@ class Threads:
             caller.grant.check_session(thread_id)
         owner = act_as(caller, request.query_params.get("user_id"))
         if agent is not None:
-            return Session(owner, thread_id, (agent_of(self._edge, agent).id,), any_agent=False)
+            return Session(
+                owner, thread_id, (agent_by_id(self._edge.config, agent).id,), any_agent=False
+            )
         agents = tuple(each.id for each in self._edge.config.agents)
         return Session(owner, thread_id, agents, any_agent=True)
 

@@ -20,8 +20,8 @@ from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import place_of_new
+from penstock_edge.surfaces.bodies import Message
 from penstock_edge.surfaces.described import STREAMED
-from penstock_edge.surfaces.v1.runs import Message
 from penstock_edge.views.dialects import view
 
 CODES: Final = {

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated, Any, get_args
 
 import orjson
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -39,6 +39,7 @@ from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import locate, marked, place_of_new
 from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
+from penstock_edge.surfaces.bodies import Message
 from penstock_edge.surfaces.described import STREAM, STREAM_OR_PAGE
 from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, wants_page
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
@@ -49,14 +50,6 @@ MAX_LISTED = 1000
 KEY_HEADER = "idempotency-key"
 
 
-def not_blank(text: str) -> str:
-    """Raises ValueError for a text of nothing but white space."""
-    if not text.strip():
-        raise ValueError("must not be empty or only white space")
-    return text
-
-
-Message = Annotated[str, AfterValidator(not_blank)]
 Key = Annotated[str, Field(min_length=1, max_length=256)]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 

@@ -11,9 +11,10 @@ from starlette.types import ASGIApp
 from penstock.bus.messages import now
 from penstock.web.auth import identity_of, require
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.adk.common import detail_shape, json_response
 from penstock_edge.surfaces.agno.routes import KINDS
 from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.errors import detail_shape
+from penstock_edge.surfaces.responses import json_response
 
 OS_ID: Final = "penstock"
 

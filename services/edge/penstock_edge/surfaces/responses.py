@@ -1,0 +1,13 @@
+"""Responses that several surfaces give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    """The body as `application/json`."""
+    return Response(orjson.dumps(body), status, media_type="application/json")
