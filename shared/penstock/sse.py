@@ -1,7 +1,7 @@
-"""`text/event-stream` bytes to frames and back (WHATWG HTML, section 9.2).
+"""Parses and writes `text/event-stream` (WHATWG HTML, section 9.2).
 
-Pure: no I/O. A line ends at CR, LF or CRLF and nowhere else: U+2028, U+2029 and U+0085 inside
-`data` are data (real Agno and ADK servers send them raw, and line iterators split there).
+Pure: no I/O. Only CR, LF and CRLF end a line. U+2028, U+2029 and U+0085 inside `data` are data:
+Agno and ADK servers send them unescaped, and Python's line iterators would split there.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 _NO_LINE = re.compile(r"[\r\n\0]")
-_RETRY = re.compile(rb"[0-9]{1,15}")  # more digits are no waiting time, and cost to convert
+# a larger number is no useful waiting time and is slow to convert
+_RETRY = re.compile(rb"[0-9]{1,15}")
 
 
 class FrameTooLarge(ValueError):
-    """A frame grew past the limit before its blank line came.
+    """A frame grew past the limit before its blank line arrived.
 
-    `frames` are those that the same chunk completed before it: they would be lost otherwise, and
-    what a reader gets would depend on the chunking.
+    `frames` are the frames that the same chunk completed before it. Without them the result would
+    depend on the chunking.
     """
 
     def __init__(self, limit_bytes: int, frames: list[Frame]) -> None:
@@ -32,7 +33,7 @@ class FrameTooLarge(ValueError):
 
 @dataclass(slots=True)
 class Frame:
-    """One dispatched event. `data` holds UTF-8 bytes, its lines joined by LF."""
+    """One dispatched event. `data` is UTF-8, with its lines joined by LF."""
 
     data: bytes
     event: str | None = None
@@ -41,18 +42,18 @@ class Frame:
 
 
 class Parser:
-    """Bytes in any chunking to frames.
+    """Parses bytes in any chunking into frames.
 
-    Frames without a `data` line are not dispatched, as the specification says.
+    A frame without a `data` line is not dispatched, as the specification demands.
     """
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
-        # arrays: of single bytes a list would take many times what they are
-        self._tail = bytearray()  # the line under way
-        self._after_cr = False  # the last chunk ended in CR: a leading LF belongs to it
-        self._at_start = True  # a byte order mark may come
-        self._size = 0  # bytes of the frame under way
+        # bytearrays, since a list of single-byte chunks would take many times their size
+        self._tail = bytearray()  # the current, incomplete line
+        self._after_cr = False  # the last chunk ended in CR, so a leading LF belongs to it
+        self._at_start = True  # a byte order mark may still follow
+        self._size = 0  # bytes of the current frame
         self._data: bytes | bytearray | None = None
         self._event: str | None = None
         self._id: str | None = None
@@ -60,19 +61,19 @@ class Parser:
 
     @property
     def at_boundary(self) -> bool:
-        """True when nothing of a further frame has been read."""
+        """Whether no byte of a further frame has been read."""
         return not self._size
 
     @property
     def pending_bytes(self) -> int:
-        """What is held of the frame under way."""
+        """The number of bytes held for the incomplete frame."""
         return self._size
 
     def feed(self, chunk: bytes) -> list[Frame]:
         """The frames that the chunk completes.
 
-        Raises `FrameTooLarge` when the frame under way passes the limit; the parser cannot be
-        used after that.
+        Raises:
+            FrameTooLarge: The current frame exceeds the limit. The parser is unusable afterwards.
         """
         if self._after_cr and chunk:
             self._after_cr = False
@@ -88,12 +89,12 @@ class Parser:
         else:
             lines = chunk.split(b"\n")
         frames: list[Frame] = []
-        if len(lines) == 1:  # the line goes on
+        if len(lines) == 1:  # the line is incomplete
             self._tail += chunk
             self._grow(len(chunk), frames)
             return frames
         if self._tail:
-            self._size -= len(self._tail)  # it is counted already
+            self._size -= len(self._tail)  # these bytes are counted already
             self._tail += lines[0]
             lines[0] = bytes(self._tail)
             self._tail = bytearray()
@@ -128,11 +129,11 @@ class Parser:
     def _field(self, line: bytes) -> None:
         colon = line.find(b":")
         if not colon:
-            return  # a comment
+            return  # a comment line
         if colon < 0:
             name, value = line, b""
         else:
-            # one copy of the value, which may be all of a large frame
+            # one copy of the value, which may be nearly all of a large frame
             name, value = line[:colon], line[colon + 1 + (line[colon + 1 : colon + 2] == b" ") :]
         if name == b"data":
             if self._data is None:
@@ -161,14 +162,15 @@ class Parser:
 def encode(
     data: bytes, *, event: str | None = None, id: str | None = None, id_first: bool = False
 ) -> bytes:
-    """One frame: `event`, `data`, `id`, blank line; LF only. Lines of `data` become data lines.
+    """Writes one frame: `event`, `data`, `id`, blank line, with LF as line end.
 
-    The id comes last, because some clients keep it as soon as they have read its line (n8n's SSE
-    trigger does): an id before the data would lose the frame that the connection is cut in.
-    `id_first` puts it first, as agent-runs-sse.md fixes the order.
+    Each line of `data` becomes a data line, so any line end in it reads back as LF. The id comes
+    last, since some clients store it as soon as they read its line (n8n's SSE trigger does): an id
+    before the data would lose a frame in which the connection breaks. `id_first` puts the id first,
+    the order that agent-runs-sse.md prescribes.
 
-    A line end in `data` reads back as LF, whichever it was. Raises `ValueError` for an `event` or
-    `id` with a line end or NUL in it: it would forge a field.
+    Raises:
+        ValueError: `event` or `id` has a line end or a NUL, which would forge a field.
     """
     head = b"event: " + _line(event) + b"\n" if event is not None else b""
     tail = b"\n\n"
@@ -178,21 +180,29 @@ def encode(
         tail = b"\nid: " + _line(id) + tail
     if b"\n" in data or b"\r" in data:
         data = b"\ndata: ".join(_LINE_END.split(data))
-    return b"".join((head, b"data: ", data, tail))  # one copy of a large frame, not two
+    return b"".join((head, b"data: ", data, tail))  # one copy of a large frame instead of two
 
 
 def comment(text: str) -> bytes:
-    """A comment frame; every client ignores it, and it keeps the connection from idling out."""
+    """A comment frame. Clients ignore it; it keeps an idle connection open.
+
+    Raises:
+        ValueError: The text has a line end or a NUL.
+    """
     return b": " + _line(text) + b"\n\n"
 
 
 def at(id: str) -> bytes:
-    """An id that a client keeps without being given a frame."""
+    """An id without a frame, which a client stores as its cursor.
+
+    Raises:
+        ValueError: The id has a line end or a NUL.
+    """
     return b"id: %b\n\n" % _line(id)
 
 
 def retry(ms: int) -> bytes:
-    """How long a client waits before it comes back; no frame, and nothing is dispatched."""
+    """Tells a client how many milliseconds to wait before it reconnects. It dispatches no event."""
     return b"retry: %d\n\n" % ms
 
 

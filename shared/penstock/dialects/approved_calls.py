@@ -1,7 +1,7 @@
-"""Whether a call that runs is the call that was approved. Pure.
+"""Compares the tool call that runs with the call that was approved. Pure.
 
-What frameworks do to a call between its approval and its run is no difference: another order of
-keys, `1.0` for `1`, an argument that is null or left out.
+Frameworks change a call between its approval and its run: they reorder keys, write `1.0` for `1`,
+and drop or add arguments that are null. These changes make no difference here.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ import orjson
 from penstock.dialects.base import Json, JsonObject
 
 NOT_APPROVED = "not_what_was_approved"
-MAX_SHOWN_BYTES = 16_384  # of arguments in `detail`; larger ones are known by their digest
+MAX_SHOWN_BYTES = 16_384  # of arguments in `detail`; larger ones are shown by their digest alone
 _MAX_WORDS = 300  # characters of a call in `message`
-_LEVELS_AROUND = 8  # of objects around the arguments in an event, and more
+_LEVELS_AROUND = 8  # more levels than an event wraps around the arguments
 _UNSHOWN = b"(nested too deeply to be shown)"
 
 
 def same_args(approved: JsonObject, ran: JsonObject) -> bool:
-    """Whether two calls have the same arguments."""
+    """Whether both calls have the same arguments, apart from null ones."""
     return _same(_given(approved), _given(ran))
 
 
 def warning(
     call_id: str, approved: tuple[str, JsonObject], ran: tuple[str, JsonObject]
 ) -> JsonObject:
-    """The data of `system.warning` for a call that differs; both are tool and arguments."""
+    """The data of `system.warning` for a call that differs from the approved one.
+
+    `approved` and `ran` are a tool name and its arguments.
+    """
     return {
         "message": f"the agent server ran {_words(*ran)} as the call {call_id}, and what was "
         f"approved is {_words(*approved)}",
@@ -45,7 +48,7 @@ def _given(args: JsonObject) -> JsonObject:
 
 
 def _same(one: Json, other: Json) -> bool:
-    """Equal as JSON values. A loop, since how deep they are, the upstream decides."""
+    """Whether two JSON values are equal. A loop, since the upstream decides how deep they are."""
     pairs = [(one, other)]
     while pairs:
         left, right = pairs.pop()
@@ -58,7 +61,7 @@ def _same(one: Json, other: Json) -> bool:
                 return False
             pairs += zip(left, right, strict=True)
         elif isinstance(left, bool) is not isinstance(right, bool) or left != right:
-            return False  # for Python true is 1
+            return False  # in Python True equals 1
     return True
 
 
@@ -79,7 +82,7 @@ def _shown(tool: str, args: JsonObject) -> JsonObject:
 
 
 def _encoded(args: JsonObject) -> bytes | None:
-    """None for what is nested too deeply to be written within an event."""
+    """The arguments as JSON, or None where they are nested too deeply to be part of an event."""
     wrapped: Json = args
     for _ in range(_LEVELS_AROUND):
         wrapped = [wrapped]

@@ -1,4 +1,4 @@
-"""What every decoder and encoder is made of. Pure: no I/O, usable without a request."""
+"""The types that every decoder and encoder uses. Pure: no I/O, usable without a request."""
 
 from __future__ import annotations
 
@@ -9,28 +9,38 @@ from typing import Any, Final, Protocol, TypedDict
 
 from penstock.sse import Frame
 
-Json = Any  # a JSON value: a recursive alias costs the type checker more than it tells
+Json = Any  # any JSON value; a recursive alias would make mypy slow and would find little
 JsonObject = dict[str, Any]
 
-# What an upstream may have a decoder keep and search through; README.md says what each is for.
+# Limits on what a decoder keeps and searches through for one run; docs/decisions/0032 says why.
 MAX_OPEN: Final = 1_000
 MAX_ITEMS: Final = 10_000
 MAX_NAME_CHARS: Final = 1_024
-MAX_COUNT: Final = 2**53  # of tokens; their sum must still be a number that JSON can hold
+MAX_COUNT: Final = 2**53  # tokens; JSON must still be able to hold their sum
 
 
 class LimitReached(ValueError):
-    """More than a decoder keeps. Raised and caught within it: the run ends with code `limit`."""
+    """An upstream exceeds what a decoder keeps.
+
+    The decoder catches it and ends the run: code `limit`.
+    """
 
     @classmethod
     def check(cls, count: int, limit: int, what: str) -> None:
-        """Raises when there is one too many of it."""
+        """Compares a count with its limit.
+
+        Raises:
+            LimitReached: The count is higher than the limit.
+        """
         if count > limit:
             raise cls(f"the upstream has more than {limit} {what}")
 
 
 def short(name: str) -> str:
-    """A name or id that later events repeat: cut when long, and still another one's no more."""
+    """A name or id that later events repeat.
+
+    A long one is cut and ends in a digest, so it stays distinct.
+    """
     if len(name) <= MAX_NAME_CHARS:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:16]
@@ -38,15 +48,15 @@ def short(name: str) -> str:
 
 
 class Ids:
-    """Upstream ids that repeat within a run are made unique: `m1`, `m1#2`, …"""
+    """Makes upstream ids that repeat within a run unique: `m1`, `m1#2`, …"""
 
     def __init__(self, used: Mapping[str, int] | None = None) -> None:
         self.used: dict[str, int] = dict(used or {})
 
     def unique(self, wanted: str) -> str:
-        """The id itself, the first time; a long one is cut."""
+        """The id itself the first time, else with a number. A long id is cut first."""
         wanted = short(wanted)
-        # no recursion: how long a chain of x, x#2, x#2#2 is, the upstream decides
+        # A loop and no recursion: the upstream decides how long a chain of x, x#2, x#2#2 gets.
         while (times := self.used.get(wanted, 0) + 1) > 1:
             self.used[wanted] = times
             wanted = f"{wanted}#{times}"
@@ -54,7 +64,7 @@ class Ids:
         return wanted
 
     def make(self, prefix: str) -> str:
-        """A new id of our own: `prefix-1`, `prefix-2`, …"""
+        """A new id that the upstream did not choose: `prefix-1`, `prefix-2`, …"""
         count = self.used.get(prefix, 0) + 1
         self.used[prefix] = count
         return self.unique(f"{prefix}-{count}")
@@ -64,15 +74,15 @@ class Ids:
         return dict(self.used)
 
     def restore(self, state: JsonObject) -> None:
-        """Goes on from a snapshot."""
+        """Continues from a snapshot."""
         self.used = dict(state)
 
 
 class Source(TypedDict):
-    """Who said it (executions-sse.md). All four keys are always there."""
+    """The agent that an event comes from (executions-sse.md). All four keys are always present."""
 
     agent_id: str
-    agent_type: str  # "agent" | "team" | "workflow" for the outer run, "worker" for one inside it
+    agent_type: str  # "worker" in a run inside the outer one
     agent_name: str
     team_name: str | None
 
@@ -87,7 +97,7 @@ class Subrun(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Draft:
-    """A canonical event before it has its place in the run: no sequence and no timestamp yet.
+    """A canonical event without sequence and timestamp, which the normalizer adds.
 
     `type` is `category.action`; `data` has the fields of that type in `penstock.events`.
     """
@@ -101,10 +111,9 @@ class Draft:
 
 @dataclass(slots=True)
 class PauseItem:
-    """One thing that somebody must decide before the upstream can go on.
+    """One question that a person or a client must answer before the upstream continues.
 
-    `kind`: confirmation, input, external, credential, feedback, selection, review, long_running.
-    `item_id` is the id by which the upstream knows the request (unique within the pause).
+    `item_id` is the upstream's id of the question, unique within the pause.
     """
 
     item_id: str
@@ -121,7 +130,10 @@ class PauseItem:
 
 @dataclass(slots=True)
 class Pause:
-    """The upstream waits. `resume` is what its adapter needs to continue, kept verbatim."""
+    """The upstream waits for answers.
+
+    `resume` holds what its adapter needs to continue, as received.
+    """
 
     items: list[PauseItem]
     resume: JsonObject
@@ -130,61 +142,70 @@ class Pause:
 
 @dataclass(slots=True)
 class AgentFacts:
-    """What a decoder may know of the agent besides its frames: the configuration's words."""
+    """What a decoder knows of the agent besides its frames: values of the configuration."""
 
     id: str
     name: str | None = None
     kind: str = "agent"  # agent | team | workflow
-    drop: frozenset[str] = field(default_factory=frozenset)  # upstream event names to leave out
-    client_tools: frozenset[str] = field(default_factory=frozenset)  # that the client runs (AG-UI)
+    # upstream event names that the decoder leaves out
+    drop: frozenset[str] = field(default_factory=frozenset)
+    # tools that the client runs (AG-UI)
+    client_tools: frozenset[str] = field(default_factory=frozenset)
 
 
 def cut_off(error: str, status: str = "failed") -> JsonObject:
-    """How `llm.message_completed` says that its message is not whole.
+    """The fields of `llm.message_completed` for a message that is not complete.
 
-    `status` is "failed", or "partial_success" where what was said can be used as it is
-    (contract: agent runs, TEXT_MESSAGE_END). A whole message has neither field.
+    `status` is "failed", or "partial_success" where the text is usable as it is (agent-runs-sse.md,
+    TEXT_MESSAGE_END). A complete message has neither field. Shape: `{status, error}`.
     """
     return {"status": status, "error": error}
 
 
 class Decoder(Protocol):
-    """One protocol's frames to drafts. One instance lives as long as the run, over all its legs.
+    """Decodes the frames of one protocol into drafts.
 
-    Deterministic: the same frames give the same drafts, whatever the chunking and the clock.
-    Never raises on any frame: what it cannot read becomes `custom.event` or `lifecycle.failed`.
+    One instance serves one run, over all its legs. A decoder is deterministic: the same frames give
+    the same drafts, in any chunking and at any time. It never raises on a frame: a frame that it
+    cannot read becomes `custom.event` or `lifecycle.failed`.
     """
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """A leg's response begins (leg 1 is the start, each continue is one more)."""
+        """The response of a leg begins.
+
+        Leg 1 is the start of the run; each continue is one more leg.
+        """
         ...
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """What was decided about the pause before this leg; called right after `open(leg > 1)`.
+        """Takes the decisions on the pause before this leg; called right after `open(leg > 1)`.
 
         `items`: item id to `{"decision": "approve" | "reject", "note": str | None, "value": Any}`.
-        Gives at once the tool results of which the upstream will say nothing.
+        Returns the tool results that the upstream will not report itself.
         """
         ...
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
-        """What one whole frame makes."""
+        """The drafts of one complete frame."""
         ...
 
     def end(self) -> Sequence[Draft | Pause]:
-        """The response ended cleanly: complete, pause, or report the upstream as lost."""
+        """The response ended cleanly: the drafts of a completion, a pause or a lost upstream."""
         ...
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """The response was cut: close what is open. The caller reports the reason afterwards."""
+        """The response was cut: the drafts that close open parts.
+
+        The caller reports the reason afterwards.
+        """
         ...
 
     def snapshot(self) -> JsonObject:
-        """The state as JSON, from which `restore` goes on; taken between legs."""
+        """The state between two legs as JSON, for `restore`."""
         ...
 
     def restore(self, state: JsonObject) -> None:
-        """Go on from a snapshot."""
+        """Continues from a snapshot."""
         ...
 
 
@@ -192,12 +213,12 @@ class Decoder(Protocol):
 class ClientDialect:
     """One client dialect: its encoder, and what a reader must know before the first event.
 
-    `omitted`: the canonical types that the dialect has no event for, each with the place where
-    a client sees their content instead.
-    `stateful`: a frame depends on earlier events of the run, so a reader that joins in the middle
-    must first feed the encoder from the run's start.
-    `select_types`: takes categories and types of the dialect, and returns the types that a client
-    wants; it raises ValueError on an unknown one. None where clients cannot choose.
+    `omitted`: the canonical types without an event in this dialect, each with the place where a
+    client sees their content instead.
+    `stateful`: a frame depends on earlier events of the run. A reader that joins in the middle must
+    first feed the encoder from the run's start.
+    `select_types`: takes categories and types of the dialect and returns the types that a client
+    wants. It raises ValueError for an unknown one. None where clients cannot choose.
     """
 
     encoder: Callable[[], Encoder]
@@ -212,13 +233,16 @@ class ClientDialect:
 
 
 class Encoder(Protocol):
-    """Canonical events to the frames of one client protocol. One instance lives as long as a run.
+    """Encodes canonical events into the frames of one client protocol. One instance serves one run.
 
-    Deterministic, so that a client can come back: whoever feeds the run from its start gets the
-    same frames, and leaves out those that the client has. Closes what is open before it says an
-    error or an end.
+    An encoder is deterministic, so that clients can reconnect: fed again from the run's start, it
+    makes the same frames, and the caller skips those that the client already has. It closes open
+    parts before the frame of an error or an end.
     """
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """The frames of one canonical event, given as its envelope; none for one that has none."""
+        """The frames of one canonical event, given as its envelope.
+
+        Empty where the dialect omits the event.
+        """
         ...

@@ -1,8 +1,8 @@
-"""Custom events of an upstream that are named like ours: they become what they are named.
+"""Turns custom events of an upstream that are named like canonical ones into canonical drafts.
 
-So every type has a source from every protocol: an agent that emits `retrieval.result`, or
-`metrics_update` by the older names (contract: unified events), needs no support of its framework.
-Whatever does not fit stays a `custom.event`; the caller makes that.
+An agent can so emit every canonical type, whatever its framework: `retrieval.result`, or
+`metrics_update` by the older names of unified-events.md. A custom event that does not fit stays a
+`custom.event`, which the caller makes.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Callable
 from penstock.dialects.base import Draft, Json, JsonObject
 from penstock.events import CATALOGUE, InvalidEvent, typed_data
 
-# A custom event is said by whoever writes an agent's tools. It must never end or pause a run,
-# nor say that a person decided: that is for the upstream's own frames and for our services.
+# The author of an agent's tools decides what its custom events contain. Such an event must never
+# end or pause a run or report a decision: only the upstream's own frames and our services may.
 FORBIDDEN = ("lifecycle.", "approval.")
 
 
 def from_custom(name: str, value: Json) -> Draft | None:
-    """The canonical draft (without source) of a custom event, or None if it is none of ours.
+    """The canonical draft (without source) of a custom event, or None.
 
-    `name` is `category.action` or one of the 22 unified names; `value` must be an object with
-    that event's required fields, of the right types; further fields are kept. What the unified
-    contract or executions-sse.md leaves out of its own payloads is added.
+    `name` is `category.action` or one of the 22 unified names. `value` must be an object with the
+    required fields of that event, of the right types; further fields are kept. Fields that
+    unified-events.md and executions-sse.md leave out of their own payloads are added.
 
-    Security: `lifecycle.*` and `approval.*` are always None, and so are the unified names that
-    mean them (session_started, session_ended, run_retry, run_interrupted). `run_error` becomes
+    Security: the result is None for `lifecycle.*` and `approval.*`, and for the unified names of
+    such events (session_started, session_ended, run_retry, run_interrupted). `run_error` becomes
     `system.error`, which ends nothing.
     """
     if not isinstance(value, dict):
@@ -46,7 +46,7 @@ Translate = Callable[[JsonObject], JsonObject]
 
 
 def _fields(names: dict[str, str], **defaults: Json) -> Translate:
-    """Unified field names to ours; a default stands where the value has nothing."""
+    """Renames unified fields to canonical ones, and adds defaults for missing fields."""
 
     def translate(value: JsonObject) -> JsonObject:
         return {**defaults, **{names.get(name, name): item for name, item in value.items()}}
@@ -55,7 +55,7 @@ def _fields(names: dict[str, str], **defaults: Json) -> Translate:
 
 
 def _identified(key: str, by: str, translate: Translate) -> Translate:
-    """Adds the id that ours needs and theirs has not: the same words give the same id."""
+    """Adds an id that the unified event lacks: a digest of the field `by`."""
 
     def translated(value: JsonObject) -> JsonObject:
         digest = zlib.crc32(str(value.get(by)).encode("utf-8", "replace"))
@@ -74,7 +74,7 @@ def _automation(value: JsonObject) -> JsonObject:
     return {"automation": value.get("workflow"), **value}
 
 
-# Events as executions-sse.md writes them, which leaves out fields that ours need.
+# Events of executions-sse.md, whose payloads lack fields that the canonical types require.
 _EXECUTIONS: dict[str, Translate] = {
     "dispatch.worker": _identified("subrun_id", "worker_name", _fields({})),
     "system.warning": _fields({}, code="warning"),

@@ -1,13 +1,14 @@
-"""A text that comes in pieces, held in about its own size."""
+"""A text that grows in pieces, in about as much memory as the text itself."""
 
 from __future__ import annotations
 
 
 def append_text(pieces: list[str], piece: str) -> None:
-    """Append to the pieces of a text, and join those at the end that are no longer than it.
+    """Appends a piece, and joins it with the last pieces that are no longer than it.
 
-    A list of tokens takes twelve times what they are. So each piece that is kept is longer than
-    the next one: there are few, and a character is copied a dozen times at the most.
+    A list of single tokens takes twelve times the memory of its text. Here each piece is longer
+    than the next one, so there are few pieces, and a character is copied about a dozen times at
+    most.
     """
     at, size = len(pieces), len(piece)
     while at and len(pieces[at - 1]) <= size:

@@ -1,4 +1,4 @@
-"""The bodies of an encoder's frames as bytes."""
+"""Writes the bodies of frames."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from penstock.sse import Frame
 
 
 def frame(body: JsonObject, event: str | None = None) -> Frame:
-    """The frame of a body that is made of what canonical events hold."""
+    """The frame of a JSON body that consists of parts of canonical events."""
     try:
         return Frame(orjson.dumps(body), event)
     except orjson.JSONEncodeError:
-        # orjson writes 254 levels. A canonical event may have all of them, and a dialect that
-        # wraps a part of it some more.
+        # orjson writes 254 levels. A canonical event may use all of them, and some dialects wrap a
+        # part of it in further levels.
         return Frame(json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(), event)

@@ -1,4 +1,4 @@
-"""The canonical contract as a client dialect: every event, whole."""
+"""The canonical dialect: every event with all its fields."""
 
 from penstock.dialects.canonical.encode import CanonicalEncoder
 

@@ -1,4 +1,4 @@
-"""Canonical events to canonical frames: `event: category.action`, the envelope as data."""
+"""Writes canonical events as frames: `event: category.action`, the envelope as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.sse import Frame
 
 @dataclass(slots=True)
 class CanonicalEncoder:
-    """Stateless: one frame an event, with every field that the envelope has."""
+    """Encodes each event into one frame with the complete envelope, without state."""
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """The frames of one canonical event, given as its envelope."""

@@ -1,4 +1,4 @@
-"""The executions contract (executions-sse.md): six keys, and documented data alone."""
+"""The executions dialect (executions-sse.md): six keys, and only documented data."""
 
 from penstock.dialects.executions.encode import ExecutionsEncoder
 

@@ -1,9 +1,8 @@
-"""Canonical events to the frames of executions-sse.md.
+"""Encodes canonical events into the frames of executions-sse.md.
 
-The twelve actions of that document carry exactly its keys, at the top and in `data`; the `result`
-of a tool call that failed or was refused is an object that says so (`{outcome, error}`). What the
-document does not know follows with the same six keys at the top and its data whole, so that a
-pause, say, is seen by clients that look for it.
+The twelve actions of that document have exactly its keys, at the top and in `data`. The `result` of
+a tool call that failed or was rejected is an object (`{outcome, error}`). Other actions follow with
+the same six keys at the top and their complete data, so that a client can for example show a pause.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import orjson
 from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.sse import Frame
 
-# The documented keys of `data`, and what stands there when the event does not have one.
+# The documented keys of `data`, each with the value for an event that lacks it.
 DOCUMENTED: Final[Mapping[str, JsonObject]] = {
     "lifecycle.started": {},
     "lifecycle.completed": {"summary": ""},
@@ -32,7 +31,7 @@ DOCUMENTED: Final[Mapping[str, JsonObject]] = {
     "system.warning": {"message": ""},
     "system.error": {"message": "", "code": ""},
 }
-# Outcomes of a tool call that did what it was asked for, as far as it tells.
+# Outcomes of a tool call that did not fail.
 _SUCCEEDED: Final = frozenset({"ok", "partial"})
 SOURCELESS: Final = frozenset({"lifecycle.started", "lifecycle.cancelled"})
 SOURCE_KEYS: Final = ("agent_id", "agent_type", "agent_name", "team_name")
@@ -40,7 +39,7 @@ SOURCE_KEYS: Final = ("agent_id", "agent_type", "agent_name", "team_name")
 
 @dataclass(slots=True)
 class ExecutionsEncoder:
-    """Stateless: one frame an event."""
+    """Encodes each event into one frame, without state."""
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """The frames of one canonical event, given as its envelope."""
@@ -72,10 +71,10 @@ def _data(type: str, data: JsonObject) -> Json:
 
 
 def _failure(data: JsonObject) -> JsonObject:
-    """The result of a call that failed or was refused.
+    """The result of a call that failed or was rejected: `{outcome, error, result}`.
 
-    The document has no field for that, so the result says it: `{outcome, error}`, and what the
-    tool returned all the same. Without it a refused call looks like one that returned nothing.
+    The document has no field for a failure. Without this object a rejected call looks like a call
+    that returned nothing.
     """
     outcome = data["outcome"]
     failure: JsonObject = {"outcome": outcome, "error": data.get("error") or outcome}

@@ -1,9 +1,9 @@
-"""Canonical events to the frames of unified-events.md: `event: <type>`, the root object as data.
+"""Encodes canonical events into the frames of unified-events.md: `event: <type>`, data the root.
 
-A payload has exactly the document's keys, and `run_id`, since a session has many runs; what the
-event does not tell is null. `run_id` is the run's in every payload, also in `workflow_*`.
-`tool_call_result` has `is_error` besides. Message ids begin with the run's id: upstreams count
-theirs anew in every run, and here they are unique in the session.
+A payload has exactly the document's keys, and `run_id`, since a session has many runs. A field that
+the event lacks is null. `run_id` is the canonical run's id in every payload, also in `workflow_*`.
+`tool_call_result` also has `is_error`. A message id begins with the run's id: upstreams number
+their messages from 1 in every run, and here ids are unique in the session.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from penstock.dialects.unified.types import OMITTED, selected
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
-# of event ids: the same place in the same run gives the same id, whoever encodes it
+# The namespace of event ids: the same frame of the same run always has the same id.
 _NAMESPACE: Final = uuid.UUID("0b9c33a4-6c1a-5c8e-9a53-0d4c6f2b7e91")
 
 Payload = tuple[str, JsonObject]
-# Reads one field of a payload from the event; the second argument is the agent that says it.
+# Reads one field of a payload from the event and from the id of the event's agent.
 Field = Callable[[JsonObject, str], Json]
 
 
 @dataclass(slots=True)
 class _Message:
-    """A message that is open here."""
+    """An open message."""
 
     id: str
-    is_whole: bool = True  # False for the rest of one that had to be closed before its end
+    is_whole: bool = True  # False for the rest of a message that had to be closed before its end
     text: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class UnifiedEncoder:
-    """One run's events to unified frames (see `penstock.dialects.base.Encoder`)."""
+    """Encodes the events of one run (see `penstock.dialects.base.Encoder`)."""
 
-    _agent: str = ""  # the run's, for what has no source
-    _open: dict[str, _Message] = field(default_factory=dict)  # by the canonical message id
-    _begun: Counter[str] = field(default_factory=Counter)  # how often a message id was used
-    _warnings: list[Payload] = field(default_factory=list)  # to be said once no message is open
+    _agent: str = ""  # the run's agent, for events without a source
+    _open: dict[str, _Message] = field(default_factory=dict)  # by canonical message id
+    # how often each message id has begun a message
+    _begun: Counter[str] = field(default_factory=Counter)
+    _warnings: list[Payload] = field(default_factory=list)  # wait until no message is open
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """The frames of one canonical event, given as its envelope."""
@@ -71,7 +72,8 @@ class UnifiedEncoder:
         self._agent = data.get("agent", "")
         metadata = {
             "user_id": data.get("user_id"),
-            "workflow": data.get("workflow", self._agent),  # a run without one has the agent's name
+            # a run without a workflow has its agent's name
+            "workflow": data.get("workflow", self._agent),
         }
         session_id = event.get("session_id", "")
         started = {"session_id": session_id, "agent": self._agent, "metadata": metadata}
@@ -97,12 +99,12 @@ class UnifiedEncoder:
         yield "run_interrupted", {"reason": data.get("reason", default), "step": step}
 
     def _erred(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """An error of the run, of a step or of the system; open messages end before it."""
+        """An error of the run, of a step or of the system. Open messages end before it."""
         yield from self._close(event, agent)
         data = event["data"]
         error = data.get("error")
         told = error if isinstance(error, dict) else data
-        detail = data.get("detail")  # where a custom event that is named `run_error` has its step
+        detail = data.get("detail")  # a custom event named `run_error` has its step here
         inside: JsonObject = detail if isinstance(detail, dict) else {}
         step, speaker = (
             value if isinstance(value := inside.get(key), str) and value else None
@@ -120,9 +122,10 @@ class UnifiedEncoder:
         )
 
     def _warned(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """A warning. The document's only type for it is `run_error`, at which messages end.
+        """Holds a warning until no message is open.
 
-        So a warning waits for the end of the messages that are open: it must not cut them off.
+        The document has only `run_error` for a warning, and messages end at a `run_error`. Without
+        the delay a warning would cut open messages off.
         """
         data = event["data"]
         payload = {
@@ -139,7 +142,7 @@ class UnifiedEncoder:
             yield self._begin(event, agent)
 
     def _streamed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """A piece of text. One that nobody announced begins its message."""
+        """A piece of text. A piece without a started message begins the message."""
         data = event["data"]
         if data["message_id"] not in self._open:
             yield self._begin(event, agent)
@@ -148,7 +151,10 @@ class UnifiedEncoder:
         yield "agent_message_delta", {"message_id": message.id, "delta": data["content"]}
 
     def _message_completed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """The end of a message. What nobody streamed (structured output) is one delta."""
+        """The end of a message.
+
+        Content without earlier pieces (structured output) becomes one delta.
+        """
         data = event["data"]
         if data["message_id"] not in self._open:
             yield self._begin(event, agent)
@@ -175,7 +181,7 @@ class UnifiedEncoder:
         self._open.clear()
 
     def _thought(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """The end of a train of thought has no words of its own."""
+        """A thought. The event that only ends a train of thought has no text and makes no frame."""
         data = event["data"]
         if data["thought"]:
             debug = data.get("debug") is True
@@ -183,7 +189,7 @@ class UnifiedEncoder:
             yield "agent_thought", {"agent": speaker, "content": data["thought"], "debug": debug}
 
     def _tool_progressed(self, event: JsonObject, _agent: str) -> Iterator[Payload]:
-        """That a tool runs is no output of it."""
+        """Output of a running tool. The event that only reports that a tool runs makes no frame."""
         data = event["data"]
         if data.get("delta"):
             yield "tool_call_delta", {"tool_call_id": data["tool_call_id"], "delta": data["delta"]}
@@ -191,7 +197,7 @@ class UnifiedEncoder:
 
 Handler = Callable[[UnifiedEncoder, JsonObject, str], Iterator[Payload]]
 
-# What needs the run's state, or makes more than one frame or none.
+# Types whose frames depend on the run's state, or that make several frames or none.
 _HANDLERS: Final[Mapping[str, Handler]] = {
     "lifecycle.started": UnifiedEncoder._started,
     "lifecycle.paused": UnifiedEncoder._interrupted,
@@ -214,7 +220,7 @@ def _data(key: str, default: Json = None) -> Field:
 
 
 def _speaker(event: JsonObject, agent: str) -> Json:
-    """The agent: whom the event's own data name, else its source."""
+    """The agent that the event's data names, else the agent of its source."""
     named = event["data"].get("agent")
     return named if isinstance(named, str) and named else agent
 
@@ -224,7 +230,7 @@ def _is_error(event: JsonObject, _agent: str) -> Json:
 
 
 def _result(event: JsonObject, _agent: str) -> Json:
-    """A workflow's result as the document has it: an object with a summary."""
+    """A workflow's result as an object with a `summary`, as the document demands."""
     result = event["data"].get("result")
     if isinstance(result, dict) and isinstance(result.get("summary"), str):
         return result
@@ -240,11 +246,14 @@ def _documents(event: JsonObject, _agent: str) -> Json:
 
 
 def _failure(event: JsonObject, _agent: str) -> Json:
-    """The document knows no failed automation: it is a completed one that says so."""
+    """The result of a failed automation.
+
+    The document has no such type, so its text says "failed".
+    """
     return f"failed: {event['data'].get('result', '')}"
 
 
-# One frame each: the unified type, and where its payload's fields come from.
+# Types that make one frame: the unified type, and the source of each payload field.
 _FIELDS: Final[Mapping[str, tuple[str, Mapping[str, Field]]]] = {
     "lifecycle.retrying": (
         "run_retry",

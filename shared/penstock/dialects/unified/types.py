@@ -1,4 +1,4 @@
-"""The 22 types of unified-events.md, their nine categories, and what has no type there."""
+"""The 22 types of unified-events.md, their nine categories, and the canonical types without one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "infrastructure": ("metrics_update",),
 }
 
-# Every type with its category: the names of the document's summary table in snake_case.
+# The category of each type, by the names of the document's summary table in snake_case.
 CATEGORY_OF: Final[Mapping[str, str]] = {
     type: category for category, types in _TYPES.items() for type in types
 }
 
-# The canonical types without a unified one, and where their matter shows all the same.
+# The canonical types without a unified type, each with the place where a client sees their content.
 OMITTED: Final[Mapping[str, str]] = {
     "lifecycle.resumed": "what follows shows that the run goes on",
     "llm.tool_args": "tool_call_started has the arguments whole",
@@ -51,9 +51,10 @@ OMITTED: Final[Mapping[str, str]] = {
 
 
 def selected(categories: Collection[str] = (), types: Collection[str] = ()) -> frozenset[str]:
-    """The types that a client asked for: in one of the categories, and one of the types.
+    """The types in one of the categories that are also among the types; no value means all.
 
-    None given means all. Raises `ValueError` that names what is no category or type.
+    Raises:
+        ValueError: A category or type is unknown. The text names it.
     """
     known = set(CATEGORY_OF.values())
     if unknown := sorted({*categories} - known):

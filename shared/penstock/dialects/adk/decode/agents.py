@@ -1,4 +1,4 @@
-"""Who speaks in a run: the root agent, and its workers."""
+"""The agents of a run: the root agent, and the workers below it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from penstock.dialects.base import AgentFacts, Source
 
 
 class Agents:
-    """The `source` of every author.
+    """Makes the `source` of every author.
 
-    The root is the outermost name of `nodeInfo.path` or `branch`, else the first author; it is of
-    the agent's configured kind, or `workflow` where a graph shows itself. A tree of 2.x does not
-    name its root: all who speak in it are workers, and the run itself is the configured agent.
+    The root is the outermost name of `nodeInfo.path` or `branch`, else the first author. Its type
+    is the configured kind, or `workflow` where the events show a graph. A tree of ADK 2.x does not
+    name its root: there all authors are workers, and the run's own source is the configured agent.
     """
 
     def __init__(self, agent: AgentFacts, steps: Steps) -> None:
@@ -21,20 +21,20 @@ class Agents:
         self._known: dict[tuple[str, str], Source] = {}
 
     def notice(self, place: Place) -> None:
-        """A new place may name the root."""
+        """Takes the root's name from a new place, if the place shows it."""
         if self.root is None:
             self.root = place.root
         if self.root is None and place.path is None and self._agent.kind != "workflow":
             self.root = place.author
 
     def source(self, author: str) -> Source:
-        """The source of what this author says; without a name it is the run's."""
+        """The source of this author's events. An empty author means the run itself."""
         if not author:
             return self.outer()
         return self._source(author, self._root_type() if author == self.root else "worker", author)
 
     def outer(self) -> Source:
-        """The source of what the run as a whole says."""
+        """The source of events of the run as a whole."""
         if self.root:
             return self._source(self.root, self._root_type(), self.root)
         agent = self._agent

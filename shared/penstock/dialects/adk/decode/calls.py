@@ -1,4 +1,4 @@
-"""The tool calls of a run: announced once, their ids unique, their responses paired."""
+"""The open tool calls of a run, with unique ids, until their responses come."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from penstock.dialects.base import MAX_OPEN, Ids, Json, JsonObject, LimitReached
 
 @dataclass(slots=True)
 class Call:
-    """A call without its result so far."""
+    """A call without a result so far."""
 
-    id: str  # ours, unique in the run
+    id: str  # unique in the run; `upstream_id` may repeat
     upstream_id: str | None
     name: str
     args: Json
@@ -20,23 +20,26 @@ class Call:
 
 
 class Calls:
-    """All open calls, in the order in which they were announced."""
+    """All open calls, in the order of their announcement."""
 
     def __init__(self) -> None:
         self._ids = Ids()
         self._open: list[Call] = []
 
     def reserve(self, upstream_id: str | None) -> str:
-        """An id for a call that is about to be announced."""
+        """An id for a call whose arguments are streamed before its announcement."""
         return self._ids.unique(upstream_id) if upstream_id else self._ids.make("call")
 
     def announce(
         self, upstream_id: str | None, name: str, args: Json, reserved: str | None = None
     ) -> Call | None:
-        """The new call; None when it is announced already.
+        """The new call, or None where the call was announced before.
 
-        An id that comes again for other arguments, or after its result, is another call: some
-        models count from `call_0` in every answer.
+        An id that repeats with other arguments, or after its result, belongs to another call: some
+        models number their calls from `call_0` in every answer.
+
+        Raises:
+            LimitReached: Too many calls have no result.
         """
         if upstream_id and any(
             call.upstream_id == upstream_id and call.name == name and call.args == args
@@ -49,7 +52,7 @@ class Calls:
         return call
 
     def find(self, upstream_id: str | None, name: str | None = None) -> Call | None:
-        """The open call that a response is for: by id; without one the oldest of that name."""
+        """The open call of a response: by id, or without an id the oldest call of that name."""
         if upstream_id:
             for call in self._open:
                 if call.upstream_id == upstream_id:
@@ -65,24 +68,24 @@ class Calls:
         )
 
     def refuse(self, call_id: str) -> None:
-        """Somebody refused the open call of our id."""
+        """Marks an open call, given by our id, as rejected."""
         for call in self._open:
             if call.id == call_id:
                 call.refused = True
 
     def close(self, call: Call) -> None:
-        """The call has its result."""
+        """Removes a call that has its result."""
         self._open.remove(call)
 
     def refused(self) -> list[Call]:
-        """The calls that somebody refused and that have no result yet."""
+        """The rejected calls without a result."""
         return [call for call in self._open if call.refused]
 
     def snapshot(self) -> JsonObject:
-        """What `restore` needs."""
+        """The state as JSON, for `restore`."""
         return {"ids": self._ids.snapshot(), "open": [asdict(call) for call in self._open]}
 
     def restore(self, state: JsonObject) -> None:
-        """Goes on from a snapshot."""
+        """Continues from a snapshot."""
         self._ids.restore(state["ids"])
         self._open = [Call(**call) for call in state["open"]]

@@ -1,14 +1,14 @@
-"""Google ADK's events (`POST /run_sse`, 1.16 to 2.13) to canonical drafts.
+"""Decodes the events of Google ADK (`POST /run_sse`, versions 1.16 to 2.13) into canonical drafts.
 
-ADK names neither the start of a run nor its end nor a pause: the stream ends. So `end` decides.
-Requests that nobody answered make a pause; an error that was seen makes a failure; all else is
-completed. Only non-partial events count for calls, state, artifacts, usage and outputs, since
-ADK keeps no others: a partial's are repeated by its final.
+ADK has no event for the start, the end or a pause of a run: the stream just ends, and `end`
+decides. Unanswered requests make a pause, a reported error makes a failure, and any other end is a
+completion. Only non-partial events count for calls, state, artifacts, usage and outputs: ADK
+repeats the content of partial events in a final one, and stores only that.
 
-Left out, since it is said elsewhere: `id` and `timestamp` of an event, `content.role`, the interim
-response of a call that waits for a confirmation or a credential, `requestedToolConfirmations` and
-`requestedAuthConfigs` beside their `adk_request_*` call. What else has no place in the contract
-becomes `custom.event` named `adk.<key>`.
+The decoder leaves out what another field repeats: `id` and `timestamp` of an event, `content.role`,
+the interim response of a call that waits for a confirmation or a credential, and
+`requestedToolConfirmations` and `requestedAuthConfigs` beside their `adk_request_*` call. Other
+fields without a place in the contract become `custom.event` named `adk.<key>`.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from penstock.dialects.base import (
 from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
 from penstock.sse import Frame
 
-# Why a message is not whole, or a run has failed, where the upstream gives no words of its own.
+# Texts of an incomplete message or a failed run where the upstream gives no text of its own.
 _CUT = "the upstream's stream was cut off"
 _CANCELLED = "the run was cancelled"
 _UNREADABLE = "the upstream sent a frame that is no ADK event"
 
 
 class AdkDecoder:
-    """One run's frames to drafts; see `penstock.dialects.base.Decoder`."""
+    """Decodes one run (see `penstock.dialects.base.Decoder`)."""
 
     def __init__(self, agent: AgentFacts) -> None:
         self._drop = agent.drop
         self._leg = 0
-        self._n_frames = 0  # of this leg
+        self._n_frames = 0  # in this leg
         self._over = False
         self._ids = Ids()
         self._tools = Tools()
@@ -67,7 +67,7 @@ class AdkDecoder:
         self._agents = Agents(agent, self._steps)
         self._constants = Constants()
         self._speakers: dict[Place, Speaker] = {}
-        self._here: tuple[Place, Speaker] | None = None  # where the last event came from
+        self._here: tuple[Place, Speaker] | None = None  # the place of the last event
         self._pending_error: failures.PendingError | None = None
         self._unreadable = False  # this leg had a frame that is no event
         self._text_usage: tuple[Place, Json] | None = None  # of the event before
@@ -76,19 +76,22 @@ class AdkDecoder:
         self._value: Json = None
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """A leg begins; ADK says nothing of that itself."""
+        """A leg begins. ADK sends no event for it."""
         self._leg = leg
         self._n_frames = 0
         self._unreadable = False
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """What was decided before this leg: `{item_id: {decision, note, value}}`."""
+        """Takes the decisions before this leg: `{item_id: {decision, note, value}}`.
+
+        Makes no drafts.
+        """
         self._tools.decided(items)
         return []
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
-        """One frame's drafts."""
+        """The drafts of one frame. A frame after the run's end makes none."""
         if self._over:
             return []
         self._n_frames += 1
@@ -108,11 +111,11 @@ class AdkDecoder:
         return self._kept(out) if self._drop else out
 
     def end(self) -> Sequence[Draft | Pause]:
-        """The stream ended: paused, failed, cancelled or completed.
+        """The stream ended: the run paused, failed, was cancelled or is completed.
 
-        A continue that is answered by an empty stream fails as `outcome_unknown`: 2.13 gives
-        no event for an answer that it had before, so the run went on somewhere else. An empty
-        first leg is an agent that had nothing to say; a warning says so.
+        An empty stream after a continue fails with `outcome_unknown`: ADK 2.13 sends no event for
+        an answer that it received before, so the run continued in another response. An empty first
+        leg is an agent without output, and a warning reports it.
         """
         if self._over:
             return []
@@ -131,7 +134,10 @@ class AdkDecoder:
         return out
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """The stream was cut: ends the open messages. Steps and calls stay as they are."""
+        """The stream was cut: ends the open messages.
+
+        Steps and calls stay open for the next leg.
+        """
         if self._over:
             return []
         out: list[Draft] = []
@@ -140,7 +146,7 @@ class AdkDecoder:
         return out
 
     def snapshot(self) -> JsonObject:
-        """The state between two legs, as JSON."""
+        """The state between two legs as JSON, for `restore`."""
         return {
             "over": self._over,
             "ids": self._ids.snapshot(),
@@ -154,7 +160,7 @@ class AdkDecoder:
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Goes on from a snapshot."""
+        """Continues from a snapshot."""
         self._over = state["over"]
         self._ids.restore(state["ids"])
         self._tools.restore(state["tools"])
@@ -165,7 +171,7 @@ class AdkDecoder:
         self._summary = state["summary"]
         self._value = state["value"]
 
-    # -- an event -------------------------------------------------------------------------------
+    # Events.
 
     def _event(self, raw: JsonObject, out: list[Draft]) -> None:
         n_parts = len(array(obj(raw.get("content")).get("parts")))
@@ -183,7 +189,11 @@ class AdkDecoder:
             self._final(event)
 
     def _move(self, place: Place, raw: JsonObject, out: list[Draft]) -> Speaker:
-        """Another agent speaks: what it cannot run beside is at its end."""
+        """Changes to the speaker of another place, and closes speakers that cannot run beside it.
+
+        Raises:
+            LimitReached: Too many agents speak at once.
+        """
         for other, speaker in list(self._speakers.items()):
             if other != place and not other.beside(place):
                 self._close(speaker, out)
@@ -203,14 +213,14 @@ class AdkDecoder:
         )
         self._speakers[place] = speaker
         LimitReached.check(len(self._speakers), MAX_OPEN, "speakers at once")
-        # An event without content begins no step, so the next one must look again.
+        # An event without content begins no step, so the next event must look for its step again.
         self._here = (place, speaker) if speaks else None
         return speaker
 
     def _partial(self, event: Event) -> None:
         speaker, out, event_id = event.speaker, event.out, event.id
         for part in objects(obj(event.raw.get("content")).get("parts")):
-            if speaker.at_end:  # the final of the answer before never came
+            if speaker.at_end:  # the final event of the last answer never came
                 self._close(speaker, out)
             said = part.get("text")
             if isinstance(said, str):
@@ -246,7 +256,7 @@ class AdkDecoder:
         self._pending_error = pending_error
 
     def _content(self, event: Event) -> JsonObject | None:
-        """The whole of an answer; returns its message, if there is one."""
+        """Decodes the content of a final event. Returns the data of its message, or None."""
         speaker, out = event.speaker, event.out
         texts: list[str] = []
         thoughts: list[str] = []
@@ -284,11 +294,12 @@ class AdkDecoder:
         if message:
             self._text_usage = (event.place, counts)
         elif before == (event.place, counts):
-            return  # 1.16 sends text and call of one answer as two events, each with its counts
+            # ADK 1.16 sends text and call of one answer as two events, each with the same counts
+            return
         add_usage(self._usage, counts)
 
     def _node(self, event: Event, message: JsonObject | None) -> None:
-        """What a workflow's node gives, and where it goes on."""
+        """Decodes the output and the route of a workflow's node."""
         raw, actions, place, speaker = event.raw, event.actions, event.place, event.speaker
         node = obj(raw.get("nodeInfo"))
         output = raw.get("output")
@@ -312,9 +323,9 @@ class AdkDecoder:
             event.custom("route", route)
         if actions.get("endOfAgent") is True:
             self._steps.left(place, event.out)
-            self._here = None  # should it speak again, it is another turn
+            self._here = None  # further events of this agent begin another turn
 
-    # -- troubles and ends ----------------------------------------------------------------------
+    # Errors and ends.
 
     def _warn_of_stop(self, event: Event) -> None:
         found = failures.stop_warning(event.raw)
@@ -324,7 +335,7 @@ class AdkDecoder:
             event.emit("system.warning", found[1])
 
     def _warn_of_pending_error(self, out: list[Draft]) -> None:
-        """No error frame followed: it was no failure of the run."""
+        """Warns of an error code that no error frame followed: the run did not fail."""
         pending_error, self._pending_error = self._pending_error, None
         if pending_error:
             if pending_error.is_exception:
@@ -384,10 +395,10 @@ class AdkDecoder:
         self._note_message(speaker, speaker.close(out))
 
     def _why_cut(self) -> JsonObject | None:
-        """Why the messages that are open at the end of the stream are not whole, if that is known.
+        """The reason why messages that are open at the end of the stream are incomplete, or None.
 
-        `None` where the run is completed or waits: a text that was streamed and never repeated by
-        a final event counts as whole then.
+        None for a run that is completed or waits: streamed text without a final event then counts
+        as complete.
         """
         if self._unreadable:
             return cut_off(_UNREADABLE)
@@ -405,7 +416,7 @@ class AdkDecoder:
         self._here = None
 
     def _kept(self, out: list[Draft]) -> list[Draft]:
-        """Without the upstream's events that the configuration drops."""
+        """The drafts without custom events that the configuration drops."""
         return [
             draft
             for draft in out

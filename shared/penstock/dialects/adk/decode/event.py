@@ -1,4 +1,4 @@
-"""One ADK event on its way to drafts."""
+"""One ADK event while it is decoded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.dialects.json import loads, obj, string
 
 @dataclass(slots=True)
 class Event:
-    """The event as it came, who says it where, and the drafts that it has given so far."""
+    """The event as received, its place and speaker, and the drafts made so far."""
 
     raw: JsonObject
     place: Place
@@ -22,30 +22,30 @@ class Event:
 
     @property
     def id(self) -> str | None:
-        """The upstream's id; from 2.6 on all frames of one answer share it."""
+        """The upstream's id. From ADK 2.6 on, all frames of one answer share it."""
         return string(self.raw.get("id"))
 
     @property
     def actions(self) -> JsonObject:
-        """What it does beside its content."""
+        """The event's `actions`: changes and requests beside its content."""
         return obj(self.raw.get("actions"))
 
     def emit(self, event_type: str, data: JsonObject) -> None:
-        """A draft of it."""
+        """Adds a draft."""
         self.out.append(self.speaker.draft(event_type, data))
 
     def custom(self, key: str, value: Json) -> None:
-        """What the contract has no place for."""
+        """Adds a `custom.event` for a field without a place in the contract."""
         self.emit("custom.event", custom(key, value))
 
 
 def custom(key: str, value: Json) -> JsonObject:
-    """The data of a `custom.event`."""
+    """The data of a `custom.event`: `{protocol, name, value}`."""
     return {"protocol": "adk", "name": f"adk.{key}", "value": value}
 
 
 def read(data: bytes) -> JsonObject | None:
-    """A frame's JSON object without secrets; None where it is none, or nested beyond reason."""
+    """The JSON object of a frame, without secrets, or None where there is none."""
     try:
         raw = loads(data)
     except ValueError:
@@ -56,7 +56,7 @@ def read(data: bytes) -> JsonObject | None:
 
 
 def place_of(raw: JsonObject) -> Place:
-    """Where an event comes from."""
+    """The place that an event comes from. Long names are cut."""
     node = raw.get("nodeInfo")
     path = node.get("path") if isinstance(node, dict) else None
     branch = string(raw.get("branch"))

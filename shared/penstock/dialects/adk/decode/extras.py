@@ -1,4 +1,4 @@
-"""What an event says beside its content: state, artifacts, sources, and what has no place."""
+"""Drafts of an event's other fields: state, artifacts, sources, and fields without a place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.dialects.adk.decode.tools import TRANSFER, Tools
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import array, has_content, obj, string
 
-# Keys that have a place in the contract, or that tell where an event belongs.
+# Keys that the decoder reads, or that identify the event.
 _EVENT_KEYS = frozenset(
     {
         "actions",
@@ -52,7 +52,7 @@ _REQUESTS = ("requestedToolConfirmations", "requestedAuthConfigs")
 
 
 class Constants:
-    """What stands on every event and is said once: the invocation, its model, its metadata."""
+    """Fields that every event repeats and the decoder reports once: invocation, model, metadata."""
 
     def __init__(self) -> None:
         self.invocation_id = ""
@@ -60,7 +60,7 @@ class Constants:
         self._metadata: Json = None
 
     def invocation(self, raw: JsonObject) -> JsonObject | None:
-        """The invocation where it is new: the upstream's name of what runs."""
+        """The invocation and its model, where the invocation is new; else None."""
         invocation_id = string(raw.get("invocationId"))
         if invocation_id is None or invocation_id == self.invocation_id:
             return None
@@ -71,7 +71,7 @@ class Constants:
         return value
 
     def changed(self, raw: JsonObject) -> JsonObject:
-        """The others that are not as they were."""
+        """The model and metadata that changed since the last event."""
         rest: JsonObject = {}
         if raw.get("modelVersion") not in (None, self._model):
             self._model = rest["modelVersion"] = raw["modelVersion"]
@@ -80,7 +80,7 @@ class Constants:
         return rest
 
     def snapshot(self) -> JsonObject:
-        """What `restore` needs."""
+        """The state as JSON, for `restore`."""
         return {
             "invocation_id": self.invocation_id,
             "model": self._model,
@@ -88,14 +88,14 @@ class Constants:
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Goes on from a snapshot."""
+        """Continues from a snapshot."""
         self.invocation_id = state["invocation_id"]
         self._model = state["model"]
         self._metadata = state["metadata"]
 
 
 def emit_state(event: Event) -> None:
-    """The changes of session state and artifacts."""
+    """Emits the changes of session state and of artifacts."""
     delta = [
         {"op": "add", "path": "/" + key.replace("~", "~0").replace("/", "~1"), "value": value}
         for key, value in obj(event.actions.get("stateDelta")).items()
@@ -110,7 +110,7 @@ def emit_state(event: Event) -> None:
 
 
 def emit_transfer(event: Event, steps: Steps) -> None:
-    """ADK says `transferToAgent: name`, adk-streaming.md `transfer_to_agent: {target, reason}`."""
+    """Emits a transfer: `transferToAgent`, or `transfer_to_agent` of adk-streaming.md."""
     actions = event.actions
     asked = actions.get("transferToAgent") or actions.get(TRANSFER)
     target = string(asked) or string(obj(asked).get("target"))
@@ -127,7 +127,7 @@ def emit_transfer(event: Event, steps: Steps) -> None:
 
 
 def emit_grounding(event: Event) -> None:
-    """What an answer is taken from."""
+    """Emits the documents that an answer is based on."""
     grounding = obj(event.raw.get("groundingMetadata"))
     documents = parts.documents(grounding)
     if documents:
@@ -138,7 +138,7 @@ def emit_grounding(event: Event) -> None:
 
 
 def emit_extras(event: Event, constants: Constants, tools: Tools) -> None:
-    """What has no place in the contract, each key a `custom.event`."""
+    """Emits each field without a place in the contract as a `custom.event`."""
     raw, actions = event.raw, event.actions
     rest = {key: value for key, value in raw.items() if key not in _EVENT_KEYS}
     rest |= {key: value for key, value in actions.items() if key not in _ACTION_KEYS}

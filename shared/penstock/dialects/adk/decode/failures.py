@@ -1,9 +1,10 @@
-"""How an ADK stream says that something went wrong.
+"""Reads the errors of an ADK stream.
 
-Frames, by version: `{"error": "msg"}` not escaped (to 1.22), the same as valid JSON (to 2.3), with
-`error_details` (from 2.6); before it 2.13 sends the failure as an event with `errorCode` and
-`errorMessage` too. A model's own stops (MAX_TOKENS, SAFETY) are an `errorCode` alone. The error
-events of adk-streaming.md (`error_code`, `status_code`, `detail`) are read as well.
+Frames by version: `{"error": "msg"}` without escapes (to 1.22), as valid JSON (to 2.3), and with
+`error_details` (from 2.6). ADK 2.13 also sends the failure before that frame as an event with
+`errorCode` and `errorMessage`. A model that stops early (MAX_TOKENS, SAFETY) has an `errorCode`
+alone. The error events of adk-streaming.md (`error_code`, `status_code`, `detail`) are read as
+well.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from penstock.dialects.adk.decode.redaction import redacted, scrubbed
 from penstock.dialects.base import Json, JsonObject, cut_off
 from penstock.dialects.json import has_content, obj, string, verbatim
 
-# finishReasons of an answer that ends too early, and can be used as far as it goes
+# Values of finishReason for an answer that ends too early and is usable as far as it goes.
 _PARTIAL = frozenset({"MAX_TOKENS"})
 
-# finishReasons of an answer that is whole
+# Values of finishReason for a complete answer.
 _REGULAR = frozenset({"STOP", "FINISH_REASON_UNSPECIFIED", "CONTINUATION"})
 
 _ERROR_KEYS = frozenset({"error", "error_code", "status_code", "timestamp"})
@@ -27,7 +28,10 @@ _UNESCAPED = '{"error":'
 
 @dataclass(slots=True)
 class PendingError:
-    """An `errorCode` whose error frame may follow: until then nobody knows how bad it is."""
+    """An `errorCode` that an error frame may follow.
+
+    Only the next frame shows whether the run failed.
+    """
 
     code: str
     message: str
@@ -35,39 +39,39 @@ class PendingError:
 
     @property
     def is_exception(self) -> bool:
-        """Exceptions are named in CamelCase, the model's own codes in capitals."""
+        """Whether the code is an exception's name (CamelCase) and no model's code (capitals)."""
         return not self.code.isupper()
 
     def cut(self) -> JsonObject:
-        """It as the reason for which a message is not whole (see `cut_off`)."""
+        """The fields of an incomplete message (see `cut_off`)."""
         return cut_short(self.code, self.message)
 
     def error(self) -> JsonObject:
-        """It as the `error` object of a step."""
+        """The `error` object of a failed step."""
         return {"code": self.code, "message": self.message}
 
     def warning(self) -> JsonObject:
-        """The `system.warning` of it."""
+        """The data of `system.warning`."""
         return {"message": self.message, "code": self.code.lower()}
 
     def failure(self) -> JsonObject:
-        """The `lifecycle.failed` of it, where no error frame says more."""
+        """The data of `lifecycle.failed`, for a stream that ends without an error frame."""
         return failure(self.message, error_type=self.code, step=self.step_id)
 
 
 def failure(error: str, **fields: object) -> JsonObject:
-    """The data of `lifecycle.failed`; fields that are None are left out."""
+    """The data of `lifecycle.failed`. Fields that are None are left out."""
     present = {name: value for name, value in fields.items() if value is not None}
     return {"error": scrubbed(error), "code": "upstream_error", **present}
 
 
 def error_of(data: JsonObject) -> JsonObject:
-    """The data of `lifecycle.failed` as the `error` object of a workflow."""
+    """The `error` object of a failed workflow, from the data of `lifecycle.failed`."""
     return {"code": data.get("error_type", data["code"]), "message": data["error"]}
 
 
 def stop_warning(event: JsonObject) -> tuple[str, JsonObject] | None:
-    """The finishReason that is no regular end, with its `system.warning`."""
+    """The finishReason of an early stop and its `system.warning`, or None for a regular end."""
     reason = string(event.get("finishReason"))
     if reason is None or reason in _REGULAR:
         return None
@@ -76,14 +80,14 @@ def stop_warning(event: JsonObject) -> tuple[str, JsonObject] | None:
 
 
 def cut_short(reason: str, message: str) -> JsonObject:
-    """Why a message is not whole, by the model's `finishReason` or `errorCode`."""
+    """The fields of an incomplete message, by the model's `finishReason` or `errorCode`."""
     return cut_off(message, "partial_success" if reason in _PARTIAL else "failed")
 
 
 def pending_error(
     event: JsonObject, step_id: str | None, reported: tuple[str | None, ...]
 ) -> PendingError | None:
-    """The `errorCode` of an event, unless it was reported as a finishReason."""
+    """The `errorCode` of an event; None where it repeats a reported finishReason."""
     code, message = event.get("errorCode"), event.get("errorMessage")
     if not has_content(code) and not has_content(message):
         return None
@@ -100,7 +104,7 @@ def is_failure(event: JsonObject) -> bool:
 
 
 def read_failure(event: JsonObject, before: PendingError | None) -> JsonObject:
-    """The `lifecycle.failed` of an error frame; `before` is the event that announced it."""
+    """The data of `lifecycle.failed` from an error frame; `before` announced the frame."""
     details = obj(event.get("error_details"))
     status_code = event.get("status_code")
     kinds = (details.get("error_type"), event.get("error_code"), before and before.code)
@@ -122,13 +126,16 @@ def _scrubbed(detail: Json) -> Json:
 
 
 def is_unescaped_failure(raw: str) -> bool:
-    """Whether a frame that is no JSON is the error frame of 1.16 to 1.22."""
+    """Whether a frame without valid JSON is the error frame of ADK 1.16 to 1.22."""
     return raw.lstrip().startswith('{"error"')
 
 
 def read_unescaped(raw: str) -> JsonObject:
-    """The `lifecycle.failed` of such a frame. A line break in the message has cut its tail off."""
-    # no regular expression: over blanks that never end it would take for ever
+    """The data of `lifecycle.failed` from such a frame.
+
+    A line break in its message cuts the rest off.
+    """
+    # no regular expression, which would take quadratic time over a long run of blanks
     message = raw.strip()
     if message.startswith(_UNESCAPED):
         message = message.removeprefix(_UNESCAPED).lstrip().removeprefix('"').removesuffix('"}')

@@ -1,8 +1,8 @@
-"""What one agent says in one place: its message and its thoughts, while they are open.
+"""The open message and thoughts of one agent in one place.
 
-With streaming ADK sends deltas (`partial: true`) and then the whole text again in one final
-event; without it the final alone. 1.16 leaves `partial` out of the final and gives each chunk an
-id of its own; from 2.6 on the chunks and the final share one.
+With streaming, ADK sends deltas (`partial: true`) and then the complete text again in one final
+event; without streaming it sends the final event alone. ADK 1.16 has no `partial` in the final
+event and gives each chunk its own id; from 2.6 on the chunks and the final event share one id.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.dialects.text_buffer import append_text
 
 
 class Speaker:
-    """The open message of an (author, branch, path), with what its model streams beside it."""
+    """The open message of one place (author, branch, path), and its streamed calls."""
 
     __slots__ = (
         "_ids",
@@ -35,29 +35,31 @@ class Speaker:
     def __init__(self, source: Source, step_id: str | None, ids: Ids, role: str) -> None:
         self.source = source
         self.step_id = step_id
-        self.at_end = False  # a partial had a finishReason: only its final may follow
-        self.warned: str | None = None  # the finishReason that was reported
-        self.cut: JsonObject | None = None  # why the open message is not whole (see `cut_off`)
-        self.streamed_calls: list[JsonObject] = []  # {id, upstream_id, name}: arguments under way
+        # a partial event had a finishReason, so only its final event may follow
+        self.at_end = False
+        self.warned: str | None = None  # the finishReason that a warning reported
+        self.cut: JsonObject | None = None  # why the open message is incomplete (see `cut_off`)
+        # calls with incomplete arguments: {id, upstream_id, name}
+        self.streamed_calls: list[JsonObject] = []
         self._ids = ids
         self._role = role
         self._message_id: str | None = None
         self._text: list[str] = []
         self._parts: list[JsonObject] = []
         self._reasoning_id: str | None = None
-        self._thought = False  # thoughts were streamed: the final repeats them
+        self._thought = False  # thoughts were streamed, and the final event repeats them
 
     @property
     def is_open(self) -> bool:
-        """Whether something was begun that is not at its end."""
+        """Whether a message, a thought or a call is incomplete."""
         return bool(self._message_id or self._reasoning_id or self.streamed_calls or self._thought)
 
     def draft(self, event_type: str, data: dict[str, Any]) -> Draft:
-        """A draft of this speaker in its step."""
+        """A draft with this speaker's source and step."""
         return Draft(event_type, data, self.source, None, self.step_id)
 
     def text(self, delta: str, event_id: str | None, out: list[Draft]) -> None:
-        """A piece of text."""
+        """Emits a piece of text."""
         if self._reasoning_id:
             self._end_thought(out)
         message_id = self._message_id or self._start(event_id, out)
@@ -65,7 +67,7 @@ class Speaker:
         out.append(self.draft("llm.stream", {"content": delta, "message_id": message_id}))
 
     def thought(self, delta: str, event_id: str | None, out: list[Draft]) -> None:
-        """A piece of a thought."""
+        """Emits a piece of a thought."""
         self._thought = True
         if self._reasoning_id is None:
             self._reasoning_id = self._ids.unique(f"{event_id or 'message'}/reasoning")
@@ -74,13 +76,13 @@ class Speaker:
         )
 
     def attach(self, part: JsonObject, event_id: str | None, out: list[Draft]) -> None:
-        """A part that is no text came before the final."""
+        """Adds a part that is no text to the open message, before its final event."""
         if self._message_id is None:
             self._start(event_id, out)
         self._parts.append(part)
 
     def complete_thought(self, thought: str, event_id: str | None, out: list[Draft]) -> None:
-        """The thoughts of a final event: said here only if they were not streamed."""
+        """Emits the thoughts of a final event, unless they were streamed before."""
         if self._thought or not thought:
             return
         reasoning_id = self._ids.unique(f"{event_id or 'message'}/reasoning")
@@ -90,9 +92,10 @@ class Speaker:
     def complete(
         self, whole: str, extra: JsonObject, event_id: str | None, out: list[Draft]
     ) -> JsonObject | None:
-        """The final event: ends the message, if there is any; returns its data.
+        """Ends the message with its final event.
 
-        A text that nobody streamed is streamed now, whole. `extra`: its parts and citations.
+        Returns the message's data, or None without a message. Text that was not streamed before is
+        emitted as one piece. `extra`: `parts` and `citations`.
         """
         if self._reasoning_id:
             self._end_thought(out)
@@ -119,7 +122,7 @@ class Speaker:
         return data
 
     def close(self, out: list[Draft]) -> JsonObject | None:
-        """No final will come: ends what is open with what was streamed."""
+        """Ends the open message with the streamed text, since no final event follows."""
         return self.complete("", {}, None, out)
 
     def _start(self, event_id: str | None, out: list[Draft]) -> str:

@@ -1,4 +1,4 @@
-"""ADK's content parts, grounding and token counts as the contract has them."""
+"""Converts ADK's content parts and grounding into shapes of the contract."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _TO_STANDARD_BASE64 = str.maketrans("-_", "+/")
 
 
 def media(part: JsonObject) -> JsonObject | None:
-    """A part that is no text, for `llm.message_completed.parts`; None for any other part.
+    """A part without text for `llm.message_completed.parts`, or None for any other part.
 
     Shapes: `{type: data, media_type, data}` (standard base64), `{type: file, media_type, uri}`,
-    `{type: code, language, code}`, `{type: code_result, outcome, output}`; `name` if it has one.
+    `{type: code, language, code}`, `{type: code_result, outcome, output}`; `name` where the part
+    has one.
     """
     for key, convert in _MEDIA.items():
         value = part.get(key)
@@ -58,7 +59,7 @@ def _named(value: JsonObject, **fields: Json) -> JsonObject:
 
 
 def _base64(blob: JsonObject) -> str:
-    # ADK writes the URL-safe alphabet, which browsers' atob refuses.
+    # ADK writes URL-safe base64, which the `atob` of browsers refuses.
     data = (string(blob.get("data")) or "").translate(_TO_STANDARD_BASE64)
     return data + "=" * (-len(data) % 4)
 
@@ -66,8 +67,8 @@ def _base64(blob: JsonObject) -> str:
 def documents(grounding: JsonObject) -> list[JsonObject]:
     """The documents of a groundingMetadata, as `retrieval.result` has them.
 
-    `content` is the retrieved text, else what the answer says on its ground; `score` the highest
-    confidence of any such sentence.
+    `content` is the retrieved text, else the sentences of the answer that the document supports.
+    `score` is the highest confidence of those sentences.
     """
     said, scores = _supports(grounding)
     return [

@@ -1,7 +1,7 @@
-"""ADK's `adk_request_*` calls: what the agent server wants to be told before it goes on.
+"""Turns ADK's `adk_request_*` calls into the items of a pause.
 
-They look like tool calls and are none: each becomes one item of a pause. It is answered with a
-functionResponse of the same id and name.
+These calls look like tool calls, but run nothing: the agent server waits for a functionResponse of
+the same id and name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.dialects.base import Json, JsonObject, PauseItem
 from penstock.dialects.json import obj, string
 
 _TYPE_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (bool, "boolean"),  # before the numbers: a bool is an int
+    (bool, "boolean"),  # before the numbers, since a bool is an int
     ((int, float), "number"),
     (str, "string"),
     (list, "array"),
@@ -38,18 +38,19 @@ def _confirmation(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
     )
 
 
-# ADK's own hint for a tool without one. It tells a program how to answer, and a person nothing.
+# ADK's default hint for a tool without a hint of its own. It instructs a program and is of no use
+# to a person.
 _BOILERPLATE = ("Please approve or reject the tool call ", "by responding with a FunctionResponse")
 
 
 def _hint(hint: str | None) -> str | None:
-    """What the tool's author wrote for the person who decides; None for ADK's boilerplate."""
+    """The hint that the tool's author wrote, or None for ADK's default hint."""
     begins, goes_on = _BOILERPLATE
     return None if hint and hint.startswith(begins) and goes_on in hint else hint
 
 
 def _schema_of(payload: Json) -> JsonObject:
-    """A schema with the payload as its default: ADK gives the form to fill in only as a sample."""
+    """A JSON Schema with the payload as its default, since ADK sends only a sample."""
     schema = _sample(payload)
     if isinstance(payload, dict) and payload:
         schema["properties"] = {key: _sample(value) for key, value in payload.items()}
@@ -76,7 +77,10 @@ def _input(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
 
 
 def _credential(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
-    """Only what a person needs to sign in; the rest of the authConfig is the server's own."""
+    """The item of a sign-in.
+
+    It has only what a person needs; the rest of authConfig stays on the server.
+    """
     call_id = string(args.get("functionCallId"))
     call = calls.find(call_id) if call_id else None
     config = obj(args.get("authConfig"))

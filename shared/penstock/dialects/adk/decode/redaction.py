@@ -1,7 +1,7 @@
 """Keeps credentials out of drafts.
 
-ADK up to 1.39 puts OAuth client secrets in clear into the frames that ask for a credential, and
-a credential kept in the session's state comes with every state delta (2.13 strips both).
+ADK up to 1.39 writes OAuth client secrets in clear into the frames that request a credential, and
+repeats credentials of the session's state in every state delta. ADK 2.13 strips both.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from penstock.dialects.base import Json
 
 REDACTED = "[redacted]"
 
-# Deeper than any credential is; orjson reads deeper than Python recurses.
+# Deeper than any credential. orjson reads deeper than Python can recurse.
 _MAX_DEPTH = 64
 
-# Keys as they stand in JSON. A model's text about them has its quotes escaped, so it is no match.
+# Keys as they appear in JSON. A model's text about such keys has escaped quotes, so it does not
+# match.
 _MARKS = (
     b'"adk_request_credential"',
     b'"requestedAuthConfigs":{"',
@@ -25,8 +26,8 @@ _MARKS = (
     b'"auth_scheme"',
 )
 
-# The fields of ADK's credential models that are secret (auth_credential.py, `repr=False`),
-# without case and underscores.
+# The secret fields of ADK's credential models (`repr=False` in auth_credential.py), in lower case
+# and without underscores.
 _SECRET = frozenset(
     {
         "accesstoken",
@@ -53,12 +54,12 @@ _ASSIGNED = re.compile(
 
 
 def speaks_of_credentials(data: bytes) -> bool:
-    """Whether a frame may hold a credential, so that it must be redacted before it is read."""
+    """Whether a frame may hold a credential, so that it must be redacted before it is decoded."""
     return any(mark in data for mark in _MARKS)
 
 
 def redacted(value: Json, depth: int = 0) -> Json:
-    """A copy with every secret field's value replaced, at any depth."""
+    """A copy in which the value of every secret field is replaced, at any depth."""
     if depth > _MAX_DEPTH:
         return REDACTED
     if isinstance(value, dict):
@@ -72,7 +73,7 @@ def redacted(value: Json, depth: int = 0) -> Json:
 
 
 def scrubbed(message: str) -> str:
-    """An error's text without the secrets that a validation error repeats (`api_key='…'`)."""
+    """An error text without the secrets that validation errors repeat (`api_key='…'`)."""
     return _ASSIGNED.sub(rf"\1{REDACTED}", message)
 
 

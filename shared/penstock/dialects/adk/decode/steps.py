@@ -1,18 +1,20 @@
-"""Which step of a workflow an event belongs to: ADK never says that a step begins.
+"""Finds the steps of a workflow. ADK has no event for the start of a step.
 
-Two shapes have steps.
+Two shapes of agents have steps.
 
-- **graph** (2.x Workflow): a node is a step, its path (`wf@1/classify@1`) the step's id. It begins
-  when the path is first seen, and is completed by its output. The output that is also the root's
-  completes the workflow. A chosen route becomes a transition when the next node is seen.
-- **tree** (Sequential, Parallel, Loop): a child is a step, its name the step's id; it begins when
-  the child first speaks and is completed when another one speaks that cannot run beside it, or at
-  the end. A child that speaks again later is another turn (`writer#2`, iteration 2).
+- **graph** (Workflow of ADK 2.x): a node is a step, and its path (`wf@1/classify@1`) is the step's
+  id. A step begins with the first event at its path and is completed by its output. An output that
+  is also the root's completes the workflow. A chosen route becomes a transition when the next node
+  begins.
+- **tree** (Sequential, Parallel, Loop): a child is a step, and its name is the step's id. A step
+  begins when the child first speaks. It is completed when another child speaks that cannot run
+  beside it, or at the end. A child that speaks again later begins another turn (`writer#2`,
+  iteration 2).
 
-A graph shows itself by an output, or by a path below an author of the same name; a 2.x tree by an
-empty path, a 1.x tree by a branch, or by a second author whom nobody transferred to (so its first
-child is no step, unless the configuration says `kind: workflow`). An agent with sub agents has
-no steps: control moves there by `dispatch.transfer`.
+A run is a graph if it has an output, or a path below an author of the same name. A run of 2.x is a
+tree if its path is empty. A run of 1.x is a tree if it has a branch, or a second author without a
+transfer to it; in this last case the first child is no step, unless the configuration says `kind:
+workflow`. An agent with sub agents has no steps: `dispatch.transfer` moves control there.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from typing import NamedTuple
 
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject, LimitReached, Source
 
-# Each level of a path is a step with a path of its own: together they grow with its square.
+# Each level of a path is a step with its own path, so the paths together grow quadratically.
 _MAX_LEVELS = 100
 
 
 class Place(NamedTuple):
-    """Where an event comes from. `path` is None before 2.x, "" in a tree."""
+    """The origin of an event. `path` is None before ADK 2.x, and "" in a tree."""
 
     author: str
     branch: str | None
@@ -35,12 +37,12 @@ class Place(NamedTuple):
 
     @property
     def root(self) -> str | None:
-        """The outermost agent's name, as far as the place tells."""
+        """The name of the outermost agent, or None where the place does not show it."""
         outermost = self.path.split("/", 1)[0] if self.path else ""
         return (outermost or (self.branch or "").split(".", 1)[0]).split("@", 1)[0] or None
 
     def beside(self, other: Place) -> bool:
-        """Whether both may run at once: neither path or branch lies within the other's."""
+        """Whether both places may run at once: neither path nor branch lies within the other's."""
         return _apart(self.path, other.path, "/") or _apart(self.branch, other.branch, ".")
 
 
@@ -59,42 +61,42 @@ class Step:
     id: str
     place: Place
     source: Source
-    output: str | None = None  # what was said last in it
+    output: str | None = None  # the last message in the step
 
 
 def _around(step: Step) -> str:
-    """The step around this one; "" for a child of a tree, which has no path."""
+    """The id of the step around this one; "" for a child of a tree, which has no path."""
     return step.id.rpartition("/")[0] if step.place.path else ""
 
 
 class Steps:
-    """The steps of a run, by what its events show."""
+    """The steps of a run, found from the places of its events."""
 
     def __init__(self, is_workflow: bool) -> None:
         self._is_workflow = is_workflow
         self.graph = False
-        self.run_id = ""  # the first invocation's id
+        self.run_id = ""  # the id of the first invocation
         self._tree = False
-        self._first: str | None = None  # the first author, before a tree showed itself
+        self._first: str | None = None  # the first author, before the events show a tree
         self._transferred: set[str] = set()
         self._turns: dict[str, int] = {}
-        self._seen: set[str] = set()  # node paths
-        self._routes: list[tuple[str, str]] = []  # (from step, label), until the next node
+        self._seen: set[str] = set()  # paths of nodes
+        self._routes: list[tuple[str, str]] = []  # (from step, label), until the next node begins
         self._open: dict[str, Step] = {}
         self._last: dict[str, str] = {}  # by the step around it: the step that ended last
-        self._is_told = False  # workflow.started was said
+        self._is_told = False  # workflow.started was emitted
 
     def transferred(self, author: str) -> None:
-        """Control goes to this agent by a transfer, not by a workflow."""
+        """Notes that control moved to this agent by a transfer and not by a workflow."""
         self._transferred.add(author)
 
     def notice(self, place: Place) -> None:
-        """A new place may show that the run is a graph."""
+        """Notes a new place, which may show that the run is a graph."""
         if not self.graph and place.path and "/" in place.path:
             self.graph = self._is_workflow or place.author == place.root
 
     def enter(self, place: Place, source: Source, out: list[Draft], *, speaks: bool) -> str | None:
-        """The step of an event at this place, begun if it is new. `speaks`: it has content."""
+        """The id of the step at this place, begun if it is new. `speaks`: the event has content."""
         if place.path:
             return self._enter_node(place, source, out) if self.graph else None
         if speaks and self._in_tree(place):
@@ -126,7 +128,8 @@ class Steps:
         step = self._at(place)
         if step:
             return step.id
-        if place.author in self._transferred:  # within the step that transferred to it
+        # the agent works within the step that transferred control to it
+        if place.author in self._transferred:
             around = [step for step in self._open.values() if step.place.branch == place.branch]
             return around[-1].id if around else None
         for other in [step for step in self._open.values() if not step.place.beside(place)]:
@@ -164,7 +167,8 @@ class Steps:
             }
             out.append(Draft("workflow.transition", data, step.source, None, chooser))
         if self._routes:
-            self._last.pop(_around(step), None)  # the chosen node has its transition
+            # the route's transition replaces the one for the sequence
+            self._last.pop(_around(step), None)
         self._routes = []
         described: JsonObject = {
             "description": step.id.rsplit("/", 1)[-1].split("@", 1)[0],
@@ -182,7 +186,7 @@ class Steps:
         self._open[step.id] = step
         LimitReached.check(len(self._open), MAX_OPEN, "open steps")
         before = self._last.pop(_around(step), None)
-        # Steps with a branch run side by side, in whatever order they begin.
+        # Steps with a branch run at the same time and begin in any order.
         if before is not None and not step.place.branch:
             data = {
                 "run_id": self.run_id,
@@ -195,7 +199,7 @@ class Steps:
         out.append(Draft("workflow.step_started", data, step.source, None, step.id))
 
     def said(self, step_id: str | None, content: str) -> None:
-        """A message was completed in a step: its output, unless a better one comes."""
+        """Keeps a completed message as the step's output until a better output arrives."""
         if step_id in self._open:
             self._open[step_id].output = content
 
@@ -207,7 +211,10 @@ class Steps:
         source: Source,
         out: list[Draft],
     ) -> bool:
-        """A node's output, and whose else it is. True when it is the whole run's."""
+        """Completes the nodes that have this output.
+
+        Returns whether the output is the whole run's.
+        """
         is_result = False
         for path in paths:
             if "/" not in path:
@@ -219,44 +226,44 @@ class Steps:
                 self._complete(self._open[path], value, out)
         if is_result and self.graph:
             self._tell(place.root, source, out)
-            self.complete_all(out)  # a node that only waited for an answer gives no output
+            self.complete_all(out)  # a node that only waited for an answer has no output
             data = {"run_id": self.run_id, "result": value}
             out.append(Draft("workflow.completed", data, source))
         return is_result
 
     def chose(self, step_id: str, label: str) -> None:
-        """A node chose how to go on."""
+        """Keeps the route that a node chose, for the next transition."""
         self._routes.append((step_id, label))
 
     def left(self, place: Place, out: list[Draft]) -> None:
-        """The agent at this place is done (`endOfAgent`)."""
+        """Completes the step of an agent that has ended (`endOfAgent`)."""
         step = self._at(place)
         if step and not self.graph:
             self._complete(step, step.output, out)
 
     def fail(self, step_id: str | None, error: JsonObject, out: list[Draft]) -> None:
-        """A step ended in an error."""
+        """Emits the failure of a step."""
         step = self._open.pop(step_id, None) if step_id else None
         if step:
             data = {"run_id": self.run_id, "step_id": step.id, "error": error}
             out.append(Draft("workflow.step_failed", data, step.source, None, step.id))
 
     def fail_workflow(self, error: JsonObject, source: Source, out: list[Draft]) -> None:
-        """The run failed, and so did its workflow, if it is one."""
+        """Emits the failure of the workflow, where the run is one."""
         if self.graph:
             self._tell(None, source, out)
             data = {"run_id": self.run_id, "error": error}
             out.append(Draft("workflow.failed", data, source))
 
     def _tell(self, workflow: str | None, source: Source, out: list[Draft]) -> None:
-        """Says once that the workflow began, before anything else is said of it."""
+        """Emits `workflow.started` once, before other events of the workflow."""
         if not self._is_told:
             self._is_told = True
             data = {"workflow": workflow or source["agent_name"], "run_id": self.run_id}
             out.append(Draft("workflow.started", data, source))
 
     def complete_all(self, out: list[Draft]) -> None:
-        """The run ended well, and so did every step of it."""
+        """Completes all open steps of a run that ended well."""
         for step in list(self._open.values()):
             self._complete(step, step.output, out)
 
@@ -268,7 +275,7 @@ class Steps:
         out.append(Draft("workflow.step_completed", data, step.source, None, step.id))
 
     def snapshot(self) -> JsonObject:
-        """What `restore` needs."""
+        """The state as JSON, for `restore`."""
         return {
             "graph": self.graph,
             "run_id": self.run_id,
@@ -284,7 +291,7 @@ class Steps:
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Goes on from a snapshot."""
+        """Continues from a snapshot."""
         self.graph = state["graph"]
         self.run_id = state["run_id"]
         self._tree = state["tree"]
@@ -293,7 +300,7 @@ class Steps:
         self._turns = dict(state["turns"])
         self._seen = set(state["seen"])
         self._routes = [(chooser, label) for chooser, label in state["routes"]]
-        # A pause that was stored before 0.2 has neither.
+        # A snapshot of a version before 0.2 has neither key.
         self._last = dict(state.get("last", {}))
         self._is_told = state.get("told", self.graph)
         self._open = {

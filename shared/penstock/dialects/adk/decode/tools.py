@@ -1,4 +1,4 @@
-"""ADK's function calls and responses: tool events, and requests that make the run wait."""
+"""Decodes ADK's function calls and responses: tool events, and requests that pause a run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from penstock.dialects.base import (
 )
 from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
 
-TRANSFER = "transfer_to_agent"  # told by its action, so the call is no tool event
+TRANSFER = "transfer_to_agent"  # `transferToAgent` reports it, so the call is no tool event
 
 _PARTIAL_VALUES = ("stringValue", "numberValue", "boolValue")
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request that waits for its answer. `name` is that of the `adk_request_*` call."""
+    """A request without an answer. `name` is the name of the `adk_request_*` call."""
 
     name: str
     item: PauseItem
@@ -39,7 +39,7 @@ class _Request:
 
 
 class Tools:
-    """The calls of a run, and what it waits for."""
+    """The calls of a run, and the requests that it waits for."""
 
     def __init__(self) -> None:
         self._calls = Calls()
@@ -48,9 +48,13 @@ class Tools:
         self._approved: dict[str, JsonObject] = {}  # by our call id: the tool and its arguments
 
     def arguments(self, call: JsonObject, event: Event) -> None:
-        """Arguments under way. 1.39 gives each piece an id of its own: the first one counts."""
+        """Emits streamed arguments. ADK 1.39 gives each piece another id; the first one counts.
+
+        Raises:
+            LimitReached: Too many calls have incomplete arguments.
+        """
         if "partialArgs" not in call and "willContinue" not in call:
-            return  # a whole call, which the final repeats
+            return  # a complete call, which the final event repeats
         name = string(call.get("name"))
         streamed = event.speaker.streamed_calls
         if name or not streamed:
@@ -72,7 +76,10 @@ class Tools:
     def call(
         self, call: JsonObject, streamed: list[JsonObject], message_id: str | None, event: Event
     ) -> None:
-        """A whole call. `streamed`: the calls of the same answer whose arguments were streamed."""
+        """Decodes a complete call.
+
+        `streamed`: the calls of this answer whose arguments were streamed.
+        """
         upstream_id = string(call.get("id"))
         name = string(call.get("name")) or ""
         if name in REQUESTS:
@@ -88,7 +95,7 @@ class Tools:
     def _is_approved_one(
         self, upstream_id: str | None, name: str, call: JsonObject, event: Event
     ) -> bool:
-        """Whether it is a call that was approved, told again before it has its result."""
+        """Whether the call is an approved one that the server repeats before its result."""
         known = self._calls.find(upstream_id) if upstream_id else None
         if known is None or known.upstream_id != upstream_id or known.id not in self._approved:
             return False
@@ -99,7 +106,10 @@ class Tools:
         return True
 
     def _differs(self, call: Call, ran: tuple[str, JsonObject], event: Event) -> bool:
-        """Warns, once, of an approved call that runs as another; it is that one from now on."""
+        """Whether an approved call runs as another one.
+
+        Warns once, and then knows the call as it ran.
+        """
         approved = self._approved.get(call.id)
         if approved is None:
             return False
@@ -119,25 +129,25 @@ class Tools:
         if item.kind == "confirmation" and item.tool and item.tool_call_id is None:
             original_id = string(obj(args.get("originalFunctionCall")).get("id"))
             call = self._calls.announce(original_id, item.tool, item.args)
-            if call:  # the call itself was never shown
+            if call:  # the server sent no event of the call itself
                 item.tool_call_id = call.id
                 event.emit("llm.tool_call", _call_data(call, None) | {"pending": True})
         self._requests[item_id] = _Request(name, item, event.speaker.source)
         LimitReached.check(len(self._requests), MAX_OPEN, "open questions")
 
     def response(self, response: JsonObject, event: Event) -> None:
-        """A call's response: its result, its progress, or nothing while it waits."""
+        """Decodes a call's response: its result, its progress, or nothing while the call waits."""
         upstream_id, name = string(response.get("id")), string(response.get("name"))
         value = response.get("response")
         if name in REQUESTS or upstream_id in self._requests:
-            self._requests.pop(upstream_id or "", None)  # the server itself gave it up
+            self._requests.pop(upstream_id or "", None)  # the server withdrew the request
         elif name == TRANSFER:
             if not event.actions.keys() & {"transferToAgent", TRANSFER}:
                 event.custom(TRANSFER, value)
         elif not _is_interim(upstream_id, event.actions):
             call = self._calls.find(upstream_id, name)
             if call and call.long_running and _error_of(value) is None:
-                call.long_running = False  # a second response is the real one
+                call.long_running = False  # the second response has the result
                 status = string(obj(value).get("status")) or "pending"
                 data = {"tool_call_id": call.id, "status": status, "delta": verbatim(value)}
                 event.emit("llm.tool_progress", data)
@@ -155,7 +165,10 @@ class Tools:
             event.emit("llm.tool_result", _result_data(call, name, value, media))
 
     def decided(self, items: Mapping[str, JsonObject]) -> None:
-        """What was decided: `{item_id: {decision, note, value}}`. Values are not kept."""
+        """Takes decisions, `{item_id: {decision, note, value}}`.
+
+        The decoder does not keep the values.
+        """
         for item_id, decision in items.items():
             ask = self._requests.pop(item_id, None)
             if ask is None or ask.item.tool_call_id is None:
@@ -167,7 +180,7 @@ class Tools:
                 self._approved[ask.item.tool_call_id] = approved
 
     def refused(self, source: Source) -> list[Draft]:
-        """Results of the refused calls that the upstream never mentioned again."""
+        """The results of rejected calls that the upstream did not mention again."""
         drafts = []
         for call in self._calls.refused():
             self._calls.close(call)
@@ -175,7 +188,10 @@ class Tools:
         return drafts
 
     def pause(self, invocation_id: str) -> Pause | None:
-        """What the run waits for. `resume` names the requests; an answer repeats id and name."""
+        """The pause that the run waits in, or None. An answer repeats id and name of its request.
+
+        `resume`: `{invocation_id, requests: [{id, name}]}`.
+        """
         asks = list(self._requests.values())
         if not asks:
             return None
@@ -184,7 +200,7 @@ class Tools:
         return Pause([ask.item for ask in asks], resume, asks[0].source)
 
     def without_request(self, requests: JsonObject) -> JsonObject:
-        """Requests by call id that came without their `adk_request_*` call."""
+        """Requests, by call id, that came without their `adk_request_*` call."""
         asked = {ask.item.tool_call_id for ask in self._requests.values()}
         calls = {call_id: self._calls.find(string(call_id)) for call_id in requests}
         return {
@@ -194,7 +210,7 @@ class Tools:
         }
 
     def snapshot(self) -> JsonObject:
-        """What `restore` needs."""
+        """The state as JSON, for `restore`."""
         return {
             "calls": self._calls.snapshot(),
             "ids": self._ids.snapshot(),
@@ -203,14 +219,14 @@ class Tools:
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Goes on from a snapshot."""
+        """Continues from a snapshot."""
         self._calls.restore(state["calls"])
         self._ids.restore(state["ids"])
         self._requests = {
             ask["item"]["item_id"]: _Request(ask["name"], PauseItem(**ask["item"]), ask["source"])
             for ask in state["asks"]
         }
-        self._approved = dict(state.get("approved", {}))  # older releases did not keep them
+        self._approved = dict(state.get("approved", {}))  # older releases do not store it
 
 
 def _call_data(call: Call, message_id: str | None) -> JsonObject:
@@ -241,7 +257,10 @@ def _result_data(
 
 
 def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: str) -> str | None:
-    """The id under which a call's arguments were streamed, if they were."""
+    """The id under which a call's arguments were streamed, or None.
+
+    Removes the call from `streamed`.
+    """
     for key, value in (("upstream_id", upstream_id), ("name", name)):
         for call in streamed:
             if value and call[key] == value:
@@ -251,7 +270,7 @@ def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: st
 
 
 def _is_interim(call_id: str | None, actions: JsonObject) -> bool:
-    """Whether a response only says that its call waits; the real one comes later."""
+    """Whether a response only says that its call waits. Another response has the result."""
     return any(
         call_id in obj(actions.get(kind))
         for kind in ("requestedToolConfirmations", "requestedAuthConfigs")

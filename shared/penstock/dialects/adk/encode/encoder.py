@@ -1,13 +1,13 @@
-"""Canonical events to ADK's events, as `POST /run_sse` and `POST /run` of 2.13 give them.
+"""Encodes canonical events into ADK's events, as `POST /run_sse` and `POST /run` of 2.13 send them.
 
-For agents that are no ADK agents: an ADK upstream's own bytes are passed on instead. The
-invocation is the run, so an answer's `invocationId` names it. A message's pieces (`streaming`) are
-partial events of one id, then comes the whole in a final one; a client must take either.
+For agents of other frameworks: a client of an ADK agent gets the upstream's own bytes. The
+invocation is the run, so an answer's `invocationId` names the run. With `streaming` the pieces of a
+message are partial events of one id, followed by a final event with the complete text.
 
-ADK has no event for what is in `OMITTED`. It says no end either: the stream ends, after the last
-text, the tokens used, or the error. A pause is the stream's end after `adk_request_*` calls, or
-after a call whose id is in `longRunningToolIds`; they are answered by a functionResponse of the
-same id, which tells the approval's item (`shapes.item_ids`).
+`OMITTED` lists the types without an ADK event. ADK has no event for the end either: the stream ends
+after the last text, the token counts or the error. A pause is the end of the stream after
+`adk_request_*` calls, or after a call whose id is in `longRunningToolIds`. A client answers with a
+functionResponse of the same id, from which `shapes.item_ids` finds the approval's item.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
-# of event ids: the same thing said in the same run has the same id, whoever encodes it
+# The namespace of event ids: the same event of the same run always has the same id.
 _NAMESPACE: Final = uuid.UUID("5f0a3f63-33a4-5a0c-9f0e-6a0f6c0d2b11")
 
-# The canonical types without an ADK event, and where their matter shows all the same.
+# The canonical types without an ADK event, each with the place where a client sees their content.
 OMITTED: Final[Mapping[str, str]] = {
     "lifecycle.started": "ADK streams no user event; the first event has the invocation",
     "lifecycle.resumed": "the next response goes on",
@@ -68,35 +68,37 @@ OMITTED: Final[Mapping[str, str]] = {
 
 @dataclass(slots=True)
 class _OpenText:
-    """A message or a train of thought under way."""
+    """A message or a train of thought that has not ended."""
 
-    begun: JsonObject  # the envelope of its first piece: who speaks
+    begun: JsonObject  # the envelope of its first piece, with its source
     pieces: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class AdkEncoder:
-    """One run's events to ADK's (see `penstock.dialects.base.Encoder`).
+    """Encodes the events of one run (see `penstock.dialects.base.Encoder`).
 
-    `streaming` is the request's: without it there are no partial events, as in ADK. `timeout_s`
-    is told when the run ran out of time.
+    `streaming` is the client's choice; without it there are no partial events. `timeout_s` appears
+    in the error frame of a run that timed out.
     """
 
     streaming: bool = False
     timeout_s: float = 300
-    _agent: str = ""  # the run's, for what has no source
+    _agent: str = ""  # the run's agent, for events without a source
     _messages: dict[str, _OpenText] = field(default_factory=dict)
     _thoughts: dict[str, _OpenText] = field(default_factory=dict)
-    _texts: list[str] = field(default_factory=list)  # of all whole messages
-    _waiting: dict[str, JsonObject] = field(default_factory=dict)  # calls that await a decision
-    _requested_items: list[JsonObject] = field(
-        default_factory=list
-    )  # the items of the open request
-    _names: dict[str, str] = field(default_factory=dict)  # call ids that the client knows as items
+    _texts: list[str] = field(default_factory=list)  # of all complete messages
+    _waiting: dict[str, JsonObject] = field(default_factory=dict)  # calls that wait for a decision
+    _requested_items: list[JsonObject] = field(default_factory=list)  # of the open request
+    # ids of calls that the client knows by the id of an item
+    _names: dict[str, str] = field(default_factory=dict)
     _state: Document = field(default_factory=lambda: Document({}))
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """The frames of one canonical event, given as its envelope; they have no event name."""
+        """The frames of one canonical event, given as its envelope.
+
+        The frames have no event name.
+        """
         name = event["event"]
         handle = _HANDLERS.get(f"{name['category']}.{name['action']}")
         return [frame(body) for body in handle(self, event)] if handle else []
@@ -105,7 +107,7 @@ class AdkEncoder:
         self._agent = event["data"].get("agent", "")
         yield from ()
 
-    # --- text and thoughts
+    # Text and thoughts.
 
     def _streamed(self, event: JsonObject) -> Iterator[JsonObject]:
         yield from self._end_thoughts(event)
@@ -147,7 +149,7 @@ class AdkEncoder:
             yield from self._end_thoughts(event, reasoning_id)
 
     def _end_thoughts(self, event: JsonObject, only: str | None = None) -> Iterator[JsonObject]:
-        """Ends one train of thought, or all of whoever speaks now."""
+        """Ends one train of thought, or all thoughts of the event's agent."""
         for reasoning_id, said in list(self._thoughts.items()):
             if only is None and self._place(said.begun) != self._place(event):
                 continue
@@ -160,7 +162,7 @@ class AdkEncoder:
         return self._final(_now(said.begun, event), reasoning_id, content=content)
 
     def _close(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends everything that is open."""
+        """Ends all open thoughts, messages and calls."""
         thoughts, self._thoughts = self._thoughts, {}
         for reasoning_id, said in thoughts.items():
             yield self._final_thought(event, reasoning_id, said)
@@ -171,7 +173,7 @@ class AdkEncoder:
         for call_id in list(self._waiting):
             yield from self._release(event, call_id)
 
-    # --- tools
+    # Tools.
 
     def _tool_args(self, event: JsonObject) -> Iterator[JsonObject]:
         part = shapes.partial_call_part(event["data"]) if self.streaming else None
@@ -180,7 +182,10 @@ class AdkEncoder:
             yield self._event(event, call_id, content=_content([part]), partial=True)
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """A call. One that awaits a decision is said when it is known which: ids depend on it."""
+        """Emits a call.
+
+        A call that waits for a decision is held, since its id depends on the request.
+        """
         yield from self._end_thoughts(event)
         self._waiting[event["data"]["tool_call_id"]] = event
         if not event["data"].get("pending"):
@@ -205,10 +210,10 @@ class AdkEncoder:
         part = shapes.response_part({**data, "tool_call_id": known_as})
         yield self._event(event, f"{call_id}/result", content=_content([part], "user"))
 
-    # --- pauses
+    # Pauses.
 
     def _requested(self, event: JsonObject) -> Iterator[JsonObject]:
-        """What is asked, and with it how the calls are to be said that wait for it."""
+        """Keeps the requested items, and emits the calls that were held for them."""
         self._requested_items = list(event["data"].get("items", ()))
         for item in self._requested_items:
             if shapes.is_long_running(item) and item["tool_call_id"] in self._waiting:
@@ -217,9 +222,9 @@ class AdkEncoder:
             yield from self._release(event, call_id)
 
     def _paused(self, event: JsonObject) -> Iterator[JsonObject]:
-        """A person must decide. A policy's own decisions were never asked of the client."""
+        """Ends the leg with the requests. Clients never see requests that a policy decides."""
         yield from self._close(event)
-        # a call that was said as long-running asks by itself
+        # a call in `longRunningToolIds` is itself the request
         items = [
             item for item in self._requested_items if item.get("tool_call_id") not in self._names
         ]
@@ -236,7 +241,7 @@ class AdkEncoder:
             key = f"{event['data'].get('approval_id')}/request"
             yield self._event(event, key, **content, longRunningToolIds=ids)
 
-    # --- what stands beside the content
+    # Other fields of an event.
 
     def _transferred(self, event: JsonObject) -> Iterator[JsonObject]:
         data = event["data"]
@@ -253,7 +258,7 @@ class AdkEncoder:
         yield from self._state_became(event, self._state.apply_each(changes))
 
     def _state_became(self, event: JsonObject, changed: list[str]) -> Iterator[JsonObject]:
-        """ADK's changes are whole values of the outermost keys; null for one that is gone."""
+        """Emits the complete values of changed outermost keys; null for a removed key."""
         if changed:
             state = obj(self._state.value)
             yield self._acted(event, {"stateDelta": {key: state.get(key) for key in changed}})
@@ -271,10 +276,10 @@ class AdkEncoder:
         body["actions"] |= actions
         return body
 
-    # --- ends
+    # Ends.
 
     def _completed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """The answer, if nobody said it (a workflow's last step), and the tokens used."""
+        """Emits the answer, unless a message contained it, and the token counts."""
         yield from self._close(event)
         data = event["data"]
         answer = data.get("summary", "")
@@ -284,7 +289,7 @@ class AdkEncoder:
             yield self._event(event, None, usageMetadata=usage)
 
     def _failed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """ADK tells its own failures twice, as an event and as the last frame."""
+        """Emits a failure twice, as an event and as the last frame, as ADK 2.13 does."""
         yield from self._close(event)
         data = event["data"]
         failure = shapes.failure_frame(data, self.timeout_s, _epoch_s(event))
@@ -298,15 +303,15 @@ class AdkEncoder:
         message = "Invocation was aborted by client."
         yield self._event(event, None, errorCode=ABORTED, errorMessage=message)
 
-    # --- events
+    # Events.
 
     def _final(self, event: JsonObject, key: str, **fields: Json) -> JsonObject:
-        """An event that is whole: it says so where there are partial ones."""
+        """A complete event. It says so where partial events exist."""
         final = {"partial": False} if self.streaming else {}
         return self._event(event, key, **fields, **final)
 
     def _event(self, event: JsonObject, key: str | None, **fields: Json) -> JsonObject:
-        """An event of ADK's. What has the same `key` has the same id."""
+        """An ADK event. Events with the same `key` have the same id."""
         author, branch = self._place(event)
         run_id = event["run_id"]
         body = {
@@ -325,7 +330,10 @@ class AdkEncoder:
         return {**body, "branch": branch} if branch else body
 
     def _place(self, event: JsonObject) -> tuple[str, str | None]:
-        """Author and branch: runs and steps inside the run may speak at once, each in a branch."""
+        """Author and branch.
+
+        Each inner run or step has a branch, since several may speak at once.
+        """
         source = event.get("source")
         inner = obj(event.get("subrun")).get("id") or event.get("step_id")
         author = source["agent_id"] if source else self._agent
@@ -358,9 +366,9 @@ DIALECT: Final = ClientDialect(partial(AdkEncoder, streaming=True), omitted=OMIT
 
 
 def event_list(events: Iterable[JsonObject], timeout_s: float = 300) -> list[Json]:
-    """What `POST /run` answers: the events of a run, or of its leg up to a pause, without partials.
+    """The body of `POST /run`: the events of a run, or of a leg up to its pause.
 
-    `events` are envelopes from the run's start. A failed run's last element is the error frame
+    `events` are envelopes from the run's start. The last element of a failed run is the error frame
     (`{"error": …}`), for which ADK itself answers 500.
     """
     encoder = AdkEncoder(timeout_s=timeout_s)
@@ -372,7 +380,7 @@ def _content(parts: list[JsonObject], role: str = "model") -> JsonObject:
 
 
 def _now(begun: JsonObject, event: JsonObject) -> JsonObject:
-    """Said by whom it was begun, at the time of this event."""
+    """The envelope that began a text, with the time of this event."""
     return {**begun, "timestamp": event["timestamp"]}
 
 

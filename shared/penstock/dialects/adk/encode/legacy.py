@@ -1,8 +1,8 @@
-"""Canonical events to the custom events of the legacy pair (adk-streaming.md, "Legacy Pattern").
+"""Encodes canonical events into the custom events of adk-streaming.md, "Legacy Pattern".
 
-`event: <type>`, data `{type, sessionId, runId, author, content, timestamp}`. `research_update` is
-a whole message; `agent_status` a change of what the agent does, and the end of a run that has no
-report; `research_complete` the final report. Times are seconds since 1970, as everywhere in ADK.
+`event: <type>`, data `{type, sessionId, runId, author, content, timestamp}`. `research_update` is a
+complete message, `research_complete` is the final report, and `agent_status` is a change of the
+agent's activity or the end of a run without a report. Times are seconds since 1970, as in ADK.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ COMPLETE: Final = "research_complete"
 
 @dataclass(slots=True)
 class LegacyEncoder:
-    """One run's events to legacy frames (see `penstock.dialects.base.Encoder`)."""
+    """Encodes the events of one run (see `penstock.dialects.base.Encoder`)."""
 
-    _agent: str = ""  # the run's, for what has no source
+    _agent: str = ""  # the run's agent, for events without a source
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """The frames of one canonical event, given as its envelope."""
@@ -58,11 +58,14 @@ def _of(key: str) -> Words:
 
 
 def _as(pattern: str) -> Words:
-    """The pattern, filled from the event's data; all that it names must be there by contract."""
+    """The pattern, filled with the event's data.
+
+    The contract guarantees the fields that it names.
+    """
     return pattern.format_map
 
 
-# The legacy type of an event, and its content. What is not here has no place among the three.
+# The legacy type and the content of an event. Other events have no legacy type.
 _TOLD: Final[Mapping[str, tuple[str, Words]]] = {
     "lifecycle.started": (STATUS, _as("started")),
     "lifecycle.paused": (STATUS, _as("waiting for a decision: {approval_id}")),

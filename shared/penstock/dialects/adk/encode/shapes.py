@@ -1,4 +1,4 @@
-"""What the contract has, in the shapes that ADK's events have (google-adk 2.13)."""
+"""Converts parts of the contract into the shapes of ADK's events (google-adk 2.13)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.dialects.json import array, obj, objects, string
 
 _TO_URLSAFE_BASE64: Final = str.maketrans("+/", "-_")
 
-# A partial argument's value by its type; a bool is an int to isinstance, so it stands first.
+# The key of a partial argument's value. A bool is an int to isinstance, so it comes first.
 _PARTIAL_VALUES: Final = ((bool, "boolValue"), ((int, float), "numberValue"), (str, "stringValue"))
 
 _REQUEST: Final = "request-"
@@ -23,7 +23,7 @@ HINT: Final = (
 
 
 def usage_metadata(usage: Json) -> JsonObject:
-    """Token counts, under ADK's names."""
+    """Token counts under ADK's names."""
     counts = obj(usage)
     return {theirs: counts[ours] for ours, theirs in TOKENS.items() if ours in counts}
 
@@ -35,7 +35,7 @@ def call_part(data: JsonObject) -> JsonObject:
 
 
 def partial_call_part(data: JsonObject) -> JsonObject | None:
-    """The part of arguments under way; None for a piece that ADK has no form for."""
+    """The part of incomplete arguments, or None for a value that ADK has no key for."""
     value = data.get("value")
     kind = next((name for types, name in _PARTIAL_VALUES if isinstance(value, types)), None)
     if kind is None or string(data.get("path")) is None:
@@ -46,7 +46,7 @@ def partial_call_part(data: JsonObject) -> JsonObject | None:
 
 
 def response_part(data: JsonObject) -> JsonObject:
-    """The part of a tool's result: an object, `{"result": …}` around anything else."""
+    """The part of a tool's result: an object as it is, `{"result": …}` around any other value."""
     result, error = data.get("result"), data.get("error")
     if isinstance(result, dict):
         response = dict(result)
@@ -63,7 +63,7 @@ def response_part(data: JsonObject) -> JsonObject:
 
 
 def media_parts(parts: Json) -> list[JsonObject]:
-    """`llm.message_completed.parts` as ADK's parts; what it has no part for is left out."""
+    """The ADK parts of `llm.message_completed.parts`. Types without an ADK part are left out."""
     converted = (
         _MEDIA[part["type"]](part) for part in objects(parts) if part.get("type") in _MEDIA
     )
@@ -71,7 +71,7 @@ def media_parts(parts: Json) -> list[JsonObject]:
 
 
 def citation_metadata(citations: Json) -> JsonObject:
-    """ADK's own citations as they came, another framework's by their addresses."""
+    """ADK's own citations as received; citations of another framework by their addresses."""
     cited = obj(citations)
     if "citations" in cited:
         return cited
@@ -84,7 +84,7 @@ def citation_metadata(citations: Json) -> JsonObject:
 
 
 def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
-    """What was retrieved, each document a chunk, its score the confidence of a support."""
+    """The retrieved documents: each is a chunk, and its score is the confidence of a support."""
     found = objects(list(documents))
     supports = [
         {"groundingChunkIndices": [index], "confidenceScores": [each["score"]]}
@@ -96,16 +96,16 @@ def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
 
 
 def request_id(item: JsonObject) -> str:
-    """What the answer to an approval's item bears: its id, unless that is the call's own.
+    """The id of the request for an approval's item: the item's id, unless it is the id of the call.
 
-    Clients tell calls by their ids, and the `adk_request_*` call is another than the one it is for.
+    ADK clients identify calls by id, so the `adk_request_*` call needs an id other than its call's.
     """
     item_id = str(item["item_id"])
     return f"{_REQUEST}{item_id}" if item_id == item.get("tool_call_id") else item_id
 
 
 def item_ids(request_id: str) -> list[str]:
-    """The items that such an id may be of."""
+    """The items that a request id may belong to."""
     return list(dict.fromkeys((request_id, request_id.removeprefix(_REQUEST))))
 
 
@@ -116,12 +116,12 @@ def request_part(item: JsonObject) -> JsonObject:
 
 
 def is_long_running(item: JsonObject) -> bool:
-    """Whether the client itself does the call: ADK then asks by the call, and by nothing else."""
+    """Whether the client runs the call itself. ADK then sends the call alone, without a request."""
     return item["kind"] in ("external", "long_running") and bool(item.get("tool_call_id"))
 
 
 def failure_frame(data: JsonObject, timeout_s: float, at_s: float) -> JsonObject:
-    """The last frame of a failed run: ADK's own of 2.13, or one of adk-streaming.md."""
+    """The last frame of a failed run: ADK's own frame of 2.13, or a frame of adk-streaming.md."""
     make = _FAILURES.get(data.get("code", ""), _stream_error)
     return make(data, timeout_s, at_s)
 
@@ -150,7 +150,7 @@ def _input_args(item: JsonObject) -> JsonObject:
 
 
 def _credential_args(item: JsonObject) -> JsonObject:
-    """What the item tells of it; secrets never came as far as the bus."""
+    """What a person needs to sign in. Secrets never reach the bus."""
     asked = obj(item.get("args"))
     credential: JsonObject = {}
     if asked.get("auth_type"):
@@ -165,7 +165,7 @@ _Request = tuple[str, Callable[[JsonObject], JsonObject]]
 _CONFIRMATION: Final[_Request] = ("adk_request_confirmation", _confirmation_args)
 _INPUT: Final[_Request] = ("adk_request_input", _input_args)
 
-# Everything else that may be asked for is an input.
+# Any other kind of item becomes an input.
 _REQUESTS: Final[Mapping[str, _Request]] = {
     "confirmation": _CONFIRMATION,
     "review": _CONFIRMATION,

@@ -1,7 +1,7 @@
-"""The outer run and the runs inside it: which one a frame is about, and who speaks in it.
+"""The outer run and the runs inside it: finds the run of a frame, and the agent of a run.
 
-The outer run alone decides how the whole ends. It is the first one that starts or continues in
-a leg without naming a run around it; frames without a `run_id` are the outer run's.
+Only the outer run decides how the whole run ends. The outer run is the first one in a leg that
+starts or continues without a run around it. A frame without a `run_id` belongs to the outer run.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from penstock.dialects.agno.decode.steps import Steps
 from penstock.dialects.base import AgentFacts, Draft, Json, JsonObject, Source, Subrun, short
 from penstock.dialects.json import string
 
-# Which of Agno's three things a frame is about, by the key that names it. The order counts:
-# an agent's frame inside a workflow names both.
+# The kind of a frame's sender, by the key that names it. The order matters, since a frame of an
+# agent inside a workflow names both.
 _KINDS = (
     ("agent", "agent_id", "agent_name"),
     ("team", "team_id", "team_name"),
     ("workflow", "workflow_id", "workflow_name"),
 )
 
-# What can be inside what: a workflow's frames may be an agent's, never the other way round.
+# A run contains only runs of a lower rank: a workflow contains agents, but no agent contains a
+# workflow.
 _RANK = {"agent": 0, "team": 1, "workflow": 2}
 
 BEGIN = frozenset(
@@ -34,13 +35,13 @@ BEGIN = frozenset(
     }
 )
 
-# Our name for the run of a workflow's own agent, which starts without telling its id.
+# The id that we give to the run of a workflow's own agent. Agno sends no id when it starts.
 _WORKFLOW_AGENT = "workflow-agent"
 
 
 @dataclass(slots=True)
 class Message:
-    """The message that a run is saying. `value` is structured output, given whole."""
+    """An open message. `value` is structured output, which comes as one value."""
 
     id: str
     parts: list[str] = field(default_factory=list)
@@ -51,7 +52,10 @@ class Message:
 
 @dataclass(slots=True)
 class Run:
-    """A run of the upstream. `key` is its name here: "" is the outer run, whatever its id."""
+    """A run of the upstream.
+
+    `key` is its name in this decoder: "" is the outer run, whatever its id.
+    """
 
     key: str = ""
     id: str = ""
@@ -60,51 +64,51 @@ class Run:
     source: Source | None = None
     subrun: Subrun | None = None
     step_id: str | None = None
-    dispatched: bool = False  # dispatch.worker was said
+    dispatched: bool = False  # dispatch.worker was emitted
     finished: bool = False
     message: Message | None = None
-    spoke: bool = False  # a message was begun, in any leg
-    last_text: str = ""  # of the last whole message
-    reasoning_id: str | None = None  # the train of thought that is open
-    announced: bool = False  # ... by ReasoningStarted: then tool calls do not end it
-    thoughts: list[str] = field(default_factory=list)  # whole, since ReasoningStep repeats it
+    spoke: bool = False  # a message has begun, in any leg
+    last_text: str = ""  # of the last complete message
+    reasoning_id: str | None = None  # the open train of thought
+    announced: bool = False  # ReasoningStarted began the thoughts, so tool calls do not end them
+    thoughts: list[str] = field(default_factory=list)  # complete, since ReasoningStep repeats them
 
     @property
     def inner(self) -> bool:
-        """True for a run inside the outer one."""
+        """Whether this is a run inside the outer one."""
         return self.key != ""
 
     def dump(self) -> JsonObject:
-        """As JSON."""
+        """The run as JSON, for `load`."""
         return asdict(self)
 
     @classmethod
     def load(cls, state: JsonObject) -> Run:
-        """The opposite of `dump`."""
+        """A run from its JSON."""
         message = state["message"]
         return cls(**{**state, "message": Message(**message) if message else None})
 
 
 class Agents:
-    """Every run that was heard of."""
+    """All runs that frames have named."""
 
     def __init__(self, agent: AgentFacts, steps: Steps) -> None:
         self._agent = agent
         self._steps = steps
         self._by_id: dict[str, Run] = {}  # by the upstream's run id
         self._by_key: dict[str, Run] = {}
-        self._attempts: dict[str, int] = {}  # how often a run began, where more than once
-        self._outer_announced = False  # this leg named its outer run
+        self._attempts: dict[str, int] = {}  # how often a run began, if more than once
+        self._outer_announced = False  # a frame of this leg named the outer run
         self.outer = Run(kind=agent.kind)
         self.session_id: str | None = None
-        self.last_message_text = ""  # the text of the last whole message, whichever run said it
+        self.last_message_text = ""  # of the last complete message of any run
 
     def open(self) -> None:
-        """A leg begins, and may name its outer run anew."""
+        """A leg begins, whose outer run may have another id."""
         self._outer_announced = False
 
     def of(self, name: str, body: JsonObject) -> Run:
-        """The run that this frame is about."""
+        """The run of this frame, which becomes known if it is new."""
         run_id = string(body.get("run_id"))
         run = self._by_id.get(run_id) if run_id else self.outer
         if run is None:
@@ -118,7 +122,7 @@ class Agents:
         return run
 
     def around(self, body: JsonObject) -> Run:
-        """The run around this frame's: of what is never heard of, the outer."""
+        """The run around this frame's run. The outer run, if no earlier frame named another."""
         return self._by_id.get(_parent_id(body) or "", self.outer)
 
     def known(self, run_id: str | None) -> Run | None:
@@ -126,20 +130,20 @@ class Agents:
         return self._by_id.get(run_id) if run_id else None
 
     def by_key(self, key: str) -> Run:
-        """A run by its name here."""
+        """A run by its key."""
         return self._by_key.get(key, self.outer)
 
     def inner(self) -> list[Run]:
-        """The runs inside the outer one, in the order in which they were heard of."""
+        """The runs inside the outer one, in the order of their first frames."""
         return list({id(run): run for run in self._by_id.values() if run.inner}.values())
 
     def restarted(self, run: Run, body: JsonObject) -> Run:
-        """A run that had ended starts anew: a run of its own, `<id>#2`."""
+        """Another run, `<id>#2`, for a run that had ended and starts again under the same id."""
         attempt = self._attempts[run.id] = self._attempts.get(run.id, 1) + 1
         return self._add(f"{run.id}#{attempt}", run.id, body)
 
     def workflow_agent(self) -> Run:
-        """The run of the agent that decides whether its workflow runs at all."""
+        """The run of a workflow's own agent, which decides whether the workflow runs."""
         run = self._by_id.get(_WORKFLOW_AGENT)
         if run is None:
             source = self.source(self.outer)
@@ -151,7 +155,7 @@ class Agents:
         return run
 
     def source(self, run: Run) -> Source:
-        """Who speaks; until a frame tells, what the configuration says."""
+        """The run's source. Until a frame names the agent, the configured one."""
         agent = self._agent
         return run.source or Source(
             agent_id=agent.id,
@@ -161,11 +165,11 @@ class Agents:
         )
 
     def draft(self, run: Run, event_type: str, data: JsonObject) -> Draft:
-        """Something that the run says."""
+        """A draft of this run."""
         return Draft(event_type, data, run.source or self.source(run), run.subrun, run.step_id)
 
     def dump(self) -> JsonObject:
-        """As JSON."""
+        """The state as JSON, for `load`."""
         return {
             "session_id": self.session_id,
             "outer": self.outer.dump(),
@@ -176,12 +180,12 @@ class Agents:
         }
 
     def load(self, state: JsonObject) -> None:
-        """The opposite of `dump`."""
+        """Continues from a snapshot."""
         self.session_id = state["session_id"]
         self.outer = Run.load(state["outer"])
         loaded = self._by_key = {run["key"]: Run.load(run) for run in state["inner"]}
         self._by_id = {run_id: loaded.get(key, self.outer) for run_id, key in state["keys"].items()}
-        # A pause that was stored by an older version has neither.
+        # A snapshot of an older version has neither key.
         self._attempts = dict(state.get("attempts", {}))
         self.last_message_text = state.get("last_said", "")
 
@@ -189,7 +193,8 @@ class Agents:
         outer = self.outer
         begins = name in BEGIN
         if not self._is_inner(body) and (not outer.id or (begins and not self._outer_announced)):
-            # a continue may come back under a new id (Agno 3.1 forks): it stays the outer run
+            # a continue may return under a new id, since Agno 3.1 forks the run; it stays the outer
+            # run
             self._by_id.pop(outer.id, None)
             outer.id = run_id
             self._outer_announced = begins
@@ -220,7 +225,7 @@ class Agents:
         about = _named(body)
         if about is None:
             if not run.inner:
-                return  # a later frame may tell
+                return  # a later frame may name the agent
             about = "agent", run.id, run.id
         run.kind, agent_id, run.name = about[0], short(about[1]), short(about[2])
         around = self.around(body) if run.inner else None
@@ -237,7 +242,7 @@ class Agents:
 
 
 def _named(body: JsonObject) -> tuple[str, str, str] | None:
-    """Kind, id and name of what the frame is about; None where it does not say."""
+    """Kind, id and name of the frame's sender, or None where the frame has none."""
     for kind, id_key, name_key in _KINDS:
         if agent_id := string(body.get(id_key)):
             return kind, agent_id, string(body.get(name_key)) or agent_id
@@ -245,7 +250,10 @@ def _named(body: JsonObject) -> tuple[str, str, str] | None:
 
 
 def _parent_id(body: JsonObject) -> str | None:
-    """The run around this frame's own: a member names its team's, a step's agent the workflow's."""
+    """The id of the run around a frame's run: a member's team, or a step's workflow.
+
+    None without one.
+    """
     run_id = body.get("run_id")
     for key in ("parent_run_id", "workflow_run_id"):
         around = string(body.get(key))

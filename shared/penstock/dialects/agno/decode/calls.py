@@ -1,7 +1,7 @@
-"""Tool calls under way: each gets one id that is unique in the run, over all legs.
+"""Open tool calls. Each has an id that is unique in the run, over all legs.
 
-Agno's ids repeat (another member, another leg, some models), and a call that awaits a decision
-is heard of twice: at the pause, and when it runs.
+Agno's ids repeat over members and legs, and with some models within a leg. A call that waits for a
+decision appears twice: in the pause and when it runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.dialects.json import obj, string
 
 @dataclass(slots=True)
 class Call:
-    """One call that has no result yet. `run` is the key of the run that it belongs to."""
+    """A call without a result. `run` is the key of its run."""
 
     id: str
     run: str
@@ -23,20 +23,20 @@ class Call:
     tool: str
     args: JsonObject
     pending: bool
-    kind: str | None = None  # of the pause item that it waits for
+    kind: str | None = None  # the kind of the pause item that asks about the call
     decision: str | None = None
-    value: Json = None  # what was answered
-    fields: JsonObject | None = None  # what it asks a person to fill in, and what already is
+    value: Json = None  # the answer
+    fields: JsonObject | None = None  # the fields that a person fills in, with their values so far
 
     def approved_args(self) -> JsonObject:
-        """Its arguments as they were approved: those of the model, completed by the answer.
+        """The approved arguments: those of the model, completed by the answer.
 
-        Agno takes of an answer only what it has asked for.
+        Agno takes only those fields of an answer that it asked for.
         """
         if self.kind != "input":
             return self.args
         answer = obj(self.value)
-        if self.fields is None:  # a snapshot of before does not know them
+        if self.fields is None:  # a snapshot of an older version has no fields
             return {**self.args, **answer}
         filled = {name: answer.get(name, value) for name, value in self.fields.items()}
         return {**self.args, **filled}
@@ -44,14 +44,18 @@ class Call:
 
 @dataclass(slots=True)
 class Calls:
-    """The calls of a run and of the runs inside it."""
+    """The open calls of the outer run and of the runs inside it."""
 
     open: list[Call] = field(default_factory=list)
     ids: Ids = field(default_factory=Ids)
-    failed: Counter[tuple[str, str]] = field(default_factory=Counter)  # run, upstream id
+    failed: Counter[tuple[str, str]] = field(default_factory=Counter)  # by run and upstream id
 
     def add(self, run: str, tool: JsonObject, *, pending: bool) -> Call:
-        """A call that was not heard of before."""
+        """Adds a new call.
+
+        Raises:
+            LimitReached: Too many calls have no result.
+        """
         upstream_id = call_id(tool)
         call = Call(
             self.ids.unique(upstream_id),
@@ -66,7 +70,10 @@ class Calls:
         return call
 
     def find(self, run: str, tool: JsonObject, *, pending: bool | None = None) -> Call | None:
-        """The open call that the frame is about: of one id the same tool and arguments first."""
+        """The open call of a frame.
+
+        Among calls of the same id, the same tool and arguments come first.
+        """
         upstream_id = call_id(tool)
         same = [
             call
@@ -77,17 +84,21 @@ class Calls:
         ]
         if len(same) > 1:
             wanted = tool_name(tool), tool_args(tool)
-            same.sort(key=lambda call: (call.tool, call.args) != wanted)  # stable: else the oldest
+            # a stable sort, so the oldest call comes first otherwise
+            same.sort(key=lambda call: (call.tool, call.args) != wanted)
         return same[0] if same else None
 
     def close(self, call: Call, *, failed: bool = False) -> None:
-        """The call has its result. A failure is told twice, and the second time means nothing."""
+        """Removes a call that has its result.
+
+        Notes a failure, since Agno reports each failure twice.
+        """
         self.open = [other for other in self.open if other is not call]
         if failed:
             self.failed[call.run, call.upstream_id] += 1
 
     def told_already(self, run: str, tool: JsonObject) -> bool:
-        """True, once, for the second half of ToolCallCompleted and ToolCallError."""
+        """Whether this is the second report of a failure. True once for each failure."""
         told = (run, call_id(tool))
         if not self.failed[told]:
             return False
@@ -95,9 +106,9 @@ class Calls:
         return True
 
     def dump(self) -> JsonObject:
-        """As JSON, between legs."""
+        """The state between legs as JSON, for `load`."""
         return {
-            # apart: releases before this one read calls without them
+            # `fields` is stored apart, since older releases read calls without it
             "open": [_without_fields(call) for call in self.open],
             "fields": {call.id: call.fields for call in self.open if call.fields is not None},
             "used": dict(self.ids.used),
@@ -106,7 +117,7 @@ class Calls:
 
     @classmethod
     def load(cls, state: JsonObject) -> Calls:
-        """The opposite of `dump`."""
+        """The calls of a snapshot."""
         fields = state.get("fields", {})
         return cls(
             [Call(**call, fields=fields.get(call["id"])) for call in state["open"]],
@@ -122,15 +133,15 @@ def _without_fields(call: Call) -> JsonObject:
 
 
 def tool_name(tool: JsonObject) -> str:
-    """The tool's name; a call without one is still told."""
+    """The tool's name, or "unknown"."""
     return short(string(tool.get("tool_name")) or "unknown")
 
 
 def tool_args(tool: JsonObject) -> JsonObject:
-    """The arguments, an object."""
+    """The arguments as an object."""
     return obj(tool.get("tool_args"))
 
 
 def call_id(tool: JsonObject) -> str:
-    """The upstream's id of the call; one without is still told."""
+    """The upstream's id of the call, or a name for a call without one."""
     return string(tool.get("tool_call_id")) or "call"

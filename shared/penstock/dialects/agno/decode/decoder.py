@@ -1,9 +1,9 @@
-"""Agno's frames to canonical drafts: agents, teams and workflows, of 2.3 and of 3.1.
+"""Decodes the frames of Agno 2.3 and 3.1 into canonical drafts: agents, teams and workflows.
 
-Each event name has its handler in one table; what runs are there (`runs`), what they say
-(`speech`), their tools and steps, and what a pause waits for, have modules of their own.
+One table maps an event's name to its handler. The runs (`agents`), their messages (`messages`),
+tools, steps and pauses have modules of their own.
 
-Drafts share their `source` and `subrun` objects: read them, do not change them.
+Drafts share their `source` and `subrun` objects, so a caller must not change them.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ Handler = Callable[[Run, JsonObject], Drafts]
 
 _SECTIONS = ("tools", "requirements", "step_requirements")
 
-# Why a message is not whole, where the upstream gives no words of its own.
+# Texts of an incomplete message where the upstream gives no text of its own.
 _CUT = "the upstream's stream was cut off"
 _CANCELLED = "the run was cancelled"
 _OUTLIVED = "the run around it ended first"
 
 
 class AgnoDecoder:
-    """One run's decoder (see `penstock.dialects.base.Decoder`).
+    """Decodes one run (see `penstock.dialects.base.Decoder`).
 
-    `AgentFacts.drop` leaves out names that would be a `custom.event`; what carries the run's
-    course cannot be dropped.
+    `AgentFacts.drop` names custom events to leave out. Events that decide the run's course cannot
+    be dropped.
     """
 
     def __init__(self, agent: AgentFacts) -> None:
         self._agent = agent
         self._leg = 0
-        self._over = False  # a terminal event was given: nothing follows
+        self._over = False  # a terminal event was emitted, so no more events follow
         self._waits = False  # this leg ended in a pause
-        self._resumed = False  # this leg said lifecycle.resumed
+        self._resumed = False  # this leg emitted lifecycle.resumed
         self._steps = Steps()
         self._agents = Agents(agent, self._steps)
         self._messages = Messages(self._agents)
@@ -67,7 +67,10 @@ class AgnoDecoder:
         self._handlers = self._table()
 
     def open(self, leg: int) -> Drafts:
-        """A leg begins: it makes ids of its own, and names its outer run."""
+        """A leg begins.
+
+        Ids made in it contain its number, and its outer run may have another id.
+        """
         self._leg = leg
         self._waits = self._resumed = False
         self._agents.open()
@@ -75,16 +78,17 @@ class AgnoDecoder:
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Results of the calls of which Agno says nothing any more.
+        """The results that Agno will not report.
 
-        A refused call never runs and is never mentioned. The answer to an external call, to a
-        question with options, and to `get_user_input` is the call's result: Agno gives it to the
-        model without a tool event. Other calls that waited for input run, and tell it.
+        A rejected call never runs, and no frame mentions it. Agno takes the answer to an external
+        call, to a question with options and to `get_user_input` as the call's result, and gives it
+        to the model without a tool event. Other calls that waited for input run and report their
+        results.
         """
         return self._tools.decided(items)
 
     def feed(self, frame: Frame) -> Drafts:
-        """One frame; after a terminal event or a pause nothing more is said."""
+        """The drafts of one frame. A frame after a terminal event or a pause makes none."""
         if self._over or self._waits:
             return []
         name = frame.event or "message"
@@ -94,7 +98,7 @@ class AgnoDecoder:
             return [self._custom(self._agents.outer, name, frame.data.decode("utf-8", "replace"))]
         if not isinstance(body, dict):
             return [self._custom(self._agents.outer, name, body)]
-        if name == "message":  # Agno's own fallback for an event without a name
+        if name == "message":  # Agno's own name for an event without a name
             name = string(body.get("event")) or name
         try:
             return self._told(name, body)
@@ -107,22 +111,23 @@ class AgnoDecoder:
         if handle is None:
             return self._unknown(run, name, body)
         if run.inner and not run.dispatched and name not in BEGIN:
-            # its start was not seen (a stream read from the middle), and every run has one
+            # the start of this run was not in the stream, and every inner run needs a
+            # `dispatch.worker`
             return [self._dispatched(run, body), *handle(run, body)]
         return handle(run, body)
 
     def end(self) -> Drafts:
-        """The response ended: if the outer run has neither ended nor paused, it is lost."""
+        """The response ended. An outer run that neither ended nor paused is lost."""
         if self._over or self._waits:
             return []
         return self._lost("the upstream's stream ended without a final event")
 
     def abort(self) -> Drafts:
-        """The response was cut: close what is open, and leave the reason to the caller."""
+        """The response was cut: closes open parts. The caller reports the reason."""
         return [] if self._over or self._waits else self._close_all("failed", _CUT)
 
     def snapshot(self) -> JsonObject:
-        """The state between legs."""
+        """The state between legs as JSON, for `restore`."""
         return {
             "over": self._over,
             "runs": self._agents.dump(),
@@ -131,14 +136,14 @@ class AgnoDecoder:
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Goes on from a snapshot; `open` comes next."""
+        """Continues from a snapshot. `open` comes next."""
         self._over = state["over"]
         self._agents.load(state["runs"])
         self._tools.load(state["tools"])
         self._steps.load(state["steps"])
 
     def _table(self) -> dict[str, Handler]:
-        """Every event that means something to us; all others become `custom.event`."""
+        """The handler of each event. Any other event becomes `custom.event`."""
         messages, tools = self._messages, self._tools
         of_runs: dict[str, Handler] = {
             "RunStarted": self._started,
@@ -159,7 +164,8 @@ class AgnoDecoder:
         }
         return {
             **of_runs,
-            **{f"Team{name}": handle for name, handle in of_runs.items()},  # teams say the same
+            # a team's events differ in the prefix only
+            **{f"Team{name}": handle for name, handle in of_runs.items()},
             **{name: partial(self._step, name) for name in steps.EVENTS},
             "WorkflowStarted": self._started,
             "WorkflowPaused": self._workflow_paused,
@@ -177,11 +183,11 @@ class AgnoDecoder:
             **dict.fromkeys(_CONTROL, _nothing),
         }
 
-    # --- beginnings
+    # Starts.
 
     def _started(self, run: Run, body: JsonObject) -> Drafts:
         drafts: list[Draft] = []
-        if run.finished:  # a retry under the same id
+        if run.finished:  # the run starts again under the same id
             drafts += self._messages.close(run)
             run = self._agents.restarted(run, body)
         if run.inner and not run.dispatched:
@@ -201,7 +207,10 @@ class AgnoDecoder:
         return drafts
 
     def _dispatched(self, run: Run, body: JsonObject) -> Draft:
-        """Said by whoever hands the work over, so it has the source of the run around."""
+        """The `dispatch.worker` of an inner run.
+
+        Its source is the run around, which hands the work over.
+        """
         run.dispatched = True
         around = self._agents.around(body)
         task = self._tools.task(around, self._agents.source(run)["agent_id"])
@@ -217,7 +226,7 @@ class AgnoDecoder:
         return draft
 
     def _continued(self, _run: Run, body: JsonObject) -> Drafts:
-        """Members, steps and the outer run each say that they go on: it is said once."""
+        """Emits lifecycle.resumed once, though members, steps and the outer run each report it."""
         if self._leg == 1:
             return self._unknown(_run, str(body.get("event")), body)
         return self._resume()
@@ -231,7 +240,10 @@ class AgnoDecoder:
         return [self._agents.draft(outer, "lifecycle.resumed", data)]
 
     def _workflow_agent_started(self, run: Run, body: JsonObject) -> Drafts:
-        """A workflow's own agent decides whether the workflow runs; its run has no start."""
+        """The workflow's own agent starts, which decides whether the workflow runs.
+
+        Agno sends no RunStarted.
+        """
         agent = self._agents.workflow_agent()
         if agent.dispatched:
             return self._unknown(run, "WorkflowAgentStarted", body)
@@ -243,10 +255,13 @@ class AgnoDecoder:
         agent = self._agents.workflow_agent()
         return self._finish(agent, "completed", result=body.get("content"))
 
-    # --- pauses
+    # Pauses.
 
     def _paused(self, run: Run, body: JsonObject) -> Drafts:
-        """An inner run's pause announces its calls; that all of it waits, its outermost says."""
+        """Announces the calls of an inner run's pause.
+
+        Only the outermost run's pause pauses the run.
+        """
         needs = run_needs(body, team=run.kind == "team")
         if not run.inner:
             return self._pause(needs, body)
@@ -256,7 +271,7 @@ class AgnoDecoder:
         return drafts
 
     def _workflow_paused(self, run: Run, body: JsonObject) -> Drafts:
-        """WorkflowPaused, or what 3.1 sends after it, and other versions may send alone."""
+        """WorkflowPaused, or WorkflowRunOutput, which 3.1 sends after it."""
         if body.get("status") not in (None, "PAUSED"):
             return self._unknown(run, "WorkflowRunOutput", body)
         return [] if run.inner else self._pause(workflow_needs(body), body)
@@ -274,7 +289,7 @@ class AgnoDecoder:
             run = self._owner(need, outer)
             call = self._tools.pending(run, need, drafts) if need.tool else None
             if call is not None and call.id in listed:
-                continue  # an agent names a call among its tools and among its requirements
+                continue  # an agent lists a call both among its tools and among its requirements
             # two members may wait under the same call id
             item_id = ids.unique(call.upstream_id if call else need.step_id or "step")
             if call is not None:
@@ -282,7 +297,7 @@ class AgnoDecoder:
                 self._tools.waits(item_id, call)
             items[item_id] = _item(item_id, need, call, run)
             paths[item_id] = need.path
-        if not items:  # nobody could ever answer it
+        if not items:  # a pause without items could never be answered
             return [*drafts, *self._fail("the upstream paused without saying what for")]
         self._waits = True
         lists = {key: body[key] for key in _SECTIONS if isinstance(body.get(key), list)}
@@ -298,7 +313,7 @@ class AgnoDecoder:
     def _owner(self, need: Need, paused: Run) -> Run:
         return self._agents.known(need.run_id) or paused
 
-    # --- ends
+    # Ends.
 
     def _completed(self, run: Run, body: JsonObject) -> Drafts:
         if run.finished:
@@ -347,7 +362,7 @@ class AgnoDecoder:
         return [*drafts, self._end(outer, "lifecycle.failed", present(failure))]
 
     def _cancelled(self, run: Run, _body: JsonObject) -> Drafts:
-        """Agno 3.1 says RunCompleted after it: the first end counts."""
+        """A run was cancelled. Agno 3.1 sends RunCompleted after it; the first end counts."""
         if run.inner:
             return self._finish(run, "cancelled", cut=_CANCELLED)
         data = {"reason": "user_stop", "confirmed": True}
@@ -355,7 +370,7 @@ class AgnoDecoder:
         return [*closed, self._end(run, "lifecycle.cancelled", data)]
 
     def _resume_failed(self, _run: Run, body: JsonObject) -> Drafts:
-        """/resume answers so, with status 200, when it does not know the run."""
+        """The answer of /resume, with status 200, when the server does not know the run."""
         return self._lost(text(body.get("error")) or "the upstream does not know the run")
 
     def _lost(self, words: str) -> Drafts:
@@ -376,28 +391,31 @@ class AgnoDecoder:
         error: str | None = None,
         cut: str | None = None,
     ) -> list[Draft]:
-        """Ends an inner run; `error`, or else `cut`, is why its open message is not whole."""
+        """Ends an inner run.
+
+        `error`, else `cut`, is the reason why its open message is incomplete.
+        """
         drafts = self._messages.close(run, error or cut)
         if run.dispatched and not run.finished:
             end = {"subrun_id": run.key, "status": status, "result": result, "error": error}
             drafts.append(self._agents.draft(run, "dispatch.finished", present(end)))
         run.finished = True
-        run.thoughts.clear()  # nothing can repeat them any more
+        run.thoughts.clear()  # no later frame can repeat them
         return drafts
 
     def _close_all(self, status: str, why: str) -> list[Draft]:
-        """Ends everything that is open, the inner runs before the outer.
+        """Ends all open parts, those of inner runs first.
 
-        `why` is the reason for which the messages among it are not whole.
+        `why` is the reason why open messages are incomplete.
         """
         inner = self._agents.inner()
         drafts = [draft for run in inner for draft in self._finish(run, status, cut=why)]
         return drafts + self._messages.close(self._agents.outer, why)
 
-    # --- steps and the rest
+    # Steps and other events.
 
     def _step(self, name: str, run: Run, body: JsonObject) -> Drafts:
-        """A step; after a refused gate its neighbour is the first to tell that the run goes on."""
+        """A step. After a rejected gate, the next step is the first sign that the run continues."""
         run_id = string(body.get("run_id")) or short(run.id)
         return [*self._resume(), *self._said(run, self._steps.feed(name, run_id, body))]
 
@@ -406,7 +424,7 @@ class AgnoDecoder:
         return (Draft(kind, data, source, run.subrun, step_id) for kind, data, step_id in said)
 
     def _custom_event(self, run: Run, body: JsonObject) -> Drafts:
-        """A tool's own event, with whatever keys its class has beside the common ones."""
+        """A tool's own event. Its class decides which keys it has besides the common ones."""
         for key in ("name", "type"):
             name = string(body.get(key))
             if name and (draft := _universal(name, body, key)):
@@ -414,7 +432,7 @@ class AgnoDecoder:
         return self._unknown(run, "CustomEvent", body)
 
     def _unknown(self, run: Run, name: str, body: JsonObject) -> Drafts:
-        """An event that we have no word for; a class of custom events may be named as ours."""
+        """An event without a handler. A custom event class may be named like a canonical type."""
         if name in self._agent.drop:
             return []
         if draft := _universal(name, body, "event"):
@@ -426,8 +444,8 @@ class AgnoDecoder:
         return self._agents.draft(run, "custom.event", data)
 
 
-# Events that only repeat what another says: StepCompleted what StepOutput, WorkflowPaused what
-# the pauses of single steps.
+# Events that repeat others: StepCompleted repeats StepOutput, and WorkflowPaused repeats the pauses
+# of single steps.
 _REPEATED = (
     "StepOutput",
     "StepPaused",
@@ -437,10 +455,10 @@ _REPEATED = (
     "RouterPaused",
 )
 
-# Frames of /resume about the connection itself: the connector's own matter.
+# Frames of /resume about the connection itself, which the connector handles.
 _CONTROL = ("replay", "catch_up", "subscribed", "heartbeat", "stream_expired")
 
-# Keys that every frame may have; in a custom event the others are its value.
+# Keys that every frame may have. The other keys of a custom event are its value.
 _COMMON = frozenset(
     {
         *("created_at", "event", "event_index", "nested_depth", "tools", "session_id"),
@@ -473,7 +491,7 @@ def _answer(run: Run, body: JsonObject) -> JsonObject:
 
 def _item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseItem:
     subrun = run.subrun
-    if subrun is None and need.run_id not in (None, run.id):  # a member never heard of
+    if subrun is None and need.run_id not in (None, run.id):  # no frame named this member before
         subrun = Subrun(id=str(need.run_id), name=need.run_name or str(need.run_id))
     return PauseItem(
         item_id=item_id,
@@ -484,14 +502,14 @@ def _item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseItem:
         description=need.description,
         input_schema=need.input_schema,
         options=need.options,
-        # Agno runs a confirmed call with whatever arguments the continue carries
+        # Agno runs a confirmed call with the arguments of the continue request
         editable=call is not None and need.kind == "confirmation",
         subrun=subrun,
     )
 
 
 def _universal(name: str, body: JsonObject, name_key: str) -> Draft | None:
-    """A custom event carries its value under a key, or is all its own keys."""
+    """The canonical draft of a custom event whose value is under a key, or is all its own keys."""
     values = [body[key] for key in ("value", "payload", "data") if key in body]
     values.append({k: item for k, item in body.items() if k not in _COMMON and k != name_key})
     drafts = (from_custom(name, value) for value in values)

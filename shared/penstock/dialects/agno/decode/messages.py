@@ -1,9 +1,9 @@
-"""What runs say and think: messages and trains of thought, of each run its own.
+"""The messages and thoughts of each run.
 
-A message ends at RunContentCompleted and also where a tool call starts. Agno says
-RunContentCompleted once, at the very end; a message kept open until then would carry text from
-before and after the call under one id, and every client that shows messages and calls in their
-order would show the answer above the call that it came from.
+A message ends at RunContentCompleted and also where a tool call starts. Agno sends
+RunContentCompleted once, at the very end. A message kept open until then would hold text from
+before and after a call under one id, and clients that show messages and calls in order would show
+the answer above its call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def _citations(value: Json) -> JsonObject | None:
 
 
 class Messages:
-    """Agno has no message ids: `msg-<leg>-<n>` and `think-<leg>-<n>` are made here."""
+    """Decodes messages and thoughts.
+
+    Agno has no message ids, so `msg-<leg>-<n>` and `think-<leg>-<n>` are made here.
+    """
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
@@ -32,12 +35,12 @@ class Messages:
         self._made: Counter[str] = Counter()
 
     def open(self, leg: int) -> None:
-        """A leg begins, with ids of its own."""
+        """A leg begins, whose number is part of new ids."""
         self._leg = leg
         self._made.clear()
 
     def content(self, run: Run, body: JsonObject) -> list[Draft]:
-        """RunContent: a piece of text, of thought, or structured output. The hot path."""
+        """RunContent: a piece of text or thought, or structured output. The hot path."""
         drafts: list[Draft] = []
         content = body.get("content")
         thought = body.get("reasoning_content")
@@ -58,11 +61,11 @@ class Messages:
         return drafts
 
     def missing_answer(self, run: Run, body: JsonObject) -> list[Draft]:
-        """The answer of a run that nobody has said yet.
+        """The answer of a run without an earlier message.
 
-        A stream that is read again from Agno's database has no RunContent: the text is only in
-        RunCompleted. A workflow's answer is often what its last step's agent has just said; where
-        it is not (a function made it, or a step after the last agent), the workflow says it.
+        A stream that Agno reads again from its database has no RunContent: the text is only in
+        RunCompleted. A workflow's answer is often the last message of its last step's agent. If it
+        differs (a function made it, or a later step), the workflow itself gets a message.
         """
         if run.kind == "workflow":
             said = text(body.get("content"))
@@ -74,20 +77,23 @@ class Messages:
         return self.content(run, answer)
 
     def completed(self, run: Run, _body: JsonObject) -> list[Draft]:
-        """RunContentCompleted; it also comes when there was no content."""
+        """RunContentCompleted. It also comes without content."""
         return self.close(run)
 
     def close(self, run: Run, error: str | None = None) -> list[Draft]:
-        """Ends what the run is saying and thinking; `error` is why its message is not whole."""
+        """Ends the run's open message and thoughts.
+
+        `error` is the reason why the message is incomplete.
+        """
         return self._end_thoughts(run) + self._end_message(run, error)
 
     def interrupt(self, run: Run) -> list[Draft]:
-        """A tool call starts. Announced thoughts go on over the calls that they are made of."""
+        """A tool call starts: ends the message. Thoughts that ReasoningStarted began stay open."""
         thoughts = [] if run.announced else self._end_thoughts(run)
         return thoughts + self._end_message(run)
 
     def reasoning_started(self, run: Run, _body: JsonObject) -> list[Draft]:
-        """Nothing is said before there is a thought."""
+        """ReasoningStarted. Emits no event before the first thought."""
         run.announced = True
         return []
 
@@ -100,7 +106,10 @@ class Messages:
         return [self._thought(run, thought)]
 
     def reasoning_step(self, run: Run, body: JsonObject) -> list[Draft]:
-        """ReasoningStep: its `reasoning_content` repeats all thoughts; only new ones are said."""
+        """ReasoningStep.
+
+        Its `reasoning_content` repeats all thoughts, so only new ones are emitted.
+        """
         step = obj(body.get("content"))
         thought = string(body.get("reasoning_content"))
         if thought is None:
@@ -112,7 +121,7 @@ class Messages:
         return [self._thought(run, thought, string(step.get("title")))] if thought else []
 
     def reasoning_completed(self, run: Run, _body: JsonObject) -> list[Draft]:
-        """ReasoningCompleted repeats the steps; text may have ended the thoughts before."""
+        """ReasoningCompleted. It repeats the steps, and text may have ended the thoughts before."""
         return self._end_thoughts(run)
 
     def _begin(self, run: Run, drafts: list[Draft]) -> Message:
@@ -151,7 +160,7 @@ class Messages:
         return self._agents.draft(run, "llm.reasoning", data)
 
     def _end_thoughts(self, run: Run) -> list[Draft]:
-        """The end of a train of thought has no words of its own: `final` stands with ""."""
+        """Ends the thoughts with an event of its own: `final`, and an empty thought."""
         run.announced = False
         if run.reasoning_id is None:
             return []

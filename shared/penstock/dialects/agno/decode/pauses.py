@@ -1,7 +1,7 @@
-"""What a paused Agno run waits for, read from its pause frame.
+"""Reads from a pause frame what the run waits for.
 
-Three shapes: an agent lists `tools`, a team `requirements` (its members' tools among them), a
-workflow `step_requirements` (gates, or the tools of a step's agent). Nulls may be left out.
+An agent lists `tools`, a team `requirements` (with the tools of its members), and a workflow
+`step_requirements` (gates, or the tools of a step's agent). Members that are null may be missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _JSON_TYPES = {
 
 @dataclass(slots=True)
 class Need:
-    """One thing to decide: about a tool of a run, or (without `tool`) about a workflow's step.
+    """One question: about a tool of a run, or (without `tool`) about a step of a workflow.
 
     `path` leads to it in the pause's `resume`: section, index and so on.
     """
@@ -32,7 +32,7 @@ class Need:
     kind: str
     path: list[str | int]
     tool: JsonObject | None = None
-    run_id: str | None = None  # the inner run whose tool it is
+    run_id: str | None = None  # the inner run of the tool
     run_name: str | None = None
     step_id: str | None = None
     description: str | None = None
@@ -41,10 +41,10 @@ class Need:
 
 
 def run_needs(body: JsonObject, *, team: bool) -> list[Need]:
-    """What RunPaused or TeamRunPaused asks for. A continued team reads its requirements alone.
+    """The questions of RunPaused or TeamRunPaused. A continued team reads its requirements alone.
 
-    A run of Agno 2.3 that pauses again repeats the requirements of its first pause as they were.
-    So a requirement counts as settled when its call, found by its id among `tools`, is settled.
+    A run of Agno 2.3 that pauses again repeats the requirements of its first pause unchanged. So a
+    requirement counts as settled when its call, found by id among `tools`, is settled.
     """
     called = array(body.get("tools"))
     tools = [
@@ -62,14 +62,14 @@ def run_needs(body: JsonObject, *, team: bool) -> list[Need]:
     requirements = [
         need
         for need in _requirements(body.get("requirements"), ["requirements"], None, None)
-        # `tools` has the run's own calls, and a member's may have the same id
+        # `tools` has the run's own calls, and a member's call may have the same id
         if need.tool is None or need.run_id or string(need.tool.get("tool_call_id")) not in settled
     ]
     return [*requirements, *tools] if team else [*tools, *requirements]
 
 
 def workflow_needs(body: JsonObject) -> list[Need]:
-    """What WorkflowPaused asks for."""
+    """The questions of WorkflowPaused."""
     return [
         need
         for index, step in enumerate(array(body.get("step_requirements")))
@@ -79,7 +79,7 @@ def workflow_needs(body: JsonObject) -> list[Need]:
 
 
 def filled_in(tool: JsonObject) -> JsonObject:
-    """The arguments that a person is asked for, with what the model has filled in already."""
+    """The arguments that a person is asked for, with the values that the model gave."""
     return {
         name: spec.get("value")
         for spec in objects(tool.get("user_input_schema"))
@@ -119,9 +119,9 @@ def _tool_need(
 
 
 def _was_asked_about(tool: JsonObject) -> bool:
-    """Whether the call is one that waits, or waited, for a decision; its id is a text then.
+    """Whether the call waits, or has waited, for a decision and has an id.
 
-    One that has run since has `confirmed` or `answered`, and `requires_confirmation: false`.
+    A call that has run since has `confirmed` or `answered`, and `requires_confirmation: false`.
     """
     asks = (
         "external_execution_required",
@@ -134,7 +134,10 @@ def _was_asked_about(tool: JsonObject) -> bool:
 
 
 def _tool_kind(tool: JsonObject) -> str | None:
-    """What the call still waits for: the most specific wins, as in Agno's `pause_type`."""
+    """The kind of answer that the call waits for.
+
+    The most specific wins, as in Agno's `pause_type`.
+    """
     if tool.get("external_execution_required") is True and tool.get("result") is None:
         return "external"
     if tool.get("requires_user_input") is True and not tool.get("answered"):
@@ -186,7 +189,7 @@ def _step_kind(step: JsonObject) -> str | None:
 
 
 def _input_schema(fields: Json) -> JsonObject | None:
-    """Agno's list of fields as a JSON Schema; what the model filled in is the default."""
+    """Agno's list of fields as a JSON Schema. Values of the model are the defaults."""
     properties: JsonObject = {}
     required: list[str] = []
     for spec in objects(fields):
@@ -208,7 +211,7 @@ def _input_schema(fields: Json) -> JsonObject | None:
 
 
 def _feedback_schema(questions: list[JsonObject]) -> JsonObject | None:
-    """Each question by its text, answered by a list of its options' labels."""
+    """A JSON Schema with one property for each question: a list of the labels of its options."""
     properties: JsonObject = {}
     for question in questions:
         name = string(question.get("question"))

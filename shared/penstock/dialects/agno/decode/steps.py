@@ -1,11 +1,11 @@
-"""The steps of Agno workflows: what each event says, and ids that are unique in the run.
+"""The steps of Agno workflows, with ids that are unique in the run.
 
-A loop runs the same step again under the same id; the second time it is `<id>#2`. Each turn of
-a loop is a step of its own, `<loop>/<iteration>`, and the steps of that turn are inside it.
+A loop runs the same step again under the same id; its second run is `<id>#2`. Each turn of a loop
+is a step of its own, `<loop>/<iteration>`, and the steps of that turn are inside it.
 
-A transition names both steps by their ids, when the second one begins: `selected` where a router
-chose it, `sequence` where it begins after its neighbour has ended. The steps of a parallel run
-side by side and have none.
+A transition names two steps by id when the second one begins: `selected` where a router chose it,
+and `sequence` where it follows a step that ended. The steps of a parallel run side by side, without
+transitions.
 """
 
 from __future__ import annotations
@@ -16,37 +16,40 @@ from dataclasses import dataclass, field
 from penstock.dialects.base import MAX_ITEMS, Json, JsonObject, LimitReached, short
 from penstock.dialects.json import obj, objects, present, string, text
 
-# An event's type, its data and the step that it is about.
+# An event's type, its data and the id of its step.
 Said = tuple[str, JsonObject, str]
 
 
 @dataclass(slots=True)
 class Steps:
-    """The steps under way: the upstream's id to ours."""
+    """The open steps, by the upstream's id."""
 
     open: dict[str, str] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)  # our id to the step's name
-    used: dict[str, int] = field(default_factory=dict)  # how often each id was begun
-    turns: dict[str, int] = field(default_factory=dict)  # a loop's id to the turn under way
-    last: dict[str, str] = field(default_factory=dict)  # by the step around: which ended last
-    chosen: dict[str, list[str]] = field(default_factory=dict)  # by router: names yet to begin
+    names: dict[str, str] = field(default_factory=dict)  # by our id: the step's name
+    used: dict[str, int] = field(default_factory=dict)  # by id: how often it has begun
+    turns: dict[str, int] = field(default_factory=dict)  # by a loop's id: its current turn
+    # by the step around: the step that ended last
+    last: dict[str, str] = field(default_factory=dict)
+    # by router: chosen names that have not begun
+    chosen: dict[str, list[str]] = field(default_factory=dict)
     parallel: set[str] = field(default_factory=set)  # our ids of parallels
 
     def id_of(self, upstream_id: str) -> str:
-        """Our id of a step, or of the turn that a loop is in."""
+        """Our id of a step, or of a loop's current turn."""
         ours = self.open.get(upstream_id) or short(upstream_id)
         turn = self.turns.get(upstream_id)
         return ours if turn is None else f"{ours}/{turn}"
 
     def feed(self, name: str, run_id: str, body: JsonObject) -> list[Said]:
-        """What the event says, if it is one of `EVENTS`."""
+        """The events of one frame whose name is in `EVENTS`."""
         handle, kind = EVENTS[name]
         return handle(self, run_id, body, kind)
 
     def failures(self, run_id: str, results: Json) -> list[Said]:
-        """Steps that never ended, of which the workflow's end says that they failed.
+        """The failures of steps without an end, which only the workflow's end reports.
 
-        Agno 3.1 skips a step whose attempts are used up: no event, and the workflow completes.
+        Agno 3.1 skips a step whose attempts are used up: it sends no event, and the workflow
+        completes.
         """
         errors = {
             name: string(result.get("error")) or "the step failed"
@@ -60,7 +63,7 @@ class Steps:
         ]
 
     def dump(self) -> JsonObject:
-        """As JSON, between legs."""
+        """The state between legs as JSON, for `load`."""
         return {
             "open": dict(self.open),
             "names": dict(self.names),
@@ -72,10 +75,10 @@ class Steps:
         }
 
     def load(self, state: JsonObject) -> None:
-        """The opposite of `dump`."""
+        """Continues from a snapshot."""
         self.open, self.names = dict(state["open"]), dict(state["names"])
         self.used, self.turns = dict(state["used"]), dict(state["turns"])
-        # A pause that was stored before 0.2 has none of these.
+        # A snapshot of a version before 0.2 has none of these.
         self.last = dict(state.get("last", {}))
         self.chosen = {key: list(names) for key, names in state.get("chosen", {}).items()}
         self.parallel = set(state.get("parallel", ()))
@@ -109,7 +112,7 @@ class Steps:
         return [*transition, ("workflow.step_started", present(data), step_id)]
 
     def _transition(self, run_id: str, around: str, name: str, step_id: str) -> list[Said]:
-        """How the workflow came to a step that begins inside the step `around`."""
+        """The transition to a step that begins inside the step `around`, if there is one."""
         before = self.last.pop(around, None)
         if name in self.chosen.get(around, ()):
             self.chosen[around].remove(name)
@@ -212,7 +215,7 @@ def _branch(body: JsonObject) -> str | None:
 
 
 def _outputs(body: JsonObject) -> Json:
-    """What a step made of steps came to: what each of them did, in their order."""
+    """The results of the steps inside a step, in their order."""
     return _results(body.get("step_results") or body.get("all_results"))
 
 
@@ -226,7 +229,10 @@ def _results(results: Json) -> Json:
 
 
 def _flat(results: Json) -> list[JsonObject]:
-    """Step results with those of the steps inside them. Not recursive: the depth is theirs."""
+    """Step results, with those of the steps inside.
+
+    A loop, since the upstream decides the depth.
+    """
     flat: list[JsonObject] = []
     queue = [results]
     while queue:

@@ -1,7 +1,7 @@
-"""Tool calls as drafts: asked for once, run, answered once.
+"""Decodes tool calls: each is announced once and has one result.
 
-Agno tells nothing of a call before it pauses for it, nothing of a refused call after it, and of
-a failed call twice.
+Agno sends no event of a call before its pause, and none of a rejected call after it. It reports a
+failed call twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.dialects.approved_calls import same_args, warning
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject
 from penstock.dialects.json import number, obj, objects, string, text
 
-# A failure that comes without words.
+# The error of a failure without a text.
 _FAILED = "the tool failed"
 
 
@@ -29,11 +29,12 @@ class Tools:
         self._agents = agents
         self._messages = messages
         self._calls = Calls()
-        self._tasks: list[tuple[str, str | None, str]] = []  # team's key, member id, task
+        # (key of the team, id of the member, task)
+        self._tasks: list[tuple[str, str | None, str]] = []
         self._waiting: dict[str, str] = {}  # item id to call id
 
     def started(self, run: Run, body: JsonObject) -> list[Draft]:
-        """ToolCallStarted: a new call, or one that was announced and runs now."""
+        """ToolCallStarted: a new call, or a call that was announced at a pause and runs now."""
         tool = obj(body.get("tool"))
         drafts = self._messages.interrupt(run)
         call = self._calls.find(run.key, tool, pending=True)
@@ -49,7 +50,7 @@ class Tools:
         return [*drafts, self._asked(run, call, tool)]
 
     def completed(self, run: Run, body: JsonObject) -> list[Draft]:
-        """ToolCallCompleted: also of a failure, which ToolCallError tells again."""
+        """ToolCallCompleted, also of a failure, which ToolCallError repeats."""
         tool = obj(body.get("tool"))
         failed = tool.get("tool_call_error") is True
         return self._ended(run, tool, (text(tool.get("result")) or _FAILED) if failed else None)
@@ -62,7 +63,7 @@ class Tools:
         )
 
     def pending(self, run: Run, need: Need, drafts: list[Draft]) -> Call:
-        """The call that waits for a decision, announced if it was not yet."""
+        """The call that waits for a decision. It is announced if it was not before."""
         tool = need.tool or {}
         call = self._calls.find(run.key, tool)
         if call is None:
@@ -74,17 +75,17 @@ class Tools:
         return call
 
     def waits(self, item_id: str, call: Call) -> None:
-        """The pause names the call so; `decided` will too."""
+        """Notes the item id by which the pause names the call. `decided` uses it, too."""
         self._waiting[item_id] = call.id
 
     def decided(self, items: Mapping[str, JsonObject]) -> list[Draft]:
-        """The results of which Agno will say nothing (see `AgnoDecoder.decided`)."""
+        """The results that Agno will not report (see `AgnoDecoder.decided`)."""
         drafts: list[Draft] = []
         calls = {call.id: call for call in self._calls.open}
         for item_id, decision in items.items():
             call = calls.get(self._waiting.get(item_id, ""))
             if call is None:
-                continue  # a workflow's gate, or nothing that waits
+                continue  # a gate of a workflow, or a call that does not wait
             call.decision = string(decision.get("decision"))
             call.value = decision.get("value")
             if call.decision == "reject":
@@ -96,10 +97,11 @@ class Tools:
         return drafts
 
     def settle(self, body: JsonObject) -> list[Draft]:
-        """The run completed over calls that still waited: Agno leaves them out without a word.
+        """Ends calls that still waited when the run completed. Agno reports nothing of them.
 
-        2.3 lets a team go on when a member pauses; both versions skip calls that a continue did
-        not name as they want it. Of members that do not stream, the last frame has the results.
+        Agno 2.3 continues a team while a member pauses, and both versions skip calls that a
+        continue did not name in the form that they expect. The results of members that do not
+        stream are in the last frame.
         """
         drafts: list[Draft] = []
         told = {call_id(tool): tool for tool in _inner_tools(body)}
@@ -118,7 +120,10 @@ class Tools:
         return drafts
 
     def task(self, team: Run, member_id: str) -> str | None:
-        """What the team's call told its member to do; a task is one member's, or everybody's."""
+        """The task that a team's call gave to a member.
+
+        It belongs to one member, or to all of them.
+        """
         for task in self._tasks:
             key, wanted, words = task
             if key == team.key and wanted in (member_id, None):
@@ -128,7 +133,7 @@ class Tools:
         return None
 
     def dump(self) -> JsonObject:
-        """As JSON."""
+        """The state as JSON, for `load`."""
         return {
             "calls": self._calls.dump(),
             "tasks": [list(task) for task in self._tasks],
@@ -136,7 +141,7 @@ class Tools:
         }
 
     def load(self, state: JsonObject) -> None:
-        """The opposite of `dump`."""
+        """Continues from a snapshot."""
         self._calls = Calls.load(state["calls"])
         self._tasks = [(team, member, task) for team, member, task in state["tasks"]]
         self._waiting = dict(state["waiting"])
@@ -148,7 +153,7 @@ class Tools:
         if call is None:
             if error is not None and self._calls.told_already(run.key, tool):
                 return []
-            # its start was not seen (a stream read from the middle), and a result needs a call
+            # the start of this call was not in the stream, and a result needs a call
             call = self._calls.add(run.key, tool, pending=False)
             drafts.append(self._asked(run, call, tool))
         drafts += self._compared(run, call, tool)
@@ -162,7 +167,10 @@ class Tools:
         return [*drafts, self._agents.draft(run, "llm.tool_result", data)]
 
     def _compared(self, run: Run, call: Call, tool: JsonObject) -> list[Draft]:
-        """A warning, once, where an approved call runs as another; the call is that from now on."""
+        """Warns once where an approved call runs as another one.
+
+        The decoder then knows it as it ran.
+        """
         if call.decision != "approve":
             return []
         approved = call.tool, call.approved_args()
@@ -172,7 +180,7 @@ class Tools:
         )
         differs = ran[0] != approved[0] or not same_args(approved[1], ran[1])
         call.tool, call.args = ran
-        call.value = call.fields = None  # they are in the arguments
+        call.value = call.fields = None  # the arguments include them
         if not differs:
             return []
         return [self._agents.draft(run, "system.warning", warning(call.id, approved, ran))]
@@ -197,11 +205,14 @@ class Tools:
         return self._agents.draft(self._agents.by_key(call.run), "llm.tool_result", data)
 
     def _remember_task(self, run: Run, call: Call) -> None:
-        """A team's call to a member comes before the member's run, which says no task."""
+        """Keeps the task of a team's call to a member.
+
+        It comes before the member's run, which has no task.
+        """
         task = string(call.args.get("task"))
         if run.kind == "team" and task is not None:
             self._tasks.append((run.key, string(call.args.get("member_id")), task))
-            del self._tasks[:-MAX_OPEN]  # members that never begin are forgotten
+            del self._tasks[:-MAX_OPEN]  # forget the oldest tasks of members that never begin
 
 
 def _inner_tools(body: JsonObject) -> Iterator[JsonObject]:

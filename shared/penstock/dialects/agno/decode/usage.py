@@ -1,4 +1,4 @@
-"""The figures of a run: token counts, and what Agno measures besides."""
+"""The figures of a run: token counts, and Agno's other measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose frame it is: names and ids of agents, teams and workflows, and of the runs inside them."""
+"""The sender of a frame: ids and names of its agent, team or workflow, and of the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock.dialects.base import Json, JsonObject
 
-# A workflow names what an agent and a team (with a prefix) call by these names.
+# The names of a workflow's events where they differ from an agent's (a team's have a prefix).
 _WORKFLOW_NAMES: Final = {
     "RunStarted": "WorkflowStarted",
     "RunContinued": "StepContinued",
@@ -21,7 +21,7 @@ _WORKFLOW_NAMES: Final = {
 
 @dataclass(slots=True)
 class Step:
-    """A workflow's step that was begun: its place among them, and the data of its beginning."""
+    """A step of a workflow that has begun: its index, and the data of its start."""
 
     index: int
     data: JsonObject
@@ -29,7 +29,7 @@ class Step:
 
 @dataclass(slots=True)
 class Address:
-    """What every frame of a run says of its sender. `kind` is agent, team or workflow."""
+    """The keys that name a frame's sender. `kind` is agent, team or workflow."""
 
     kind: str
     name: str
@@ -37,7 +37,7 @@ class Address:
     steps: dict[str, Step] = field(default_factory=dict)  # by the canonical step id
 
     def frame(self, event: JsonObject, name: str, **fields: Json) -> JsonObject:
-        """The body of a frame; `name` is the agent's name for it."""
+        """The body of a frame. `name` is the agent's name of the event."""
         return {
             "event": name if event.get("subrun") else self._name(name),
             **self._sender(event),

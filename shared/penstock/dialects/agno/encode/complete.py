@@ -1,4 +1,4 @@
-"""The JSON of a run without a stream: what Agno calls a RunOutput (`stream=false`)."""
+"""The complete response of a run without a stream (`stream=false`), Agno's RunOutput."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.dialects.agno.encode.conversation import messages_of
 from penstock.dialects.agno.encode.encoder import AgnoEncoder
 from penstock.dialects.base import JsonObject
 
-# The status of a run whose last frame is of this name, without a team's or workflow's prefix.
+# The status of a run, by the name of its last frame without a team's or workflow's prefix.
 _STATUS: Final = {
     "RunCompleted": "COMPLETED",
     "RunPaused": "PAUSED",
@@ -19,16 +19,16 @@ _STATUS: Final = {
     "RunCancelled": "CANCELLED",
 }
 
-# What is one frame's own, or is said of the whole elsewhere.
+# Keys that belong to a single frame, or that the object has elsewhere.
 _NOT_OF_THE_RUN: Final = frozenset({"event", "created_at", "reason", "error"})
 
 
 def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None) -> JsonObject:
-    """The run as one object: COMPLETED, PAUSED, ERROR, CANCELLED, or RUNNING where it goes on.
+    """The run as one object: COMPLETED, PAUSED, ERROR or CANCELLED, or RUNNING while it continues.
 
     `events` are envelopes from the run's start, to its end or to a pause. `encoder` is a new one
-    with the surface's kind and names. An error's words are the content, as in Agno, with 200.
-    `input` is what the user said; `messages` are the conversation, which a workflow has not.
+    with the surface's kind and names. As in Agno, an error's text is the content. `input` is the
+    user's message, and `messages` is the conversation, which a workflow does not have.
     """
     events = list(events)
     encoder = encoder or AgnoEncoder()
@@ -45,7 +45,7 @@ def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None)
                 if tool:
                     tools[tool["tool_call_id"]] = tool
             if body["run_id"] != event["run_id"]:
-                continue  # of an inner run
+                continue  # a frame of an inner run
             name = body["event"].removeprefix("Team").replace("Workflow", "Run")
             if name == "RunContent":
                 said += [body["content"]] if isinstance(body.get("content"), str) else ()
@@ -66,7 +66,7 @@ def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None)
 
 
 def _message(events: Sequence[JsonObject]) -> str | None:
-    """What the user said, of a run whose start is among the events."""
+    """The user's message, if the start of the run is among the events."""
     for event in events[:1]:
         message = event["data"].get("message")
         if event["sequence"] == 1 and isinstance(message, str):

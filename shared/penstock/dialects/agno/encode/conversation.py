@@ -1,6 +1,6 @@
-"""A run's conversation as Agno keeps it: what the user said, the calls, their results, the answers.
+"""A run's conversation as Agno stores it: user message, calls, results and answers.
 
-Agno keeps the system prompt and each model's counters besides; canonical events have neither.
+Agno also stores the system prompt and the counters of each model, which canonical events lack.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ALWAYS: Final = {"from_history": False, "stop_after_tool_call": False}
 
 
 def messages_of(events: Iterable[JsonObject]) -> list[JsonObject]:
-    """The messages of the outer run, in order; `events` are envelopes from the run's start."""
+    """The messages of the outer run, in order. `events` are envelopes from the run's start."""
     told: list[JsonObject] = []
     for event in events:
         if event.get("subrun"):

@@ -1,13 +1,13 @@
-"""Canonical events to Agno's frames, in the sequences of agno-events.md: `event: Name` and data.
+"""Encodes canonical events into Agno's frames, in the sequences of agno-events.md.
 
-For agents that are no Agno agents: an Agno upstream's own bytes are passed on instead. The
-`run_id` is ours, so that it can be continued and cancelled.
+A frame has `event: Name` and its data. The encoder is for agents of other frameworks: a client of
+an Agno agent gets the upstream's own bytes. The `run_id` is ours, so that a client can continue and
+cancel the run.
 
-A call is shown when it runs, as Agno does: a call that may still be held for a decision (not every
-protocol says so when the model asks) waits for its first progress, its result or the end. A refused
-call is never shown. RunContentCompleted comes once in a response, at its end.
-
-What has no event here is in `OMITTED`.
+A call is shown when it runs, as in Agno. Not every protocol announces that a call waits for a
+decision, so a call without progress is held until its result or the end. A rejected call is never
+shown. RunContentCompleted comes once in a response, at its end. `OMITTED` lists the types without
+an Agno event.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
-# The canonical types without an Agno event, and where their matter shows all the same.
+# The canonical types without an Agno event, each with the place where a client sees their content.
 OMITTED: Final[Mapping[str, str]] = {
     "lifecycle.retrying": "what is tried again is said again",
     "llm.message_started": "the first piece of the message",
@@ -55,16 +55,16 @@ OMITTED: Final[Mapping[str, str]] = {
 
 @dataclass(slots=True)
 class _Speaker:
-    """What a run says in this response."""
+    """The messages of one run in this response."""
 
-    spoke: bool = False  # in this response
-    in_turn: bool = False  # RunContent came since the last result of a tool
+    spoke: bool = False  # has text in this response
+    in_turn: bool = False  # RunContent was sent since the last result of a tool
     citations: JsonObject = field(default_factory=lambda: pauses.citations(None))
 
 
 @dataclass(slots=True)
 class _Call:
-    """A call without its result. `item` is what was asked about it."""
+    """A call without a result. `item` is the approval's item about it."""
 
     event: JsonObject
     tool: JsonObject
@@ -73,21 +73,21 @@ class _Call:
 
     @property
     def waits(self) -> bool:
-        """Whether it needs a decision before it may run."""
+        """Whether the call needs a decision before it may run."""
         return self.item is not None or bool(self.event["data"].get("pending"))
 
     def duration_s(self, event: JsonObject) -> float | None:
-        """How long it ran; None where a decision came between and nobody said when it began."""
+        """How long the call ran, or None where no event marks its start after a decision."""
         begun_s = epoch_s(self.event) if not self.waits else self.started_s
         return None if begun_s is None else round(epoch_s(event) - begun_s, 6)
 
 
 @dataclass(slots=True)
 class AgnoEncoder:
-    """One run's events to Agno's frames (see `penstock.dialects.base.Encoder`).
+    """Encodes the events of one run (see `penstock.dialects.base.Encoder`).
 
-    `kind` is that of the surface: agent, team or workflow. `name`, `model` and `model_provider`
-    are the configuration's words, "" where it has none.
+    `kind` is the kind of the surface: agent, team or workflow. `name`, `model` and `model_provider`
+    come from the configuration, and are "" where it has none.
     """
 
     kind: str = "agent"
@@ -97,10 +97,11 @@ class AgnoEncoder:
     _address: Address = field(init=False)
     _started_s: float = 0
     _first_text_s: float | None = None
-    _spoke: bool = False  # the outer run, in any response
+    _spoke: bool = False  # the outer run has sent text, in any response
     _thoughts: list[str] = field(default_factory=list)  # of the outer run
-    _speakers: dict[str, _Speaker] = field(default_factory=dict)  # by inner run, "" is the outer
-    _streamed: set[str] = field(default_factory=set)  # open messages that were said in pieces
+    # by inner run; "" is the outer run
+    _speakers: dict[str, _Speaker] = field(default_factory=dict)
+    _streamed: set[str] = field(default_factory=set)  # open messages that were sent in pieces
     _calls: dict[str, _Call] = field(default_factory=dict)
     _items: list[JsonObject] = field(default_factory=list)  # of the open request
     _state: Document = field(default_factory=lambda: Document({}))
@@ -116,7 +117,7 @@ class AgnoEncoder:
             return ()
         return [frame(body, body["event"]) for body in handle(self, event)]
 
-    # --- beginnings
+    # Starts.
 
     def _started(self, event: JsonObject) -> Iterator[JsonObject]:
         self._address.agent_id = event["data"].get("agent", "")
@@ -129,9 +130,9 @@ class AgnoEncoder:
         yield self._address.frame(event, "RunContinued")
 
     def _dispatched(self, event: JsonObject) -> Iterator[JsonObject]:
-        """An inner run starts, so the call that starts it runs.
+        """An inner run starts, and so does the call that starts it.
 
-        It is told by the run around it: until it speaks itself, its agent is known by name alone.
+        The frame's sender is the worker, known by name alone until its own events come.
         """
         yield from self._show_calls(event)
         data = event["data"]
@@ -141,7 +142,7 @@ class AgnoEncoder:
         inner = {**event, "source": source, "subrun": subrun}
         yield self._address.frame(inner, "RunStarted", model="", model_provider="")
 
-    # --- text and thoughts
+    # Text and thoughts.
 
     def _streaming(self, event: JsonObject) -> Iterator[JsonObject]:
         data = event["data"]
@@ -149,7 +150,7 @@ class AgnoEncoder:
         yield self._said(event, data["content"])
 
     def _message_completed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Nothing, unless nobody said it in pieces, as with structured output."""
+        """The end of a message. Only text that was not sent in pieces makes a frame."""
         data = event["data"]
         if data["message_id"] in self._streamed:
             self._streamed.discard(data["message_id"])
@@ -191,7 +192,7 @@ class AgnoEncoder:
         )
 
     def _end_content(self, event: JsonObject) -> Iterator[JsonObject]:
-        """The empty last piece has the citations."""
+        """Ends the content. The empty last piece has the citations."""
         speaker = self._speaker(event)
         if speaker.spoke:
             yield self._content(event, "", citations=speaker.citations)
@@ -201,10 +202,10 @@ class AgnoEncoder:
     def _speaker(self, event: JsonObject) -> _Speaker:
         return self._speakers.setdefault(obj(event.get("subrun")).get("id", ""), _Speaker())
 
-    # --- tools
+    # Tools.
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """The model asks: its answer has begun, without text."""
+        """The model calls a tool: the answer begins, with an empty text."""
         data = event["data"]
         tool = pauses.tool(data["tool_call_id"], data["tool"], data.get("args"))
         self._calls[data["tool_call_id"]] = _Call(event, tool)
@@ -231,7 +232,7 @@ class AgnoEncoder:
         data = event["data"]
         outcome = data.get("outcome")
         call = self._calls.pop(data["tool_call_id"], None)
-        if call is None:  # its start was not seen
+        if call is None:  # its start was not in the stream
             call = _Call(event, pauses.tool(data["tool_call_id"], data["tool"], None))
         self._speaker(event).in_turn = False
         if call.started_s is None and (
@@ -252,12 +253,12 @@ class AgnoEncoder:
         yield self._address.frame(event, "ToolCallCompleted", content=words, tool=tool)
 
     def _show_calls(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Calls that run and have no result yet were not all shown."""
+        """Shows the calls that run but have no progress or result yet."""
         for call in self._calls.values():
             if not call.waits:
                 yield from self._run(call, event)
 
-    # --- pauses
+    # Pauses.
 
     def _requested(self, event: JsonObject) -> Iterator[JsonObject]:
         self._items = objects(event["data"].get("items"))
@@ -298,11 +299,11 @@ class AgnoEncoder:
         yield self._address.frame(event, "RunPaused", content=words, tools=own, requirements=asked)
 
     def _step(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Steps are a workflow's alone."""
+        """Only workflows have steps."""
         if self.kind == "workflow":
             yield STEP_FRAMES[event["event"]["action"]](self._address, event)
 
-    # --- ends
+    # Ends.
 
     def _finished(self, event: JsonObject) -> Iterator[JsonObject]:
         """An inner run ended."""
@@ -325,7 +326,7 @@ class AgnoEncoder:
         data = event["data"]
         yield from self._show_calls(event)
         summary, value = data.get("summary", ""), data.get("value")
-        # structured output is the answer where the text is only its other form
+        # a summary that only repeats structured output as text is not the answer
         structured = value is not None and summary in ("", text(value))
         content = value if structured else summary
         if self.kind != "workflow":
@@ -335,7 +336,7 @@ class AgnoEncoder:
         first_token_s = self._first_text_s and round(self._first_text_s - self._started_s, 6)
         duration_s = round(epoch_s(event) - self._started_s, 6)
         thoughts = {"reasoning_content": "".join(self._thoughts)} if self._thoughts else {}
-        # Agno's own client reads no workflow's metrics without its steps'
+        # Agno's own client reads the metrics of a workflow only together with those of its steps
         steps: JsonObject = {"steps": {}} if self.kind == "workflow" else {}
         yield self._address.frame(
             event,
@@ -366,7 +367,7 @@ class AgnoEncoder:
             yield from self._end_content(event)
 
     def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:
-        """RunCompleted has the state."""
+        """Keeps the state for RunCompleted."""
         self._state.replace(event["data"].get("snapshot"))
         yield from ()
 

@@ -1,4 +1,4 @@
-"""What the contract has, in the shapes that Agno's frames have (agno-events.md, agno 3.1)."""
+"""Converts pauses and calls into the shapes of Agno's frames (agno-events.md, agno 3.1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.dialects.agno.vocabulary import TOKENS, answered_by_decision
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj, objects, string
 
-# JSON Schema's types by the names that Agno's fields have.
+# The types of Agno's fields, by the types of JSON Schema.
 _FIELD_TYPES: Final = {
     "string": "str",
     "integer": "int",
@@ -24,7 +24,7 @@ CONFIRM: Final = "I have tools to execute, but I need confirmation."
 _INPUT: Final = "I have tools to execute, but I need user input."
 _EXTERNAL: Final = "I have tools to execute, but it needs external execution."
 
-# What a pause says, by what its first item waits for.
+# The text of a pause, by the kind of its first item.
 PAUSE_WORDS: Final[Mapping[str, str]] = {
     "input": _INPUT,
     "credential": _INPUT,
@@ -34,7 +34,7 @@ PAUSE_WORDS: Final[Mapping[str, str]] = {
     "long_running": _EXTERNAL,
 }
 
-# The calls that Agno itself makes for what is asked without a tool.
+# The tools that Agno itself calls for questions without a tool.
 _ASKING_TOOLS: Final[Mapping[str, str]] = {
     "input": "get_user_input",
     "feedback": "ask_user",
@@ -43,7 +43,7 @@ _ASKING_TOOLS: Final[Mapping[str, str]] = {
 
 
 def tool(call_id: str, name: str, args: Json) -> JsonObject:
-    """A tool object that says nothing but its call; every key is always there."""
+    """A tool object of a call that has not run. All keys are always present."""
     return {
         "tool_call_id": call_id,
         "tool_name": name,
@@ -65,10 +65,10 @@ def tool(call_id: str, name: str, args: Json) -> JsonObject:
 
 
 def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
-    """The tool object of an approval's item: it says what is needed, and is answered filled in.
+    """The tool object of an approval's item, which a client fills in as its answer.
 
-    Its `tool_call_id` is the call's, as in the ToolCallStarted that follows; where there is no
-    call, the item's.
+    Its `tool_call_id` is the call's, as in the ToolCallStarted that follows, or the item's where
+    there is no call.
     """
     kind = item["kind"]
     name = item.get("tool") or _ASKING_TOOLS.get(kind, kind)
@@ -89,7 +89,7 @@ def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
 
 
 def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
-    """The requirement of an item; one of an inner run says whose it is."""
+    """The requirement of an item. One of an inner run names the member."""
     member = item.get("subrun")
     whose: JsonObject = {}
     if member:
@@ -110,7 +110,7 @@ def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
 
 
 def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
-    """What a workflow waits for: a gate of its own, or the call of a step's agent."""
+    """The requirement of a workflow: a gate, or the call of a step's agent."""
     if item.get("tool_call_id"):
         member = obj(item.get("subrun"))
         return {
@@ -144,14 +144,14 @@ def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObje
 
 
 def is_silent(item: JsonObject | None, name: str) -> bool:
-    """Whether the answer to an item is its call's result: Agno gives no event for such a call."""
+    """Whether the item's answer is the call's result. Agno sends no event of such a call."""
     if item is None:
         return False
     return answered_by_decision(item["kind"], name) or item["kind"] in ("selection", "long_running")
 
 
 def result_text(result: Json) -> str | None:
-    """A result as Agno writes it: `str(value)`, so objects come as Python literals."""
+    """A result as Agno writes it: `str(value)`, so that an object becomes a Python literal."""
     return result if result is None or isinstance(result, str) else str(result)
 
 
@@ -163,7 +163,10 @@ def completed_words(done: JsonObject, duration_s: float | None) -> str:
 
 
 def citations(cited: Json) -> JsonObject:
-    """Citations with the document's three lists; another framework's addresses are its urls."""
+    """Citations with the three lists of agno-events.md.
+
+    Addresses of another framework become `urls`.
+    """
     given = obj(cited)
     urls = [
         {"url": each["uri"], "title": each.get("title")}
@@ -175,7 +178,10 @@ def citations(cited: Json) -> JsonObject:
 
 
 def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) -> JsonObject:
-    """A run's metrics. What the upstream did not measure is measured from the events' times."""
+    """A run's metrics.
+
+    Figures that the upstream lacks are measured from the times of the events.
+    """
     measured: JsonObject = {"duration": duration_s}
     if first_token_s is not None:
         measured["time_to_first_token"] = first_token_s
@@ -185,7 +191,7 @@ def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) ->
 
 
 def _fields(schema: Json) -> list[JsonObject]:
-    """A JSON Schema as Agno's list of fields; one that is no object's is one field, `value`."""
+    """A JSON Schema as Agno's list of fields. A schema of no object becomes one field, `value`."""
     given = obj(schema)
     properties = obj(given.get("properties")) or {"value": given}
     return [_field(name, obj(spec)) for name, spec in properties.items()]
@@ -202,7 +208,10 @@ def _field(name: str, spec: JsonObject) -> JsonObject:
 
 
 def _questions(item: JsonObject) -> list[JsonObject]:
-    """Agno's own questions as they came; other options are those of one question."""
+    """Agno's own questions as received.
+
+    Options of another framework become those of one question.
+    """
     options = item.get("options") or []
     if item["kind"] == "feedback" and objects(options):
         return objects(options)
