@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock_cli import client
 from penstock_cli.main import app
+from penstock_cli.terminal import api as client
 from support.drive.waiting import wait_for
 from support.fakes.penstock_api import APPROVAL_ID, RUN_ID, PenstockApi, events
 

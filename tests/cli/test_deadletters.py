@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from penstock.bus import Bus, BusSettings
 from penstock.bus.state.deadletters import DeadLetter, Letter
 from penstock_cli.main import app
-from penstock_cli.output import Output
+from penstock_cli.terminal.output import Output
 from support.drive.bus import connected, new_run_id
 from support.drive.dead_letters import a_cancel, all_letters, buried, letter_about, stored_command
 from support.real.nats import NatsServer, write_passwords

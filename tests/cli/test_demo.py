@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from penstock_cli import demo
-from penstock_cli.child import StartFailed
 from penstock_cli.demo import RECIPES, DemoServer, script
 from penstock_cli.demo.script import Call, Fail, Say, Think
+from penstock_cli.local.child import StartFailed
 
 AGNO_DEMO, ADK_DEMO = RECIPES
 

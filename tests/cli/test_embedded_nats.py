@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from penstock.bus import Bus, BusSettings, StartUpError
 from penstock.bus.admin.permissions import NAMES
-from penstock_cli import embedded_nats
-from penstock_cli.child import StartFailed
-from penstock_cli.embedded_nats import EmbeddedNats, credentials
+from penstock_cli.local import embedded_nats
+from penstock_cli.local.child import StartFailed
+from penstock_cli.local.embedded_nats import EmbeddedNats, credentials
 from penstock_cli.main import app
 from support.drive.waiting import eventually
 from support.real.nats import NatsServer
@@ -28,7 +28,7 @@ from support.real.nats import NatsServer
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from penstock_cli.embedded_nats import EmbeddedNats
+from penstock_cli.local.embedded_nats import EmbeddedNats
 
 async def main() -> None:
     server = EmbeddedNats(Path(sys.argv[1]))

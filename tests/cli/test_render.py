@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.events.catalogue import CATALOGUE
-from penstock_cli import render
-from penstock_cli.render import Piece, View
+from penstock_cli.terminal import render
+from penstock_cli.terminal.render import Piece, View
 
 
 def event(name: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:

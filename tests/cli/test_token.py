@@ -20,8 +20,8 @@ from penstock.settings import (
     Settings,
     read_settings,
 )
-from penstock_cli.client import ApiError, _refusal
 from penstock_cli.main import app
+from penstock_cli.terminal.api import ApiError, _refusal
 from penstock_connector.settings import ConnectorSettings
 from support.real.up import Up
 

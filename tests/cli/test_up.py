@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from penstock.settings import AuthSettings, Settings
 from penstock.web.auth import AuthConfig
-from penstock_cli import up as up_module
+from penstock_cli.local import up as up_module
 from penstock_cli.main import app
 from support.drive.waiting import wait_for
 from support.real.up import Up

@@ -21,7 +21,7 @@ from penstock.web.auth import Auth, AuthConfig, StreamTokens
 from penstock.web.auth.routes import auth_routes
 from penstock.web.operation import Route as Declared
 from penstock.web.server import BindRefused
-from penstock_cli.up import SERVICES
+from penstock_cli.local.up import SERVICES
 from penstock_edge.views.dialects import DIALECTS
 from support.drive.access import AGUI, FILES, ROWS, Row
 from support.drive.clients import contents

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from penstock.settings import AgentConfig
-from penstock_cli.child import Child, StartFailed
+from penstock_cli.local.child import Child, StartFailed
 
 START_TIMEOUT_S = 120.0  # importing them takes seconds, on a busy machine many
 _HERE = Path(__file__).parent

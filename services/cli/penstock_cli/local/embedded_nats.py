@@ -22,8 +22,8 @@ from typing import IO, NoReturn
 
 from penstock.bus.admin import permissions
 from penstock.settings import Settings
-from penstock_cli.child import Child, StartFailed
-from penstock_cli.secret_files import password, private_folder, write_private
+from penstock_cli.local.child import Child, StartFailed
+from penstock_cli.local.secret_files import password, private_folder, write_private
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,4 @@
-"""The streams in the terminal: how they are kept, and how that is changed while runs go on.
-
-Speaks with NATS itself, as the services do: an operator's tool, not a client's.
-"""
+"""The streams in the terminal: their configuration, and its changes while runs go on."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from penstock.bus.admin.ensure import ensure
 from penstock.bus.admin.permissions import SUBSCRIBER
 from penstock.bus.admin.repartition import partitions as partitions_now
 from penstock.bus.admin.repartition import repartition
-from penstock_cli.deadletters import DONE
-from penstock_cli.output import Output
+from penstock_cli.operations.connection import DONE
+from penstock_cli.terminal.output import Output
 
 
 async def show(bus: Bus, output: Output) -> int:
-    """Every stream with its schema, and where it is kept otherwise than the settings say."""
+    """Show every stream with its schema, and where it differs from the settings."""
     changes = await migrate.plan(bus, bus.settings.retention)
     rows = []
     for wanted in configuration.declared(bus.settings.retention):
@@ -44,7 +41,7 @@ async def show(bus: Bus, output: Output) -> int:
 
 
 async def make(bus: Bus, output: Output) -> int:
-    """Make what is missing of streams, buckets and the subscriber's durable."""
+    """Make the streams, buckets and the subscriber's durable that are missing."""
     before = [name for name in _names(bus) if await bus.has(name)]
     await ensure(bus, bus.settings.retention)
     made = [name for name in _names(bus) if name not in before]
@@ -65,21 +62,21 @@ def _names(bus: Bus) -> list[str]:
 
 
 async def bring_forward(bus: Bus, output: Output, partitions: int | None, dry_run: bool) -> int:
-    """Make the streams as these settings and this version say; each change is told of."""
+    """Change the streams to the settings and to this version, and show each change."""
     retention = bus.settings.retention
     if dry_run:
-        _tell(output, await migrate.plan(bus, retention), "would change")
+        _report(output, await migrate.plan(bus, retention), "would change")
         return DONE
     await ensure(bus, retention)
-    _tell(output, await migrate.apply(bus, retention), "changed")
+    _report(output, await migrate.apply(bus, retention), "changed")
     if partitions is not None:
         former = await partitions_now(bus)
         await repartition(bus, partitions)
-        _tell(output, [Difference("RAW", "partitions", former, partitions)], "changed")
+        _report(output, [Difference("RAW", "partitions", former, partitions)], "changed")
     return DONE
 
 
-def _tell(output: Output, changes: list[Difference], what: str) -> None:
+def _report(output: Output, changes: list[Difference], what: str) -> None:
     if not output.as_json and not changes:
         output.notice("everything is kept as these settings say")
     for change in changes:

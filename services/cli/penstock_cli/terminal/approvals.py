@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock_cli import render
-from penstock_cli.client import Api
-from penstock_cli.output import Output
+from penstock_cli.terminal import render
+from penstock_cli.terminal.api import Api
+from penstock_cli.terminal.output import Output
 
 Record = Mapping[str, Any]
 Item = dict[str, Any]

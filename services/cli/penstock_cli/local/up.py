@@ -34,11 +34,11 @@ from penstock.telemetry import configure_logging
 from penstock.web.auth import AuthConfig, redact_logs
 from penstock.web.server import BindRefused
 from penstock_approvals.service import ApprovalsService
-from penstock_cli.child import StartFailed
-from penstock_cli.client import DEFAULT_URL
 from penstock_cli.demo import RECIPES, DemoServer
-from penstock_cli.embedded_nats import SYNC_ALWAYS, EmbeddedNats, as_embedded, credentials
-from penstock_cli.output import command
+from penstock_cli.local.child import StartFailed
+from penstock_cli.local.embedded_nats import SYNC_ALWAYS, EmbeddedNats, as_embedded, credentials
+from penstock_cli.terminal.api import DEFAULT_URL
+from penstock_cli.terminal.output import command
 from penstock_connector.checks import check_all
 from penstock_connector.service import ConnectorService
 from penstock_edge.service import EdgeService

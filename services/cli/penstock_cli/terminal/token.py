@@ -12,7 +12,7 @@ import jwt
 from penstock.settings import AuthSettings, ConfigurationError, read_settings
 from penstock.web.auth import AuthConfig
 from penstock.web.auth.scopes import SCOPES
-from penstock_cli.output import Output
+from penstock_cli.terminal.output import Output
 
 MAX_LIFETIME_S = 30 * 86400
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}

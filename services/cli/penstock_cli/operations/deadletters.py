@@ -1,43 +1,31 @@
-"""Dead letters in the terminal: what could not be processed, put back or dropped.
-
-Speaks with NATS itself, as the services do: an operator's tool, not a client's.
-"""
+"""Dead letters in the terminal: the messages that could not be processed, replayed or dropped."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import logging
-import os
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-from penstock.bus import Bus, BusError, StartUpError
-from penstock.bus.admin.permissions import OPERATOR
+from penstock.bus import Bus
 from penstock.bus.admin.replay import CannotReplay, replay_letter
 from penstock.bus.state import deadletters as bus_letters
 from penstock.bus.state.deadletters import Letter
-from penstock.service import bus_settings
-from penstock.settings import ConfigurationError, Settings, read_settings
-from penstock_cli import embedded_nats, render
-from penstock_cli.output import Output
+from penstock_cli.operations.connection import DONE, FAILED, USAGE
+from penstock_cli.terminal import render
+from penstock_cli.terminal.output import Output
 
-DONE, NO, USAGE = 0, 1, 2
 MAX_SHOWN_CHARACTERS = 20_000
 MAX_HEX_BYTES = 512
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-Work = Callable[[Bus], Awaitable[int]]
-
 
 @dataclass(frozen=True, slots=True)
-class Which:
-    """Which letters are meant: by number, or all that match."""
+class Selection:
+    """The dead letters that a command is about: by number, or all that match."""
 
     numbers: Sequence[int] = ()
     service: str | None = None
@@ -45,7 +33,7 @@ class Which:
     since: datetime | None = None
 
     async def found(self, bus: Bus) -> tuple[list[Letter], list[int]]:
-        """The letters, and the numbers that there are none of."""
+        """The dead letters, and the numbers under which there is none. Raises BusError."""
         if not self.numbers:
             matching = bus_letters.letters(bus, self.service or "*", self.run_id or "*", self.since)
             return [letter async for letter in matching], []
@@ -67,64 +55,15 @@ def parse_since(text: str) -> datetime:
     return time if time.tzinfo else time.astimezone()
 
 
-def run(work: Work, output: Output, nats: str | None, data: Path, *, first: bool = False) -> int:
-    """Connect as the operator, and work; the exit code.
-
-    `first`: no Penstock need have run there yet.
-    """
-    try:
-        with _quiet():
-            return asyncio.run(_connected(work, nats, data, first))
-    except (ConfigurationError, StartUpError) as error:
-        output.notice(f"penstock: {error}")
-        return USAGE
-    except BusError as error:
-        output.notice(f"penstock: {error}. What was done is done; try the rest again")
-        return NO
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """What matters is said by the command itself."""
-    logger = logging.getLogger("penstock")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-async def _connected(work: Work, nats: str | None, data: Path, first: bool) -> int:
-    settings = read_settings(Settings)
-    if nats is not None:
-        settings = settings.model_copy(update={"nats_url": nats})
-    elif "PENSTOCK_NATS_URL" not in os.environ and (url := embedded_nats.running(data)):
-        settings = embedded_nats.as_embedded(
-            settings, url, data
-        )  # of a `penstock up` in this folder
-    wanted = bus_settings(settings, f"penstock-cli-{os.getpid()}", OPERATOR)
-    bus = await Bus.connect(wanted, ensure=False)
-    try:
-        if not first and not await bus.has("DEADLETTERS"):
-            raise StartUpError(
-                f"the NATS server at {bus.where} has no stream DEADLETTERS: no Penstock has run "
-                "there. Name the right one with --nats or PENSTOCK_NATS_URL"
-            )
-        return await work(bus)
-    finally:
-        await bus.close()
-
-
-async def show_list(bus: Bus, output: Output, which: Which) -> int:
-    """Every letter that matches, the newest last."""
-    found, _ = await which.found(bus)
+async def show_list(bus: Bus, output: Output, selection: Selection) -> int:
+    """Show every dead letter that matches, the newest last; returns the exit code."""
+    found, _ = await selection.found(bus)
     if output.as_json:
         for letter in found:
             output.json_line(_summary(letter))
         return DONE
     if not found:
-        output.notice("there are no dead letters" + (" like that" if _narrow(which) else ""))
+        output.notice("there are no dead letters" + (" like that" if _is_narrow(selection) else ""))
         return DONE
     columns = ("number", "at", "service", "run", "from", "state", "reason")
     output.table(columns, map(_row, found))
@@ -132,7 +71,7 @@ async def show_list(bus: Bus, output: Output, which: Which) -> int:
 
 
 async def show(bus: Bus, output: Output, number: int, raw: bool) -> int:
-    """One letter, whole."""
+    """Show one dead letter whole; the payload of a source frame with `raw` only."""
     found = await bus_letters.find(bus, number)
     if found is None:
         output.notice(f"penstock: there is no dead letter {number}; `deadletters list` has all")
@@ -155,11 +94,11 @@ async def show(bus: Bus, output: Output, number: int, raw: bool) -> int:
     return DONE
 
 
-async def replay(bus: Bus, output: Output, which: Which) -> int:
-    """Put letters back where they came from; each is told of."""
-    found, missing = await which.found(bus)
-    code = _told_missing(output, missing)
-    if not which.numbers:
+async def replay(bus: Bus, output: Output, selection: Selection) -> int:
+    """Replay dead letters, and show the outcome of each; returns the exit code."""
+    found, missing = await selection.found(bus)
+    code = _report_missing(output, missing)
+    if not selection.numbers:
         found = [one for one in found if _state(one) != "replayed"]
         if not found:
             output.notice("there is nothing to put back")
@@ -167,21 +106,21 @@ async def replay(bus: Bus, output: Output, which: Which) -> int:
         try:
             done = await replay_letter(bus, one)
         except CannotReplay as error:
-            _tell(output, one.number, "refused", f"cannot be put back: {error}")
-            code = NO
+            _report(output, one.number, "refused", f"cannot be put back: {error}")
+            code = FAILED
             continue
         if done:
-            _tell(output, one.number, "replayed", f"put back, as {one.letter.subject}")
+            _report(output, one.number, "replayed", f"put back, as {one.letter.subject}")
         else:
             assert one.mark is not None
-            _tell(output, one.number, "already", f"was put back at {one.mark.at}: nothing done")
+            _report(output, one.number, "already", f"was put back at {one.mark.at}: nothing done")
     return code
 
 
-async def drop(bus: Bus, output: Output, which: Which, yes: bool) -> int:
-    """Delete letters for good, once somebody has said yes."""
-    found, missing = await which.found(bus)
-    code = _told_missing(output, missing)
+async def drop(bus: Bus, output: Output, selection: Selection, yes: bool) -> int:
+    """Delete dead letters for good, after a confirmation; returns the exit code."""
+    found, missing = await selection.found(bus)
+    code = _report_missing(output, missing)
     if not found:
         return code
     if not yes:
@@ -191,20 +130,20 @@ async def drop(bus: Bus, output: Output, which: Which, yes: bool) -> int:
         numbers = ", ".join(str(one.number) for one in found)
         if output.ask(f"Drop {numbers} for good? [y/N] ") not in ("y", "yes"):
             output.notice("nothing is dropped")
-            return NO
+            return FAILED
     for one in found:
         await bus_letters.drop(bus, one)
-        _tell(output, one.number, "dropped", "dropped")
+        _report(output, one.number, "dropped", "dropped")
     return code
 
 
-def _told_missing(output: Output, missing: Sequence[int]) -> int:
+def _report_missing(output: Output, missing: Sequence[int]) -> int:
     for number in missing:
-        _tell(output, number, "missing", "there is no such dead letter (any more)")
-    return NO if missing else DONE
+        _report(output, number, "missing", "there is no such dead letter (any more)")
+    return FAILED if missing else DONE
 
 
-def _tell(output: Output, number: int, outcome: str, text: str) -> None:
+def _report(output: Output, number: int, outcome: str, text: str) -> None:
     if output.as_json:
         output.json_line({"number": number, "outcome": outcome, "detail": text})
     elif outcome in ("refused", "missing"):
@@ -219,8 +158,8 @@ def _row(one: Letter) -> tuple[str, ...]:
     return (*about, _source(one), _state(one), letter.reason)
 
 
-def _narrow(which: Which) -> bool:
-    return bool(which.service or which.run_id or which.since)
+def _is_narrow(selection: Selection) -> bool:
+    return bool(selection.service or selection.run_id or selection.since)
 
 
 def _state(one: Letter) -> str:
@@ -228,7 +167,7 @@ def _state(one: Letter) -> str:
 
 
 def _source(one: Letter) -> str:
-    """Where it came from; the run has a column of its own."""
+    """The subject and sequence that it came from; the run has a column of its own."""
     subject = one.letter.subject.removesuffix(f".{one.letter.run_id}")
     return f"{subject.replace(f'.{one.letter.run_id}.', '.…')} #{one.letter.sequence}"
 

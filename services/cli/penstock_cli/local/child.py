@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from penstock_cli import guard
+from penstock_cli.local import guard
 
 _TAIL_LINES = 8
 _TAIL_BYTES = 64 * 1024

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.settings import AgentConfig, Config, ConfigurationError, load_config
-from penstock_cli.client import Api
-from penstock_cli.output import Output
+from penstock_cli.terminal.api import Api
+from penstock_cli.terminal.output import Output
 
 DONE, WRONG = 0, 1
 

@@ -9,10 +9,10 @@ from contextlib import closing
 from typing import Any
 
 from penstock import sse
-from penstock_cli import render
-from penstock_cli.approvals import Item
-from penstock_cli.client import CONFLICT, Api, ApiError
-from penstock_cli.output import Output, command
+from penstock_cli.terminal import render
+from penstock_cli.terminal.api import CONFLICT, Api, ApiError
+from penstock_cli.terminal.approvals import Item
+from penstock_cli.terminal.output import Output, command
 
 WAITS = 4  # for an approval that nobody here answers
 INTERRUPTED = 130  # as a shell says it for Ctrl-C

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock_cli.client import DEFAULT_URL
-from penstock_cli.render import Piece, short
+from penstock_cli.terminal.api import DEFAULT_URL
+from penstock_cli.terminal.render import Piece, short
 
 
 class Output:

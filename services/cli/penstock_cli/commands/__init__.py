@@ -1,0 +1,1 @@
+"""The commands with their arguments and options, a module for each group."""

@@ -1,0 +1,67 @@
+"""Options that several commands share, and the connection that they need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.bus import Bus
+from penstock.settings import ConfigurationError
+from penstock_cli.operations import connection
+from penstock_cli.terminal.api import Api, CallFailed
+from penstock_cli.terminal.output import Output
+
+Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The URL of Penstock.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout, one object per line.")]
+RunId = Annotated[str, typer.Argument(help="The run's id, see `penstock runs`.")]
+Nats = Annotated[
+    str | None,
+    typer.Option(
+        "--nats",
+        help="The URL of the NATS server. Default: PENSTOCK_NATS_URL, or the server of the "
+        "`penstock up` in --data.",
+    ),
+]
+Data = Annotated[Path, typer.Option("--data", help="The data folder of a `penstock up`.")]
+DATA = Path(".penstock")
+
+
+@contextmanager
+def connected(url: str, as_json: bool) -> Iterator[tuple[Api, Output]]:
+    """The API at this URL. A failed call ends the command, with a message and its exit code."""
+    output = Output(as_json)
+    try:
+        # The token is no option, because other users of the machine can read command lines.
+        with Api(url, output.notice, os.environ.get("PENSTOCK_TOKEN")) as api:
+            yield api, output
+    except CallFailed as error:
+        output.notice(f"penstock: {error}")
+        raise typer.Exit(error.exit_code) from None
+
+
+@contextmanager
+def configuration(output: Output) -> Iterator[None]:
+    """A ConfigurationError ends the command, with its message and exit code 2."""
+    try:
+        yield
+    except ConfigurationError as error:
+        output.notice(f"penstock: {error}")
+        raise typer.Exit(2) from None
+
+
+def operate(
+    work: Callable[[Bus], Awaitable[int]],
+    output: Output,
+    nats: str | None,
+    data: Path,
+    *,
+    streams_may_be_missing: bool = False,
+) -> None:
+    """Do an operator's work over NATS, and end the command with its exit code."""
+    code = connection.run(work, output, nats, data, streams_may_be_missing=streams_may_be_missing)
+    raise typer.Exit(code)

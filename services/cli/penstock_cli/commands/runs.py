@@ -1,0 +1,97 @@
+"""`penstock run`, `events`, `cancel` and `runs`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from penstock_cli.commands.options import AsJson, RunId, Url, connected
+from penstock_cli.terminal import approvals, runs
+from penstock_cli.terminal.api import DEFAULT_URL
+from penstock_cli.terminal.output import Output
+
+app = typer.Typer(help="List runs, or show one.", invoke_without_command=True)
+
+
+def run(
+    message: Annotated[str, typer.Argument(help="What to say to the agent.")],
+    agent: Annotated[str, typer.Option(help="The agent's id, see `penstock agents`.")],
+    session: Annotated[
+        str | None, typer.Option(help="The id of a conversation to continue, or to begin.")
+    ] = None,
+    answer: Annotated[
+        bool | None,
+        typer.Option("--yes/--no", help="Approve, or reject, everything that is asked."),
+    ] = None,
+    wait: Annotated[
+        bool,
+        typer.Option(help="Follow the run further while it waits for the decision of others."),
+    ] = True,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run and follow it; Ctrl-C leaves it running."""
+    with connected(url, as_json) as (api, output):
+        follower = runs.Follower(api, output, answer=_answer(answer, output), wait=wait)
+        run_id = api.start(agent, message, session)["run_id"]
+        raise typer.Exit(follower.follow(run_id))
+
+
+def _answer(given: bool | None, output: Output) -> runs.Answer | None:
+    if given is not None:
+        return partial(approvals.decided, decision="approve" if given else "reject")
+    return partial(approvals.ask, output) if output.interactive else None
+
+
+def events(
+    run_id: RunId,
+    dialect: Annotated[
+        str,
+        typer.Option(
+            help="`canonical` is shown for reading; any other dialect is written as it comes."
+        ),
+    ] = "canonical",
+    after: Annotated[
+        str | None, typer.Option(help="The cursor (an SSE `id`) after which to continue.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a run's events from its start, or from a cursor."""
+    with connected(url, as_json) as (api, output):
+        if dialect == "canonical":
+            raise typer.Exit(runs.Follower(api, output).follow(run_id, after))
+        runs.show_frames(api, output, run_id, dialect, after)
+
+
+def cancel(run_id: RunId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Stop a run."""
+    with connected(url, as_json) as (api, output):
+        runs.show(output, api.cancel(run_id))
+
+
+@app.callback()
+def list_runs(
+    context: typer.Context,
+    status: Annotated[
+        str | None,
+        typer.Option(help="queued, running, paused, completed, failed or cancelled."),
+    ] = None,
+    agent: Annotated[str | None, typer.Option(help="Runs of this agent only.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The largest number of runs.")] = 20,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, the newest first."""
+    if context.invoked_subcommand is None:
+        with connected(url, as_json) as (api, output):
+            runs.show_list(api, output, status, agent, limit)
+
+
+@app.command("show")
+def show_run(run_id: RunId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show one run."""
+    with connected(url, as_json) as (api, output):
+        runs.show(output, api.run(run_id))

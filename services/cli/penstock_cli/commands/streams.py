@@ -1,0 +1,51 @@
+"""`penstock streams`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock_cli.commands.options import DATA, AsJson, Data, Nats, operate
+from penstock_cli.operations import streams
+from penstock_cli.terminal.output import Output
+
+app = typer.Typer(
+    help="Show, make and change the streams. Speaks with NATS, as the services do.",
+    no_args_is_help=True,
+)
+
+
+@app.command("show")
+def show_streams(nats: Nats = None, data: Data = DATA, as_json: AsJson = False) -> None:
+    """Show every stream, and where it differs from the settings in the environment."""
+    output = Output(as_json)
+    operate(lambda bus: streams.show(bus, output), output, nats, data)
+
+
+@app.command("make")
+def make_streams(nats: Nats = None, data: Data = DATA, as_json: AsJson = False) -> None:
+    """Make the streams that are missing, and bring older ones forward: before the services start.
+
+    Where services have NATS users of their own, these may not do it.
+    """
+    output = Output(as_json)
+    operate(lambda bus: streams.make(bus, output), output, nats, data, streams_may_be_missing=True)
+
+
+@app.command("migrate")
+def migrate_streams(
+    partitions: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Also change the number of partitions to this."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would change.")
+    ] = False,
+    nats: Nats = None,
+    data: Data = DATA,
+    as_json: AsJson = False,
+) -> None:
+    """Change the streams to the settings in the environment, while runs go on."""
+    output = Output(as_json)
+    operate(lambda bus: streams.bring_forward(bus, output, partitions, dry_run), output, nats, data)

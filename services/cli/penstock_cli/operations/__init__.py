@@ -1,0 +1,1 @@
+"""The tools of an operator, which speak with NATS as the services do."""

@@ -1,0 +1,79 @@
+"""The connection of an operator to NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+from penstock.bus import Bus, BusError, StartUpError
+from penstock.bus.admin.permissions import OPERATOR
+from penstock.service import bus_settings
+from penstock.settings import ConfigurationError, Settings, read_settings
+from penstock_cli.local import embedded_nats
+from penstock_cli.terminal.output import Output
+
+# Exit codes of an operator's command.
+DONE, FAILED, USAGE = 0, 1, 2
+
+
+def run(
+    work: Callable[[Bus], Awaitable[int]],
+    output: Output,
+    nats: str | None,
+    data: Path,
+    *,
+    streams_may_be_missing: bool = False,
+) -> int:
+    """Connect as the operator and do the work; returns the exit code.
+
+    `nats` names the server; without it, PENSTOCK_NATS_URL or the `penstock up` in `data` does.
+    """
+    try:
+        with _only_errors_logged():
+            return asyncio.run(_connected(work, nats, data, streams_may_be_missing))
+    except (ConfigurationError, StartUpError) as error:
+        output.notice(f"penstock: {error}")
+        return USAGE
+    except BusError as error:
+        output.notice(f"penstock: {error}. What was done is done; try the rest again")
+        return FAILED
+
+
+@contextlib.contextmanager
+def _only_errors_logged() -> Iterator[None]:
+    """Hide the bus's warnings, because the command itself says what failed."""
+    logger = logging.getLogger("penstock")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+async def _connected(
+    work: Callable[[Bus], Awaitable[int]],
+    nats: str | None,
+    data: Path,
+    streams_may_be_missing: bool,
+) -> int:
+    settings = read_settings(Settings)
+    if nats is not None:
+        settings = settings.model_copy(update={"nats_url": nats})
+    elif "PENSTOCK_NATS_URL" not in os.environ and (url := embedded_nats.running(data)):
+        settings = embedded_nats.as_embedded(settings, url, data)
+    wanted = bus_settings(settings, f"penstock-cli-{os.getpid()}", OPERATOR)
+    bus = await Bus.connect(wanted, ensure=False)
+    try:
+        if not streams_may_be_missing and not await bus.has("DEADLETTERS"):
+            raise StartUpError(
+                f"the NATS server at {bus.where} has no stream DEADLETTERS: no Penstock has run "
+                "there. Name the right one with --nats or PENSTOCK_NATS_URL"
+            )
+        return await work(bus)
+    finally:
+        await bus.close()
