@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Any
 
-CLAIMS, FENCE = "penstock_connector.state.claims", "penstock.bus.write.fence"
+CLAIMS, FENCE = "penstock_connector.state.claims", "penstock.bus.write.raw_writer"
 
 
 class Step(StrEnum):
