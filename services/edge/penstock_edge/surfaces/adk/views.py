@@ -1,51 +1,30 @@
-"""Runs as ADK's clients see them, whatever their upstream speaks: one leg, or the legacy events."""
+"""Runs as the clients of ADK read them, whatever the upstream speaks: one leg, or legacy events."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from functools import partial
 
 import orjson
 
 from penstock import sse
-from penstock.bus import Stored
 from penstock.bus.read.follow import events
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.dialects.adk.encode.legacy import LegacyEncoder
 from penstock.dialects.adk.encode.shapes import failure_frame
-from penstock.events.catalogue import TERMINAL
+from penstock.sse import Frame
 from penstock_edge.views.dialects import View
+from penstock_edge.views.encoded_leg import EncodedLeg
 from penstock_edge.views.framing import Sse
-from penstock_edge.views.items import Encoding, EventEncoding, Item, type_of
+from penstock_edge.views.items import EventEncoding
 from penstock_edge.views.upstream_frames import INTERRUPTED
 
 
-@dataclass(slots=True)
-class EncodedLeg(Encoding):
-    """Canonical events as ADK's: one leg of them, to its pause or the run's end.
-
-    adk-streaming.md: no ids and no comments. A leg that a policy goes on from by itself was never
-    paused, so the next one follows.
-    """
-
-    encoder: AdkEncoder
-    leg: int
-
-    def feed(self, stored: Stored) -> Item:
-        """Raises ValueError, KeyError or TypeError on a body that is no event."""
-        event = orjson.loads(stored.payload)
-        frames = self.encoder.feed(event)
-        type = type_of(stored)
-        # a run may end before its leg was opened
-        if type not in TERMINAL and event["leg"] < self.leg:
-            return Item(stored.sequence, [])
-        told = [sse.encode(frame.data) for frame in frames]
-        return Item(stored.sequence, told, type in TERMINAL or type == "lifecycle.paused")
-
-    def cut(self) -> list[bytes]:
-        """An error frame: there is no cursor here, and a clean end would look like success."""
-        told = failure_frame({"error": INTERRUPTED}, self.encoder.timeout_s, time.time())
-        return [sse.encode(orjson.dumps(told))]
+def encoded_leg(leg: int, timeout_s: float, *, streaming: bool) -> EncodedLeg:
+    """The encoding of one leg; `timeout_s` is the agent's, for the text of an error frame."""
+    return EncodedLeg(
+        AdkEncoder(streaming, timeout_s), leg, _without_id, partial(_interrupted, timeout_s)
+    )
 
 
 def encoded_leg_view(run_id: str, leg: int, timeout_s: float, *, streaming: bool) -> View:
@@ -55,9 +34,9 @@ def encoded_leg_view(run_id: str, leg: int, timeout_s: float, *, streaming: bool
         run_id,
         "adk",
         events(run_id),
-        lambda: EncodedLeg(AdkEncoder(streaming, timeout_s), leg),
+        partial(encoded_leg, leg, timeout_s, streaming=streaming),
         lambda code, message: b"",
-        # ids and state depend on what was said before
+        # ids and state depend on the events before
         stateful=True,
         droppable=False,
     )
@@ -71,7 +50,17 @@ def legacy_view(run_id: str) -> View:
         "legacy",
         events(run_id),
         lambda: EventEncoding(LegacyEncoder(), Sse().event),
-        # none of the three types is for this
+        # none of the three event types is a warning
         lambda code, message: sse.comment(f"{code}: {message}"),
         stateful=True,
     )
+
+
+def _without_id(frame: Frame, id: str) -> bytes:
+    """adk-streaming.md: frames have no ids."""
+    return sse.encode(frame.data)
+
+
+def _interrupted(timeout_s: float) -> list[bytes]:
+    failure = failure_frame({"error": INTERRUPTED}, timeout_s, time.time())
+    return [sse.encode(orjson.dumps(failure))]

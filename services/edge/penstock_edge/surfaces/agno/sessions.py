@@ -34,7 +34,7 @@ from penstock_edge.surfaces.agno.session_shapes import (
     preview_of,
     run_shown,
 )
-from penstock_edge.surfaces.agno.views import Words
+from penstock_edge.surfaces.agno.views import EdgeFrames
 from penstock_edge.surfaces.endpoint import Handler, route
 from penstock_edge.surfaces.errors import detail_shape
 from penstock_edge.surfaces.query import number
@@ -259,7 +259,8 @@ class AgnoSessions:
                 break
             # of a run whose start is not kept any more, the record knows more than its events
             if events and events[0]["sequence"] == 1:
-                outputs[record.run_id] = run_output(events, Words(agent, record.run_id).encoder())
+                encoder = EdgeFrames(agent, record.run_id).encoder()
+                outputs[record.run_id] = run_output(events, encoder)
         return outputs
 
 

@@ -15,10 +15,10 @@ from penstock.bus.messages import RawFrame, now, raw_frame
 from penstock.bus.read.follow import events, raw
 from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agno.encode.complete import run_output
-from penstock.events.catalogue import TERMINAL
 from penstock.settings import AgentConfig
 from penstock_edge.views.dialects import View
-from penstock_edge.views.items import Encoding, Item, type_of
+from penstock_edge.views.encoded_leg import EncodedLeg, ends_leg, is_before
+from penstock_edge.views.items import Encoding, Item
 from penstock_edge.views.run_source import UPSTREAM
 from penstock_edge.views.upstream_frames import INTERRUPTED, is_raw
 
@@ -40,14 +40,14 @@ _FRAME_END: Final = b"\n\n"
 
 
 @dataclass(slots=True)
-class Words:
-    """What the edge itself says in a stream of Agno's, as the run's agent would."""
+class EdgeFrames:
+    """The frames that the edge itself writes into an Agno stream, in the name of the agent."""
 
     agent: AgentConfig
     run_id: str
 
     def encoder(self) -> AgnoEncoder:
-        """A new one."""
+        """A new encoder for a run of this agent."""
         return AgnoEncoder(self.agent.kind, self.agent.name or "")
 
     def of(self, event: dict[str, Any]) -> list[bytes]:
@@ -58,7 +58,7 @@ class Words:
         return [sse.encode(frame.data, event=frame.event) for frame in encoder.feed(event)]
 
     def interrupted(self) -> list[bytes]:
-        """That the stream ends before the run: there is no cursor, and a clean end misleads."""
+        """A RunError: these clients have no cursor, and take an end without one for success."""
         return self.of(
             {
                 "run_id": self.run_id,
@@ -77,7 +77,7 @@ class UpstreamLeg(Encoding):
     What a cut connection left of a frame is dropped: the upstream repeats that frame.
     """
 
-    words: Words
+    edge: EdgeFrames
     leg: int
     _parser: sse.Parser = field(default_factory=sse.Parser)
     _held: bytes = b""  # of a frame under way
@@ -88,7 +88,7 @@ class UpstreamLeg(Encoding):
     def feed(self, stored: Stored) -> Item:
         """An item for each message; raises KeyError or ValueError on one that is not ours."""
         if not is_raw(stored):
-            frames = [] if self._told else self.words.of(orjson.loads(stored.payload))
+            frames = [] if self._told else self.edge.of(orjson.loads(stored.payload))
             return Item(stored.sequence, frames, last=True)
         raw = raw_frame(stored)
         if raw.leg != self.leg:
@@ -102,7 +102,7 @@ class UpstreamLeg(Encoding):
 
     def cut(self) -> list[bytes]:
         """A RunError."""
-        return self.words.interrupted()
+        return self.edge.interrupted()
 
     def _whole(self, raw: RawFrame) -> bytes:
         """The bytes up to the end of the last whole frame."""
@@ -126,7 +126,7 @@ class UpstreamLeg(Encoding):
             frames = self._parser.feed(payload)
         except sse.FrameTooLarge as error:
             self._parser, frames = sse.Parser(), error.frames
-        names = LAST_WORDS[self.words.agent.kind]
+        names = LAST_WORDS[self.edge.agent.kind]
         # a nested team ends in the same words
         self._told = self._told or any(
             frame.event in names and not _is_inner(frame.data) for frame in frames
@@ -134,38 +134,10 @@ class UpstreamLeg(Encoding):
 
 
 @dataclass(slots=True)
-class EncodedLeg(Encoding):
-    """Canonical events as Agno's frames: one leg of them, to its pause or the run's end.
-
-    A leg that a policy goes on from by itself was never paused, so the next one follows.
-    """
-
-    words: Words
-    leg: int
-    _encoder: AgnoEncoder = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._encoder = self.words.encoder()
-
-    def feed(self, stored: Stored) -> Item:
-        """Raises ValueError, KeyError or TypeError on a body that is no event."""
-        event = orjson.loads(stored.payload)
-        frames = self._encoder.feed(event)
-        if _before(event, stored, self.leg):
-            return Item(stored.sequence, [])
-        told = [sse.encode(frame.data, event=frame.event) for frame in frames]
-        return Item(stored.sequence, told, last=_ends(stored))
-
-    def cut(self) -> list[bytes]:
-        """A RunError."""
-        return self.words.interrupted()
-
-
-@dataclass(slots=True)
 class Output(Encoding):
     """The whole run as one object, once the leg is over."""
 
-    words: Words
+    edge: EdgeFrames
     leg: int
     _events: list[dict[str, Any]] = field(default_factory=list)
 
@@ -173,36 +145,41 @@ class Output(Encoding):
         """Raises ValueError, KeyError or TypeError on a body that is no event."""
         event = orjson.loads(stored.payload)
         self._events.append(event)
-        if _before(event, stored, self.leg) or not _ends(stored):
+        if is_before(event, stored, self.leg) or not ends_leg(stored):
             return Item(stored.sequence, [])
         return Item(stored.sequence, self.cut(), last=True)
 
     def cut(self) -> list[bytes]:
         """The run as far as it is known: its status says that it goes on."""
-        return [orjson.dumps(run_output(self._events, self.words.encoder()))]
+        return [orjson.dumps(run_output(self._events, self.edge.encoder()))]
 
 
 def leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
     """One leg as a stream: an Agno upstream's own bytes, any other's events encoded."""
-    words = Words(agent, run_id)
+    edge = EdgeFrames(agent, run_id)
     if is_native(agent):
         return View(
             (run_id, "agno", "bytes", str(leg)),
             run_id,
             "agno",
             raw(run_id, UPSTREAM),
-            partial(UpstreamLeg, words, leg),
+            partial(UpstreamLeg, edge, leg),
             _no_notice,
             over_raw=True,
             stateful=True,
             droppable=False,
         )
-    return _encoded(run_id, leg, "events", partial(EncodedLeg, words, leg), kept_alive=True)
+    return _encoded(run_id, leg, "events", partial(encoded_leg, edge, leg), kept_alive=True)
+
+
+def encoded_leg(edge: EdgeFrames, leg: int) -> EncodedLeg:
+    """The encoding of one leg of an agent that is no Agno agent."""
+    return EncodedLeg(edge.encoder(), leg, _without_id, edge.interrupted)
 
 
 def output_view(agent: AgentConfig, run_id: str, leg: int) -> View:
     """The run as one object, when this leg is over."""
-    encoding = partial(Output, Words(agent, run_id), leg)
+    encoding = partial(Output, EdgeFrames(agent, run_id), leg)
     return _encoded(run_id, leg, "output", encoding, kept_alive=False)
 
 
@@ -227,18 +204,12 @@ def _encoded(
     )
 
 
+def _without_id(frame: sse.Frame, id: str) -> bytes:
+    return sse.encode(frame.data, event=frame.event)
+
+
 def _no_notice(code: str, message: str) -> bytes:
     return b""
-
-
-def _before(event: dict[str, Any], stored: Stored, leg: int) -> bool:
-    """Whether it is of an earlier leg; a run may end before its leg was opened."""
-    return type_of(stored) not in TERMINAL and bool(event["leg"] < leg)
-
-
-def _ends(stored: Stored) -> bool:
-    type = type_of(stored)
-    return type in TERMINAL or type == "lifecycle.paused"
 
 
 def _is_inner(data: bytes) -> bool:
