@@ -1,0 +1,22 @@
+"""The configuration file and the environment, each checked once at start."""
+
+from penstock.settings.agents import AgentConfig, Config, did_you_mean, load_config
+from penstock.settings.auth import AuthSettings, Words
+from penstock.settings.environment import explained, read_settings, variable_name
+from penstock.settings.errors import ConfigurationError
+from penstock.settings.service import Settings, nats_login
+
+__all__ = [
+    "AgentConfig",
+    "AuthSettings",
+    "Config",
+    "ConfigurationError",
+    "Settings",
+    "Words",
+    "did_you_mean",
+    "explained",
+    "load_config",
+    "nats_login",
+    "read_settings",
+    "variable_name",
+]

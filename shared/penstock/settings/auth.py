@@ -1,0 +1,210 @@
+"""The settings of authentication."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    HttpUrl,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+def _words(value: Any) -> Any:
+    return re.findall(r"[^,\s]+", value) if isinstance(value, str) else value
+
+
+def _flag(value: Any) -> bool:
+    return value if isinstance(value, bool) else str(value).strip().lower() in _YES
+
+
+_YES = frozenset({"true", "1", "yes", "on"})
+_MIN_SECRET_BYTES = 32  # RFC 7518 section 3.2: as long as the hash
+_BY_SECRET = frozenset({"HS256", "HS384", "HS512"})
+_BY_PUBLIC_KEY = frozenset(
+    {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+)
+_SCOPES = frozenset({"start", "read", "raw", "decide", "act-as", "administer", "none"})
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+
+
+class AuthSettings(BaseSettings):
+    """How callers are authenticated, as `PENSTOCK_AUTH_<NAME>`; lists are separated by commas.
+
+    Without a secret and without a JWKS URL, callers are not authenticated.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_AUTH_",
+        extra="ignore",
+        populate_by_name=True,
+        hide_input_in_errors=True,  # the input may be a secret
+    )
+
+    jwt_secret: str | None = Field(
+        None, repr=False, description="The secret of HS256 tokens, at least 32 bytes long."
+    )
+    jwks_url: str | None = Field(
+        None, description="The URL at which the token issuer publishes its public keys."
+    )
+    algorithms: Words = Field(
+        (),
+        description="The only token algorithms that are accepted. Default: HS256 with a secret, "
+        "RS256 and ES256 with a JWKS URL.",
+    )
+    issuer: str | None = Field(None, description="The value that the claim `iss` must have.")
+    audience: str | None = Field(
+        None,
+        description="The value that the claim `aud` must contain. Without this setting a token "
+        "that has an `aud` is refused.",
+    )
+    leeway_s: float = Field(
+        30.0,
+        ge=0,
+        le=600,
+        description="Seconds by which the clocks of the issuer and of this machine may differ.",
+    )
+    jwks_cache_s: float = Field(
+        300.0,
+        gt=0,
+        description="Seconds for which the issuer's keys are used before they are read again.",
+    )
+    jwks_refetch_s: float = Field(
+        10.0,
+        ge=0,
+        description="Seconds between two reads of the keys that unknown key ids can cause.",
+    )
+    jwks_timeout_s: float = Field(
+        5.0, gt=0, description="Seconds that one read of the keys may take."
+    )
+    cookie_secure: bool = Field(
+        True,
+        description="Whether browsers send the cookies over TLS (and to localhost) only. `false` "
+        "is for plain HTTP and takes `__Host-` off the cookie names.",
+    )
+    cookie_samesite: Literal["lax", "strict", "none"] = Field(
+        "lax", description="The `SameSite` attribute of the cookies."
+    )
+    csrf_secret: str | None = Field(
+        None,
+        repr=False,
+        description="The secret that signs CSRF tokens, at least 32 bytes long. Set it when you "
+        "use JWKS with several processes. Default: derived from the JWT secret.",
+    )
+    cors_origins: Words = Field(
+        (), description="Other origins whose pages may call the API. A wildcard is refused."
+    )
+    max_connections_per_user: int = Field(
+        100,
+        ge=0,
+        description="The number of connections that one user may have open per process. 0 means "
+        "no limit.",
+    )
+    max_streams_per_user: int = Field(
+        80,
+        ge=0,
+        description="The number of event streams among these connections. The rest stays free for"
+        " requests. 0 means no separate limit.",
+    )
+    max_requests_per_s: float = Field(
+        100.0,
+        ge=0,
+        description="Requests per second of one user and process, on average. 0 means no limit.",
+    )
+    max_requests_burst: int = Field(
+        500, ge=1, description="The number of requests that one user may send at once per process."
+    )
+    token_warning_s: float = Field(
+        3600.0,
+        gt=0,
+        description="Seconds before a stream token expires at which its open streams get a "
+        "warning.",
+    )
+    hosts: Words = Field(
+        (),
+        description="Host names, besides those of this machine, under which requests are answered"
+        " when callers are not authenticated. `*` means any.",
+    )
+    default_scopes: Words = Field(
+        (),
+        description="The scopes of a token that names none: `start`, `read`, `raw`, `decide`, "
+        "`act-as`, `administer`, or `none`. Default: `start read raw decide`.",
+    )
+    allow_unauthenticated_sse: Annotated[bool, BeforeValidator(_flag)] = Field(
+        False,
+        validation_alias="ALLOW_UNAUTHENTICATED_SSE",
+        description="For development: every caller is `anonymous`, whatever else is configured.",
+    )
+
+    @property
+    def asks(self) -> bool:
+        """Whether callers must authenticate."""
+        configured = self.jwt_secret is not None or self.jwks_url is not None
+        return configured and not self.allow_unauthenticated_sse
+
+    @field_validator("jwt_secret", "jwks_url", "issuer", "audience", "csrf_secret")
+    @classmethod
+    def _empty_is_unset(cls, value: str | None) -> str | None:
+        return value or None  # Compose and charts write an unset variable as an empty one
+
+    @field_validator("jwt_secret", "csrf_secret")
+    @classmethod
+    def _long_enough(cls, value: str | None) -> str | None:
+        if value is not None and len(value.encode()) < _MIN_SECRET_BYTES:
+            raise ValueError(f"must have at least {_MIN_SECRET_BYTES} bytes")
+        return value
+
+    @field_validator("jwks_url")
+    @classmethod
+    def _is_url(cls, value: str | None) -> str | None:
+        if value is not None:
+            TypeAdapter(HttpUrl).validate_python(value)
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            parts = urlsplit(origin)
+            if origin != f"{parts.scheme}://{parts.netloc}" or not parts.netloc or "*" in origin:
+                raise ValueError(f"{origin} is no origin like https://app.example.com")
+        return value
+
+    @field_validator("hosts")
+    @classmethod
+    def _are_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if host != "*" and not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+", host):
+                raise ValueError(f"{host} is no host name: write it without scheme, port and path")
+        return value
+
+    @field_validator("default_scopes")
+    @classmethod
+    def _are_scopes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := set(value) - _SCOPES:
+            raise ValueError(f"{', '.join(sorted(unknown))}: none of {', '.join(sorted(_SCOPES))}")
+        if "none" in value and len(value) > 1:
+            raise ValueError("none stands alone")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AuthSettings:
+        if self.jwt_secret is not None and self.jwks_url is not None:
+            raise ValueError("PENSTOCK_AUTH_JWT_SECRET and PENSTOCK_AUTH_JWKS_URL: set one of them")
+        # The two kinds never mix: otherwise a public key could be used as an HMAC secret.
+        accepted = _BY_SECRET if self.jwt_secret is not None else _BY_PUBLIC_KEY
+        if strangers := set(self.algorithms) - accepted:
+            raise ValueError(
+                f"PENSTOCK_AUTH_ALGORITHMS: {', '.join(sorted(strangers))} is none of "
+                f"{', '.join(sorted(accepted))}"
+            )
+        if self.cookie_samesite == "none" and not self.cookie_secure:
+            raise ValueError("PENSTOCK_AUTH_COOKIE_SAMESITE=none needs secure cookies")
+        return self

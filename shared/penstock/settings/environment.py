@@ -1,0 +1,70 @@
+"""Reading settings from the environment, with errors that name the variable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsError
+
+from penstock.settings.errors import ConfigurationError
+
+SettingsT = TypeVar("SettingsT", bound=BaseSettings)
+
+
+def read_settings(settings_type: type[SettingsT]) -> SettingsT:
+    """The environment as settings.
+
+    Raises:
+        ConfigurationError: a value is wrong. The text names the variable.
+    """
+    try:
+        return settings_type()
+    except (ValidationError, SettingsError) as error:
+        lines = [f"  {line}" for line in explained(error, settings_type)]
+        raise ConfigurationError("\n".join(["the environment:", *lines])) from error
+
+
+def explained(
+    error: ValidationError | SettingsError, settings_type: type[BaseSettings]
+) -> list[str]:
+    """One line for each problem of these settings; each names its variable."""
+    if isinstance(error, SettingsError):
+        return [str(error)]
+    # A group of settings (such as AuthSettings) reads its own variables, and its error comes alone.
+    groups = {each.__name__: each for each in _settings_types(settings_type)}
+    owner = groups.get(error.title, settings_type)
+    return [_variable_of(owner, problem["loc"]) + problem["msg"] for problem in error.errors()]
+
+
+def variable_name(settings_type: type[BaseSettings], field_name: str) -> str:
+    """The environment variable of a setting.
+
+    Raises:
+        KeyError: the settings have no such field.
+    """
+    alias = settings_type.model_fields[field_name].validation_alias
+    if isinstance(alias, str):
+        return alias
+    return f"{settings_type.model_config.get('env_prefix', '')}{field_name.upper()}"
+
+
+def _settings_types(settings_type: type[BaseSettings]) -> Iterable[type[BaseSettings]]:
+    yield settings_type
+    for field in settings_type.model_fields.values():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseSettings):
+            yield from _settings_types(field.annotation)
+
+
+def _variable_of(settings_type: type[BaseSettings], place: tuple[int | str, ...]) -> str:
+    """`PENSTOCK_<NAME>: `; empty for an error about several, whose message names them itself."""
+    if not place:
+        return ""
+    name = str(place[0])
+    field = settings_type.model_fields.get(name)
+    if field is None:  # an alias is the complete name of a variable
+        return f"{name}: "
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseSettings):
+        return _variable_of(field.annotation, place[1:])
+    return f"{variable_name(settings_type, name)}: "

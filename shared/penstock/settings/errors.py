@@ -1,0 +1,5 @@
+"""The error of a configuration that cannot be used."""
+
+
+class ConfigurationError(Exception):
+    """The configuration cannot be used. The text names the file or variable, and the field."""

@@ -1,0 +1,140 @@
+"""The settings that all services have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from penstock.settings.auth import AuthSettings
+from penstock.settings.errors import ConfigurationError
+
+
+class Settings(BaseSettings):
+    """The settings that every service reads from the environment, as `PENSTOCK_<NAME>`."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", extra="ignore")
+
+    config: Path = Field(Path("penstock.yaml"), description="The path of the configuration file.")
+    nats_url: str = Field(
+        "nats://127.0.0.1:4222", description="The URLs of the NATS servers, separated by commas."
+    )
+    nats_wait_s: float = Field(
+        300.0,
+        ge=0,
+        description="Seconds that a starting service waits for NATS to become reachable.",
+    )
+    nats_user: str | None = Field(None, description="The NATS user name.")
+    nats_password: str | None = Field(
+        None, description="The password of the NATS user.", repr=False
+    )
+    nats_credentials: str | None = Field(None, description="The path of a NATS credentials file.")
+    nats_passwords: Path | None = Field(
+        None,
+        description="A folder with one file per NATS user that holds its password. A service "
+        "reads the file with its own name; the operator's commands of `penstock` read"
+        " `operator`. PENSTOCK_NATS_USER and PENSTOCK_NATS_CREDENTIALS take "
+        "precedence.",
+    )
+    nats_inbox_prefix: str | None = Field(
+        None,
+        description="The subject prefix of replies from NATS. The NATS user must be allowed to "
+        "subscribe to `<prefix>.>`. Default: `_INBOX_<service>`.",
+    )
+    nats_tls_ca: str | None = Field(
+        None,
+        description="A PEM file with the authority that signed the certificate of NATS. Default: "
+        "the authorities of the system. This setting, a client certificate or a "
+        "`tls://` URL makes TLS mandatory.",
+    )
+    nats_tls_cert: str | None = Field(
+        None, description="A PEM file with the client certificate for NATS."
+    )
+    nats_tls_key: str | None = Field(
+        None, description="A PEM file with the key of the client certificate."
+    )
+    replicas: int = Field(1, ge=1, le=5, description="The number of replicas of each stream.")
+    raw_max_age_s: float = Field(
+        24 * 3600, gt=0, description="Seconds for which source frames are kept (stream RAW)."
+    )
+    events_max_age_s: float = Field(
+        7 * 24 * 3600, gt=0, description="Seconds for which events are kept (stream EVENTS)."
+    )
+    max_unacked_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=1,
+        description="Bytes that one process may have published to NATS without an "
+        "acknowledgement. Further messages wait in order.",
+    )
+    clock_limit_s: float = Field(
+        30.0,
+        gt=0,
+        description="Seconds by which the clock of this machine may differ from that of NATS. "
+        "Beyond it `/readyz` answers 503, because tokens would expire at the wrong "
+        "time.",
+    )
+    host: str = Field("127.0.0.1", description="The address at which HTTP is served.")
+    port: int = Field(8000, ge=0, le=65535, description="The HTTP port.")
+    probe_port: int = Field(9000, ge=0, le=65535, description="The port of probes and metrics.")
+    insecure_bind: str = Field(
+        "", description="`yes` allows an address beyond loopback without authentication."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The lowest level of the log lines that are written."
+    )
+    log_format: Literal["text", "json"] = Field("text", description="The format of the log lines.")
+    drain_s: float = Field(
+        10.0,
+        ge=0,
+        description="Seconds for which SIGTERM waits for open work. A second signal ends the wait.",
+    )
+    draining_port: Literal["open", "closed"] | None = Field(
+        None,
+        description="What SIGTERM does to the HTTP port. `open` serves it until the process ends,"
+        " because a load balancer still sends requests. `closed` refuses new "
+        "connections at once, because an EventSource tries those again but gives up "
+        "at a 503. Default: `closed` for `penstock up` with its own NATS, else "
+        "`open`.",
+    )
+    auth: AuthSettings = Field(
+        default_factory=AuthSettings,
+        description="The settings of authentication, see AuthSettings.",
+    )
+
+    @field_validator(
+        *("nats_user", "nats_password", "nats_credentials", "nats_passwords", "nats_inbox_prefix"),
+        *("nats_tls_ca", "nats_tls_cert", "nats_tls_key"),
+        mode="before",
+    )
+    @classmethod
+    def _empty_is_unset(cls, value: object) -> object:
+        return value or None  # Compose and charts write an unset variable as an empty one
+
+    @model_validator(mode="after")
+    def _password_has_user(self) -> Settings:
+        if self.nats_password and not self.nats_user:
+            raise ValueError("PENSTOCK_NATS_PASSWORD: set PENSTOCK_NATS_USER, too")
+        return self
+
+
+def nats_login(settings: Settings, service: str) -> tuple[str | None, str | None]:
+    """The NATS user and password of a service; None for each that is not set.
+
+    Raises:
+        ConfigurationError: the service has no readable password file in the configured folder.
+    """
+    if settings.nats_user or settings.nats_credentials or settings.nats_passwords is None:
+        return settings.nats_user, settings.nats_password
+    file = settings.nats_passwords / service
+    try:
+        password = file.read_text().strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read the password of the NATS user {service}: {file}: {error.strerror} "
+            "(PENSTOCK_NATS_PASSWORDS names the folder)"
+        ) from error
+    if not password:
+        raise ConfigurationError(f"there is no password of the NATS user {service} in {file}")
+    return service, password
