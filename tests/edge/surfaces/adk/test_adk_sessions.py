@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.settings import AgentConfig, Config
+from penstock_edge.surfaces.adk import server as adk_server
 from penstock_edge.surfaces.adk import sessions as adk_sessions
 from support.drive.clients import Client, MakeEdge
 from support.fakes.adk_server import AdkSessionsServer
@@ -244,6 +246,40 @@ async def test_an_adk_server_that_is_not_there_is_502(edge: Client, user: str) -
         await edge.delete(f"{path}/s1"),
     ):
         assert (answer.status_code, set(answer.json())) == (502, {"detail"})
+
+
+@pytest.mark.parametrize("path", ["s1", "s1/artifacts/video.mp4"])
+async def test_an_answer_larger_than_the_limit_is_refused_before_it_is_read(
+    make_edge: MakeEdge, user: str, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    limit, size, piece = 1024 * 1024, 64 * 1024 * 1024, b"a" * 64 * 1024
+    monkeypatch.setattr(adk_server, "MAX_ANSWER_BYTES", limit)
+    sent = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n"')
+        try:
+            while sent < size:
+                writer.write(piece)
+                await writer.drain()
+                sent += len(piece)
+            writer.write(b'"')
+        except ConnectionError:
+            pass  # the edge has closed the connection
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        agent = AgentConfig(
+            id="helper", protocol="adk", agent="vana", url=f"http://127.0.0.1:{port}"
+        )
+        edge = await make_edge(config=Config(agents=[agent]))
+        answer = await edge.get(f"{sessions(user, 'vana')}/{path}")
+    assert answer.status_code == 502
+    assert "the ADK server's answer is larger than 1 MiB" in answer.json()["detail"]
+    assert sent < size / 2
 
 
 # Bad input, whatever the agent.

@@ -1,9 +1,10 @@
-"""The sessions of ADK servers themselves: asked as they are, and never wiped by a create."""
+"""Requests to ADK servers about their sessions; a create never replaces a session."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -21,10 +22,36 @@ log = logging.getLogger(__name__)
 TIMEOUT_S: Final = 30.0
 DESCRIBED_S: Final = 3.0  # a list of many servers does not wait for one that hangs
 SHOWN_CHARACTERS: Final = 2000
+# The largest answer that is relayed. An answer is held in memory as a whole, because it is checked
+# and an artifact has any size: without a limit a few requests could take all memory of the edge.
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAnswer:
+    """The whole answer of an ADK server; `host` is the server's."""
+
+    status: int
+    content: bytes
+    host: str
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the status is 2xx."""
+        return httpx.codes.is_success(self.status)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the status is 4xx or 5xx."""
+        return httpx.codes.is_error(self.status)
 
 
 class AdkServers:
-    """One HTTP client for all of them."""
+    """One HTTP client for all ADK servers.
+
+    Every method that asks a server raises Problem 502 where the server cannot be reached or its
+    answer is larger than `MAX_ANSWER_BYTES`, and 504 where it has not answered in time.
+    """
 
     def __init__(self) -> None:
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False)
@@ -40,10 +67,11 @@ class AdkServers:
         user_id: str,
         session_id: str | None = None,
         body: Any = None,
-    ) -> httpx.Response:
-        """One request to a user's sessions, or to one of them.
+    ) -> ServerAnswer:
+        """The answer to one request about a user's sessions, or about one of them.
 
-        Raises Problem 502 when nobody answers, or not as an ADK server does; 504 after `TIMEOUT_S`.
+        Raises:
+            Problem: 502 and 504, as the class says.
         """
         parts = ["apps", agent.agent, "users", user_id, "sessions"]
         parts += [session_id] if session_id is not None else []
@@ -56,26 +84,28 @@ class AdkServers:
         session_id: str,
         below: Sequence[str],
         query: Mapping[str, str],
-    ) -> httpx.Response:
-        """The answer about a session's artifacts; `below`: the segments of the path after them.
+    ) -> ServerAnswer:
+        """The answer about a session's artifacts; `below` are the segments after `artifacts`.
 
-        Raises Problem 502 and 504, as `ask`.
+        Raises:
+            Problem: 502 and 504, as the class says.
         """
         parts = ["apps", agent.agent, "users", user_id, "sessions", session_id, "artifacts"]
         return await self._send("GET", agent, [*parts, *below], query=query)
 
     async def described(self, agent: AgentConfig) -> list[Any]:
-        """What the server says about its apps; empty for an older server, which lists names only.
+        """The server's descriptions of its apps; empty where an older server has only names.
 
-        Raises Problem 502 when the server cannot be asked, 504 after `DESCRIBED_S`.
+        Raises:
+            Problem: 502 and 504, as the class says; 504 after `DESCRIBED_S`.
         """
         query = {"detailed": "true"}
         answer = await self._send("GET", agent, ["list-apps"], query=query, timeout_s=DESCRIBED_S)
         try:
-            told = orjson.loads(answer.content)
+            body = orjson.loads(answer.content)
         except orjson.JSONDecodeError:
             return []
-        apps = told.get("apps") if isinstance(told, dict) else None
+        apps = body.get("apps") if isinstance(body, dict) else None
         return apps if isinstance(apps, list) else []
 
     async def _send(
@@ -86,29 +116,34 @@ class AdkServers:
         body: Any = None,
         query: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
-    ) -> httpx.Response:
+    ) -> ServerAnswer:
         url = "/".join([agent.url, *map(_segment, parts)])
         content = None if body is None else orjson.dumps(body)
         headers = {**agent.headers, "content-type": "application/json"}
         try:
-            return await self._client.request(
+            async with self._client.stream(
                 method, url, headers=headers, content=content, params=query, timeout=timeout_s
-            )
+            ) as answer:
+                body = await _whole_body(answer)
+                return ServerAnswer(answer.status_code, body, answer.request.url.host)
         except httpx.TimeoutException as error:
             raise Problem(504, f"the ADK server has not answered within {timeout_s:g} s") from error
         except httpx.HTTPError as error:
-            words = redacted(repr(error), agent.hosts)
+            cause = redacted(repr(error), agent.hosts)
             log.warning("the server of agent %s cannot be asked: %r", agent.id, error)
-            raise Problem(502, f"the ADK server cannot be asked: {words}") from error
+            raise Problem(502, f"the ADK server cannot be asked: {cause}") from error
 
     async def create(
         self, agent: AgentConfig, user_id: str, session_id: str, given: dict[str, Any]
-    ) -> httpx.Response:
-        """A session of that id; `given` is the body of a create, without the id.
+    ) -> ServerAnswer:
+        """The answer to the create of a session; `given` is the body without the id.
 
-        Raises Problem 409 when there is one, 422 for an id that the server has no path for. 1.16
-        replaces a session that it is told to create by its body, and refuses to by its path; so
-        that is how it is asked, and where the path cannot say all, the session is looked for first.
+        ADK 1.16 replaces an existing session when the id comes in the body, and refuses when the id
+        comes in the path. So the id goes into the path; where the body holds more than a state,
+        which the path form cannot take, the session is looked up first.
+
+        Raises:
+            Problem: 409 where the session exists, 422 for an id that the server has no path for.
         """
         require_reachable(agent, user_id, session_id)
         if given.keys() <= {"state"}:
@@ -118,8 +153,8 @@ class AdkServers:
             await self._check_missing(agent, user_id, session_id)
             body = {**given, "sessionId": session_id}
             answer = await self.ask("POST", agent, user_id, body=body)
-        if answer.status_code == httpx.codes.BAD_REQUEST:
-            # how 1.16 says that it exists, and whatever else it does not like
+        if answer.status == httpx.codes.BAD_REQUEST:
+            # ADK 1.16 answers 400 where the session exists, and for every other mistake
             await self._check_missing(agent, user_id, session_id)
         return answer
 
@@ -129,26 +164,43 @@ class AdkServers:
             raise Problem(409, f"Session already exists: {session_id}")
 
 
-def relayed(answer: httpx.Response) -> Response:
-    """The server's answer; one that is no JSON in the shape that ADK's errors have.
+def relayed(answer: ServerAnswer) -> Response:
+    """The server's answer. An error is relayed without credentials and internal addresses.
 
-    An error is relayed without credentials and internal addresses.
+    Raises:
+        Problem: the server's status with its text, where an answer is not JSON or an error is not
+            in the shape of ADK's errors; 502 where an answer that is no error is not JSON.
     """
-    hosts = (answer.request.url.host,)
+    hosts = (answer.host,)
     try:
-        told = orjson.loads(answer.content)
+        body = orjson.loads(answer.content)
     except orjson.JSONDecodeError:
-        told = None
-    fits = answer.is_success or (answer.is_error and isinstance(told, dict) and "detail" in told)
-    if fits and (told is not None or answer.content == b"null"):
-        clean = redacted_value(told, hosts) if answer.is_error else told
-        content = answer.content if clean == told else orjson.dumps(clean)
-        return Response(content, answer.status_code, media_type="application/json")
-    status = answer.status_code if answer.is_error else 502
-    text = redacted(answer.text[:SHOWN_CHARACTERS], hosts)
+        body = None
+    fits = answer.is_success or (answer.is_error and isinstance(body, dict) and "detail" in body)
+    if fits and (body is not None or answer.content == b"null"):
+        clean = redacted_value(body, hosts) if answer.is_error else body
+        content = answer.content if clean == body else orjson.dumps(clean)
+        return Response(content, answer.status, media_type="application/json")
+    status = answer.status if answer.is_error else 502
+    text = redacted(answer.content.decode(errors="replace")[:SHOWN_CHARACTERS], hosts)
     raise Problem(status, text or f"the ADK server answered {status}")
 
 
+async def _whole_body(answer: httpx.Response) -> bytes:
+    """The body. Raises Problem 502, and reads no further, where it is too large."""
+    body = bytearray()
+    async for piece in answer.aiter_bytes():
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            size = f"{MAX_ANSWER_BYTES // 1024 // 1024} MiB"
+            raise Problem(
+                502,
+                f"the ADK server's answer is larger than {size}, which is the most that is "
+                "relayed; ask the ADK server itself for it",
+            )
+    return bytes(body)
+
+
 def _segment(text: str) -> str:
-    """A foreign id as one segment of a path: `..` must not lead out of it."""
+    """A foreign id as one segment of a path; `..` must not lead to another path."""
     return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")
