@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import certifi
 import hypothesis
 import pytest
 
@@ -22,6 +26,32 @@ hypothesis.settings.load_profile("penstock")
 
 def _is_worker() -> bool:
     return "PYTEST_XDIST_WORKER" in os.environ
+
+
+_create_context = ssl.create_default_context
+_PUBLIC = (certifi.where(), os.environ.get("SSL_CERT_FILE"))
+
+
+@cache
+def _public_context(cafile: str) -> ssl.SSLContext:
+    return _create_context(cafile=cafile)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def public_certificates_once() -> Iterator[None]:
+    """HTTP clients share one TLS context: each would read all public certificates, for 20 ms.
+
+    Almost every test makes clients, and none of them speaks TLS to a public server.
+    """
+
+    def create(*args: Any, **given: Any) -> ssl.SSLContext:
+        if not args and given.keys() == {"cafile"} and given["cafile"] in _PUBLIC:
+            return _public_context(given["cafile"])
+        return _create_context(*args, **given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", create)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

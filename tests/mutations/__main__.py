@@ -1,8 +1,8 @@
 """`python -m mutations [WORD…]`: make each fault in a copy and see that its tests catch it.
 
-With words, only the faults whose sentence contains one of them. The tests must pass in the copy
-before the first fault is made: a test that fails anyway catches nothing. Exits with 1 where a fault
-is not caught, its code is not found, or its tests cannot run.
+With words, only the faults whose sentence contains one of them. The test that fails must pass when
+the fault is taken back: one that fails anyway catches nothing. Exits with 1 where a fault is not
+caught, its code is not found, or its tests cannot run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _copy(folder: Path) -> None:
         (folder / name).symlink_to(ROOT / name)
 
 
-def _run(folder: Path, tests: list[str]) -> tuple[int, str]:
+def _run(folder: Path, *arguments: str) -> tuple[int, str]:
     """The exit code of pytest, and the last lines of its output."""
     members = [folder / "shared", *sorted((folder / "services").iterdir())]
     environment = {
@@ -47,7 +47,7 @@ def _run(folder: Path, tests: list[str]) -> tuple[int, str]:
     }
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-o", f"cache_dir={folder}/.cache"]
     done = subprocess.run(
-        [*command, "--no-header", "--tb=line", *tests],
+        [*command, "--no-header", "--tb=line", *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -68,12 +68,19 @@ def _result(folder: Path, mutation: Mutation) -> tuple[Result, str]:
     text = path.read_text()
     path.write_text(text.replace(mutation.old, mutation.new))
     try:
-        code, output = _run(folder, mutation.tests)
+        code, output = _run(folder, *mutation.tests)
     finally:
         path.write_text(text)
     if code == PASSED:
         return "NOT CAUGHT", output
-    return ("caught", output) if code == FAILED else ("NO RESULT", output)
+    if code != FAILED:
+        return "NO RESULT", output
+    code, again = _run(
+        folder, "--last-failed", "--last-failed-no-failures", "none", *mutation.tests
+    )
+    if code != PASSED:
+        return "NO RESULT", f"the test fails without the fault, too:\n{again}"
+    return "caught", output
 
 
 def main(words: list[str]) -> int:
@@ -83,11 +90,6 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="mutations-") as name:
         folder = Path(name).resolve()
         _copy(folder)
-        tests = sorted({test for mutation in chosen for test in mutation.tests})
-        code, output = _run(folder, tests)
-        if code != PASSED:
-            print(f"the tests fail without any fault:\n{output}")
-            return 1
         for mutation in chosen:
             begun = time.monotonic()
             result, output = _result(folder, mutation)
