@@ -41,6 +41,36 @@ CONFIG = Config(
 )
 
 
+class Edges:
+    """Starts edges, each with an HTTP client, and stops them all."""
+
+    def __init__(self, stack: AsyncExitStack, nats: NatsServer) -> None:
+        self._stack = stack
+        self._nats = nats
+
+    async def make(
+        self,
+        nats: NatsServer | None = None,
+        config: Config = CONFIG,
+        auth: Auth | None = None,
+        **settings: Any,
+    ) -> Client:
+        """An edge with these settings; gives an HTTP client of it."""
+        url = (nats or self._nats).url
+        await make_streams(url)
+        bus = await Bus.connect(BusSettings(url=url, **login("edge")))
+        self._stack.push_async_callback(bus.close)
+        given = {"enable_adk_canonical_stream": True, **settings}
+        edge = EdgeService(Context(config, EdgeSettings(**given), bus, "edge-test"))
+        await edge.run()
+        server = Server(edge.routes, "127.0.0.1", 0, auth=auth, ws_ping_s=edge.ws_ping_s)
+        await server.start()
+        self._stack.push_async_callback(server.stop)
+        self._stack.push_async_callback(edge.stop)
+        client = Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20)
+        return await self._stack.enter_async_context(client)
+
+
 @pytest.fixture
 async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
     bus = await Bus.connect(BusSettings(url=nats_server.url))
@@ -50,34 +80,22 @@ async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
 
 @pytest.fixture
 async def make_edge(nats_server: NatsServer) -> AsyncIterator[MakeEdge]:
-    """Starts an edge with these settings; gives an HTTP client of it."""
+    """Starts an edge of the test's own, with these settings; gives an HTTP client of it."""
     async with AsyncExitStack() as stack:
-
-        async def make(
-            nats: NatsServer = nats_server,
-            config: Config = CONFIG,
-            auth: Auth | None = None,
-            **settings: Any,
-        ) -> Client:
-            await make_streams(nats.url)
-            bus = await Bus.connect(BusSettings(url=nats.url, **login("edge")))
-            stack.push_async_callback(bus.close)
-            given = {"enable_adk_canonical_stream": True, **settings}
-            edge = EdgeService(Context(config, EdgeSettings(**given), bus, "edge-test"))
-            await edge.run()
-            server = Server(edge.routes, "127.0.0.1", 0, auth=auth, ws_ping_s=edge.ws_ping_s)
-            await server.start()
-            stack.push_async_callback(server.stop)
-            stack.push_async_callback(edge.stop)
-            client = Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20)
-            return await stack.enter_async_context(client)
-
-        yield make
+        yield Edges(stack, nats_server).make
 
 
-@pytest.fixture
-async def edge(make_edge: MakeEdge) -> Client:
-    return await make_edge()
+@pytest.fixture(scope="module")
+def config() -> Config:
+    """The configuration of `edge`, for a module to say otherwise."""
+    return CONFIG
+
+
+@pytest.fixture(scope="module")
+async def edge(nats_server: NatsServer, config: Config) -> AsyncIterator[Client]:
+    """One edge for all tests of a module; a test that changes its state makes its own."""
+    async with AsyncExitStack() as stack:
+        yield await Edges(stack, nats_server).make(config=config)
 
 
 @pytest.fixture

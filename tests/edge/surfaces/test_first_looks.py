@@ -9,8 +9,9 @@ import os
 import pytest
 
 from penstock.bus import Bus
+from penstock.settings import Config
 from support.drive.agno_surface import CONFIG
-from support.drive.clients import Client, MakeEdge
+from support.drive.clients import Client
 from support.fakes.pretend import command_of
 from support.real.upstreams import AGNO
 
@@ -28,9 +29,9 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture
-async def edge(make_edge: MakeEdge) -> Client:
-    return await make_edge(config=CONFIG)
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return CONFIG
 
 
 @pytest.fixture

@@ -104,9 +104,9 @@ UNNAMED: dict[str, tuple[tuple[str, Any], str]] = {
 }
 
 
-@pytest.fixture
-async def edge(make_edge: MakeEdge) -> Client:
-    return await make_edge(config=CONFIG)
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return CONFIG
 
 
 async def refused(edge: Client, path: str, body: Any) -> str:

@@ -13,9 +13,10 @@ import pytest
 from penstock.bus import Bus, Stored
 from penstock.bus.records import PauseRecord
 from penstock.dialects.agno.encode import pauses
+from penstock.settings import Config
 from penstock_edge.sources.locate import lifecycle_of
 from support.drive.agno_surface import CONFIG, Paused, named
-from support.drive.clients import Client, MakeEdge, Stream
+from support.drive.clients import Client, Stream
 from support.drive.waiting import eventually
 from support.fakes.pretend import PretendRun
 from support.fakes.raw import agno, agno_approved
@@ -46,9 +47,9 @@ GATE = {"item_id": "s1", "kind": "confirmation", "description": "Run the gate?"}
 NOTHING = "00000000-0000-7000-8000-000000000000"
 
 
-@pytest.fixture
-async def edge(make_edge: MakeEdge) -> Client:
-    return await make_edge(config=CONFIG)
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return CONFIG
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, RawWriter
-from penstock.settings import AgentConfig
+from penstock.settings import AgentConfig, Config
 from penstock.sse import Parser
 from penstock_edge.surfaces.agno.views import EdgeFrames, UpstreamLeg, encoded_leg
 from support.drive.agno_surface import CONFIG, named
@@ -31,9 +31,9 @@ PATHS = {
 }
 
 
-@pytest.fixture
-async def edge(make_edge: MakeEdge) -> Client:
-    return await make_edge(config=CONFIG)
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return CONFIG
 
 
 def start(edge: Client, path: str = "/agents/assistant", **fields: Any) -> Stream:

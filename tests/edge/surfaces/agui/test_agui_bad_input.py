@@ -71,9 +71,9 @@ NOT_PORTABLE: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.fixture
-async def edge(make_edge: MakeEdge) -> Client:
-    return await make_edge(config=CONFIG)
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return CONFIG
 
 
 async def refused(edge: Client, content: bytes, agent: str = "assistant") -> tuple[int, str]:

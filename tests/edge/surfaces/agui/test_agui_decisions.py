@@ -23,9 +23,9 @@ PICK = {"item_id": "p1", "kind": "external", "tool": "pick", "tool_call_id": "ca
 MakePaused = Callable[..., Any]
 
 
-@pytest.fixture
-async def edge(make_edge: MakeEdge) -> Client:
-    return await make_edge(config=CONFIG)
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return CONFIG
 
 
 @pytest.fixture

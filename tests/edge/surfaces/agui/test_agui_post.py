@@ -28,9 +28,9 @@ CONFIG = Config(
 )
 
 
-@pytest.fixture
-async def edge(make_edge: MakeEdge) -> Client:
-    return await make_edge(config=CONFIG)
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return CONFIG
 
 
 @pytest.fixture
