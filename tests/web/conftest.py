@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -14,14 +14,16 @@ from support.fakes.issuer import SECRET, JwksServer, Key
 MakeGuarded = Callable[..., Awaitable[Guarded]]
 
 
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ALLOW_UNAUTHENTICATED_SSE", raising=False)
+@pytest.fixture(scope="module", autouse=True)
+def _no_settings_from_outside() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("ALLOW_UNAUTHENTICATED_SSE", raising=False)
+        yield
 
 
 @pytest.fixture
 async def make_guarded() -> AsyncIterator[MakeGuarded]:
-    """Starts a server with these AuthSettings."""
+    """Starts a server of the test's own with these AuthSettings."""
     async with AsyncExitStack() as stack:
 
         async def make(**settings: Any) -> Guarded:
@@ -32,10 +34,19 @@ async def make_guarded() -> AsyncIterator[MakeGuarded]:
         yield make
 
 
+@pytest.fixture(scope="module")
+async def _shared() -> AsyncIterator[Guarded]:
+    async with AsyncExitStack() as stack:
+        guarded = Guarded(jwt_secret=SECRET)
+        await guarded.start(stack)
+        yield guarded
+
+
 @pytest.fixture
-async def guarded(make_guarded: MakeGuarded) -> Guarded:
-    """A server that takes HS256 tokens signed with SECRET."""
-    return await make_guarded(jwt_secret=SECRET)
+def guarded(_shared: Guarded) -> Guarded:
+    """A server that takes HS256 tokens signed with SECRET: the module's, as if it were new."""
+    _shared.forget_all()
+    return _shared
 
 
 @pytest.fixture

@@ -54,6 +54,10 @@ class MemoryStore:
     """A store of tokens in memory, which can be out of reach."""
 
     def __init__(self) -> None:
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Be as a new store."""
         self.values: dict[str, bytes] = {}
         self.revisions: dict[str, int] = {}
         self.writes = 0
@@ -142,6 +146,13 @@ class Guarded:
         stack.push_async_callback(self.stop)
         base_url = f"http://127.0.0.1:{self.server.port}"
         self.http = await stack.enter_async_context(httpx.AsyncClient(base_url=base_url))
+
+    def forget_all(self) -> None:
+        """Be as a new server: without tokens, open streams and cookies."""
+        self.held.set()
+        self.held = asyncio.Event()
+        self.store.forget_all()
+        self.http.cookies.clear()
 
     async def stop(self) -> None:
         self.held.set()
