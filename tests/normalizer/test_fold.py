@@ -96,6 +96,15 @@ def test_a_run_starts_with_who_asked_what() -> None:
     }
 
 
+def test_a_failure_is_told_without_credentials_and_addresses() -> None:
+    frames = Frames()
+    error = "cannot reach http://agents.internal:8001 with Bearer abcdef0123456789"
+    *_, failed = fold_all([frames.open(), frames.lost(error=error)])
+    assert body(failed)["data"]["error"] == "cannot reach [address] with Bearer [redacted]"
+    assert failed.unredacted is not None
+    assert failed.unredacted["error"] == error
+
+
 def test_a_pause_becomes_a_request_when_its_leg_has_closed() -> None:
     frames = Frames()
     opened, said, closed = paused(frames)

@@ -88,6 +88,33 @@ def test_a_patch_that_fails_at_its_end_leaves_everything_as_it_was(
     assert document.value == value
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        op("add", "/a", value=2),
+        op("add", "/c", value=2),
+        op("add", "/l/0", value=2),
+        op("add", "", value=2),
+        op("replace", "/a", value=2),
+        op("replace", "/l/0", value=2),
+        op("replace", "", value=2),
+        op("remove", "/a"),
+        op("remove", "/l/0"),
+        op("remove", ""),
+        op("move", "/c", **{"from": "/a"}),
+        op("move", "/l/1", **{"from": "/l/0"}),
+        op("copy", "/c", **{"from": "/l"}),
+    ],
+    ids=lambda operation: f"{operation['op']} {operation['path']}",
+)
+def test_each_operation_is_undone_where_a_later_one_fails(operation: dict[str, Any]) -> None:
+    before = {"a": {"b": 1}, "l": [0, 1]}
+    document = Document(copy.deepcopy(before))
+    with pytest.raises(DoesNotApply):
+        document.apply([operation, op("remove", "/nowhere")])
+    assert document.value == before
+
+
 def test_a_document_does_not_grow_by_copies_of_itself() -> None:
     document = Document({"a": ["x"]})
     for number in range(100):
