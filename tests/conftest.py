@@ -24,6 +24,21 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("penstock")
 
 
+# A test that tries many examples takes as long as the machine needs for them: what must not hang
+# has a deadline of its own.
+HYPOTHESIS_TIMEOUT_S = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of hypothesis are not bound by the limit of the others."""
+    for item in items:
+        test = getattr(item, "obj", None)
+        called = getattr(getattr(test, "__code__", None), "co_names", ())
+        tries_examples = hasattr(test, "hypothesis") or "run_state_machine_as_test" in called
+        if tries_examples and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(HYPOTHESIS_TIMEOUT_S))
+
+
 def _is_worker() -> bool:
     return "PYTEST_XDIST_WORKER" in os.environ
 

@@ -21,12 +21,13 @@ from penstock.dialects.executions import ExecutionsEncoder
 from penstock.dialects.unified import UnifiedEncoder
 from penstock.events import TERMINAL
 from support.drive.agui_out import RUNS_1, Event, encoded, of_type, recorded
+from support.drive.for_each import for_each
 from support.recorded import agno, agui
 from support.recorded.canonical import folded, type_of
 
 Alter = Callable[[bytes], bytes]
 
-each_recording = pytest.mark.parametrize("name", recorded())
+each_recording = for_each("name", recorded())
 # Names that a protocol has for its own counters, as an agent's data may be named.
 BUSINESS = {"title": "Spike Test", "model": "T", "cost": 3, "inputTokens": 5, "latencyMs": 1}
 

@@ -19,6 +19,7 @@ from penstock.contract.unified import UNIFIED
 from penstock.dialects.unified import CATEGORY_OF, OMITTED, UnifiedEncoder
 from penstock.events import CATALOGUE, TERMINAL, Event, subject_of
 from support.drive.contract import CONTRACT, schemas
+from support.drive.for_each import for_each
 from support.drive.repository import ROOT, toml
 from support.real import node
 
@@ -95,7 +96,7 @@ def test_the_contract_has_the_version_of_the_distribution() -> None:
     assert ASYNCAPI["info"]["version"] == VERSION
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@for_each("name", SCHEMAS)
 def test_a_schema_is_valid_by_the_metaschema(name: str) -> None:
     assert SCHEMAS[name]["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     Draft202012Validator.check_schema(SCHEMAS[name])
@@ -103,7 +104,7 @@ def test_a_schema_is_valid_by_the_metaschema(name: str) -> None:
     Draft7Validator.check_schema(SCHEMAS[name])
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@for_each("name", SCHEMAS)
 def test_an_example_fits_its_schema(name: str) -> None:
     samples = SCHEMAS[name].get("examples", [])
     assert samples or name.endswith("envelope")
@@ -114,7 +115,7 @@ def test_an_example_fits_its_schema(name: str) -> None:
             Draft202012Validator(SCHEMAS[envelope]).validate(sample)
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@for_each("name", CATALOGUE)
 def test_the_example_of_a_type_is_an_event_that_its_model_takes(name: str) -> None:
     event = example(name)
     assert event.type == name
@@ -126,14 +127,14 @@ def test_every_type_has_a_note() -> None:
     assert list(NOTES) == list(CATALOGUE)
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@for_each("name", CATALOGUE)
 def test_a_schema_takes_fields_that_it_does_not_know(name: str) -> None:
     sample = {**SCHEMAS[name]["examples"][0], "from_the_future": 1}
     sample["data"] = {**sample["data"], "from_the_future": {"deep": True}}
     Draft202012Validator(SCHEMAS[name]).validate(sample)
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@for_each("name", CATALOGUE)
 def test_a_schema_refuses_what_the_model_refuses(name: str) -> None:
     sample = SCHEMAS[name]["examples"][0]
     validator = Draft202012Validator(SCHEMAS[name])
@@ -169,7 +170,7 @@ def test_arguments_are_streamed_in_one_of_two_forms() -> None:
     assert found == forms
 
 
-@pytest.mark.parametrize("name", UNIFIED_FIELDS)
+@for_each("name", UNIFIED_FIELDS)
 def test_a_unified_type_has_the_fields_of_its_document_and_the_run(name: str) -> None:
     payload = SCHEMAS[f"unified/{name}"]["properties"]["payload"]
     beyond = {"run_id"} | ({"is_error"} if name == "tool_call_result" else set())
@@ -185,7 +186,7 @@ def test_there_are_22_unified_types_made_from_types_that_there_are() -> None:
     assert {name: row.category for name, row in UNIFIED.items()} == CATEGORY_OF
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@for_each("name", CATALOGUE)
 def test_what_the_encoder_makes_of_a_type_fits_the_unified_schemas(name: str) -> None:
     encoder = UnifiedEncoder()
     encoder.feed(SCHEMAS["lifecycle.started"]["examples"][0])
@@ -262,7 +263,7 @@ def test_every_type_is_a_channel_that_penstock_sends_on() -> None:
         assert set(re.findall(r"{(\w+)}", channel["address"])) == set(channel["parameters"])
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@for_each("name", CATALOGUE)
 def test_an_example_has_the_headers_that_are_promised(name: str) -> None:
     [sample] = ASYNCAPI["components"]["messages"][name]["examples"]
     schema = ASYNCAPI["components"]["messageTraits"]["event"]["headers"]

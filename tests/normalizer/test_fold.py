@@ -20,6 +20,7 @@ from penstock.events import TERMINAL, is_epilogue, parse, typed_data
 from penstock.sse import Frame
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
+from support.drive.for_each import for_each
 from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, agno_text
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -54,7 +55,7 @@ def paused(frames: Frames) -> list[RawFrame]:
     return [frames.open(), frames.bytes(agno_pause()), frames.end()]
 
 
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@for_each("path", RECORDINGS, lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_recorded_run_is_whole_and_valid(path: Path) -> None:
     protocol = path.parent.parent.name
     frames = Frames(protocol)
@@ -68,8 +69,8 @@ def test_every_recorded_run_is_whole_and_valid(path: Path) -> None:
         typed_data(event.type, event.data)
 
 
-@pytest.mark.parametrize("path", RECORDINGS[::7], ids=lambda path: path.stem)
-@pytest.mark.parametrize("size", [1, 7, 1000])
+@for_each("path", RECORDINGS[::7], lambda path: path.stem)
+@for_each("size", [1, 7, 1000])
 def test_the_cut_of_the_bytes_changes_nothing_but_the_times(path: Path, size: int) -> None:
     def folded(step: int) -> list[tuple[str, Any]]:
         frames = Frames(path.parent.parent.name)

@@ -15,6 +15,7 @@ from penstock.dialects.agno.decode.calls import Calls
 from penstock.dialects.approved_calls import MAX_SHOWN_BYTES, same_args, warning
 from penstock.dialects.base import AgentFacts, Decoder, Draft
 from penstock.events import typed_data
+from support.drive.for_each import for_each
 from support.recorded import agno, agui
 from support.recorded.goldens import Scenario, replay
 
@@ -232,7 +233,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if len(recorded(name)[1].legs) > 1])
+@for_each("name", [name for name in ALL if len(recorded(name)[1].legs) > 1])
 def test_no_recorded_approval_is_taken_for_another_one(name: str) -> None:
     make, scenario = recorded(name)
     assert warned([json.loads(line) for line in replay(make, scenario)]) == []

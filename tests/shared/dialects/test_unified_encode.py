@@ -14,13 +14,14 @@ from jsonschema import Draft202012Validator
 
 from penstock.dialects.unified import CATEGORY_OF, OMITTED, UnifiedEncoder, selected
 from penstock.events import CATALOGUE, TERMINAL
+from support.drive.for_each import for_each
 from support.fakes.raw import RUN_ID
 from support.recorded.canonical import Recorded, event, recorded, recorded_runs, run
 from support.recorded.goldens import check
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "encoded" / "unified"
 
-each_run = pytest.mark.parametrize("recorded_run", recorded_runs(), ids=lambda each: each.name)
+each_run = for_each("recorded_run", recorded_runs(), lambda each: each.name)
 
 SHOWN = [
     "agno/3.1.10/auto_tool",
@@ -447,7 +448,7 @@ def test_every_canonical_type_is_told_or_listed_as_untold() -> None:
     assert not told & OMITTED.keys()
 
 
-@pytest.mark.parametrize("type", OMITTED)
+@for_each("type", OMITTED)
 def test_what_has_no_unified_type_makes_no_frame(type: str) -> None:
     assert encoded([event(type, {"reason": "x", "message": "m", "code": "c"})]) == []
 

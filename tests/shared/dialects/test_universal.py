@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.dialects.custom_events import from_custom
 from penstock.events import CATALOGUE, typed_data
+from support.drive.for_each import for_each
 
 # The payloads of the unified contract, as its document gives them, and what they become.
 UNIFIED: list[tuple[str, dict[str, Any], str | None]] = [
@@ -70,7 +71,7 @@ UNIFIED: list[tuple[str, dict[str, Any], str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "payload", "event_type"), UNIFIED)
+@for_each(("name", "payload", "event_type"), UNIFIED)
 def test_every_unified_name_has_its_event(
     name: str, payload: dict[str, Any], event_type: str | None
 ) -> None:
@@ -84,7 +85,7 @@ def test_the_table_has_all_22_names() -> None:
     assert len({name for name, _, _ in UNIFIED}) == 22
 
 
-@pytest.mark.parametrize("event_type", sorted(CATALOGUE))
+@for_each("event_type", sorted(CATALOGUE))
 def test_what_ends_pauses_or_decides_a_run_is_never_taken_from_a_custom_event(
     event_type: str,
 ) -> None:

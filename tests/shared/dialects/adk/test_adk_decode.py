@@ -9,11 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from penstock.dialects.adk.decode import AdkDecoder
 from penstock.dialects.base import AgentFacts, Draft
 from penstock.events import CATALOGUE, TERMINAL, typed_data
+from support.drive.for_each import for_each
 from support.recorded.goldens import Decisions, Scenario, check, render, replay, stream
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "adk"
@@ -75,7 +74,7 @@ def scenarios() -> list[Scenario]:
 
 
 SCENARIOS = {scenario.name: scenario for scenario in scenarios()}
-each_scenario = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=list(SCENARIOS))
+each_scenario = for_each("scenario", SCENARIOS.values(), list(SCENARIOS))
 
 
 def drafts(name: str) -> list[dict[str, Any]]:

@@ -18,14 +18,15 @@ from penstock.dialects.base import AgentFacts, Draft, Pause
 from penstock.dialects.patch import Document
 from penstock.events import CATALOGUE, TERMINAL
 from penstock.sse import Frame, Parser, encode
+from support.drive.for_each import for_each
 from support.fakes.raw import RUN_ID
 from support.recorded.canonical import Recorded, event, recorded, recorded_runs, run, type_of
 from support.recorded.goldens import check
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "encoded"
 
-each_run = pytest.mark.parametrize("recorded_run", recorded_runs(), ids=lambda each: each.name)
-both_ways = pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "whole"])
+each_run = for_each("recorded_run", recorded_runs(), lambda each: each.name)
+both_ways = for_each("streaming", [True, False], ["streaming", "whole"])
 
 SHOWN = [
     "agno/3.1.10/auto_tool",
@@ -302,7 +303,7 @@ def test_every_canonical_type_is_told_or_listed_as_untold() -> None:
     assert _HANDLERS.keys() - {"lifecycle.started"} | OMITTED.keys() == CATALOGUE.keys()
 
 
-@pytest.mark.parametrize("type", OMITTED)
+@for_each("type", OMITTED)
 def test_what_has_no_event_of_adk_makes_no_frame(type: str) -> None:
     assert encoded([event(type, {})]) == []
 

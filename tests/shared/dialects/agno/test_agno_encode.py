@@ -16,13 +16,14 @@ from penstock.dialects.agno.encode.encoder import _HANDLERS, OMITTED, AgnoEncode
 from penstock.dialects.base import AgentFacts, Draft, Pause
 from penstock.events import CATALOGUE, TERMINAL
 from penstock.sse import Frame, Parser, encode
+from support.drive.for_each import for_each
 from support.fakes.raw import RUN_ID
 from support.recorded.canonical import Recorded, event, recorded, recorded_runs, run, type_of
 from support.recorded.goldens import check
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "encoded" / "agno"
 
-each_run = pytest.mark.parametrize("recorded_run", recorded_runs(), ids=lambda each: each.name)
+each_run = for_each("recorded_run", recorded_runs(), lambda each: each.name)
 
 SHOWN = [
     "adk/2.13.0/weather_stream",
@@ -670,7 +671,7 @@ def test_every_canonical_type_is_told_or_listed_as_untold() -> None:
     assert not _HANDLERS.keys() & OMITTED.keys()
 
 
-@pytest.mark.parametrize("type", OMITTED)
+@for_each("type", OMITTED)
 def test_what_has_no_event_of_agno_makes_no_frame(type: str) -> None:
     assert encoded([event(type, {})]) == []
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from penstock.dialects.base import Draft
 from penstock.events import CATALOGUE, TERMINAL, typed_data
 from penstock.sse import Parser
+from support.drive.for_each import for_each
 from support.recorded.agno import GOLDEN, decoder, decoder_for, scenarios
 from support.recorded.goldens import Scenario, check, replay, stream
 
-each_scenario = pytest.mark.parametrize("scenario", scenarios(), ids=lambda each: each.name)
+each_scenario = for_each("scenario", scenarios(), lambda each: each.name)
 
 
 def replayed(scenario: Scenario, *, chunk_bytes: int = 1 << 16, restart: bool = False) -> list[str]:
@@ -26,7 +25,7 @@ def test_a_recorded_stream_gives_its_golden_drafts(scenario: Scenario) -> None:
 
 
 @each_scenario
-@pytest.mark.parametrize("chunk_bytes", [1, 7, 997])
+@for_each("chunk_bytes", [1, 7, 997])
 def test_the_chunking_changes_nothing(scenario: Scenario, chunk_bytes: int) -> None:
     assert replayed(scenario, chunk_bytes=chunk_bytes) == replayed(scenario)
 

@@ -22,6 +22,7 @@ from support.drive.agui_out import (
     recorded,
     wire,
 )
+from support.drive.for_each import for_each
 from support.fakes.raw import RUN_ID
 from support.real.agui_client import SCRIPTS
 from support.recorded.agui_rules import faults, remarks, wire_faults
@@ -40,7 +41,7 @@ def case_faults(case: dict[str, Any], *, old: bool = False) -> list[str]:
     return faults(case["events"], old=old)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+@for_each("case", CASES, lambda case: case["id"])
 def test_the_checker_rejects_what_the_real_clients_reject(case: dict[str, Any]) -> None:
     rejected = case["verdict"]["1.0.0"] == "reject"
     if not any("CHUNK" in each.get("type", "") for each in case.get("events", ())):

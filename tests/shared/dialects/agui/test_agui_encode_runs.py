@@ -21,6 +21,7 @@ from support.drive.agui_out import (
     recorded,
     types,
 )
+from support.drive.for_each import for_each
 
 HEAD = {"threadId": THREAD, "runId": "run-1"}
 ID = "6f2ae3b9b92e."  # the run's scope
@@ -292,7 +293,7 @@ def test_snapshots_of_state_and_messages_are_told() -> None:
 # over all recordings
 
 
-@pytest.mark.parametrize("name", recorded())
+@for_each("name", recorded())
 def test_every_recorded_run_has_the_documents_shape(name: str) -> None:
     events = encoded(RUNS_1, recorded()[name])
     for event in events:
@@ -312,7 +313,7 @@ def test_every_recorded_run_has_the_documents_shape(name: str) -> None:
         assert isinstance(error["code"], str)
 
 
-@pytest.mark.parametrize("name", recorded())
+@for_each("name", recorded())
 def test_every_answer_of_a_recorded_run_is_told_whole(name: str) -> None:
     events = recorded()[name]
     said = {
