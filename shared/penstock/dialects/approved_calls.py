@@ -14,7 +14,7 @@ from penstock.dialects.base import Json, JsonObject
 
 NOT_APPROVED = "not_what_was_approved"
 MAX_SHOWN_BYTES = 16_384  # of arguments in `detail`; larger ones are shown by their digest alone
-_MAX_WORDS = 300  # characters of a call in `message`
+_MAX_READABLE = 300  # characters of a call in `message`
 _LEVELS_AROUND = 8  # more levels than an event wraps around the arguments
 _UNSHOWN = b"(nested too deeply to be shown)"
 
@@ -32,8 +32,8 @@ def warning(
     `approved` and `ran` are a tool name and its arguments.
     """
     return {
-        "message": f"the agent server ran {_words(*ran)} as the call {call_id}, and what was "
-        f"approved is {_words(*approved)}",
+        "message": f"the agent server ran {_readable(*ran)} as the call {call_id}, and what was "
+        f"approved is {_readable(*approved)}",
         "code": NOT_APPROVED,
         "detail": {
             "tool_call_id": call_id,
@@ -65,9 +65,9 @@ def _same(one: Json, other: Json) -> bool:
     return True
 
 
-def _words(tool: str, args: JsonObject) -> str:
-    said = f"{tool} {(_encoded(args) or _UNSHOWN).decode()}"
-    return said if len(said) <= _MAX_WORDS else f"{said[: _MAX_WORDS - 1]}…"
+def _readable(tool: str, args: JsonObject) -> str:
+    readable = f"{tool} {(_encoded(args) or _UNSHOWN).decode()}"
+    return readable if len(readable) <= _MAX_READABLE else f"{readable[: _MAX_READABLE - 1]}…"
 
 
 def _shown(tool: str, args: JsonObject) -> JsonObject:

@@ -25,13 +25,13 @@ JsonObject = dict[str, Any]
 
 SCOPE_LENGTH: Final = 12
 
-# Who writes such messages has named them.
+# The authors of such messages gave them their ids.
 _CLIENTS: Final = frozenset({"user", "system", "developer"})
 _SCOPED = re.compile(rf"[0-9A-Za-z_-]{{{SCOPE_LENGTH}}}\.(.*)", re.DOTALL)
 
 
 def scope_of(run_id: str) -> str:
-    """What the ids of this run begin with."""
+    """The beginning of this run's ids."""
     return f"{run_id[-SCOPE_LENGTH:].rjust(SCOPE_LENGTH, '0')}."
 
 
@@ -43,7 +43,7 @@ def unscoped(id: str) -> str:
 
 @dataclass(slots=True)
 class Names:
-    """What the client knows the ids of one run by.
+    """The names by which the client knows the ids of one run.
 
     An id that the run itself has begun to use (`begin`) has the run's scope. Another id came with a
     snapshot of the conversation: it belongs to an earlier run or to the client, and keeps the name
@@ -61,7 +61,7 @@ class Names:
         return name
 
     def of(self, id: str) -> str:
-        """The name of an id that is referred to."""
+        """The name of an id that an event refers to."""
         return self._own.get(id) or self._restated.get(id) or self.begin(id)
 
     def restate(self, messages: Sequence[JsonObject]) -> Restated:
@@ -69,18 +69,18 @@ class Names:
         return Restated(self.scope, self._own, messages)
 
     def keep(self, restated: Restated) -> None:
-        """The client was given that snapshot."""
+        """Takes the names of a snapshot that the client received."""
         self._restated = restated.names
 
 
 class Restated:
-    """Messages of a conversation with the names of their ids; `messages` are copies.
+    """The messages of a conversation with the names of their ids; `messages` are copies.
 
-    `own` are the ids that the run has begun to use, `known` messages whose ids have names already:
-    the same ids keep these, in the same order. An id that stands more than once is used by several
-    runs: the last one is this run's, if it is one of `own`, and each earlier one is told apart by
-    its number, as in `000000000001.m1`. A foreign id that looks qualified gets the number 0;
-    without it, `own_messages` would take its beginning away.
+    `own` are the ids that the run has begun to use. `known` are messages whose ids have names
+    already: the same ids keep these names, in the same order. An id that occurs more than once is
+    used by several runs: the last one is this run's, if it is one of `own`, and a number
+    distinguishes each earlier one, as in `000000000001.m1`. A foreign id that looks qualified gets
+    the number 0. Without the number, `own_messages` would remove its beginning.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class Restated:
     def sure(self) -> Sequence[JsonObject] | None:
         """The first messages, whose ids the client knows; None where they are all but the last.
 
-        A client keeps what it knows in its place and puts the rest behind. An answer of an earlier
-        run would change its place, since this run cannot tell what the client knows it by. A client
-        that is first given the messages before it takes all others in their order.
+        A client keeps known messages in their place and appends the others. An answer of an earlier
+        run would change its place, since this run cannot find the client's id of it. A client that
+        first gets the messages before it takes all others in their order.
         """
         for at, message in enumerate(self.messages[:-1]):
             id = message.get("id")
@@ -153,7 +153,7 @@ class Restated:
 
 
 def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
-    """The names that the messages and calls have, by the ids without a qualifier."""
+    """The names of the messages and calls, by their ids without a qualifier."""
     found: dict[str, list[str]] = {}
     for message in messages:
         for name in _ids((message, *_calls(message))):
@@ -189,10 +189,10 @@ def _calls(message: JsonObject) -> list[JsonObject]:
 
 
 def own_messages(messages: Sequence[Any]) -> list[Any]:
-    """Messages from a client as an AG-UI upstream knows them: each id without one qualifier.
+    """Messages from a client with the ids that an AG-UI upstream knows: without one qualifier.
 
-    What is no message, or has an id that is no text, stays as it is. The messages are copies where
-    something changes.
+    A value that is no message, or has an id that is no text, stays as it is. Changed messages are
+    copies.
     """
     return [_own_message(each) if isinstance(each, dict) else each for each in messages]
 
@@ -217,7 +217,7 @@ def _own_ids(given: JsonObject, keys: Sequence[str]) -> JsonObject:
 
 
 def interrupt_id(approval_id: str, item_id: str) -> str:
-    """The interrupt of one item of an approval."""
+    """The id of the interrupt for one item of an approval."""
     return f"{approval_id}/{item_id}"
 
 

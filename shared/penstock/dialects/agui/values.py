@@ -1,4 +1,4 @@
-"""Canonical values as AG-UI writes them."""
+"""Converts canonical values into AG-UI's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_SAFE_INTEGER: Final = 2**53 - 1
 
 
 def token_usage(usage: JsonObject | None) -> JsonObject:
-    """The `TokenUsage` of ours: counts that a client takes, and nothing else."""
+    """The `TokenUsage` of ours: only counts that a client accepts."""
     counts = {theirs: (usage or {}).get(ours) for ours, theirs in _USAGE.items()}
     return {
         name: count
@@ -32,7 +32,7 @@ def token_usage(usage: JsonObject | None) -> JsonObject:
 
 
 def result_text(result: JsonObject) -> str:
-    """A tool's result as text: what it said, or the JSON of it, or why there is none."""
+    """A tool's result as text: the text itself, other values as JSON, or the error."""
     value = result.get("result")
     if value is None:
         return result.get("error") or ""
@@ -45,7 +45,7 @@ def json_text(value: Json) -> str:
 
 
 def epoch_ms(timestamp: str | None) -> int | None:
-    """Milliseconds since 1970 of an envelope's time."""
+    """An envelope's time in milliseconds since 1970."""
     if timestamp is None:
         return None
     return round(datetime.fromisoformat(timestamp).timestamp() * 1000)

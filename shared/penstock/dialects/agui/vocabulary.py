@@ -1,4 +1,4 @@
-"""The words of AG-UI 1.0, and what differs for older clients. Shared by decoder and encoder.
+"""The vocabulary of AG-UI 1.0, and its differences for older clients.
 
 Source: the AG-UI 1.0 schema, and the behaviour of its TypeScript client 1.0.0 and 0.0.59.
 """
@@ -9,18 +9,19 @@ import re
 from enum import StrEnum
 from typing import Final
 
-PROTOCOL_VERSION: Final = "1.0"  # what our streams declare: a translating proxy names its own
+# our streams declare it, since a translating proxy declares its own version
+PROTOCOL_VERSION: Final = "1.0"
 
 TEXT_ROLES: Final = frozenset({"developer", "system", "assistant", "user"})
 CLIENT_KINDS: Final = frozenset(
     {"external", "long_running"}
-)  # approval items that are a frontend's
+)  # kinds of items that a frontend answers by running a tool
 
-# Custom events of an upstream that come from an agent's author and not from its framework.
+# Custom events that an agent's author emits, and not the framework.
 OWN_EVENTS: Final = frozenset({"agno.CustomEvent"})
 
-# Custom events by which a framework tells of its own work. No AG-UI client is told of them; they
-# stay in the canonical stream. Source: recordings of Agno 2.3 and 3.1, and of ADK 1.16 and 2.13.
+# Custom events about a framework's own work. AG-UI clients do not get them; the canonical stream
+# has them. Source: recordings of Agno 2.3 and 3.1, and of ADK 1.16 and 2.13.
 _AGNO_WORK: Final = (
     "CompactionCompleted",
     "CompactionStarted",
@@ -60,7 +61,7 @@ INTERNAL_EVENTS: Final = frozenset(
 
 
 class EventType(StrEnum):
-    """The 31 types of 1.0."""
+    """The 31 event types of AG-UI 1.0."""
 
     RUN_STARTED = "RUN_STARTED"
     RUN_FINISHED = "RUN_FINISHED"
@@ -99,10 +100,10 @@ _VERSION = re.compile(r"\s*(\d{1,9})(?:\.|\s*$)")
 
 
 def is_modern(protocol_version: str | None) -> bool:
-    """Whether a client that declares this version knows what 1.0 added.
+    """Whether a client of this version knows the additions of 1.0.
 
-    Clients before 1.0 declare none, and reject the outcome `cancelled`, `pendingToolCallIds` and
-    tool results in parts; those before 0.0.59 also reject SUBAGENT_*.
+    Clients before 1.0 declare no version, and reject the outcome `cancelled`, `pendingToolCallIds`
+    and tool results in parts. Clients before 0.0.59 also reject SUBAGENT_*.
     """
     match = _VERSION.match(protocol_version or "")
     return match is not None and int(match[1]) >= 1

@@ -64,10 +64,10 @@ def _data(type: str, data: JsonObject) -> Json:
     documented = DOCUMENTED.get(type)
     if documented is None:
         return data
-    told = {key: data.get(key, default) for key, default in documented.items()}
+    documented_data = {key: data.get(key, default) for key, default in documented.items()}
     if type == "llm.tool_result" and data.get("outcome", "ok") not in _SUCCEEDED:
-        told["result"] = _failure(data)
-    return told
+        documented_data["result"] = _failure(data)
+    return documented_data
 
 
 def _failure(data: JsonObject) -> JsonObject:

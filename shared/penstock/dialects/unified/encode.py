@@ -103,18 +103,18 @@ class UnifiedEncoder:
         yield from self._close(event, agent)
         data = event["data"]
         error = data.get("error")
-        told = error if isinstance(error, dict) else data
+        reported = error if isinstance(error, dict) else data
         detail = data.get("detail")  # a custom event named `run_error` has its step here
         inside: JsonObject = detail if isinstance(detail, dict) else {}
         step, speaker = (
             value if isinstance(value := inside.get(key), str) and value else None
             for key in ("step", "agent")
         )
-        message = told.get("message", told.get("error", ""))
+        message = reported.get("message", reported.get("error", ""))
         yield (
             "run_error",
             {
-                "error_type": told.get("error_type") or told.get("code") or "error",
+                "error_type": reported.get("error_type") or reported.get("code") or "error",
                 "message": message,
                 "agent": speaker or agent,
                 "step": data.get("step") or data.get("step_id") or event.get("step_id") or step,

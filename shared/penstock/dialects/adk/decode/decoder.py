@@ -222,12 +222,12 @@ class AdkDecoder:
         for part in objects(obj(event.raw.get("content")).get("parts")):
             if speaker.at_end:  # the final event of the last answer never came
                 self._close(speaker, out)
-            said = part.get("text")
-            if isinstance(said, str):
-                if said and part.get("thought") is True:
-                    speaker.thought(said, event_id, out)
-                elif said:
-                    speaker.text(said, event_id, out)
+            piece = part.get("text")
+            if isinstance(piece, str):
+                if piece and part.get("thought") is True:
+                    speaker.thought(piece, event_id, out)
+                elif piece:
+                    speaker.text(piece, event_id, out)
             elif "functionCall" in part:
                 self._tools.arguments(obj(part["functionCall"]), event)
             elif media := parts.media(part):
@@ -263,9 +263,9 @@ class AdkDecoder:
         media: list[JsonObject] = []
         content = objects(obj(event.raw.get("content")).get("parts"))
         for part in content:
-            said = part.get("text")
-            if isinstance(said, str):
-                (thoughts if part.get("thought") is True else texts).append(said)
+            piece = part.get("text")
+            if isinstance(piece, str):
+                (thoughts if part.get("thought") is True else texts).append(piece)
             elif converted := parts.media(part):
                 media.append(converted)
         streamed = speaker.streamed_calls
@@ -283,7 +283,7 @@ class AdkDecoder:
 
     def _note_message(self, speaker: Speaker, message: JsonObject | None) -> None:
         if message and message["role"] == "assistant":
-            self._steps.said(speaker.step_id, message["content"])
+            self._steps.message_completed(speaker.step_id, message["content"])
             self._summary = message["content"] or self._summary
 
     def _count_usage(self, event: Event, message: JsonObject | None) -> None:

@@ -112,14 +112,14 @@ def emit_state(event: Event) -> None:
 def emit_transfer(event: Event, steps: Steps) -> None:
     """Emits a transfer: `transferToAgent`, or `transfer_to_agent` of adk-streaming.md."""
     actions = event.actions
-    asked = actions.get("transferToAgent") or actions.get(TRANSFER)
-    target = string(asked) or string(obj(asked).get("target"))
+    transfer = actions.get("transferToAgent") or actions.get(TRANSFER)
+    target = string(transfer) or string(obj(transfer).get("target"))
     if target is None:
-        if has_content(asked):
-            event.custom(TRANSFER, asked)
+        if has_content(transfer):
+            event.custom(TRANSFER, transfer)
         return
     data: JsonObject = {"to": target, "from": event.place.author}
-    reason = string(actions.get("transferReason")) or string(obj(asked).get("reason"))
+    reason = string(actions.get("transferReason")) or string(obj(transfer).get("reason"))
     if reason:
         data["reason"] = reason
     steps.transferred(target)

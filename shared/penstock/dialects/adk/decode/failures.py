@@ -94,8 +94,8 @@ def pending_error(
     named = verbatim(code) if has_content(code) else "ERROR"
     if named in reported:
         return None
-    said = verbatim(message) if has_content(message) else f"the upstream reported {named}"
-    return PendingError(named, scrubbed(said), step_id)
+    reported_text = verbatim(message) if has_content(message) else f"the upstream reported {named}"
+    return PendingError(named, scrubbed(reported_text), step_id)
 
 
 def is_failure(event: JsonObject) -> bool:
@@ -135,7 +135,7 @@ def read_unescaped(raw: str) -> JsonObject:
 
     A line break in its message cuts the rest off.
     """
-    # no regular expression, which would take quadratic time over a long run of blanks
+    # no regular expression, which would be very slow on a long run of blanks
     message = raw.strip()
     if message.startswith(_UNESCAPED):
         message = message.removeprefix(_UNESCAPED).lstrip().removeprefix('"').removesuffix('"}')

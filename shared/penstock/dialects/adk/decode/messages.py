@@ -90,7 +90,7 @@ class Speaker:
         out.append(self.draft("llm.reasoning", data))
 
     def complete(
-        self, whole: str, extra: JsonObject, event_id: str | None, out: list[Draft]
+        self, text: str, extra: JsonObject, event_id: str | None, out: list[Draft]
     ) -> JsonObject | None:
         """Ends the message with its final event.
 
@@ -101,16 +101,16 @@ class Speaker:
             self._end_thought(out)
         media = extra.get("parts") or self._parts
         if self._message_id is None:
-            if not whole and not media:
+            if not text and not media:
                 self._forget()
                 return None
             self._start(event_id, out)
-            if whole:
-                self.text(whole, event_id, out)
+            if text:
+                self.text(text, event_id, out)
         data: JsonObject = {
             "message_id": self._message_id,
             "role": self._role,
-            "content": whole or "".join(self._text),
+            "content": text or "".join(self._text),
         }
         if extra.get("citations"):
             data["citations"] = extra["citations"]

@@ -70,15 +70,15 @@ def documents(grounding: JsonObject) -> list[JsonObject]:
     `content` is the retrieved text, else the sentences of the answer that the document supports.
     `score` is the highest confidence of those sentences.
     """
-    said, scores = _supports(grounding)
+    sentences, scores = _supports(grounding)
     return [
-        _document(index, chunk, said.get(index, []), scores.get(index))
+        _document(index, chunk, sentences.get(index, []), scores.get(index))
         for index, chunk in enumerate(objects(grounding.get("groundingChunks")))
     ]
 
 
 def _supports(grounding: JsonObject) -> tuple[dict[int, list[str]], dict[int, float]]:
-    said: dict[int, list[str]] = {}
+    sentences: dict[int, list[str]] = {}
     scores: dict[int, float] = {}
     for support in objects(grounding.get("groundingSupports")):
         sentence = string(obj(support.get("segment")).get("text"))
@@ -87,17 +87,19 @@ def _supports(grounding: JsonObject) -> tuple[dict[int, list[str]], dict[int, fl
             if not isinstance(index, int):
                 continue
             if sentence:
-                said.setdefault(index, []).append(sentence)
+                sentences.setdefault(index, []).append(sentence)
             score = confidence[position] if position < len(confidence) else None
             if isinstance(score, int | float):
                 scores[index] = max(scores.get(index, float(score)), float(score))
-    return said, scores
+    return sentences, scores
 
 
-def _document(index: int, chunk: JsonObject, said: list[str], score: float | None) -> JsonObject:
+def _document(
+    index: int, chunk: JsonObject, sentences: list[str], score: float | None
+) -> JsonObject:
     found = next((inner for inner in chunk.values() if isinstance(inner, dict)), {})
     title, url = string(found.get("title")), string(found.get("uri"))
-    content = string(found.get("text")) or " ".join(said) or title or ""
+    content = string(found.get("text")) or " ".join(sentences) or title or ""
     document: JsonObject = {
         "id": string(found.get("documentName")) or url or str(index),
         "content": content,

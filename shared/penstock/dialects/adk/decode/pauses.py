@@ -86,7 +86,7 @@ def _credential(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
     config = obj(args.get("authConfig"))
     credential = obj(config.get("exchangedAuthCredential")) or obj(config.get("rawAuthCredential"))
     auth_uri = string(obj(credential.get("oauth2")).get("authUri"))
-    asked = {
+    shown = {
         "auth_type": string(credential.get("authType")),
         "auth_uri": auth_uri,
         "auth_scheme": redacted(config.get("authScheme")),
@@ -96,7 +96,7 @@ def _credential(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
         kind="credential",
         tool_call_id=call.id if call else None,
         tool=call.name if call else None,
-        args={name: value for name, value in asked.items() if value is not None},
+        args={name: value for name, value in shown.items() if value is not None},
         description="Sign in at auth_uri." if auth_uri else "A credential is needed.",
     )
 

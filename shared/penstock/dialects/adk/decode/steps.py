@@ -84,7 +84,7 @@ class Steps:
         self._routes: list[tuple[str, str]] = []  # (from step, label), until the next node begins
         self._open: dict[str, Step] = {}
         self._last: dict[str, str] = {}  # by the step around it: the step that ended last
-        self._is_told = False  # workflow.started was emitted
+        self._is_announced = False  # workflow.started was emitted
 
     def transferred(self, author: str) -> None:
         """Notes that control moved to this agent by a transfer and not by a workflow."""
@@ -182,7 +182,7 @@ class Steps:
 
     def _begin(self, step: Step, described: JsonObject, out: list[Draft]) -> None:
         if self.graph:
-            self._tell(step.place.root, step.source, out)
+            self._announce(step.place.root, step.source, out)
         self._open[step.id] = step
         LimitReached.check(len(self._open), MAX_OPEN, "open steps")
         before = self._last.pop(_around(step), None)
@@ -198,7 +198,7 @@ class Steps:
         data = {"run_id": self.run_id, "step_id": step.id, **described}
         out.append(Draft("workflow.step_started", data, step.source, None, step.id))
 
-    def said(self, step_id: str | None, content: str) -> None:
+    def message_completed(self, step_id: str | None, content: str) -> None:
         """Keeps a completed message as the step's output until a better output arrives."""
         if step_id in self._open:
             self._open[step_id].output = content
@@ -225,7 +225,7 @@ class Steps:
             if path in self._open:
                 self._complete(self._open[path], value, out)
         if is_result and self.graph:
-            self._tell(place.root, source, out)
+            self._announce(place.root, source, out)
             self.complete_all(out)  # a node that only waited for an answer has no output
             data = {"run_id": self.run_id, "result": value}
             out.append(Draft("workflow.completed", data, source))
@@ -251,14 +251,14 @@ class Steps:
     def fail_workflow(self, error: JsonObject, source: Source, out: list[Draft]) -> None:
         """Emits the failure of the workflow, where the run is one."""
         if self.graph:
-            self._tell(None, source, out)
+            self._announce(None, source, out)
             data = {"run_id": self.run_id, "error": error}
             out.append(Draft("workflow.failed", data, source))
 
-    def _tell(self, workflow: str | None, source: Source, out: list[Draft]) -> None:
+    def _announce(self, workflow: str | None, source: Source, out: list[Draft]) -> None:
         """Emits `workflow.started` once, before other events of the workflow."""
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_announced:
+            self._is_announced = True
             data = {"workflow": workflow or source["agent_name"], "run_id": self.run_id}
             out.append(Draft("workflow.started", data, source))
 
@@ -286,7 +286,7 @@ class Steps:
             "seen": sorted(self._seen),
             "routes": [list(route) for route in self._routes],
             "last": dict(self._last),
-            "told": self._is_told,
+            "told": self._is_announced,
             "open": [asdict(step) | {"place": list(step.place)} for step in self._open.values()],
         }
 
@@ -302,7 +302,7 @@ class Steps:
         self._routes = [(chooser, label) for chooser, label in state["routes"]]
         # A snapshot of a version before 0.2 has neither key.
         self._last = dict(state.get("last", {}))
-        self._is_told = state.get("told", self.graph)
+        self._is_announced = state.get("told", self.graph)
         self._open = {
             step["id"]: Step(step["id"], Place(*step["place"]), step["source"], step["output"])
             for step in state["open"]

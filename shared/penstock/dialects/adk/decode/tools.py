@@ -170,14 +170,14 @@ class Tools:
         The decoder does not keep the values.
         """
         for item_id, decision in items.items():
-            ask = self._requests.pop(item_id, None)
-            if ask is None or ask.item.tool_call_id is None:
+            request = self._requests.pop(item_id, None)
+            if request is None or request.item.tool_call_id is None:
                 continue
             if decision.get("decision") == "reject":
-                self._calls.refuse(ask.item.tool_call_id)
-            elif ask.item.kind == "confirmation" and ask.item.tool:
-                approved = {"tool": ask.item.tool, "args": ask.item.args or {}}
-                self._approved[ask.item.tool_call_id] = approved
+                self._calls.refuse(request.item.tool_call_id)
+            elif request.item.kind == "confirmation" and request.item.tool:
+                approved = {"tool": request.item.tool, "args": request.item.args or {}}
+                self._approved[request.item.tool_call_id] = approved
 
     def refused(self, source: Source) -> list[Draft]:
         """The results of rejected calls that the upstream did not mention again."""
@@ -192,21 +192,21 @@ class Tools:
 
         `resume`: `{invocation_id, requests: [{id, name}]}`.
         """
-        asks = list(self._requests.values())
-        if not asks:
+        open_requests = list(self._requests.values())
+        if not open_requests:
             return None
-        requests = [{"id": ask.item.item_id, "name": ask.name} for ask in asks]
+        requests = [{"id": request.item.item_id, "name": request.name} for request in open_requests]
         resume = {"invocation_id": invocation_id, "requests": requests}
-        return Pause([ask.item for ask in asks], resume, asks[0].source)
+        return Pause([request.item for request in open_requests], resume, open_requests[0].source)
 
     def without_request(self, requests: JsonObject) -> JsonObject:
         """Requests, by call id, that came without their `adk_request_*` call."""
-        asked = {ask.item.tool_call_id for ask in self._requests.values()}
+        requested_calls = {request.item.tool_call_id for request in self._requests.values()}
         calls = {call_id: self._calls.find(string(call_id)) for call_id in requests}
         return {
             call_id: requests[call_id]
             for call_id, call in calls.items()
-            if call is None or call.id not in asked
+            if call is None or call.id not in requested_calls
         }
 
     def snapshot(self) -> JsonObject:
@@ -214,7 +214,7 @@ class Tools:
         return {
             "calls": self._calls.snapshot(),
             "ids": self._ids.snapshot(),
-            "asks": [asdict(ask) for ask in self._requests.values()],
+            "asks": [asdict(request) for request in self._requests.values()],
             "approved": dict(self._approved),
         }
 
@@ -223,8 +223,10 @@ class Tools:
         self._calls.restore(state["calls"])
         self._ids.restore(state["ids"])
         self._requests = {
-            ask["item"]["item_id"]: _Request(ask["name"], PauseItem(**ask["item"]), ask["source"])
-            for ask in state["asks"]
+            request["item"]["item_id"]: _Request(
+                request["name"], PauseItem(**request["item"]), request["source"]
+            )
+            for request in state["asks"]
         }
         self._approved = dict(state.get("approved", {}))  # older releases do not store it
 

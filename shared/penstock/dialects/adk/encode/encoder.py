@@ -150,26 +150,28 @@ class AdkEncoder:
 
     def _end_thoughts(self, event: JsonObject, only: str | None = None) -> Iterator[JsonObject]:
         """Ends one train of thought, or all thoughts of the event's agent."""
-        for reasoning_id, said in list(self._thoughts.items()):
-            if only is None and self._place(said.begun) != self._place(event):
+        for reasoning_id, open_text in list(self._thoughts.items()):
+            if only is None and self._place(open_text.begun) != self._place(event):
                 continue
             if only in (None, reasoning_id):
                 del self._thoughts[reasoning_id]
-                yield self._final_thought(event, reasoning_id, said)
+                yield self._final_thought(event, reasoning_id, open_text)
 
-    def _final_thought(self, event: JsonObject, reasoning_id: str, said: _OpenText) -> JsonObject:
-        content = _content([{"text": "".join(said.pieces), "thought": True}])
-        return self._final(_now(said.begun, event), reasoning_id, content=content)
+    def _final_thought(
+        self, event: JsonObject, reasoning_id: str, open_text: _OpenText
+    ) -> JsonObject:
+        content = _content([{"text": "".join(open_text.pieces), "thought": True}])
+        return self._final(_now(open_text.begun, event), reasoning_id, content=content)
 
     def _close(self, event: JsonObject) -> Iterator[JsonObject]:
         """Ends all open thoughts, messages and calls."""
         thoughts, self._thoughts = self._thoughts, {}
-        for reasoning_id, said in thoughts.items():
-            yield self._final_thought(event, reasoning_id, said)
+        for reasoning_id, open_text in thoughts.items():
+            yield self._final_thought(event, reasoning_id, open_text)
         messages, self._messages = self._messages, {}
-        for message_id, said in messages.items():
-            begun = _now(said.begun, event)
-            yield from self._message(begun, message_id, "".join(said.pieces), {})
+        for message_id, open_text in messages.items():
+            begun = _now(open_text.begun, event)
+            yield from self._message(begun, message_id, "".join(open_text.pieces), {})
         for call_id in list(self._waiting):
             yield from self._release(event, call_id)
 

@@ -30,13 +30,13 @@ class LegacyEncoder:
     def feed(self, event: JsonObject) -> Sequence[Frame]:
         """The frames of one canonical event, given as its envelope."""
         name = event["event"]
-        told = _TOLD.get(f"{name['category']}.{name['action']}")
+        legacy = _LEGACY.get(f"{name['category']}.{name['action']}")
         data, source = event["data"], event.get("source")
         self._agent = self._agent or data.get("agent", "")
-        if told is None:
+        if legacy is None:
             return ()
-        type, words = told
-        content = words(data)
+        type, content_of = legacy
+        content = content_of(data)
         if not content and type == UPDATE:
             return ()
         body = {
@@ -50,14 +50,14 @@ class LegacyEncoder:
         return (frame(body, type),)
 
 
-Words = Callable[[JsonObject], str]
+Content = Callable[[JsonObject], str]
 
 
-def _of(key: str) -> Words:
+def _of(key: str) -> Content:
     return lambda data: str(data.get(key) or "")
 
 
-def _as(pattern: str) -> Words:
+def _as(pattern: str) -> Content:
     """The pattern, filled with the event's data.
 
     The contract guarantees the fields that it names.
@@ -66,7 +66,7 @@ def _as(pattern: str) -> Words:
 
 
 # The legacy type and the content of an event. Other events have no legacy type.
-_TOLD: Final[Mapping[str, tuple[str, Words]]] = {
+_LEGACY: Final[Mapping[str, tuple[str, Content]]] = {
     "lifecycle.started": (STATUS, _as("started")),
     "lifecycle.paused": (STATUS, _as("waiting for a decision: {approval_id}")),
     "lifecycle.resumed": (STATUS, _as("resumed")),

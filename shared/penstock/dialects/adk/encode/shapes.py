@@ -56,10 +56,10 @@ def response_part(data: JsonObject) -> JsonObject:
         response.setdefault(
             "error", error or f"The tool call was not successful: {data['outcome']}"
         )
-    said: JsonObject = {"id": data["tool_call_id"], "name": data["tool"], "response": response}
+    answer: JsonObject = {"id": data["tool_call_id"], "name": data["tool"], "response": response}
     if media := media_parts(data.get("content")):
-        said["parts"] = media
-    return {"functionResponse": said}
+        answer["parts"] = media
+    return {"functionResponse": answer}
 
 
 def media_parts(parts: Json) -> list[JsonObject]:

@@ -97,12 +97,12 @@ class Calls:
         if failed:
             self.failed[call.run, call.upstream_id] += 1
 
-    def told_already(self, run: str, tool: JsonObject) -> bool:
+    def reported_already(self, run: str, tool: JsonObject) -> bool:
         """Whether this is the second report of a failure. True once for each failure."""
-        told = (run, call_id(tool))
-        if not self.failed[told]:
+        failure = (run, call_id(tool))
+        if not self.failed[failure]:
             return False
-        self.failed[told] -= 1
+        self.failed[failure] -= 1
         return True
 
     def dump(self) -> JsonObject:
@@ -112,7 +112,7 @@ class Calls:
             "open": [_without_fields(call) for call in self.open],
             "fields": {call.id: call.fields for call in self.open if call.fields is not None},
             "used": dict(self.ids.used),
-            "failed": [list(told) for told in self.failed.elements()],
+            "failed": [list(failure) for failure in self.failed.elements()],
         }
 
     @classmethod

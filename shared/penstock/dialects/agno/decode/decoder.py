@@ -101,11 +101,11 @@ class AgnoDecoder:
         if name == "message":  # Agno's own name for an event without a name
             name = string(body.get("event")) or name
         try:
-            return self._told(name, body)
+            return self._handled(name, body)
         except LimitReached as error:
             return self._fail(str(error), code="limit")
 
-    def _told(self, name: str, body: JsonObject) -> Drafts:
+    def _handled(self, name: str, body: JsonObject) -> Drafts:
         run = self._agents.of(name, body)
         handle = self._handlers.get(name)
         if handle is None:
@@ -336,29 +336,32 @@ class AgnoDecoder:
         failures = self._steps.failures(run.id, body.get("step_results"))
         result = {key: answer[key] for key in ("summary", "value") if key in answer}
         data = {"run_id": run.id, "result": result}
-        return [*self._said(run, failures), self._agents.draft(run, "workflow.completed", data)]
+        return [
+            *self._step_drafts(run, failures),
+            self._agents.draft(run, "workflow.completed", data),
+        ]
 
     def _failed(self, run: Run, body: JsonObject) -> Drafts:
-        words = text(body.get("error")) or text(body.get("content"))
-        words = words or "the upstream reported an error without words"
+        message = text(body.get("error")) or text(body.get("content"))
+        message = message or "the upstream reported an error without words"
         if run.inner:
-            return self._finish(run, "failed", error=words)
+            return self._finish(run, "failed", error=message)
         detail = present({key: body.get(key) for key in ("error_id", "additional_data")})
-        return self._fail(words, string(body.get("error_type")), detail or None)
+        return self._fail(message, string(body.get("error_type")), detail or None)
 
     def _fail(
         self,
-        words: str,
+        message: str,
         error_type: str | None = None,
         detail: JsonObject | None = None,
         code: str = "upstream_error",
     ) -> list[Draft]:
-        drafts = self._close_all("failed", words)
+        drafts = self._close_all("failed", message)
         outer = self._agents.outer
         if outer.kind == "workflow":
-            data = {"run_id": outer.id, "error": {"code": code, "message": words}}
+            data = {"run_id": outer.id, "error": {"code": code, "message": message}}
             drafts.append(self._agents.draft(outer, "workflow.failed", data))
-        failure = {"error": words, "code": code, "error_type": error_type, "detail": detail}
+        failure = {"error": message, "code": code, "error_type": error_type, "detail": detail}
         return [*drafts, self._end(outer, "lifecycle.failed", present(failure))]
 
     def _cancelled(self, run: Run, _body: JsonObject) -> Drafts:
@@ -373,9 +376,9 @@ class AgnoDecoder:
         """The answer of /resume, with status 200, when the server does not know the run."""
         return self._lost(text(body.get("error")) or "the upstream does not know the run")
 
-    def _lost(self, words: str) -> Drafts:
-        data = {"error": words, "code": "upstream_lost"}
-        closed = self._close_all("failed", words)
+    def _lost(self, message: str) -> Drafts:
+        data = {"error": message, "code": "upstream_lost"}
+        closed = self._close_all("failed", message)
         return [*closed, self._end(self._agents.outer, "lifecycle.failed", data)]
 
     def _end(self, run: Run, event_type: str, data: JsonObject) -> Draft:
@@ -417,11 +420,13 @@ class AgnoDecoder:
     def _step(self, name: str, run: Run, body: JsonObject) -> Drafts:
         """A step. After a rejected gate, the next step is the first sign that the run continues."""
         run_id = string(body.get("run_id")) or short(run.id)
-        return [*self._resume(), *self._said(run, self._steps.feed(name, run_id, body))]
+        return [*self._resume(), *self._step_drafts(run, self._steps.feed(name, run_id, body))]
 
-    def _said(self, run: Run, said: Iterable[steps.Said]) -> Iterator[Draft]:
+    def _step_drafts(self, run: Run, step_events: Iterable[steps.StepEvent]) -> Iterator[Draft]:
         source = self._agents.source(run)
-        return (Draft(kind, data, source, run.subrun, step_id) for kind, data, step_id in said)
+        return (
+            Draft(kind, data, source, run.subrun, step_id) for kind, data, step_id in step_events
+        )
 
     def _custom_event(self, run: Run, body: JsonObject) -> Drafts:
         """A tool's own event. Its class decides which keys it has besides the common ones."""

@@ -68,8 +68,12 @@ class Messages:
         differs (a function made it, or a later step), the workflow itself gets a message.
         """
         if run.kind == "workflow":
-            said = text(body.get("content"))
-            if run.inner or run.message is not None or said in ("", self._agents.last_message_text):
+            answer_text = text(body.get("content"))
+            if (
+                run.inner
+                or run.message is not None
+                or answer_text in ("", self._agents.last_message_text)
+            ):
                 return []
         elif run.spoke:
             return []

@@ -123,14 +123,14 @@ def _was_asked_about(tool: JsonObject) -> bool:
 
     A call that has run since has `confirmed` or `answered`, and `requires_confirmation: false`.
     """
-    asks = (
+    keys = (
         "external_execution_required",
         "requires_user_input",
         "requires_confirmation",
         "answered",
     )
-    asked = any(tool.get(ask) for ask in asks) or tool.get("confirmed") is not None
-    return asked and string(tool.get("tool_call_id")) is not None
+    was_asked = any(tool.get(key) for key in keys) or tool.get("confirmed") is not None
+    return was_asked and string(tool.get("tool_call_id")) is not None
 
 
 def _tool_kind(tool: JsonObject) -> str | None:

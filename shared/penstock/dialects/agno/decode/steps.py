@@ -17,7 +17,7 @@ from penstock.dialects.base import MAX_ITEMS, Json, JsonObject, LimitReached, sh
 from penstock.dialects.json import obj, objects, present, string, text
 
 # An event's type, its data and the id of its step.
-Said = tuple[str, JsonObject, str]
+StepEvent = tuple[str, JsonObject, str]
 
 
 @dataclass(slots=True)
@@ -40,12 +40,12 @@ class Steps:
         turn = self.turns.get(upstream_id)
         return ours if turn is None else f"{ours}/{turn}"
 
-    def feed(self, name: str, run_id: str, body: JsonObject) -> list[Said]:
+    def feed(self, name: str, run_id: str, body: JsonObject) -> list[StepEvent]:
         """The events of one frame whose name is in `EVENTS`."""
         handle, kind = EVENTS[name]
         return handle(self, run_id, body, kind)
 
-    def failures(self, run_id: str, results: Json) -> list[Said]:
+    def failures(self, run_id: str, results: Json) -> list[StepEvent]:
         """The failures of steps without an end, which only the workflow's end reports.
 
         Agno 3.1 skips a step whose attempts are used up: it sends no event, and the workflow
@@ -83,7 +83,7 @@ class Steps:
         self.chosen = {key: list(names) for key, names in state.get("chosen", {}).items()}
         self.parallel = set(state.get("parallel", ()))
 
-    def _begin(self, run_id: str, body: JsonObject, kind: str) -> list[Said]:
+    def _begin(self, run_id: str, body: JsonObject, kind: str) -> list[StepEvent]:
         upstream_id = _step_id(body)
         times = self.used[upstream_id] = self.used.get(upstream_id, 0) + 1
         step_id = short(upstream_id) if times == 1 else f"{short(upstream_id)}#{times}"
@@ -111,7 +111,7 @@ class Steps:
         transition = self._transition(run_id, around, name, step_id)
         return [*transition, ("workflow.step_started", present(data), step_id)]
 
-    def _transition(self, run_id: str, around: str, name: str, step_id: str) -> list[Said]:
+    def _transition(self, run_id: str, around: str, name: str, step_id: str) -> list[StepEvent]:
         """The transition to a step that begins inside the step `around`, if there is one."""
         before = self.last.pop(around, None)
         if name in self.chosen.get(around, ()):
@@ -124,7 +124,7 @@ class Steps:
         ends = {"from_step": from_step, "to_step": step_id}
         return [("workflow.transition", {"run_id": run_id, **ends, "reason": reason}, from_step)]
 
-    def _complete(self, run_id: str, body: JsonObject, kind: str) -> list[Said]:
+    def _complete(self, run_id: str, body: JsonObject, kind: str) -> list[StepEvent]:
         upstream_id = _step_id(body)
         step_id = self._close(upstream_id) or upstream_id
         parent = string(body.get("parent_step_id"))
@@ -135,17 +135,17 @@ class Steps:
         output = body.get("content") if kind == "step" else _outputs(body)
         return [_completed(run_id, step_id, output)]
 
-    def _fail(self, run_id: str, body: JsonObject, _kind: str) -> list[Said]:
+    def _fail(self, run_id: str, body: JsonObject, _kind: str) -> list[StepEvent]:
         upstream_id = _step_id(body)
         step_id = self._close(upstream_id) or upstream_id
         return [_failed(run_id, step_id, text(body.get("error")) or "the step failed")]
 
-    def _progress(self, _run_id: str, body: JsonObject, _kind: str) -> list[Said]:
+    def _progress(self, _run_id: str, body: JsonObject, _kind: str) -> list[StepEvent]:
         step_id = self.id_of(_step_id(body))
         data = {"step_id": step_id, "message": text(body.get("content") or body.get("data"))}
         return [("workflow.step_progress", data, step_id)]
 
-    def _begin_turn(self, run_id: str, body: JsonObject, kind: str) -> list[Said]:
+    def _begin_turn(self, run_id: str, body: JsonObject, kind: str) -> list[StepEvent]:
         loop = _step_id(body)
         turn = self.turns[loop] = _turn(body)
         step_id = self.id_of(loop)
@@ -159,7 +159,7 @@ class Steps:
         }
         return [("workflow.step_started", data, step_id)]
 
-    def _complete_turn(self, run_id: str, body: JsonObject, _kind: str) -> list[Said]:
+    def _complete_turn(self, run_id: str, body: JsonObject, _kind: str) -> list[StepEvent]:
         loop = _step_id(body)
         self.turns.setdefault(loop, _turn(body))
         step_id = self.id_of(loop)
@@ -177,7 +177,7 @@ class Steps:
         return step_id
 
 
-Handler = Callable[[Steps, str, JsonObject, str], list[Said]]
+Handler = Callable[[Steps, str, JsonObject, str], list[StepEvent]]
 
 EVENTS: dict[str, tuple[Handler, str]] = {
     "StepProgress": (Steps._progress, "step"),
@@ -199,12 +199,12 @@ EVENTS: dict[str, tuple[Handler, str]] = {
 }
 
 
-def _completed(run_id: str, step_id: str, output: Json) -> Said:
+def _completed(run_id: str, step_id: str, output: Json) -> StepEvent:
     data = {"run_id": run_id, "step_id": step_id, "output": output}
     return "workflow.step_completed", data, step_id
 
 
-def _failed(run_id: str, step_id: str, message: str) -> Said:
+def _failed(run_id: str, step_id: str, message: str) -> StepEvent:
     error = {"code": "upstream_error", "message": message}
     return "workflow.step_failed", {"run_id": run_id, "step_id": step_id, "error": error}, step_id
 

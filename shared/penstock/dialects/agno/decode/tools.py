@@ -104,9 +104,9 @@ class Tools:
         stream are in the last frame.
         """
         drafts: list[Draft] = []
-        told = {call_id(tool): tool for tool in _inner_tools(body)}
+        last_tools = {call_id(tool): tool for tool in _inner_tools(body)}
         for call in [call for call in self._calls.open if call.pending]:
-            tool = told.get(call.upstream_id, {})
+            tool = last_tools.get(call.upstream_id, {})
             if tool.get("result") is not None:
                 run, failed = self._agents.by_key(call.run), tool.get("tool_call_error") is True
                 drafts += self._ended(run, tool, text(tool["result"]) if failed else None)
@@ -125,11 +125,11 @@ class Tools:
         It belongs to one member, or to all of them.
         """
         for task in self._tasks:
-            key, wanted, words = task
+            key, wanted, description = task
             if key == team.key and wanted in (member_id, None):
                 if wanted is not None:
                     self._tasks.remove(task)
-                return words
+                return description
         return None
 
     def dump(self) -> JsonObject:
@@ -151,7 +151,7 @@ class Tools:
         call = call or self._calls.find(run.key, tool, pending=True)
         drafts: list[Draft] = []
         if call is None:
-            if error is not None and self._calls.told_already(run.key, tool):
+            if error is not None and self._calls.reported_already(run.key, tool):
                 return []
             # the start of this call was not in the stream, and a result needs a call
             call = self._calls.add(run.key, tool, pending=False)

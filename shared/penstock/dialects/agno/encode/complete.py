@@ -34,7 +34,7 @@ def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None)
     encoder = encoder or AgnoEncoder()
     output: JsonObject = {}
     tools: dict[str, JsonObject] = {}
-    said: list[str] = []
+    text_pieces: list[str] = []
     for event in events:
         user_id = event["data"].get("user_id")
         if user_id and event["sequence"] == 1:
@@ -48,12 +48,12 @@ def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None)
                 continue  # a frame of an inner run
             name = body["event"].removeprefix("Team").replace("Workflow", "Run")
             if name == "RunContent":
-                said += [body["content"]] if isinstance(body.get("content"), str) else ()
+                text_pieces += [body["content"]] if isinstance(body.get("content"), str) else ()
             elif name in ("RunStarted", "RunContinued", "StepContinued", *_STATUS):
                 output.setdefault("created_at", body["created_at"])
                 output |= {key: body[key] for key in body.keys() - _NOT_OF_THE_RUN}
                 output["status"] = _STATUS.get(name, "RUNNING")
-    output.setdefault("content", "".join(said))
+    output.setdefault("content", "".join(text_pieces))
     output.setdefault("content_type", "str")
     if tools:
         output["tools"] = list(tools.values())

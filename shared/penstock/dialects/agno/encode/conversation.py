@@ -19,25 +19,25 @@ _ALWAYS: Final = {"from_history": False, "stop_after_tool_call": False}
 
 def messages_of(events: Iterable[JsonObject]) -> list[JsonObject]:
     """The messages of the outer run, in order. `events` are envelopes from the run's start."""
-    told: list[JsonObject] = []
+    messages: list[JsonObject] = []
     for event in events:
         if event.get("subrun"):
             continue
         name, data = event["event"], event["data"]
         match f"{name['category']}.{name['action']}":
             case "lifecycle.started" if data.get("message"):
-                told.append(_message(event, "user", data["message"]))
+                messages.append(_message(event, "user", data["message"]))
             case "llm.message_completed" if data.get("value") is not None or data["content"]:
                 value = data.get("value")
                 content = data["content"] if value is None else orjson.dumps(value).decode()
-                told.append(_message(event, "assistant", content))
+                messages.append(_message(event, "assistant", content))
             case "llm.tool_call":
-                if not told or told[-1]["role"] != "assistant":
-                    told.append(_message(event, "assistant", ""))
-                told[-1].setdefault("tool_calls", []).append(_call(data))
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append(_message(event, "assistant", ""))
+                messages[-1].setdefault("tool_calls", []).append(_call(data))
             case "llm.tool_result":
-                told.append(_result(event))
-    return told
+                messages.append(_result(event))
+    return messages
 
 
 def _message(event: JsonObject, role: str, content: Json) -> JsonObject:

@@ -147,7 +147,7 @@ class AgnoEncoder:
     def _streaming(self, event: JsonObject) -> Iterator[JsonObject]:
         data = event["data"]
         self._streamed.add(data["message_id"])
-        yield self._said(event, data["content"])
+        yield self._send_text(event, data["content"])
 
     def _message_completed(self, event: JsonObject) -> Iterator[JsonObject]:
         """The end of a message. Only text that was not sent in pieces makes a frame."""
@@ -155,9 +155,9 @@ class AgnoEncoder:
         if data["message_id"] in self._streamed:
             self._streamed.discard(data["message_id"])
         elif data.get("value") is not None:
-            yield self._said(event, data["value"], data.get("content_type"))
+            yield self._send_text(event, data["value"], data.get("content_type"))
         elif data["content"]:
-            yield self._said(event, data["content"])
+            yield self._send_text(event, data["content"])
         if data.get("citations"):
             self._speaker(event).citations = pauses.citations(data["citations"])
 
@@ -167,10 +167,10 @@ class AgnoEncoder:
             self._speaker(event).in_turn = True
             if not event.get("subrun"):
                 append_text(self._thoughts, thought)
-            said = {"content_type": "str", "reasoning_content": thought, "workflow_agent": False}
-            yield self._address.frame(event, "RunContent", **said)
+            fields = {"content_type": "str", "reasoning_content": thought, "workflow_agent": False}
+            yield self._address.frame(event, "RunContent", **fields)
 
-    def _said(self, event: JsonObject, content: Json, content_type: Json = None) -> JsonObject:
+    def _send_text(self, event: JsonObject, content: Json, content_type: Json = None) -> JsonObject:
         speaker = self._speaker(event)
         speaker.spoke = speaker.in_turn = True
         self._spoke = self._spoke or not event.get("subrun")
@@ -249,8 +249,8 @@ class AgnoEncoder:
             "tool_call_error": failed,
             "metrics": None if duration_s is None else {"duration": duration_s},
         }
-        words = pauses.completed_words(tool, duration_s)
-        yield self._address.frame(event, "ToolCallCompleted", content=words, tool=tool)
+        message = pauses.completion_text(tool, duration_s)
+        yield self._address.frame(event, "ToolCallCompleted", content=message, tool=tool)
 
     def _show_calls(self, event: JsonObject) -> Iterator[JsonObject]:
         """Shows the calls that run but have no progress or result yet."""
@@ -286,7 +286,7 @@ class AgnoEncoder:
             yield from self._end_content(event)
         approval_id = event["data"].get("approval_id")
         waiting = [(item, pauses.waiting_tool(item, approval_id)) for item in self._items]
-        words = pauses.PAUSE_WORDS.get(
+        message = pauses.PAUSE_TEXTS.get(
             self._items[0]["kind"] if self._items else "", pauses.CONFIRM
         )
         at = event["timestamp"]
@@ -296,7 +296,9 @@ class AgnoEncoder:
             return
         own = [tool for item, tool in waiting if self.kind == "agent" or not item.get("subrun")]
         asked = [pauses.requirement(item, tool, at) for item, tool in waiting]
-        yield self._address.frame(event, "RunPaused", content=words, tools=own, requirements=asked)
+        yield self._address.frame(
+            event, "RunPaused", content=message, tools=own, requirements=asked
+        )
 
     def _step(self, event: JsonObject) -> Iterator[JsonObject]:
         """Only workflows have steps."""
@@ -331,7 +333,7 @@ class AgnoEncoder:
         content = value if structured else summary
         if self.kind != "workflow":
             if content and not self._spoke:
-                yield self._said(event, content, data.get("content_type"))
+                yield self._send_text(event, content, data.get("content_type"))
             yield from self._end_content(event)
         first_token_s = self._first_text_s and round(self._first_text_s - self._started_s, 6)
         duration_s = round(epoch_s(event) - self._started_s, 6)
@@ -352,10 +354,10 @@ class AgnoEncoder:
     def _failed(self, event: JsonObject) -> Iterator[JsonObject]:
         data = event["data"]
         yield from self._close(event)
-        words = data.get("error", "")
-        error = {"error": words} if self.kind == "workflow" else {}
+        message = data.get("error", "")
+        error = {"error": message} if self.kind == "workflow" else {}
         kind = data.get("error_type") or data.get("code")
-        yield self._address.frame(event, "RunError", content=words, error_type=kind, **error)
+        yield self._address.frame(event, "RunError", content=message, error_type=kind, **error)
 
     def _cancelled(self, event: JsonObject) -> Iterator[JsonObject]:
         yield from self._close(event)

@@ -25,7 +25,7 @@ _INPUT: Final = "I have tools to execute, but I need user input."
 _EXTERNAL: Final = "I have tools to execute, but it needs external execution."
 
 # The text of a pause, by the kind of its first item.
-PAUSE_WORDS: Final[Mapping[str, str]] = {
+PAUSE_TEXTS: Final[Mapping[str, str]] = {
     "input": _INPUT,
     "credential": _INPUT,
     "feedback": _INPUT,
@@ -121,8 +121,8 @@ def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObje
             "executor_name": member.get("name"),
             "executor_requirements": [requirement(item, waiting, at)],
         }
-    words = item.get("description") or item["item_id"]
-    step: JsonObject = {"step_id": item["item_id"], "step_name": words}
+    message = item.get("description") or item["item_id"]
+    step: JsonObject = {"step_id": item["item_id"], "step_name": message}
     match item["kind"]:
         case "selection":
             choices = {"available_choices": item.get("options"), "selected_choices": None}
@@ -130,16 +130,16 @@ def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObje
                 **step,
                 **choices,
                 "requires_route_selection": True,
-                "user_input_message": words,
+                "user_input_message": message,
             }
         case "input":
             fields = {"user_input_schema": _fields(item.get("input_schema")), "user_input": None}
-            return {**step, **fields, "requires_user_input": True, "user_input_message": words}
+            return {**step, **fields, "requires_user_input": True, "user_input_message": message}
         case "review":
-            review = {"requires_output_review": True, "output_review_message": words}
+            review = {"requires_output_review": True, "output_review_message": message}
             return {**step, **review, "confirmed": None}
         case _:
-            gate = {"requires_confirmation": True, "confirmation_message": words}
+            gate = {"requires_confirmation": True, "confirmation_message": message}
             return {**step, **gate, "confirmed": None}
 
 
@@ -155,7 +155,7 @@ def result_text(result: Json) -> str | None:
     return result if result is None or isinstance(result, str) else str(result)
 
 
-def completed_words(done: JsonObject, duration_s: float | None) -> str:
+def completion_text(done: JsonObject, duration_s: float | None) -> str:
     """The log line of ToolCallCompleted."""
     args = ", ".join(f"{name}={value}" for name, value in done["tool_args"].items())
     time = "" if duration_s is None else f" in {duration_s:.4f}s"

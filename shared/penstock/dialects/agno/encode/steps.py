@@ -37,8 +37,8 @@ def _completed(address: Address, event: JsonObject) -> JsonObject:
 
 
 def _failed(address: Address, event: JsonObject) -> JsonObject:
-    words = obj(event["data"].get("error")).get("message", "")
-    return _frame(address, event, "StepError", error=words)
+    message = obj(event["data"].get("error")).get("message", "")
+    return _frame(address, event, "StepError", error=message)
 
 
 def _progressed(address: Address, event: JsonObject) -> JsonObject:

@@ -1,6 +1,6 @@
-"""Who speaks, and in which step: the agent, its subagents, and the steps of each.
+"""The agent, its subagents, and the steps of each.
 
-A subagent is heard of by SUBAGENT_STARTED, or by the first event that names it.
+A subagent becomes known by SUBAGENT_STARTED, or by the first event that names it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Owner = str | None  # the upstream's id of a subagent; None for the agent itself
 
 @dataclass(slots=True)
 class _Agent:
-    """The agent (`key` is "") or a subagent, and the steps that it is in, the inner last."""
+    """The agent (`key` is "") or a subagent, with its open steps, the innermost last."""
 
     source: Source
     key: str = ""
     subrun: Subrun | None = None
-    suspended: bool = False  # it waits with the run, and comes again in a later leg
-    steps: list[list[str]] = field(default_factory=list)  # name and step id
+    suspended: bool = False  # waits with the run, and continues in a later leg
+    steps: list[list[str]] = field(default_factory=list)  # pairs of name and step id
 
 
 class Agents:
-    """Everybody who takes part in a run."""
+    """The agents that take part in a run."""
 
     def __init__(self, agent: AgentFacts) -> None:
         self._outer = _Agent(
@@ -50,34 +50,37 @@ class Agents:
         self._subagents: dict[str, _Agent] = {}
         self._subrun_ids = Ids()
         self._step_ids = Ids()
-        self.run_id = ""  # the upstream's, of this leg
+        self.run_id = ""  # the upstream's id of this leg's run
 
     @property
     def source(self) -> Source:
-        """The agent itself."""
+        """The source of the agent itself."""
         return self._outer.source
 
     def draft(self, body: JsonObject, event_type: str, data: JsonObject) -> Draft:
-        """Something that the event's owner says."""
+        """A draft with the source and step of the event's agent."""
         agent = self._agent(owner_of(body))
         step_id = agent.steps[-1][1] if agent.steps else None
         return Draft(event_type, data, agent.source, agent.subrun, step_id)
 
     def subrun(self, owner: Owner) -> Subrun | None:
-        """The inner run of a subagent."""
+        """The inner run of a subagent; None for the agent itself."""
         return self._agent(owner).subrun
 
     def meet(self, body: JsonObject) -> list[Draft]:
-        """An event names a subagent whose start was not seen: every one has a start."""
+        """The start of a subagent that an event names before its SUBAGENT_STARTED."""
         owner = owner_of(body)
         if owner is None or owner in self._subagents or _is_about_subagent(body):
             return []
         return [self._dispatch(owner, {"name": owner})]
 
-    # subagents
+    # Subagents.
 
     def started(self, body: JsonObject) -> list[Draft] | None:
-        """SUBAGENT_STARTED; of one that waited with the run, nothing is said again."""
+        """SUBAGENT_STARTED.
+
+        Emits nothing for a subagent that waited with the run and now continues.
+        """
         owner = owner_of(body)
         if owner is None:
             return None
@@ -88,14 +91,14 @@ class Agents:
         return [*self._finish(owner, "cancelled"), self._dispatch(owner, body)]
 
     def finished(self, body: JsonObject) -> list[Draft] | None:
-        """SUBAGENT_FINISHED: it is done, or it waits for what the run will ask for."""
+        """SUBAGENT_FINISHED: the subagent is done, or waits for the run's next leg."""
         owner = owner_of(body)
         agent = self._subagents.get(owner) if owner else None
         if owner is None or agent is None:
             return None
         if obj(body.get("outcome")).get("type") == "suspended":
             agent.suspended = True
-            return None  # told as the upstream's own event
+            return None  # the caller emits the upstream's own event
         return self._finish(owner, "completed", result=body.get("result"))
 
     def failed(self, body: JsonObject) -> list[Draft] | None:
@@ -126,24 +129,28 @@ class Agents:
         data = with_metadata(present(data), body)
         return Draft("dispatch.worker", data, around.source, around.subrun, step_id)
 
-    def _finish(self, owner: str, status: str, **told: object) -> list[Draft]:
-        """Ends a subagent, and the steps of it that are still open."""
+    def _finish(self, owner: str, status: str, **outcome: object) -> list[Draft]:
+        """Ends a subagent and its open steps."""
         agent = self._subagents.pop(owner, None)
         if agent is None:
             return []
         error: JsonObject | None = None
         if status != "completed":
-            error = {"code": status, "message": told.get("error") or f"the subagent is {status}"}
+            error = {"code": status, "message": outcome.get("error") or f"the subagent is {status}"}
         drafts = []
         while agent.steps:
             drafts.append(self._end_step(agent, agent.steps.pop()[1], error))
-        data = {"subrun_id": agent.key, "status": status, **told}
+        data = {"subrun_id": agent.key, "status": status, **outcome}
         return [*drafts, Draft("dispatch.finished", present(data), agent.source, agent.subrun)]
 
-    # steps
+    # Steps.
 
     def step_started(self, body: JsonObject) -> list[Draft] | None:
-        """STEP_STARTED: its name is all that is known of a step."""
+        """STEP_STARTED. A step has a name and no other data.
+
+        Raises:
+            LimitReached: The agent has too many open steps.
+        """
         name = string(body.get("stepName"))
         if name is None:
             return None
@@ -155,7 +162,10 @@ class Agents:
         return [self.draft(body, "workflow.step_started", with_metadata(data, body))]
 
     def step_finished(self, body: JsonObject) -> list[Draft] | None:
-        """STEP_FINISHED: the last step of that name; it tells no output."""
+        """STEP_FINISHED: ends the agent's last open step of that name.
+
+        AG-UI has no output of a step.
+        """
         agent = self._agent(owner_of(body))
         name = body.get("stepName")
         step = next((step for step in reversed(agent.steps) if step[0] == name), None)
@@ -167,10 +177,10 @@ class Agents:
         agent.steps.remove(step)
         return [draft]
 
-    # ends
+    # Ends.
 
     def close(self, status: str, error: JsonObject | None = None) -> list[Draft]:
-        """Ends what is open: steps by the error, or as done, and subagents as told."""
+        """Ends open steps, with the error if there is one, and subagents with the status."""
         drafts = []
         for agent in (*reversed(self._subagents.values()), self._outer):
             while agent.steps:
@@ -188,7 +198,7 @@ class Agents:
         return Draft(kind, data, agent.source, agent.subrun, step_id)
 
     def dump(self) -> JsonObject:
-        """As JSON."""
+        """The state as JSON, for `load`."""
         return {
             "outer": asdict(self._outer),
             "subagents": {owner: asdict(agent) for owner, agent in self._subagents.items()},
@@ -198,7 +208,7 @@ class Agents:
         }
 
     def load(self, state: JsonObject) -> None:
-        """The opposite of `dump`."""
+        """Continues from a snapshot."""
         self._outer = _Agent(**state["outer"])
         self._subagents = {owner: _Agent(**agent) for owner, agent in state["subagents"].items()}
         self._subrun_ids.used = dict(state["subrun_ids"])
@@ -210,7 +220,7 @@ class Agents:
 
 
 def owner_of(body: JsonObject) -> Owner:
-    """The subagent that an event belongs to."""
+    """The id of the subagent that an event belongs to."""
     return string(body.get("subagentRunId"))
 
 

@@ -1,7 +1,7 @@
-"""*_CHUNK events as the START, CONTENT and END that they stand for.
+"""Expands *_CHUNK events into the START, CONTENT and END events that they stand for.
 
-As the reference client does it: a chunk without an id goes on with the one before; any other event
-of the same run or subagent ends what chunks have begun, but for those that stand beside the stream.
+It follows the reference client: a chunk without an id continues the one before. Any other event of
+the same run or subagent ends what chunks began, except for events that may come between chunks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.dialects.json import string
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a chunk stands for: the event types' common beginning, and its id's key."""
+    """What a chunk stands for: the common prefix of the event types, and the key of its id."""
 
     prefix: str
     content: str
@@ -32,13 +32,13 @@ _ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
 
 
 class Chunks:
-    """What chunks have begun: one thing for the run, and one for each subagent."""
+    """The open chunk of the run, and of each subagent."""
 
     def __init__(self) -> None:
         self._lanes: dict[str | None, tuple[_Kind, str]] = {}
 
     def expand(self, body: JsonObject) -> list[JsonObject]:
-        """The event, or what it stands for; a chunk that nobody can place stays itself."""
+        """The events that an event stands for. A chunk that continues nothing stays as it is."""
         type_ = string(body.get("type"))
         kind = _CHUNKS.get(type_) if type_ else None
         if kind is not None:

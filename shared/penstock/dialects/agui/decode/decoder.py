@@ -1,14 +1,14 @@
-"""AG-UI's events (1.0, and what came before it) to canonical drafts.
+"""Decodes AG-UI's events (1.0 and before) into canonical drafts.
 
-One table leads from an event's type to its handler. What the agent says (`messages`), its
-tool calls (`tools`), its subagents and steps (`speakers`) and what a pause waits for
-(`pauses`) have modules of their own; chunks are expanded before (`chunks`).
+One table maps an event's type to its handler. Messages (`messages`), tool calls (`tools`),
+subagents and steps (`agents`) and pauses (`pauses`) have modules of their own. `chunks` expands
+chunks first.
 
-Left out, since it is said elsewhere or says nothing: `timestamp` and `rawEvent` of an event, a
-message without text, REASONING_START and _END around their messages, the text that Agno repeats
-at a pause, the arguments of a call that is told again. What else has no place in the contract, or
-is not as the protocol says, becomes `custom.event`: its name is the event's type and its value the
-event, but a CUSTOM's are its own name and value.
+The decoder leaves out what has no content or repeats other events: `timestamp` and `rawEvent` of an
+event, a message without text, REASONING_START and REASONING_END around their messages, the text
+that Agno repeats at a pause, and the arguments of a repeated call. An event that has no place in
+the contract, or is malformed, becomes `custom.event` with the event's type as its name and the
+event as its value. A CUSTOM event keeps its own name and value.
 """
 
 from __future__ import annotations
@@ -36,25 +36,27 @@ from penstock.dialects.custom_events import from_custom
 from penstock.dialects.json import loads, obj, objects, present, string, strings, text
 from penstock.sse import Frame
 
-Handler = Callable[[JsonObject], Sequence[Draft | Pause] | None]  # None: not as it should be
+# None means that the event is malformed
+Handler = Callable[[JsonObject], Sequence[Draft | Pause] | None]
 
 _ON_INTERRUPT = "on_interrupt"
 
 
 class AguiDecoder:
-    """One run's decoder (see `penstock.dialects.base.Decoder`).
+    """Decodes one run (see `penstock.dialects.base.Decoder`).
 
-    `AgentFacts.drop` leaves out types that would be a `custom.event`. `AgentFacts.client_tools`
-    tells a call that the client must run from one that needs a yes, where the server does not.
+    `AgentFacts.drop` names types to leave out that would become a `custom.event`.
+    `AgentFacts.client_tools` are the tools that the client runs; it decides where a server does not
+    say whether a call needs a result or a confirmation.
     """
 
     def __init__(self, agent: AgentFacts) -> None:
         self._drop = agent.drop
-        self._over = False  # a terminal event was given: nothing follows
+        self._over = False  # a terminal event was emitted, so no more events follow
         self._waits = False  # this leg ended in a pause
         self._thread_id = ""
         self._usage: JsonObject = {}
-        self._models: list[JsonObject] = []  # the usage of each model
+        self._models: list[JsonObject] = []  # the token counts of each model
         self._agents = Agents(agent)
         self._messages = Messages(self._agents)
         self._tools = Tools(self._agents, self._messages, agent.client_tools)
@@ -63,7 +65,7 @@ class AguiDecoder:
         self._handlers = self._table()
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """A leg begins: a run of its own, for the upstream."""
+        """A leg begins, which is a run of its own for the upstream."""
         self._waits = False
         self._chunks = Chunks()
         self._messages.open(leg)
@@ -72,14 +74,14 @@ class AguiDecoder:
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """The results of calls that the client ran: the upstream takes them without a word."""
+        """The results of calls that the client ran. The upstream sends no event for them."""
         drafts: list[Draft] = []
         for item_id, decision in items.items():
             drafts += self._pauses.decided(item_id, decision)
         return drafts
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
-        """One frame; after a terminal event or a pause nothing more is said."""
+        """The drafts of one frame. A frame after a terminal event or a pause makes none."""
         if self._over or self._waits:
             return []
         try:
@@ -97,20 +99,20 @@ class AguiDecoder:
         return drafts
 
     def end(self) -> Sequence[Draft | Pause]:
-        """The response ended: if the run has neither ended nor paused, it is lost."""
+        """The response ended. A run that neither ended nor paused is lost."""
         if self._over or self._waits:
             return []
-        words = "the upstream's stream ended without a final event"
-        return self._fail({"error": words, "code": "upstream_lost"})
+        message = "the upstream's stream ended without a final event"
+        return self._fail({"error": message, "code": "upstream_lost"})
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """The response was cut: close what is open, and leave the reason to the caller."""
+        """The response was cut: closes open parts. The caller reports the reason."""
         if self._over or self._waits:
             return []
         return [*self._messages.close(_CUT["message"]), *self._agents.close("failed", _CUT)]
 
     def snapshot(self) -> JsonObject:
-        """The state between legs."""
+        """The state between legs as JSON, for `restore`."""
         return {
             "over": self._over,
             "thread_id": self._thread_id,
@@ -123,7 +125,7 @@ class AguiDecoder:
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Goes on from a snapshot; `open` comes next."""
+        """Continues from a snapshot. `open` comes next."""
         self._over = state["over"]
         self._thread_id = state["thread_id"]
         self._usage, self._models = dict(state["usage"]), list(state["models"])
@@ -133,7 +135,7 @@ class AguiDecoder:
         self._pauses.load(state["pauses"])
 
     def _table(self) -> dict[str, Handler]:
-        """Every event that means something to us; all others become `custom.event`."""
+        """The handler of each type. Any other type becomes `custom.event`."""
         agents, messages, tools = self._agents, self._messages, self._tools
         return {
             "RUN_STARTED": self._started,
@@ -142,7 +144,7 @@ class AguiDecoder:
             "STEP_STARTED": agents.step_started,
             "STEP_FINISHED": agents.step_finished,
             "TEXT_MESSAGE_START": messages.started,
-            "TEXT_MESSAGE_CONTENT": self._said,
+            "TEXT_MESSAGE_CONTENT": self._content,
             "TEXT_MESSAGE_END": messages.ended,
             "TOOL_CALL_START": tools.started,
             "TOOL_CALL_ARGS": tools.arguments,
@@ -171,16 +173,16 @@ class AguiDecoder:
         type_: str = body["type"]
         before = [*self._messages.release(body), *self._agents.meet(body)]
         handle = self._handlers.get(type_)
-        said = handle(body) if handle else None
-        if said is None:
+        drafts = handle(body) if handle else None
+        if drafts is None:
             fields = {key: value for key, value in body.items() if key != "type"}
-            said = self._custom(type_, body, fields)
-        return [*before, *said]
+            drafts = self._custom(type_, body, fields)
+        return [*before, *drafts]
 
-    # the run
+    # The run.
 
     def _started(self, body: JsonObject) -> Sequence[Draft]:
-        """The run itself was said to start before: its ids are what is new."""
+        """RUN_STARTED. The run has started already; only the upstream's ids are new."""
         self._agents.run_id = string(body.get("runId")) or self._agents.run_id
         self._thread_id = string(body.get("threadId")) or self._thread_id
         value = {
@@ -200,21 +202,21 @@ class AguiDecoder:
             return self._end(
                 "lifecycle.cancelled", {"reason": "user_stop", "confirmed": True}, body
             )
-        asks = self._pauses.asks(outcome, strings(outcome.get("pendingToolCallIds")))
-        LimitReached.check(len(asks), MAX_ITEMS, "open questions")
-        if asks:
-            drafts = [*self._messages.close(), *self._pauses.pause(asks), *self._tools.close()]
+        questions = self._pauses.questions(outcome, strings(outcome.get("pendingToolCallIds")))
+        LimitReached.check(len(questions), MAX_ITEMS, "open questions")
+        if questions:
+            drafts = [*self._messages.close(), *self._pauses.pause(questions), *self._tools.close()]
             self._waits = True
             resume = {
                 "thread_id": self._thread_id,
                 "run_id": self._agents.run_id,
-                "items": {ask.item.item_id: ask.answer for ask in asks},
+                "items": {question.item.item_id: question.answer for question in questions},
             }
-            items = [ask.item for ask in asks]
+            items = [question.item for question in questions]
             return [*drafts, Pause(items, resume, self._agents.source)]
-        if kind == "interrupt":  # nobody could ever answer it
-            words = "the upstream paused without saying what for"
-            return self._fail({"error": words, "code": "upstream_error"})
+        if kind == "interrupt":  # a pause without items could never be answered
+            message = "the upstream paused without saying what for"
+            return self._fail({"error": message, "code": "upstream_error"})
         return [*self._warned(kind), *self._complete(body)]
 
     def _complete(self, body: JsonObject) -> Sequence[Draft]:
@@ -231,12 +233,12 @@ class AguiDecoder:
     def _failed(self, body: JsonObject) -> Sequence[Draft]:
         self._count(body)
         code = string(body.get("code"))
-        words = (
+        message = (
             string(body.get("message")) or code or "the upstream reported an error without words"
         )
         detail = {"raw_event": body.get("rawEvent"), "usage": self._usage or None}
         failure = {
-            "error": words,
+            "error": message,
             "code": "upstream_error",
             "error_type": code,
             "detail": present(detail) or None,
@@ -247,7 +249,7 @@ class AguiDecoder:
         return self._end("lifecycle.failed", failure, {})
 
     def _end(self, event_type: str, data: JsonObject, body: JsonObject) -> Sequence[Draft]:
-        """The one end: what is open closes as it ended."""
+        """Emits the terminal event after the ends of open parts."""
         self._over = True
         status, error = _ENDS[event_type]
         if "error" in data:
@@ -257,7 +259,7 @@ class AguiDecoder:
         return [*drafts, self._outer(event_type, with_metadata(data, body))]
 
     def _count(self, body: JsonObject) -> None:
-        """Each leg is a run of its own for the upstream, with its own tokens."""
+        """Adds the token counts of a leg, which is a run of its own for the upstream."""
         models = objects(body.get("usage"))
         add_usage(self._usage, models)
         self._models += models
@@ -265,13 +267,13 @@ class AguiDecoder:
     def _warned(self, outcome: str) -> Sequence[Draft]:
         if outcome == "success":
             return []
-        words = f"the upstream ended with the unknown outcome {outcome}, taken as success"
-        return [self._outer("system.warning", {"message": words, "code": "unknown_outcome"})]
+        message = f"the upstream ended with the unknown outcome {outcome}, taken as success"
+        return [self._outer("system.warning", {"message": message, "code": "unknown_outcome"})]
 
-    # the rest
+    # Other events.
 
-    def _said(self, body: JsonObject) -> Sequence[Draft] | None:
-        self._tools.spoken()
+    def _content(self, body: JsonObject) -> Sequence[Draft] | None:
+        self._tools.text_received()
         return self._messages.content(body)
 
     def _snapshot(self, body: JsonObject) -> Sequence[Draft] | None:
@@ -302,11 +304,12 @@ class AguiDecoder:
         if draft is not None:
             return [self._agents.draft(body, draft.type, draft.data)]
         if name in self._handlers or name in EventType.__members__ or "metadata" in body:
-            return None  # whole, since its name and value alone would read as something else
+            # the caller emits the whole event, since its name and value alone would be ambiguous
+            return None
         return self._custom(name, body, value)
 
     def _custom(self, name: str, body: Json, value: Json) -> list[Draft]:
-        """What is the upstream's own."""
+        """A `custom.event` of the upstream."""
         if name in self._drop:
             return []
         data = {"protocol": "agui", "name": name, "value": value}
@@ -318,7 +321,7 @@ class AguiDecoder:
 
 _CUT: JsonObject = {"code": "upstream_lost", "message": "the run was cut off"}
 
-# What becomes of subagents and of steps that are still open.
+# How subagents and open steps end, by the type of the terminal event.
 _ENDS: Mapping[str, tuple[str, JsonObject | None]] = {
     "lifecycle.completed": ("completed", None),
     "lifecycle.failed": ("failed", None),

@@ -1,7 +1,7 @@
-"""Messages and trains of thought.
+"""Decodes messages and thoughts.
 
-A message is said to begin at its first text. One without any text is not said at all: servers
-open and close such a message only to hang tool calls on it.
+A message begins with its first text. A message without text makes no events, since servers open and
+close such messages only to attach tool calls to them.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
 from penstock.dialects.json import present, string
 from penstock.dialects.text_buffer import append_text
 
-_THINKING = "THINKING"  # the retired events have no ids, so there is one train of thought at a time
+# the retired THINKING events have no ids, so one train of thought is open at a time
+_THINKING = "THINKING"
 
 
 @dataclass(slots=True)
 class _Message:
-    """A message under way. `start` is the event that began it."""
+    """An open message. `start` is the event that began it."""
 
     id: str
     role: str
     start: JsonObject
     parts: list[str] = field(default_factory=list)
     begun: bool = False
-    echo_of: str | None = None  # the message whose whole text it repeats, so far
+    echo_of: str | None = None  # the message whose complete text it repeats so far
 
 
 @dataclass(slots=True)
 class _Thoughts:
-    """A train of thought under way."""
+    """An open train of thought."""
 
     id: str
     owner: Owner
@@ -40,7 +41,7 @@ class _Thoughts:
 
 
 class Messages:
-    """What the agent and its subagents say and think."""
+    """The messages and thoughts of the agent and its subagents."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
@@ -49,10 +50,10 @@ class Messages:
         self._thoughts: dict[str, _Thoughts] = {}
         self._ids = Ids()
         self._thought_ids = Ids()
-        self._latest: dict[str, str] = {}  # upstream id to ours, also of ended messages
-        self._echo: tuple[_Message, JsonObject] | None = None  # ended, and not said yet
+        self._latest: dict[str, str] = {}  # upstream id to ours, also for ended messages
+        self._echo: tuple[_Message, JsonObject] | None = None  # an ended message that is held back
         self._last: tuple[str, str] | None = None  # id and text of the message just before
-        self.summary = ""  # the agent's last whole message
+        self.summary = ""  # the agent's last complete message
 
     def open(self, leg: int) -> None:
         """A leg begins."""
@@ -63,10 +64,10 @@ class Messages:
         """Our id of a message."""
         return self._latest.get(upstream_id, upstream_id)
 
-    # messages
+    # Messages.
 
     def started(self, body: JsonObject) -> list[Draft] | None:
-        """TEXT_MESSAGE_START; one that is open stays open."""
+        """TEXT_MESSAGE_START. A message that is open stays open."""
         upstream_id = string(body.get("messageId"))
         if upstream_id is None:
             return None
@@ -99,10 +100,10 @@ class Messages:
         return self._end(message, body)
 
     def release(self, body: JsonObject) -> list[Draft]:
-        """What was held back, as the next event shows what it was.
+        """Emits or drops the message that was held back, when the next event shows which.
 
-        Agno says the text before a paused call once more, as a message of its own on which the
-        call hangs. It is left out, and the call hangs on the first one.
+        Agno repeats the text before a paused call as another message, and attaches the call to it.
+        The repeated message is dropped, and the call is attached to the first message.
         """
         is_call = body.get("type") == "TOOL_CALL_START"
         if is_call:
@@ -128,7 +129,7 @@ class Messages:
         return message
 
     def _repeats(self, message: _Message, body: JsonObject) -> bool:
-        """Whether the message, so far, is the one before once more."""
+        """Whether the message so far repeats the complete text of the message before."""
         if message.begun or self._last is None or owner_of(body) is not None:
             return False
         last_id, last_text = self._last
@@ -165,10 +166,10 @@ class Messages:
         )
         return [draft]
 
-    # thoughts
+    # Thoughts.
 
     def thought_started(self, body: JsonObject) -> list[Draft] | None:
-        """REASONING_MESSAGE_START; nothing is said before there is a thought."""
+        """REASONING_MESSAGE_START. Emits nothing before the first thought."""
         upstream_id = string(body.get("messageId"))
         if upstream_id is None:
             return None
@@ -191,11 +192,11 @@ class Messages:
         return None if thoughts is None else self._end_thoughts(thoughts)
 
     def span(self, body: JsonObject) -> list[Draft] | None:
-        """REASONING_START and REASONING_END: the messages between them say all."""
+        """REASONING_START and REASONING_END. The messages between them have all content."""
         return []
 
     def thinking_started(self, body: JsonObject) -> list[Draft] | None:
-        """THINKING_START may have a title, THINKING_TEXT_MESSAGE_START begins the text."""
+        """THINKING_START, which may have a title, and THINKING_TEXT_MESSAGE_START."""
         open_ = self._thoughts.get(_THINKING)
         drafts = self._end_thoughts(self._thoughts.pop(_THINKING)) if open_ else []
         title = string(body.get("title")) or (open_.title if open_ and not open_.begun else None)
@@ -217,7 +218,7 @@ class Messages:
         return [] if thoughts is None else self._end_thoughts(thoughts)
 
     def _think(self, key: str, wanted_id: str, body: JsonObject) -> _Thoughts:
-        # the id is taken when there is a thought: the retired events open more than they say
+        # an id is taken with the first thought, since servers open more thoughts than they fill
         thoughts = self._thoughts[key] = _Thoughts(wanted_id, owner_of(body))
         return thoughts
 
@@ -233,7 +234,7 @@ class Messages:
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def _end_thoughts(self, thoughts: _Thoughts) -> list[Draft]:
-        """The end of a train of thought has no words of its own: `final` stands with ""."""
+        """Ends the thoughts with an event of its own: `final`, and an empty thought."""
         if not thoughts.begun:
             return []
         data = {"thought": "", "reasoning_id": thoughts.id, "final": True}
@@ -241,7 +242,10 @@ class Messages:
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def close(self, error: str | None = None) -> list[Draft]:
-        """Ends what is being said and thought; `error` is why open messages are not whole."""
+        """Ends open messages and thoughts.
+
+        `error` is the reason why the messages are incomplete.
+        """
         drafts = self.release({})
         for thoughts in self._thoughts.values():
             drafts += self._end_thoughts(thoughts)
@@ -253,7 +257,7 @@ class Messages:
         return drafts
 
     def dump(self) -> JsonObject:
-        """As JSON, between legs: nothing is open then."""
+        """The state between legs as JSON, when no message is open."""
         return {
             "ids": dict(self._ids.used),
             "thought_ids": dict(self._thought_ids.used),
@@ -262,7 +266,7 @@ class Messages:
         }
 
     def load(self, state: JsonObject) -> None:
-        """The opposite of `dump`."""
+        """Continues from a snapshot."""
         self._ids.used = dict(state["ids"])
         self._thought_ids.used = dict(state["thought_ids"])
         self._latest = dict(state["latest"])

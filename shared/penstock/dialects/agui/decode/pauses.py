@@ -1,6 +1,6 @@
-"""What a paused AG-UI run waits for: interrupts, unanswered calls, and LangGraph's older event.
+"""Reads what a paused AG-UI run waits for: interrupts, unanswered calls, LangGraph's older event.
 
-Each item says how its answer goes back (`resume` of the pause, `items`, by item id):
+The pause's `resume` has under `items`, by item id, how the answer is sent:
 
 - `{"style": "resume", "kind": …, "interrupt": …}`: an entry of `resume[]` in the next request
 - `{"style": "tool", "tool_call_id": …, "kind": …}`: a message of role `tool`
@@ -17,12 +17,13 @@ from penstock.dialects.agui.decode.tools import Call, Tools
 from penstock.dialects.base import Draft, Ids, Json, JsonObject, PauseItem
 from penstock.dialects.json import obj, parsed, string, text
 
-_CONFIRMATIONS = frozenset({"tool_call", "confirmation"})  # the reasons that a yes answers
+# reasons of interrupts that need a yes or a no
+_CONFIRMATIONS = frozenset({"tool_call", "confirmation"})
 
 
 @dataclass(slots=True)
-class Ask:
-    """One thing to decide, the call that it is about, and how its answer goes back."""
+class Question:
+    """One question, its call, and how its answer is sent."""
 
     item: PauseItem
     answer: JsonObject
@@ -30,7 +31,7 @@ class Ask:
 
 
 class Pauses:
-    """What the run waits for, and what was decided about it."""
+    """The questions of the run, and the decisions on them."""
 
     def __init__(self, agents: Agents, tools: Tools) -> None:
         self._agents = agents
@@ -43,16 +44,20 @@ class Pauses:
         self._interrupts = []
 
     def interrupted(self, value: Json) -> None:
-        """CUSTOM on_interrupt: ag-ui-langgraph says so that the graph waits, as JSON text."""
+        """CUSTOM on_interrupt: ag-ui-langgraph reports that its graph waits, with JSON as text."""
         self._interrupts.append(value)
 
-    def asks(self, outcome: JsonObject, pending: Iterable[str]) -> list[Ask]:
-        """What RUN_FINISHED leaves open, each under an id of its own."""
+    def questions(self, outcome: JsonObject, pending: Iterable[str]) -> list[Question]:
+        """The questions that RUN_FINISHED leaves open, each under a unique id.
+
+        Raises:
+            LimitReached: There are too many questions.
+        """
         ids = Ids()
         if outcome.get("type") == "interrupt":
             interrupts = outcome.get("interrupts")
             found = list(self._of_interrupts(interrupts, ids))
-            named = {ask.call.id for ask in found if ask.call}
+            named = {question.call.id for question in found if question.call}
             left = [call for call in self._tools.waiting(()) if self._tools.is_clients(call)]
             return found + [self._of_call(c, False, ids) for c in left if c.id not in named]
         if self._interrupts:
@@ -61,18 +66,23 @@ class Pauses:
         calls = self._tools.waiting(named_ids)
         return [self._of_call(call, bool(named_ids), ids) for call in calls]
 
-    def pause(self, asks: Iterable[Ask]) -> list[Draft]:
-        """The calls among them are announced, where they were not yet."""
+    def pause(self, questions: Iterable[Question]) -> list[Draft]:
+        """The pause, after the announcements of its calls."""
         drafts = []
-        for ask in asks:
-            if ask.call is not None:
-                drafts += self._tools.waits(ask.call, ask.item.kind, editable=ask.item.editable)
-                ask.item.args = ask.call.args
-                self._waiting[ask.item.item_id] = ask.call.upstream_id
+        for question in questions:
+            if question.call is not None:
+                drafts += self._tools.waits(
+                    question.call, question.item.kind, editable=question.item.editable
+                )
+                question.item.args = question.call.args
+                self._waiting[question.item.item_id] = question.call.upstream_id
         return drafts
 
     def decided(self, item_id: str, decision: JsonObject) -> list[Draft]:
-        """A refused call is noted; one that the client runs has its result."""
+        """Takes a decision.
+
+        Returns the result of a call that the client ran; a rejection is only noted.
+        """
         call = self._tools.find(self._waiting.pop(item_id, None))
         if call is None:
             return []
@@ -85,17 +95,17 @@ class Pauses:
         return []
 
     def dump(self) -> JsonObject:
-        """As JSON."""
+        """The state as JSON, for `load`."""
         return dict(self._waiting)
 
     def load(self, state: JsonObject) -> None:
-        """The opposite of `dump`."""
+        """Continues from a snapshot."""
         self._waiting = dict(state)
 
-    def _of_interrupts(self, interrupts: Json, ids: Ids) -> Iterator[Ask]:
+    def _of_interrupts(self, interrupts: Json, ids: Ids) -> Iterator[Question]:
         for interrupt in interrupts if isinstance(interrupts, list) else ():
             if not isinstance(interrupt, dict) or string(interrupt.get("id")) is None:
-                continue  # nobody could answer it
+                continue  # a malformed interrupt could never be answered
             call = self._tools.find(interrupt.get("toolCallId"))
             schema = interrupt.get("responseSchema")
             schema = schema if isinstance(schema, dict) else None
@@ -110,25 +120,25 @@ class Pauses:
             )
             yield _about(item, {"style": "resume", "kind": kind, "interrupt": interrupt}, call)
 
-    def _of_call(self, call: Call, named: bool, ids: Ids) -> Ask:
-        """A call left unanswered: the client's to run, else (Agno) one that needs a yes."""
+    def _of_call(self, call: Call, named: bool, ids: Ids) -> Question:
+        """The question of an unanswered call: its result, or (Agno) its confirmation."""
         kind = "external" if named or self._tools.is_clients(call) else "confirmation"
         item = PauseItem(ids.unique(call.upstream_id), kind, subrun=self._agents.subrun(call.owner))
         answer = {"style": "tool", "tool_call_id": call.upstream_id, "kind": kind}
         return _about(item, answer, call)
 
-    def _of_value(self, value: Json, ids: Ids) -> Ask:
-        """A graph's interrupt holds anything, and takes anything."""
+    def _of_value(self, value: Json, ids: Ids) -> Question:
+        """The question of a graph's interrupt, which holds any value and takes any answer."""
         value = parsed(value) if isinstance(value, str) else value
         described = string(obj(value).get("message")) or string(obj(value).get("question"))
         item = PauseItem(ids.unique("interrupt"), "input", description=described or text(value))
-        return Ask(item, {"style": "command"})
+        return Question(item, {"style": "command"})
 
 
 def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
-    """What a message of role `tool` says to an item of style `tool`.
+    """The text of a `tool` message that answers an item of style `tool`.
 
-    A value goes as it is. Without one, a confirmation is answered as Agno's interface reads it.
+    A value is sent as it is. A confirmation without a value is worded as Agno's interface reads it.
     """
     rejected, note = decision.get("decision") == "reject", string(decision.get("note"))
     value = decision.get("value")
@@ -140,13 +150,13 @@ def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
 
 
 def _kind(interrupt: JsonObject, schema: JsonObject | None) -> str:
-    """A yes or no where the schema asks for `approved`, or the reason is known to mean that."""
+    """The kind of an interrupt, from its schema or its reason."""
     if schema is not None:
         return "confirmation" if "approved" in obj(schema.get("properties")) else "input"
     return "confirmation" if string(interrupt.get("reason")) in _CONFIRMATIONS else "input"
 
 
-def _about(item: PauseItem, answer: JsonObject, call: Call | None) -> Ask:
+def _about(item: PauseItem, answer: JsonObject, call: Call | None) -> Question:
     if call is not None:
         item.tool_call_id, item.tool, item.args = call.id, call.tool, call.args
-    return Ask(item, answer, call)
+    return Question(item, answer, call)

@@ -1,4 +1,4 @@
-"""The state that an AG-UI server shares, as a client of its stream would have it."""
+"""The state that an AG-UI server shares with the clients of its stream."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from penstock.dialects.patch import Document, DoesNotApply, is_patch
 
 
 class State:
-    """The last snapshot with the patches on it; None until the server told any."""
+    """The last snapshot with the patches after it. None until the server sends one."""
 
     def __init__(self) -> None:
         self._document: Document | None = None
 
     @property
     def value(self) -> Json:
-        """The state now."""
+        """The current state."""
         return None if self._document is None else self._document.value
 
     def feed(self, body: JsonObject) -> None:
-        """STATE_SNAPSHOT or STATE_DELTA; what does not apply leaves the state as it is."""
+        """STATE_SNAPSHOT or STATE_DELTA. A patch that does not apply changes nothing."""
         if body.get("type") == "STATE_SNAPSHOT":
             self._document = Document(body.get("snapshot"))
         elif body.get("type") == "STATE_DELTA" and is_patch(body.get("delta")):

@@ -1,4 +1,4 @@
-"""Tool calls as drafts: streamed, asked for once, answered once."""
+"""Decodes tool calls: each is announced once, and has one result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.dialects.text_buffer import append_text
 
 @dataclass(slots=True)
 class Call:
-    """A call that has no result yet."""
+    """A call without a result."""
 
     id: str
     upstream_id: str
@@ -27,14 +27,14 @@ class Call:
     metadata: JsonObject | None = None
     parts: list[str] = field(default_factory=list)
     args: JsonObject = field(default_factory=dict)
-    asked: bool = False  # llm.tool_call was said
-    passed: bool = False  # the agent has spoken since: it needs no answer to go on
-    kind: str | None = None  # of the pause item that it waits for
-    refusal: str | None = None  # what was said with the rejection
+    asked: bool = False  # llm.tool_call was emitted
+    passed: bool = False  # the agent has sent text since, so it does not wait for this call
+    kind: str | None = None  # the kind of the pause item that asks about the call
+    refusal: str | None = None  # the note of the rejection
 
     @property
     def body(self) -> JsonObject:
-        """Its owner, as an event names it."""
+        """An event body that names the call's owner."""
         return {"subagentRunId": self.owner}
 
 
@@ -49,28 +49,31 @@ class Tools:
         self._ids = Ids()
         self._open: dict[str, Call] = {}  # by the upstream's id
         self._answered: set[str] = set()  # upstream ids
-        self._fresh: list[Call] = []  # asked for since the agent spoke last
-        self._editable: set[str] = set()  # upstream ids of calls whose answer may edit arguments
+        self._fresh: list[Call] = []  # announced since the agent's last text
+        # upstream ids of calls whose answer may edit the arguments
+        self._editable: set[str] = set()
         self._approved: dict[str, JsonObject | None] = {}  # arguments by upstream id, where known
-        self._again: dict[str, tuple[str, list[str]]] = {}  # name and arguments, told once more
+        self._repeated: dict[
+            str, tuple[str, list[str]]
+        ] = {}  # name and arguments of a repeated call
 
     def open(self, leg: int) -> None:
         """A leg begins."""
         self._leg = leg
-        self._again = {}
+        self._repeated = {}
 
     def find(self, upstream_id: Json) -> Call | None:
-        """The open call of that id."""
+        """The open call of an upstream id."""
         return self._open.get(upstream_id) if isinstance(upstream_id, str) else None
 
     def is_clients(self, call: Call) -> bool:
-        """Whether the client runs this tool."""
+        """Whether the client runs the call's tool."""
         return call.tool in self._client_tools
 
-    # events
+    # Events.
 
     def started(self, body: JsonObject) -> list[Draft] | None:
-        """TOOL_CALL_START: a new call, or one that waited in an earlier leg and runs now."""
+        """TOOL_CALL_START: a new call, or a call that waited in an earlier leg and runs now."""
         upstream_id = string(body.get("toolCallId"))
         if upstream_id is None:
             return None
@@ -79,21 +82,21 @@ class Tools:
             known.leg = self._leg
             if upstream_id in self._approved:
                 named = short(string(body.get("toolCallName")) or known.tool)
-                self._again[upstream_id] = (named, [])
+                self._repeated[upstream_id] = (named, [])
             data = {"tool_call_id": known.id, "status": "running"}
             return [self._agents.draft(body, "llm.tool_progress", data)]
         if known is not None and not known.asked:
-            return None  # it is under way
+            return None  # the call is open already
         self._add(upstream_id, body)
         return []
 
     def arguments(self, body: JsonObject) -> list[Draft] | None:
-        """TOOL_CALL_ARGS; of a call that is told again they must be what was approved."""
+        """TOOL_CALL_ARGS. Arguments of a repeated call are compared with the approved ones."""
         call, delta = self.find(body.get("toolCallId")), body.get("delta")
         if call is None or not isinstance(delta, str):
             return None
-        if call.upstream_id in self._again:
-            append_text(self._again[call.upstream_id][1], delta)
+        if call.upstream_id in self._repeated:
+            append_text(self._repeated[call.upstream_id][1], delta)
             return []
         if call.asked or not delta:
             return []
@@ -102,12 +105,12 @@ class Tools:
         return [self._agents.draft(body, "llm.tool_args", with_metadata(data, body))]
 
     def ended(self, body: JsonObject) -> list[Draft] | None:
-        """TOOL_CALL_END: the model has asked."""
+        """TOOL_CALL_END: announces the call."""
         call = self.find(body.get("toolCallId"))
-        return None if call is None else [*self._ask(call), *self._compared(call, body)]
+        return None if call is None else [*self._announce(call), *self._compared(call, body)]
 
     def result(self, body: JsonObject) -> list[Draft] | None:
-        """TOOL_CALL_RESULT; of a call that has one already it is the upstream's own event."""
+        """TOOL_CALL_RESULT. A second result of a call becomes the upstream's own event."""
         upstream_id, content = string(body.get("toolCallId")), body.get("content")
         if upstream_id is None:
             return None
@@ -115,9 +118,9 @@ class Tools:
         if call is None:
             if upstream_id in self._answered:
                 return None
-            # its start was not seen (a stream read from the middle), and a result needs a call
+            # the start of this call was not in the stream, and a result needs a call
             call = self._add(upstream_id, body)
-        drafts = [*self._ask(call), *self._compared(call, body)]
+        drafts = [*self._announce(call), *self._compared(call, body)]
         outcome, error = "ok", string(body.get("error"))
         if call.refusal is not None:
             outcome, error = "rejected", call.refusal or text(content)
@@ -135,18 +138,18 @@ class Tools:
         self._close(call)
         return [*drafts, self._agents.draft(body, "llm.tool_result", with_metadata(data, body))]
 
-    def spoken(self) -> None:
-        """The agent speaks: it has, or needs, no answer to what it asked before."""
+    def text_received(self) -> None:
+        """The agent sent text, so it does not wait for its earlier calls."""
         for call in self._fresh:
             call.passed = True
         self._fresh.clear()
 
-    # pauses
+    # Pauses.
 
     def waiting(self, ids: Iterable[str]) -> list[Call]:
-        """The calls that the client must answer: those named, else those of this leg left open.
+        """The calls that the client must answer: those named, else those left open in this leg.
 
-        One of an earlier leg was decided about; the upstream may never tell its result.
+        Calls of earlier legs are decided already, even if the upstream never sends their results.
         """
         named = [self.find(each) or self._add(each, {}) for each in ids]
         return named or [
@@ -156,52 +159,55 @@ class Tools:
         ]
 
     def waits(self, call: Call, kind: str, *, editable: bool = False) -> list[Draft]:
-        """It is an item of the pause; `editable`: an answer may have other arguments."""
-        drafts = self._ask(call)
+        """Notes that an item of the pause asks about the call.
+
+        `editable`: it may change arguments.
+        """
+        drafts = self._announce(call)
         call.kind = kind
         if editable:
             self._editable.add(call.upstream_id)
         return drafts
 
     def approve(self, call: Call, value: Json) -> None:
-        """It may run, with these arguments: those that were shown, or what the answer made of them.
+        """Notes an approval with its arguments: those that were shown, or those of the answer.
 
-        What an answer to a question does to the arguments, the server alone knows.
+        For other kinds only the server knows how an answer changes the arguments.
         """
         given = value if isinstance(value, dict) else {}
         args: JsonObject | None = call.args
         if call.upstream_id in self._editable:
             args = given or call.args
-        elif isinstance(given.get("values"), dict):  # Agno's interface fills them in
+        elif isinstance(given.get("values"), dict):  # the form of Agno's interface
             args = {**call.args, **given["values"]}
         elif call.kind != "confirmation":
             args = None
         self._approved[call.upstream_id] = args
 
     def refuse(self, call: Call, note: str | None) -> None:
-        """It was rejected: what the upstream says of it is no result of a run."""
+        """Notes a rejection, so that a later result counts as `rejected`."""
         call.refusal = note or ""
 
     def answer(self, call: Call, decision: Mapping[str, Json]) -> Draft:
-        """The client's result, which the upstream takes without a word."""
+        """The result of a call that the client ran. The upstream sends no event for it."""
         value, outcome, error = decision.get("value"), "ok", None
         if decision.get("decision") == "reject":
             value, outcome, error = None, "rejected", string(decision.get("note")) or "rejected"
         return self._settled(call, value, outcome, error)
 
     def settle(self) -> list[Draft]:
-        """The run completed: refused calls of which the upstream has said nothing."""
+        """The results of rejected calls that the upstream never mentioned."""
         refused = [call for call in self._open.values() if call.refusal is not None]
         return [
             self._settled(call, None, "rejected", call.refusal or "rejected") for call in refused
         ]
 
     def close(self) -> list[Draft]:
-        """Asks for what was under way when the run ended well, or paused."""
-        return [draft for call in list(self._open.values()) for draft in self._ask(call)]
+        """Announces incomplete calls when the run ended well or paused."""
+        return [draft for call in list(self._open.values()) for draft in self._announce(call)]
 
     def dump(self) -> JsonObject:
-        """As JSON."""
+        """The state as JSON, for `load`."""
         return {
             "ids": dict(self._ids.used),
             "open": [asdict(call) for call in self._open.values()],
@@ -211,26 +217,30 @@ class Tools:
         }
 
     def load(self, state: JsonObject) -> None:
-        """The opposite of `dump`."""
+        """Continues from a snapshot."""
         self._ids.used = dict(state["ids"])
         self._open = {call["upstream_id"]: Call(**call) for call in state["open"]}
         self._fresh = [call for call in self._open.values() if call.asked and not call.passed]
         self._answered = set(state["answered"])
-        # older releases did not keep these
+        # older releases do not store these keys
         self._editable = set(state.get("editable", ()))
         self._approved = dict(state.get("approved", {}))
 
     def _compared(self, call: Call, body: JsonObject) -> list[Draft]:
-        """A warning where an approved call is told again as another; it is that one from now on."""
-        again = self._again.pop(call.upstream_id, None)
-        if again is None:
+        """Warns where a repeated call differs from the approved one.
+
+        The decoder then knows it as it ran.
+        """
+        repeated = self._repeated.pop(call.upstream_id, None)
+        if repeated is None:
             return []
-        tool, said = again[0], "".join(again[1])
+        tool, args_text = repeated[0], "".join(repeated[1])
         approved = self._approved[call.upstream_id]
-        told = _arguments(said)
-        ran = told if told is not None else {"": said}
-        if not said or approved is None or (told is None and not approved):
-            ran = approved or {}  # it does not say, or there is nothing to compare with
+        repeated_args = _arguments(args_text)
+        ran = repeated_args if repeated_args is not None else {"": args_text}
+        if not args_text or approved is None or (repeated_args is None and not approved):
+            # the server repeats no arguments, or there are none to compare with
+            ran = approved or {}
         if tool == call.tool and same_args(approved or {}, ran):
             return []
         differs = warning(call.id, (call.tool, approved or {}), (tool, ran))
@@ -255,20 +265,20 @@ class Tools:
         self._open[upstream_id] = call
         return call
 
-    def _ask(self, call: Call) -> list[Draft]:
+    def _announce(self, call: Call) -> list[Draft]:
         if call.asked:
             return []
         call.asked = True
         self._fresh.append(call)
-        said = "".join(call.parts)
-        args = _arguments(said)
+        args_text = "".join(call.parts)
+        args = _arguments(args_text)
         call.parts, call.args = [], args or {}
         data = {
             "tool": call.tool,
             "args": call.args,
             "tool_call_id": call.id,
             "message_id": call.message_id,
-            "args_text": said if args is None else None,
+            "args_text": args_text if args is None else None,
             "execution": "client" if self.is_clients(call) else None,
         }
         return [
@@ -286,16 +296,16 @@ class Tools:
         del self._open[call.upstream_id]
         self._editable.discard(call.upstream_id)
         self._approved.pop(call.upstream_id, None)
-        self._again.pop(call.upstream_id, None)
+        self._repeated.pop(call.upstream_id, None)
         self._answered.add(call.upstream_id)
 
 
-def _arguments(said: str) -> JsonObject | None:
-    """The arguments; None for what is no object."""
-    if not said.strip():
+def _arguments(args_text: str) -> JsonObject | None:
+    """The arguments as an object, or None where they are none."""
+    if not args_text.strip():
         return {}
     try:
-        value = loads(said.encode())
+        value = loads(args_text.encode())
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

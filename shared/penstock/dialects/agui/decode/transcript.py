@@ -1,4 +1,4 @@
-"""The conversation as AG-UI messages: what a server that keeps nothing must be sent again."""
+"""The conversation as AG-UI messages, which stateless servers get with each request."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from penstock.dialects.text_buffer import append_text
 
 
 class Transcript:
-    """The messages that a stream makes, as a client of it would have them.
+    """The messages that a client of the stream would hold.
 
-    Fed with events whose chunks are expanded (`chunks`). THINKING_* has no message.
+    It takes events whose chunks are expanded (`chunks`). THINKING_* makes no message.
     """
 
     def __init__(self, messages: Iterable[JsonObject] = ()) -> None:
-        self.begun: set[str] = set()  # ids that came with events of their own, not in a snapshot
+        self.begun: set[str] = set()  # ids whose events came themselves, and not only in a snapshot
         self._messages: list[JsonObject] = []
         self._by_id: dict[str, JsonObject] = {}
-        self._calls: dict[str, JsonObject] = {}  # by id, too
-        self._answered: set[str] = set()  # their ids
-        self._writing: set[str] = set()  # calls whose arguments are under way
-        # text that is still to be joined, by what holds it: pieces are many, readers are few
+        self._calls: dict[str, JsonObject] = {}  # by id
+        self._answered: set[str] = set()  # ids of calls
+        self._writing: set[str] = set()  # calls with incomplete arguments
+        # text that is joined when it is read, by the object that holds it: pieces come often,
+        # readers seldom
         self._pieces: dict[tuple[str, str], tuple[JsonObject, list[str]]] = {}
         self._become(messages)
 
@@ -35,7 +36,7 @@ class Transcript:
         return self._messages
 
     def feed(self, body: JsonObject) -> None:
-        """One event; what is no part of the conversation changes nothing."""
+        """Takes one event. Events that are no part of the conversation change nothing."""
         make = _MAKERS.get(str(body.get("type")))
         if make is not None:
             make(self, body)
@@ -59,7 +60,7 @@ class Transcript:
     def _call(self, body: JsonObject) -> None:
         call_id = string(body.get("toolCallId"))
         if call_id is None or call_id in self._calls:
-            return  # a call that is told again
+            return  # a repeated call
         parent_id = string(body.get("parentMessageId"))
         message = self._by_id.get(parent_id) if parent_id else None
         if message is None or message.get("role") != "assistant":
@@ -127,13 +128,13 @@ class Transcript:
 
 
 def tool_message(tool_call_id: str, content: Json) -> JsonObject:
-    """A tool's result, text or content parts, as a message."""
+    """A message with a tool's result, as text or content parts."""
     id_ = f"{tool_call_id}-result"
     return {"id": id_, "role": "tool", "toolCallId": tool_call_id, "content": content}
 
 
 def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list[JsonObject]:
-    """Both, each id once: what comes later replaces, in its place."""
+    """Both lists with each id once. A later message replaces the earlier one in its place."""
     found: dict[object, JsonObject] = {}
     for message in (*messages, *others):
         found[string(message.get("id")) or len(found)] = message
@@ -141,9 +142,9 @@ def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list
 
 
 def settled(messages: Sequence[JsonObject]) -> list[JsonObject]:
-    """Without calls that have no result, and messages that say nothing without them.
+    """The messages without calls that have no result, and without messages that are then empty.
 
-    Models refuse a conversation that has a call without its result.
+    Models refuse a conversation with a call that has no result.
     """
     results = {text(m.get("toolCallId")) for m in messages if m.get("role") == "tool"}
     kept = []

@@ -1,4 +1,4 @@
-"""Token counts: AG-UI tells them by model, a run's usage is their sum."""
+"""Token counts. AG-UI has them by model; a run's usage is their sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNTS: Mapping[str, str] = {
 
 
 def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
-    """Adds what was used to `usage`."""
+    """Adds the counts of some models to `usage`."""
     for model in models:
         for theirs, ours in _COUNTS.items():
             count = model.get(theirs)
@@ -25,5 +25,5 @@ def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
 
 
 def usage_metrics(models: Sequence[JsonObject]) -> JsonObject | None:
-    """Which model used what, as the upstream tells it."""
+    """The counts of each model, as the upstream sent them."""
     return {"models": list(models)} if models else None

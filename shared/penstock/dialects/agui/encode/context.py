@@ -1,4 +1,4 @@
-"""What the parts of an encoder share: who the client is, whose event it is, what is open."""
+"""What the parts of an encoder share: the client, the current event's agent, and the open parts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock.dialects.agui.ids import Names
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import JsonObject
 
-# What one canonical event makes: a type, its fields, and the facts that a profile may add.
+# An AG-UI event before its profile: type, fields, and further facts that a profile may add.
 Emitted = tuple[EventType, JsonObject, JsonObject]
 NO_FACTS: Final[JsonObject] = {}
 
 
 @dataclass(slots=True)
 class Context:
-    """Of one run. `type` and `owner`, the inner run that speaks, are the current event's."""
+    """The context of one run. `type` and `owner` (the inner run) are those of the current event."""
 
     profile: Profile
     modern: bool
@@ -29,11 +29,11 @@ class Context:
 
     @property
     def scope(self) -> str:
-        """What the ids of this run begin with."""
+        """The beginning of this run's ids."""
         return self.names.scope
 
     def custom(self, data: JsonObject) -> Emitted:
-        """What the protocol has no type for: the current event, its data as the value."""
+        """A CUSTOM event for a type that AG-UI lacks, with the event's data as its value."""
         ids: JsonObject = {  # as the client knows them
             key: self.names.of(data[key])
             for key in ("tool_call_id", "message_id")
@@ -51,7 +51,7 @@ class Context:
         return self.tagged(fields, self.owner)
 
     def tagged(self, fields: JsonObject, owner: str | None) -> JsonObject:
-        """The fields, with the inner run that they come from, for a client that knows of such."""
+        """The fields, with the inner run that they come from where the client knows subagents."""
         if owner is not None and self.modern:
             fields["subagentRunId"] = owner
         return fields

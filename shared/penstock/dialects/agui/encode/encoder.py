@@ -1,12 +1,12 @@
-"""Canonical events to AG-UI events, in either field profile.
+"""Encodes canonical events into AG-UI events, in either field profile.
 
-A run is as many AG-UI runs as it has waits: `lifecycle.paused` ends one with the outcome
-`interrupt` (or with success and pending calls, where all that it waits for are a frontend's
-tools), `lifecycle.resumed` begins the next. What falls between is left out, since no client takes
-it there; a run that ends while it waits becomes RUN_STARTED and its terminal event.
+A run becomes one AG-UI run for each leg: `lifecycle.paused` ends one with the outcome `interrupt`
+(or with success and pending calls, where a frontend must run tools), and `lifecycle.resumed` begins
+the next. Events between the two are left out, since clients refuse them there. A run that ends
+while it waits becomes RUN_STARTED and a terminal event.
 
-What the protocol has no type for is CUSTOM, named `penstock.<category>.<action>`, its value the
-event's data.
+A type that AG-UI lacks becomes CUSTOM, named `penstock.<category>.<action>`, with the event's data
+as its value.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from penstock.dialects.wire import frame
 from penstock.events import TERMINAL
 from penstock.sse import Frame
 
-# Instead of our own error texts, which name our insides (agent-runs-sse.md has these words).
+# Replaces our own error texts, which name internals. The text is that of agent-runs-sse.md.
 INTERNAL_ERROR: Final = "runtime execution failed"
 
 _ENDS_A_WAIT: Final = TERMINAL | {"lifecycle.resumed"}
 
 
 class Phase(Enum):
-    """Where the run stands, as the client sees it."""
+    """The state of the run as the client sees it."""
 
     BEFORE = auto()
     RUNNING = auto()
-    WAITING = auto()  # an AG-UI run has ended, the next has not begun
+    WAITING = auto()  # an AG-UI run has ended, and the next has not begun
     OVER = auto()
 
 
 class AguiEncoder:
-    """One run. `run_ids` gives the AG-UI runId of each leg, counted from 1.
+    """Encodes one run. `run_ids` returns the AG-UI runId of each leg, counted from 1.
 
-    It is asked for one leg more than there was where a run ends while it waits.
-    `protocol_version` is what the client declared, None for one before 1.0: that gets no
-    SUBAGENT_*, no outcome `cancelled`, no `pendingToolCallIds` and no results in parts.
-    Each id of a message or tool call is made unique in its thread (see `ids`).
+    A run that ends while it waits asks for the id of one further leg. `protocol_version` is what
+    the client declared, or None for a client before 1.0, which gets no SUBAGENT_*, no outcome
+    `cancelled`, no `pendingToolCallIds` and no results in parts. Ids of messages and tool calls are
+    made unique in the thread (see `ids`).
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class AguiEncoder:
         self._handlers = self._table()
 
     def _table(self) -> Mapping[str, Callable[[JsonObject], Iterator[Emitted]]]:
-        """Every event that has a type in the protocol; all others become CUSTOM."""
+        """The handler of each type that AG-UI has. Any other type becomes CUSTOM."""
         passthrough = Passthrough(self._context)
         return {
             "lifecycle.started": _nothing,
@@ -109,7 +109,10 @@ class AguiEncoder:
         }
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """The frames of one canonical event, given as its envelope; none for one that has none."""
+        """The frames of one canonical event, given as its envelope.
+
+        Empty for an event that is left out.
+        """
         name, context = event["event"], self._context
         context.type = f"{name['category']}.{name['action']}"
         if self.phase is Phase.OVER:
@@ -117,44 +120,47 @@ class AguiEncoder:
         if self.phase is Phase.WAITING and context.type not in _ENDS_A_WAIT:
             return ()
         context.owner = (event.get("subrun") or {}).get("id")
-        said = [] if self.phase is Phase.RUNNING else list(self._begin(event))
-        said += self._steps.enter(event["data"])
+        emitted = [] if self.phase is Phase.RUNNING else list(self._begin(event))
+        emitted += self._steps.enter(event["data"])
         handler = self._handlers.get(context.type)
-        said += handler(event["data"]) if handler else (context.custom(event["data"]),)
+        emitted += handler(event["data"]) if handler else (context.custom(event["data"]),)
         place = Place(self._thread_id, self._run_id, epoch_ms(event.get("timestamp")))
-        return [self._frame(each, place) for each in said]
+        return [self._frame(each, place) for each in emitted]
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
-        """Ends a stream that cannot go on to the run's end: a client takes silence for success."""
+        """Ends a stream that cannot continue to the run's end.
+
+        Without it a client assumes success.
+        """
         if self.phase not in (Phase.BEFORE, Phase.RUNNING):
             return ()
         self._run_id = self._run_id or self._run_ids(1)
-        said = [*self._close(error=message), _error(message, code)]
+        emitted = [*self._close(error=message), _error(message, code)]
         self.phase = Phase.OVER
-        return [self._frame(each, self.place) for each in said]
+        return [self._frame(each, self.place) for each in emitted]
 
     @property
     def scope(self) -> str:
-        """What the ids of this run begin with, once its first event is known."""
+        """The beginning of this run's ids, once its first event is known."""
         return self._context.scope
 
     @property
     def place(self) -> Place:
-        """Where an event without a time of its own would stand."""
+        """The place of an event without a time of its own."""
         return Place(self._thread_id, self._run_id, None)
 
     def reopened(self) -> Iterator[Emitted]:
-        """The starts of all that is open, for a client that joins now."""
+        """The starts of all open parts, for a client that joins now."""
         yield from self._steps.reopened()
         yield from self._messages.reopened()
         yield from self._tools.reopened()
 
-    def _frame(self, said: Emitted, place: Place) -> Frame:
-        type, fields, facts = said
+    def _frame(self, emitted: Emitted, place: Place) -> Frame:
+        type, fields, facts = emitted
         return frame(self.profile.body(type, fields, facts, place), type.value)
 
     def _begin(self, event: JsonObject) -> Iterator[Emitted]:
-        """RUN_STARTED, and what was open when the run began to wait."""
+        """RUN_STARTED, and the parts that were open when the run began to wait."""
         run_id = event.get("run_id") or ""
         if self.phase is Phase.BEFORE:
             self._context.names.scope = scope_of(run_id)
@@ -170,7 +176,7 @@ class AguiEncoder:
         yield from self.reopened()
 
     def _requested(self, data: JsonObject) -> Iterator[Emitted]:
-        """Told at the pause, if there is one: a policy may decide without a person."""
+        """Keeps a request until the run pauses, since a policy may decide it without a person."""
         self._requests[data["approval_id"]] = data
         yield from ()
 
@@ -211,7 +217,7 @@ class AguiEncoder:
         self.phase = Phase.OVER
         if self._context.modern:
             yield self._finished(data, outcome={"type": "cancelled"})
-        else:  # an older client knows no such outcome, and success it was not
+        else:  # an older client does not know the outcome `cancelled`
             facts = {"by": data.get("by")}
             yield _error(f"The run was cancelled: {reason}.", "cancelled", facts)
 
@@ -227,7 +233,10 @@ class AguiEncoder:
     def _close(
         self, *, error: str | None = None, suspended: Sequence[str] | None = None
     ) -> Iterator[Emitted]:
-        """Ends all that is open, `suspended` by these interrupts where the run goes on later."""
+        """Ends all open parts.
+
+        `suspended`: the interrupts for which a run that continues later waits.
+        """
         yield from self._messages.close(error)
         yield from self._tools.close()
         yield from self._steps.close(error, suspended)

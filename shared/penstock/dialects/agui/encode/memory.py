@@ -1,6 +1,6 @@
-"""What an AG-UI client holds after the events that it saw: messages and state.
+"""The messages and the state that an AG-UI client holds after the events of its stream.
 
-The reducer of the TypeScript client 1.0.0, for the events that our encoder makes.
+It repeats the reducer of the TypeScript client 1.0.0, for the events that our encoder makes.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.patch import Document, DoesNotApply
 from penstock.dialects.text_buffer import append_text
 
-NOTHING: Final = object()  # no state is known, which is not the state null
+NOTHING: Final = object()  # no state is known; a state of null is another value
 
 
 @dataclass(slots=True)
 class Memory:
-    """A client's conversation. `apply` takes the events in order, each at its own cost."""
+    """A client's conversation. `apply` takes the events in order; each costs its own size."""
 
     _messages: list[JsonObject] = field(default_factory=list)
-    _by_id: dict[str, JsonObject] = field(default_factory=dict)  # the newest of each
+    _by_id: dict[str, JsonObject] = field(default_factory=dict)  # the newest message of each id
     _calls: dict[str, tuple[JsonObject, JsonObject]] = field(default_factory=dict)
-    # text that is still to be joined, by what holds it: pieces are many, readers are few
+    # text that is joined when it is read, by the object that holds it: pieces come often, readers
+    # seldom
     _pieces: dict[tuple[int, str], tuple[JsonObject, list[str]]] = field(default_factory=dict)
     run: JsonObject | None = None  # the last RUN_STARTED
     end: JsonObject | None = None  # its RUN_FINISHED or RUN_ERROR
     _state: Document | None = None
-    _contents: dict[str, Document] = field(default_factory=dict)  # of activities, by id
+    _contents: dict[str, Document] = field(default_factory=dict)  # of activities, by message id
 
     @property
     def messages(self) -> list[JsonObject]:
@@ -42,17 +43,17 @@ class Memory:
 
     @property
     def state(self) -> Json:
-        """The state; NOTHING where none was told."""
+        """The state, or NOTHING before the first one."""
         return NOTHING if self._state is None else self._state.value
 
     def apply(self, event: JsonObject) -> None:
-        """What the event changes."""
+        """Takes one event."""
         handler = _HANDLERS.get(event["type"])
         if handler is not None:
             handler(self, event)
 
     def hear(self, id: str, text: str) -> None:
-        """The user's words, unless they are the last that is known."""
+        """Adds the user's message, unless it is the last one already."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "user" or last.get("content") != text:
             self._append({"id": id, "role": "user", "content": text})
@@ -115,7 +116,7 @@ class Memory:
         _merge(call, event)
 
     def _parent(self, event: JsonObject) -> JsonObject:
-        """The message that asks for the tool: the named one, or one of its own."""
+        """The message of a tool call: the named one, or a new one."""
         id = event.get("parentMessageId")
         existing = self._message(id) if id else None
         if existing is not None and existing["role"] == "assistant":
@@ -157,12 +158,12 @@ class Memory:
             at = _place(self._messages, asked[0])
         self._messages.insert(at, message)
 
-    def _state_told(self, event: JsonObject) -> None:
+    def _state_snapshot(self, event: JsonObject) -> None:
         self._state = Document(event["snapshot"])
 
     def _state_changed(self, event: JsonObject) -> None:
         self._state = self._state or Document({})
-        with suppress(DoesNotApply):  # as the client does
+        with suppress(DoesNotApply):  # the client does the same
             self._state.apply(event["delta"])
 
     def _restated(self, event: JsonObject) -> None:
@@ -216,8 +217,8 @@ class Memory:
 
 
 def _place(messages: list[JsonObject], asking: JsonObject) -> int:
-    """Where an answer stands: behind the message that asked, and the answers that are there."""
-    # from the end: an answer comes soon
+    """The index for a tool's result: after the message of its call and earlier results."""
+    # backwards, since a result comes soon after its call
     at = end = len(messages)
     while messages[at - 1] is not asking:
         at -= 1
@@ -245,7 +246,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Memory, JsonObject], None]]] = {
     EventType.TOOL_CALL_ARGS: Memory._call_args,
     EventType.TOOL_CALL_END: Memory._call_ended,
     EventType.TOOL_CALL_RESULT: Memory._call_result,
-    EventType.STATE_SNAPSHOT: Memory._state_told,
+    EventType.STATE_SNAPSHOT: Memory._state_snapshot,
     EventType.STATE_DELTA: Memory._state_changed,
     EventType.MESSAGES_SNAPSHOT: Memory._restated,
     EventType.ACTIVITY_SNAPSHOT: Memory._activity,
@@ -255,7 +256,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Memory, JsonObject], None]]] = {
 
 
 def remembered(events: Iterable[JsonObject]) -> Memory:
-    """What is held after these events."""
+    """The memory after these events."""
     memory = Memory()
     for event in events:
         memory.apply(event)

@@ -1,4 +1,4 @@
-"""Messages and thoughts."""
+"""Encodes messages and thoughts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from penstock.dialects.text_buffer import append_text
 
 
 class Messages:
-    """What agents say and think. In a profile of whole messages a message is told at its end."""
+    """The messages and thoughts of a run.
+
+    A profile of complete messages sends a message at its end.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -32,10 +35,10 @@ class Messages:
         if message is None:
             yield from self._open_message(id, data)
             message = self._open.messages[id]
-        if self._context.profile.whole:
+        if self._context.profile.complete:
             append_text(message.text, content)
         elif content:
-            message.said = True
+            message.sent = True
             fields = {"messageId": self._context.names.of(id), "delta": content}
             yield EventType.TEXT_MESSAGE_CONTENT, fields, NO_FACTS
 
@@ -48,15 +51,15 @@ class Messages:
         yield from self._message_end(id, self._open.messages[id], data)
 
     def reopened(self) -> Iterator[Emitted]:
-        """The starts of messages and thoughts under way."""
-        if not self._context.profile.whole:
+        """The starts of open messages and thoughts."""
+        if not self._context.profile.complete:
             for id, message in self._open.messages.items():
                 yield self._message_start(id, message)
         for id, owner in self._open.thoughts.items():
             yield from self._thought_starts(id, owner)
 
     def close(self, error: str | None) -> Iterator[Emitted]:
-        """Ends what is under way; `error` is why it is not whole."""
+        """Ends open messages and thoughts. `error` is the reason why they are incomplete."""
         for id in list(self._open.thoughts):
             yield from self._thought_ends(id)
         for id, message in list(self._open.messages.items()):
@@ -70,7 +73,7 @@ class Messages:
         message = Message(role if role in TEXT_ROLES else "assistant", owner, started=started)
         self._open.messages[id] = message
         self._context.names.begin(id)
-        if not self._context.profile.whole:
+        if not self._context.profile.complete:
             yield self._message_start(id, message)
 
     def _message_start(self, id: str, message: Message) -> Emitted:
@@ -87,15 +90,15 @@ class Messages:
     def _message_end(self, id: str, message: Message, data: JsonObject) -> Iterator[Emitted]:
         del self._open.messages[id]
         content = data.get("content") or "".join(message.text)
-        if self._context.profile.whole:
+        if self._context.profile.complete:
             yield self._message_start(id, message)
-        if content and not message.said:
+        if content and not message.sent:
             fields = {"messageId": self._context.names.of(id), "delta": content}
             yield EventType.TEXT_MESSAGE_CONTENT, fields, NO_FACTS
         facts = {**data, "content": content, "role": message.role}
         yield EventType.TEXT_MESSAGE_END, {"messageId": self._context.names.of(id)}, facts
 
-    # thoughts
+    # Thoughts.
 
     def thought(self, data: JsonObject) -> Iterator[Emitted]:
         """llm.reasoning."""
@@ -110,7 +113,7 @@ class Messages:
             yield from self._thought_ends(id)
 
     def end_thoughts(self) -> Iterator[Emitted]:
-        """Who speaks or acts has thought: a client shows it as thinking until then."""
+        """Ends the agent's thoughts when it speaks or acts, since clients show open thoughts."""
         if self._open.thoughts:
             mine = [id for id, owner in self._open.thoughts.items() if owner == self._context.owner]
             for id in mine:

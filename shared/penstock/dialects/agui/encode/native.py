@@ -1,7 +1,7 @@
-"""Events and values of AG-UI itself that came through: what may be said again as it was.
+"""Checks which AG-UI values of an upstream can go to the client unchanged.
 
-An upstream's value goes out natively only where the client's schema takes it without a warning;
-everything else travels inside a CUSTOM event, where any JSON is legal.
+A value is sent unchanged only where the client's schema accepts it without a warning. Any other
+value becomes part of a CUSTOM event, which may hold any JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _flag(value: Json) -> bool:
 
 
 def _fits(value: Json, required: Shape, optional: Shape) -> bool:
-    """Whether it is an object with all the required members, and no others than these."""
+    """Whether the value is an object with all required members and no unknown ones."""
     if not isinstance(value, dict) or not required.keys() <= value.keys():
         return False
     known = {**required, **optional}
@@ -62,15 +62,15 @@ _NATIVE: Final[Mapping[EventType, tuple[Shape, Shape]]] = {
         {},
     ),
 }
-# What every event may have; we say it anew, or leave it out.
+# Members that every event may have. The encoder writes them itself, or leaves them out.
 _ENVELOPE: Final = frozenset({"type", "timestamp", "rawEvent", "subagentRunId", "metadata"})
 
 
 def native_event(name: str, value: Json) -> tuple[EventType, JsonObject] | None:
     """The type and fields of an upstream's own event (`custom.event`, protocol `agui`).
 
-    `name` is the type and `value` the event; or a CUSTOM's name and its value. None where the
-    type's fields are not what a client takes.
+    `name` is the type and `value` the event, or they are name and value of a CUSTOM event. None
+    where a client would not accept the fields of the type.
     """
     shapes = _NATIVE.get(EventType(name)) if name in _NATIVE else None
     if shapes is None and name in EventType.__members__:
@@ -83,7 +83,7 @@ def native_event(name: str, value: Json) -> tuple[EventType, JsonObject] | None:
     return (EventType(name), fields) if _fits(fields, *shapes) else None
 
 
-# content parts
+# Content parts.
 
 _MIME: Final[Shape] = {"mimeType": _string}
 _SOURCES: Final[Mapping[str, tuple[Shape, Shape]]] = {
@@ -115,11 +115,11 @@ def _part(value: Json) -> bool:
 
 
 def are_parts(value: Json) -> bool:
-    """Whether it is a list of content parts, as a tool result of 1.0 may be."""
+    """Whether the value is a list of content parts, a form of a tool result in AG-UI 1.0."""
     return isinstance(value, list) and bool(value) and all(map(_part, value))
 
 
-# messages
+# Messages.
 
 _COMMON: Final[Shape] = {
     "subagentRunId": _string,
@@ -168,7 +168,10 @@ _MESSAGES: Final[Mapping[str, tuple[Shape, Shape]]] = {
 
 
 def are_messages(value: Json, *, modern: bool) -> bool:
-    """Whether it is a list of messages; clients before 1.0 take a tool's content as text only."""
+    """Whether the value is a list of messages.
+
+    Clients before 1.0 take a tool's content only as text.
+    """
     return isinstance(value, list) and all(_message(each, modern) for each in value)
 
 

@@ -1,4 +1,4 @@
-"""State, history, and an AG-UI upstream's own events: what is passed on where a client takes it."""
+"""Passes state, history and an AG-UI upstream's own events to the client where it accepts them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.dialects.patch import is_patch
 
 
 class Passthrough:
-    """What is passed on as it is, or inside a CUSTOM event."""
+    """Events that are sent unchanged, or inside a CUSTOM event."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -47,14 +47,19 @@ class Passthrough:
             yield self._context.custom({**data, "messages": restated.messages})
 
     def _keeps_what_is_open(self, messages: list[JsonObject]) -> bool:
-        """A client drops what a snapshot leaves out, and then cannot go on with it."""
+        """Whether a snapshot contains all open parts.
+
+        A client drops others, and then rejects their ends.
+        """
         kept = {message["id"] for message in messages}
         kept.update(call["id"] for each in messages for call in each.get("toolCalls", ()))
         ids = (*self._open.messages, *self._open.calls)
-        return self._context.profile.whole or all(self._context.names.of(id) in kept for id in ids)
+        return self._context.profile.complete or all(
+            self._context.names.of(id) in kept for id in ids
+        )
 
     def _restate_owners(self, messages: list[JsonObject]) -> None:
-        """Whose the messages are, a client believes a snapshot."""
+        """Sets the owners of messages to those of a snapshot, as a client does."""
         for message in messages:
             owner = message.get("subagentRunId")
             kind = "thought" if message["role"] == "reasoning" else "message"
@@ -64,7 +69,10 @@ class Passthrough:
                 self._open.owners[f"{entity} {id}"] = owner
 
     def custom_event(self, data: JsonObject) -> Iterator[Emitted]:
-        """custom.event: an AG-UI upstream's own passes as it was; machinery is left out."""
+        """custom.event.
+
+        An AG-UI upstream's own event is sent unchanged; a framework's work is left out.
+        """
         if data["name"] in INTERNAL_EVENTS:
             return
         native = None
@@ -80,6 +88,6 @@ class Passthrough:
         scoped: JsonObject = {
             name: name_of(fields[name]) for name in ("messageId", "entityId") if name in fields
         }
-        whole = data["name"] in EventType.__members__  # the value is the event
-        facts = {"metadata": data["value"].get("metadata")} if whole else NO_FACTS
+        complete = data["name"] in EventType.__members__  # the value is the complete event
+        facts = {"metadata": data["value"].get("metadata")} if complete else NO_FACTS
         yield type, {**fields, **scoped}, facts

@@ -1,8 +1,8 @@
-"""Interrupts: what a client is asked at a pause, and what its `resume[]` decided.
+"""Interrupts: what a pause asks of a client, and what the client's `resume[]` decided.
 
-An interrupt stands for one item of an approval; `ids` has the grammar of its id. A confirmation is
-answered with `{"approved": bool, "reason"?: str, "editedArgs"?: object}`, anything else with the
-value itself; status `cancelled` is a refusal.
+An interrupt stands for one item of an approval; `ids` defines its id. A confirmation is answered
+with `{"approved": bool, "reason"?: str, "editedArgs"?: object}`, and any other item with its value.
+The status `cancelled` is a rejection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.dialects.base import Json, JsonObject
 
 CONFIRMATIONS: Final = frozenset({"confirmation", "review"})
 
-# The protocol's conventional reasons; other kinds are ours, with our name in front.
+# AG-UI's conventional reasons. The reasons of other kinds begin with our name.
 _REASONS: Final[Mapping[str, str]] = {
     "confirmation": "confirmation",
     "input": "input_required",
@@ -23,24 +23,24 @@ _REASONS: Final[Mapping[str, str]] = {
     "external": "tool_call",
     "long_running": "tool_call",
 }
-_YES_OR_NO: Final = ("approved", "accepted", "confirmed")  # ours, Agno's and ADK's word for it
+_YES_OR_NO: Final = ("approved", "accepted", "confirmed")  # our word, Agno's and ADK's
 _NOTES: Final = ("reason", "note")
 _METADATA: Final = ("item_id", "kind", "digest", "tool", "args", "options", "editable")
 
 
 class UnclearAnswer(ValueError):
-    """A resume entry that says neither yes nor no: nothing may run because of it."""
+    """A resume entry that says neither yes nor no. No call may run because of it."""
 
 
 def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: bool) -> JsonObject:
-    """The `Interrupt` of one item of `approval.requested`'s data.
+    """The `Interrupt` of one item in the data of `approval.requested`.
 
-    `names` has what the client knows the tool call by; `modern` clients learn of the inner run.
+    `names` has the client's id of the tool call. A `modern` client also gets the inner run.
     """
     kind = item["kind"]
     call_id = item.get("tool_call_id")
     reason = "tool_call" if kind == "confirmation" and call_id else _REASONS.get(kind)
-    asked: JsonObject = {
+    requested: JsonObject = {
         "id": interrupt_id(approval["approval_id"], item["item_id"]),
         "reason": reason or f"penstock:{kind}",
         "message": item.get("description") or _message(kind, item.get("tool")),
@@ -55,19 +55,21 @@ def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: b
             }
         },
     }
-    return {name: value for name, value in asked.items() if value is not None}
+    return {name: value for name, value in requested.items() if value is not None}
 
 
 def interrupt_of_all(approval_id: str) -> JsonObject:
-    """What stands for an approval of which the items are not known (its request has aged out)."""
+    """The interrupt of an approval whose items are unknown, because its request has expired."""
     return {"id": approval_id, "reason": "confirmation", "message": "A decision is needed."}
 
 
 def decided(item: JsonObject, entry: JsonObject) -> JsonObject:
-    """The decision on this item that a `resume[]` entry means, as approvals take it.
+    """The decision that a `resume[]` entry makes on an item, in the shape that approvals take.
 
-    `item` as `approval.requested` has it. Gives `{item_id, decision, note, value}`; raises
-    `UnclearAnswer` where a confirmation is answered neither yes nor no.
+    `item` is an item of `approval.requested`. Returns `{item_id, decision, note, value}`.
+
+    Raises:
+        UnclearAnswer: The answer to a confirmation is neither yes nor no.
     """
     payload = entry.get("payload")
     fields = payload if isinstance(payload, dict) else {}
@@ -83,8 +85,8 @@ def decided(item: JsonObject, entry: JsonObject) -> JsonObject:
 
 
 def _yes_or_no(fields: JsonObject) -> bool | None:
-    said = [fields[name] for name in _YES_OR_NO if isinstance(fields.get(name), bool)]
-    return all(said) if said else None
+    answers = [fields[name] for name in _YES_OR_NO if isinstance(fields.get(name), bool)]
+    return all(answers) if answers else None
 
 
 def _decision(item: JsonObject, decision: str, note: str | None, value: Json = None) -> JsonObject:

@@ -1,8 +1,8 @@
-"""Coming back to a run that goes on: one that has seen nothing is brought to where it stands.
+"""Brings a client without any events to the current state of a run.
 
-The client rejects a stream that begins in the middle, and doubles what it is told twice. So what
-was said is restated: RUN_STARTED, MESSAGES_SNAPSHOT, STATE_SNAPSHOT, one start for each open item;
-then the run's own frames go on.
+The client rejects a stream that begins in the middle, and shows repeated events twice. So the
+prelude restates the conversation: RUN_STARTED, MESSAGES_SNAPSHOT, STATE_SNAPSHOT, and one start for
+each open part. The run's own frames follow.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.sse import Frame
 
 
 def remember(memory: Memory, encoder: AguiEncoder, events: Iterable[JsonObject]) -> None:
-    """Adds a run of the thread, or the next events of one, to what a client would hold.
+    """Adds a run of the thread, or the next events of one, to a client's memory.
 
-    `events` are canonical ones, in order; they are fed to `encoder`.
+    `events` are canonical, in order. `encoder` takes them.
     """
     for event in events:
         frames = encoder.feed(event)
@@ -37,11 +37,11 @@ def remember(memory: Memory, encoder: AguiEncoder, events: Iterable[JsonObject])
 def prelude(
     encoder: AguiEncoder, events: Iterable[JsonObject], memory: Memory | None = None
 ) -> list[Frame]:
-    """The frames that bring an empty client to where the run stands after `events`.
+    """The frames that bring an empty client to the state of the run after `events`.
 
-    `encoder` is new, and goes on from there when fed the later events. `memory` has what was
-    before this run in its thread (other runs, see `remember`; the client's own messages and
-    state). A run that waits or is over is told with its last terminal event. Empty for no events.
+    `encoder` is new, and encodes the later events afterwards. `memory` has the thread before this
+    run (other runs, see `remember`; the client's own messages and state). A run that waits or has
+    ended gets its last terminal event. Empty without events.
     """
     memory = memory or Memory()
     remember(memory, encoder, events)
@@ -55,7 +55,7 @@ def prelude(
     if memory.end is not None:
         return [*frames, _frame(memory.end)]
     return frames + [
-        _frame(encoder.profile.body(*said, encoder.place)) for said in encoder.reopened()
+        _frame(encoder.profile.body(*emitted, encoder.place)) for emitted in encoder.reopened()
     ]
 
 

@@ -1,11 +1,10 @@
-"""The two field profiles of one event grammar: strict `agui`, and `agui+runs`.
+"""The two field profiles of AG-UI's events: strict `agui`, and `agui+runs`.
 
-`agui` has the fields that the protocol describes and nothing else; what is ours stands under
-`metadata.penstock`. `agui+runs` has the fields of the agent runs contract (agent-runs-sse.md) at
-the top, beside those that an AG-UI client needs, and tells a message and a call's arguments once
-they are whole. The counters that the contract keeps inside are left out wherever an upstream's
-protocol puts them; arguments, results, state and `ui_schema` are the agent's own data and pass as
-they are, whatever their keys are called.
+`agui` has exactly the fields that AG-UI describes; our own are under `metadata.penstock`.
+`agui+runs` has the fields of agent-runs-sse.md at the top, beside those that an AG-UI client needs,
+and sends messages and arguments when they are complete. Counters that the contract keeps internal
+are left out wherever an upstream's protocol puts them. Arguments, results, state and `ui_schema`
+are the agent's own data and stay as they are, whatever their keys.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from penstock.dialects.base import Json, JsonObject
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an event stands."""
+    """The ids and the time of an event."""
 
     thread_id: str
-    run_id: str  # AG-UI's
+    run_id: str  # the AG-UI run's id
     timestamp_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`body` makes an event of its type, the protocol's fields, and the facts that we know beyond.
+    """Writes an event of a type, from AG-UI's fields and further facts.
 
-    `whole`: no deltas of text or arguments. `step`: the one step that each run has.
+    `complete`: no deltas of text or arguments. `step`: the one step that each run has.
     """
 
     name: str
     body: Callable[[EventType, JsonObject, JsonObject, Place], JsonObject]
-    whole: bool = False
+    complete: bool = False
     step: str | None = None
 
 
-# strict
+# The strict profile.
 
 # The facts that go to `metadata.penstock`, by type.
 _KEPT: Final[Mapping[EventType, tuple[str, ...]]] = {
@@ -73,7 +72,7 @@ def _strict(type: EventType, fields: JsonObject, facts: JsonObject, place: Place
     if place.timestamp_ms is not None:
         body["timestamp"] = place.timestamp_ms
     if facts:
-        metadata = facts.get("metadata")  # an AG-UI upstream's own
+        metadata = facts.get("metadata")  # the metadata of an AG-UI upstream
         metadata = dict(metadata) if isinstance(metadata, dict) else {}
         kept = {name: facts[name] for name in _KEPT.get(type, ()) if facts.get(name) is not None}
         if kept:
@@ -83,7 +82,7 @@ def _strict(type: EventType, fields: JsonObject, facts: JsonObject, place: Place
     return body
 
 
-# agui+runs
+# The profile agui+runs.
 
 STAGE: Final = "worker"
 COUNTERS: Final = frozenset(
@@ -99,13 +98,14 @@ COUNTERS: Final = frozenset(
         "latency_ms",
     }
 )
-_FRAMED: Final = frozenset({"agno", "adk"})  # their custom events hold whole frames of a framework
+# custom events of these protocols hold whole frames of a framework
+_FRAMED: Final = frozenset({"agno", "adk"})
 _MESSAGE_STATUS: Final = frozenset({"success", "partial_success", "failed"})
 _RESULT_TYPES: Final = frozenset({"execution_report", "clarification", "error_report", "unknown"})
 _CALL_STATUS: Final = {"ok": "success", "partial": "partial"}
 
-# The top-level keys of each documented event, in the document's order, with those that an AG-UI
-# client needs (delta, toolCallId, content, outcome) behind. Other types keep what they have.
+# The top-level keys of each documented event in the document's order, followed by those that an
+# AG-UI client needs (delta, toolCallId, content, outcome). Other types keep all keys.
 _CALL: Final = ("messageId", "toolCallId", "toolCallName")
 _KEYS: Final[Mapping[EventType, tuple[str, ...]]] = {
     EventType.RUN_STARTED: (),
@@ -146,10 +146,10 @@ _KEYS: Final[Mapping[EventType, tuple[str, ...]]] = {
 
 def _runs(type: EventType, fields: JsonObject, facts: JsonObject, place: Place) -> JsonObject:
     head = {"type": type.value, "threadId": place.thread_id, "runId": place.run_id}
-    tell = _TELL.get(type)
-    told = {**fields, **tell(fields, facts)} if tell else fields
-    keys = _KEYS.get(type, told)
-    return head | {name: told[name] for name in keys if name in told}
+    document = _DOCUMENTED.get(type)
+    documented = {**fields, **document(fields, facts)} if document else fields
+    keys = _KEYS.get(type, documented)
+    return head | {name: documented[name] for name in keys if name in documented}
 
 
 def _call(fields: JsonObject, facts: JsonObject) -> JsonObject:
@@ -196,7 +196,7 @@ def _answer(fields: JsonObject, facts: JsonObject) -> JsonObject:
     }
 
 
-_TELL: Final[Mapping[EventType, Callable[[JsonObject, JsonObject], JsonObject]]] = {
+_DOCUMENTED: Final[Mapping[EventType, Callable[[JsonObject, JsonObject], JsonObject]]] = {
     EventType.TOOL_CALL_START: _call,
     EventType.TOOL_CALL_ARGS: _call,
     EventType.TOOL_CALL_END: _call,
@@ -220,7 +220,7 @@ def _custom_value(fields: JsonObject) -> Json:
 
 
 def _without_counters(value: Json) -> Json:
-    """The value with no counter as a key of any object in it."""
+    """The value without counters, at any depth."""
     if isinstance(value, dict):
         return {
             name: _without_counters(item) for name, item in value.items() if name not in COUNTERS
@@ -231,5 +231,5 @@ def _without_counters(value: Json) -> Json:
 
 
 STRICT: Final = Profile("agui", _strict)
-RUNS: Final = Profile("agui+runs", _runs, whole=True, step=STAGE)
+RUNS: Final = Profile("agui+runs", _runs, complete=True, step=STAGE)
 PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (STRICT, RUNS)}

@@ -1,4 +1,4 @@
-"""Steps and inner runs: both go on over a pause, while an AG-UI run must end without any."""
+"""Encodes steps and inner runs, which continue over a pause while AG-UI runs do not."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from penstock.dialects.agui.vocabulary import INTERNAL_EVENTS, EventType
 from penstock.dialects.base import JsonObject
 from penstock.events import TERMINAL
 
-PROFILE_STEP: Final = "\0step"  # a step id that no canonical event has
+PROFILE_STEP: Final = "\0step"  # no canonical event has this step id
 
-# The steps of agent-runs-sse.md. An upstream's own steps of these names pass as they are.
+# The steps of agent-runs-sse.md. An upstream's own steps of these names are sent unchanged.
 CONTRACT_STEPS: Final = frozenset({"router", "worker"})
 
-# Events that open no step: nothing is said at them, or a step begins anyway.
+# Events that open no step: they make no event, or another step begins anyway.
 _ENDS: Final = TERMINAL | {"lifecycle.paused"}
 _OUTSIDE: Final = frozenset({"lifecycle.started", "lifecycle.resumed", "approval.requested"})
 
-# What a server says of its own run before its first step begins.
+# Events of a server about its own run, before its first step begins.
 _BEFORE_ITS_STEPS: Final = INTERNAL_EVENTS | {"RUN_STARTED"}
 
-# Where an inner run comes from, if its upstream speaks AG-UI.
+# The origin of an inner run, if its upstream speaks AG-UI.
 _PARENTS: Final = {
     "parent_tool_call_id": "parentToolCallId",
     "parent_message_id": "parentMessageId",
@@ -36,10 +36,10 @@ class Steps:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._open = context.open
-        self._had_step = False  # this AG-UI run has told of a step
+        self._had_step = False  # this AG-UI run has had a step
 
     def step_started(self, data: JsonObject) -> Iterator[Emitted]:
-        """workflow.step_started; a profile with a step of its own has the contract's besides."""
+        """workflow.step_started. A profile with a step of its own sends other steps as CUSTOM."""
         if self._context.profile.step and not self._is_contracts(data):
             yield self._context.custom(data)
         elif data["step_id"] not in self._open.steps:
@@ -54,16 +54,16 @@ class Steps:
             yield self._step(EventType.STEP_STARTED, step, data)
 
     def _is_contracts(self, data: JsonObject) -> bool:
-        """Whether it is a step of the contract's that can begin now: a client takes a name once."""
+        """Whether the contract has this step, and no open step has its name."""
         name = data.get("description")
         others = (step for id, step in self._open.steps.items() if id != PROFILE_STEP)
         return name in CONTRACT_STEPS and all(step.name != name for step in others)
 
     def enter(self, data: JsonObject) -> Iterator[Emitted]:
-        """Opens the profile's step before the current event, unless some step is open.
+        """Opens the profile's step before the current event, unless a step is open.
 
-        The step waits for the first event that says something, since an upstream may begin with
-        a step of its own.
+        The step waits for the first event with content, since an upstream may begin with its own
+        step.
         """
         name, type = self._context.profile.step, self._context.type
         if name is None or self._open.steps or type in _OUTSIDE:
@@ -78,7 +78,7 @@ class Steps:
         yield self._step(EventType.STEP_STARTED, step)
 
     def step_ended(self, data: JsonObject) -> Iterator[Emitted]:
-        """workflow.step_completed and step_failed."""
+        """workflow.step_completed and workflow.step_failed."""
         step = self._open.steps.pop(data["step_id"], None)
         if step is None:
             yield self._context.custom(data)
@@ -86,17 +86,18 @@ class Steps:
             yield self._step(EventType.STEP_FINISHED, step, data)
 
     def begin(self) -> None:
-        """An AG-UI run begins: it knows of those that go on."""
+        """An AG-UI run begins: it knows the inner runs that continue."""
         self._had_step = False
         self._open.known_subagents.clear()
         self._open.known_subagents.update(self._open.subagents)
 
     def reopened(self) -> Iterator[Emitted]:
-        """The starts of those that go on."""
+        """The starts of inner runs and steps that continue."""
         again: set[str] = set()
         for id, subagent in self._open.subagents.items():
             fields = {"subagentRunId": id, **subagent.started}
-            if fields.get("parentSubagentRunId") not in again:  # it has ended, and is not told
+            # the parent has ended and is unknown to the client
+            if fields.get("parentSubagentRunId") not in again:
                 fields.pop("parentSubagentRunId", None)
             again.add(id)
             yield EventType.SUBAGENT_STARTED, fields, NO_FACTS
@@ -104,7 +105,10 @@ class Steps:
             yield self._step(EventType.STEP_STARTED, step)
 
     def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
-        """Ends all for the client, but for the run: of one that waits they go on after it."""
+        """Ends all steps and inner runs for the client.
+
+        Those of a run that waits stay open here.
+        """
         for step in reversed(self._open.steps.values()):
             yield self._step(EventType.STEP_FINISHED, step)
         for id in reversed(self._open.subagents):
@@ -122,7 +126,7 @@ class Steps:
         return type, self._context.tagged({"stepName": step.name}, step.owner), facts
 
     def dispatched(self, data: JsonObject) -> Iterator[Emitted]:
-        """dispatch.worker; an id comes once in an AG-UI run."""
+        """dispatch.worker. A client accepts an id once in an AG-UI run."""
         id = data["subrun_id"]
         if not self._context.modern or id in self._open.known_subagents:
             yield self._context.custom(data)

@@ -1,4 +1,4 @@
-"""Tool calls: their arguments, their ends and their results."""
+"""Encodes tool calls: arguments, ends and results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.dialects.text_buffer import append_text
 
 
 class Tools:
-    """The calls of a run. In a profile of whole messages the arguments come with the call."""
+    """The calls of a run. A profile of complete messages sends arguments together with the call."""
 
     def __init__(self, context: Context, messages: Messages) -> None:
         self._context = context
@@ -24,7 +24,7 @@ class Tools:
         self._calls: dict[str, Call] = {}
 
     def arguments(self, data: JsonObject) -> Iterator[Emitted]:
-        """llm.tool_args. A value at a path is no text: those arguments come with the call."""
+        """llm.tool_args. A value at a path is no text, so such arguments are sent with the call."""
         delta = data.get("delta")
         id = data["tool_call_id"]
         if not delta or (id in self._calls and id not in self._open.calls):
@@ -33,24 +33,24 @@ class Tools:
         call = self._open.calls.get(id)
         if call is None:
             call = self._new(id, data)
-            if not self._context.profile.whole:
+            if not self._context.profile.complete:
                 yield self._start(id, call)
-        if self._context.profile.whole:
+        if self._context.profile.complete:
             append_text(call.text, delta)
         else:
-            call.said = True
+            call.sent = True
             fields = {"toolCallId": self._context.names.of(id), "delta": delta}
             yield EventType.TOOL_CALL_ARGS, fields, _facts(call)
 
     def called(self, data: JsonObject) -> Iterator[Emitted]:
-        """llm.tool_call; the first of its id."""
+        """llm.tool_call. Only the first one of an id makes events."""
         id = data["tool_call_id"]
         call = self._open.calls.get(id)
         if call is None:
             if id in self._calls:
                 return
             call = self._new(id, data)
-            if not self._context.profile.whole:
+            if not self._context.profile.complete:
                 yield from self._messages.end_thoughts()
                 yield self._start(id, call)
         yield from self._messages.end_thoughts()
@@ -59,13 +59,13 @@ class Tools:
         yield from self._end(id, call, text if text is not None else json_text(call.args), data)
 
     def reopened(self) -> Iterator[Emitted]:
-        """The starts of calls whose arguments stream."""
-        if not self._context.profile.whole:
+        """The starts of calls with incomplete arguments."""
+        if not self._context.profile.complete:
             for id, call in self._open.calls.items():
                 yield self._start(id, call)
 
     def close(self) -> Iterator[Emitted]:
-        """Ends the calls whose arguments stream."""
+        """Ends the calls with incomplete arguments."""
         for id, call in list(self._open.calls.items()):
             yield from self._end(id, call, "".join(call.text), NO_FACTS)
 
@@ -93,14 +93,14 @@ class Tools:
         del self._open.calls[id]
         facts = {**data, **_facts(call)}
         fields = {"toolCallId": self._context.names.of(id)}
-        if self._context.profile.whole:
+        if self._context.profile.complete:
             yield self._start(id, call)
-        if text and not call.said:
+        if text and not call.sent:
             yield EventType.TOOL_CALL_ARGS, {**fields, "delta": text}, _facts(call)
         yield EventType.TOOL_CALL_END, fields, facts
 
     def answered(self, data: JsonObject) -> Iterator[Emitted]:
-        """llm.tool_result; a call that it cuts off is ended first."""
+        """llm.tool_result. An incomplete call is ended first."""
         yield from self._messages.end_thoughts()
         id = data["tool_call_id"]
         call = self._open.calls.get(id)
@@ -111,9 +111,9 @@ class Tools:
         parts = data.get("content")
         message_id = data.get("message_id")
         if message_id in (None, "", id):
-            # a client makes a message of the call's own id for a call that no message asks for
+            # a client makes a message of the call's id for a call without a message
             message_id = f"{id}.result"
-        call_name = self._context.names.of(id)  # before its result begins to use an id
+        call_name = self._context.names.of(id)  # must come before the result begins to use an id
         fields = {
             "messageId": self._context.names.begin(message_id),
             "toolCallId": call_name,
