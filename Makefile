@@ -51,10 +51,13 @@ format: setup ## Put the code into the one format
 	@$(BIN)/ruff format --quiet
 
 contract: setup ## Write deploy/contract/ anew from the models (ARGS=--release at a release)
-	@$(BIN)/python -m penstock.contract deploy/contract $(ARGS)
-	@$(BIN)/python -m penstock_cli.openapi deploy/contract/openapi.json
-	@cp deploy/contract/openapi.json services/edge/penstock_edge/surfaces/page/static/openapi.json
-	@$(BIN)/python -m penstock.bus.admin.permissions > deploy/nats/accounts.conf
+	@made=$$(mktemp -d) && trap 'rm -rf "$$made"' EXIT && \
+		$(BIN)/python -m penstock_cli.openapi $$made/openapi.json && \
+		$(BIN)/python -m penstock.bus.admin.permissions > $$made/accounts.conf && \
+		$(BIN)/python -m penstock.contract deploy/contract $(ARGS) && \
+		cp $$made/openapi.json deploy/contract/openapi.json && \
+		cp $$made/openapi.json services/edge/penstock_edge/surfaces/page/static/openapi.json && \
+		cp $$made/accounts.conf deploy/nats/accounts.conf
 	@PYTHONPATH=tests $(BIN)/python -m conformance
 
 docs: setup ## Write the generated parts of the READMEs anew: settings tables

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from penstock_cli.local.up import SERVICES
 from support.drive.repository import ROOT, files, services, toml
 
 LINTER = toml("pyproject.toml")["tool"]["importlinter"]
@@ -156,3 +157,39 @@ def test_no_file_names(what: str) -> None:
         if (match := pattern.search(path.read_bytes()))
     ]
     assert found == []
+
+
+def constants(module: Path) -> Iterator[str]:
+    """The texts of a module, without its docstrings."""
+    tree = ast.parse(module.read_bytes())
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, owners) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, str) and id(node) not in docstrings:
+            yield value
+
+
+def test_shared_knows_no_path_of_a_service() -> None:
+    """Paths stand in the operations, beside their handlers; the credentials' are shared's own."""
+    paths = {each.path for service in SERVICES for each in service.operations} - {"/"}
+    # up to the first parameter: `/v1/runs/{run_id}` is known by who knows `/v1/runs/`
+    known = {path.partition("{")[0].rstrip("/") for path in paths}
+    found = [
+        f"{module.relative_to(ROOT)}: {word}"
+        for module in (ROOT / "shared/penstock").rglob("*.py")
+        for text in constants(module)
+        for word in re.split(r"[\s`'\"(),;]+", text)
+        if any(word == path or word.startswith(f"{path}/") for path in known)
+    ]
+    assert found == []
+
+
+def test_a_path_in_a_text_of_shared_is_found(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text('"""About /v1/runs."""\nPATH = f"/v1/runs/{1}"\nX = ["GET /v1/runs"]\n')
+    assert list(constants(module)) == ["/v1/runs/", "GET /v1/runs"]

@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import uvloop
-from starlette.routing import BaseRoute
 
 from penstock import telemetry
 from penstock.bus import (
@@ -97,7 +96,7 @@ class Service(ABC):
     def __init__(self, context: Context) -> None:
         self.context = context
         self.bus = context.bus
-        self.routes: Sequence[Route | BaseRoute] = ()
+        self.routes: Sequence[Route] = ()
         self.ws_ping_s = WS_PING_S  # how often the peers of its WebSockets are pinged
         self.draining = False
         self._loops: dict[str, asyncio.Task[None]] = {}

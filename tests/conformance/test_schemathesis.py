@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import httpx
@@ -25,8 +24,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from penstock.web.operation import JSON, SSE
 from penstock_cli.openapi import document
-from penstock_cli.openapi.operation import JSON, SSE
 from support.drive.access import ROWS, Row
 from support.drive.secured import Secured, bearer, secured
 from support.real.nats import NatsServer
@@ -162,9 +161,7 @@ async def names(penstock: Secured, operation: Operation) -> dict[str, str]:
     """What the ids in paths and bodies stand for."""
     row = row_of(operation)
     asked = (await penstock.http.get("/v1/csrf")).status_code == 401
-    if not asked:
-        row = replace(row, route=row.route.replace("{token_id}", "none"))  # there are none
-    known = await penstock.given(row)
+    known = await penstock.given(row, tokens=asked)
     known |= {"agent": known["id"], "thread_id": known["session_id"]}
     return {"token_id": "none"} | known
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from jsonschema import Draft7Validator, Draft202012Validator
 
 from penstock.contract import VERSION
+from penstock.contract import __main__ as writing
 from penstock.contract.notes import NOTES, example
 from penstock.contract.publish import documents
 from penstock.contract.unified import UNIFIED
@@ -88,6 +90,46 @@ def test_a_release_is_never_written_over(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert "never written over" in again.stderr
     assert kept.read_text() == "as it was"
+
+
+def broken_event() -> dict[str, str]:
+    raise KeyError("an event without a note")
+
+
+def broken_document() -> dict[str, Any]:
+    return {**documents(), "schemas/zz.json": None}  # cannot be written
+
+
+@pytest.mark.parametrize("made", [broken_event, broken_document])
+def test_nothing_is_replaced_before_everything_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[[], dict[str, Any]]
+) -> None:
+    folder = tmp_path / "contract"
+    monkeypatch.setattr(sys, "argv", ["contract", str(folder)])
+    writing.main()
+    (folder / "catalogue.md").write_text("as it was")
+    before = {path: path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert len(before) > 60
+    monkeypatch.setattr(writing, "documents", made)
+    with pytest.raises((KeyError, TypeError)):
+        writing.main()
+    assert {path: path.read_text() for path in folder.rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["contract"], (
+        "the temporary folder is gone"
+    )
+
+
+def test_the_schema_of_a_type_that_is_no_more_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["contract", str(tmp_path)])
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "billing.charged.json").write_text("{}")
+    (tmp_path / "README.md").write_text("by hand")
+    writing.main()
+    assert not (tmp_path / "schemas" / "billing.charged.json").exists()
+    assert (tmp_path / "schemas" / "llm.stream.json").exists()
+    assert (tmp_path / "README.md").read_text() == "by hand"
 
 
 def test_the_contract_has_the_version_of_the_distribution() -> None:

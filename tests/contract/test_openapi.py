@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from penstock.contract import openapi
 from penstock.contract.schemas import text
+from penstock.web.operation import Operation
 from penstock.web.problems import Problem
-from penstock_cli.openapi import document
-from penstock_cli.openapi.document import OPERATIONS
+from penstock_cli.openapi import OPERATIONS, document
 from penstock_edge.surfaces.page.files import FOLDER
-from support.drive.access import ROWS
 from support.drive.contract import CONTRACT
 
 OPENAPI: dict[str, Any] = json.loads((CONTRACT / "openapi.json").read_text())
 PUBLISHED = [operation for operation in OPERATIONS if operation.published]
-# a WebSocket is opened by a GET; ROWS has those that answer HTTP
-SOCKET = ("GET", "/v1/sessions/{}/events/ws")
 
 
 def unnamed(path: str) -> str:
@@ -44,9 +42,9 @@ def test_the_edge_serves_what_is_committed() -> None:
     assert (FOLDER / "openapi.json").read_text() == (CONTRACT / "openapi.json").read_text()
 
 
-def test_every_route_of_every_service_is_in_the_document() -> None:
-    """ROWS is held to the services' own routes by the tests of access."""
-    assert told() == {(row.method, unnamed(row.route)) for row in ROWS} | {SOCKET}
+def test_every_operation_that_is_to_be_published_is_in_the_document() -> None:
+    """OPERATIONS is held to the services' own routes by the tests of access."""
+    assert told() == {(each.method, unnamed(each.template)) for each in PUBLISHED}
     assert len(PUBLISHED) == len(told())
 
 
@@ -74,20 +72,36 @@ def test_every_schema_is_valid() -> None:
         Draft202012Validator.check_schema(schema)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_an_operation_needs_the_scopes_of_its_route(row: Any) -> None:
-    [operation] = [
-        each
-        for each in PUBLISHED
-        if (each.method, unnamed(each.path)) == (row.method, unnamed(row.route))
-    ]
-    # raw is asked of some agents' bytes only
-    assert {*operation.scopes, *operation.any_scope} - {"administer"} == set(row.needs) - {"raw"}
-    assert operation.public == row.public
+@pytest.mark.parametrize("operation", PUBLISHED, ids=lambda each: each.id)
+def test_the_document_names_the_scopes_of_an_operation(operation: Operation) -> None:
+    described = OPENAPI["paths"][operation.template][operation.method.lower()]
+    bearers = [each["bearer"] for each in described["security"] if "bearer" in each]
+    tokens = [each for each in described["security"] if "stream_token" in each]
+    choices = operation.any_scope or (None,)
+    wanted = [{*operation.scopes, choice} - {None} for choice in choices]
+    assert [set(each) for each in bearers] == ([] if operation.public else wanted)
+    assert bool(tokens) == operation.takes_stream_token
+    for scope in operation.sometimes:
+        assert f"`{scope}`" in described["description"]
+
+
+@pytest.mark.parametrize(
+    "operation", [each for each in PUBLISHED if each.example is not None], ids=lambda each: each.id
+)
+def test_an_example_is_a_body_that_the_operation_takes(operation: Operation) -> None:
+    described = OPENAPI["paths"][operation.template][operation.method.lower()]
+    for media in described["requestBody"]["content"].values():
+        root = {**media["schema"], "components": OPENAPI["components"]}
+        Draft202012Validator(root).validate(media["example"])
+
+
+def test_two_operations_of_the_same_id_are_refused() -> None:
+    with pytest.raises(ValueError, match="operations with the same id: get_v1_runs"):
+        openapi.document([PUBLISHED[1], *OPERATIONS])
 
 
 @pytest.mark.parametrize("operation", PUBLISHED, ids=lambda each: each.id)
-def test_an_error_has_the_shape_that_its_surface_gives_it(operation: Any) -> None:
+def test_an_error_has_the_shape_that_its_surface_gives_it(operation: Operation) -> None:
     answer = operation.errors.response(Problem(401, "who are you?"))
     schema = OPENAPI["components"]["schemas"][operation.errors.name]
     assert set(json.loads(bytes(answer.body))) == set(schema["required"])

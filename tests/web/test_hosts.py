@@ -11,13 +11,13 @@ import pytest
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
 from penstock.web.server import Server
 from support.fakes.issuer import SECRET, token
+from support.fakes.routes import routes, websocket
 
 OURS = [
     "127.0.0.1",
@@ -46,8 +46,8 @@ async def talk(socket: WebSocket) -> None:
 @asynccontextmanager
 async def served(addresses: bool = False, **auth: Any) -> AsyncIterator[int]:
     """The port of a server with a route and a WebSocket."""
-    routes = [Route("/hello", hello), WebSocketRoute("/talk", talk)]
-    server = Server(routes, "127.0.0.1", 0, auth=Auth(AuthConfig(**auth)), addresses=addresses)
+    served = [*routes("/hello", hello), websocket("/talk", talk)]
+    server = Server(served, "127.0.0.1", 0, auth=Auth(AuthConfig(**auth)), addresses=addresses)
     await server.start()
     try:
         yield server.port

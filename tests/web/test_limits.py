@@ -132,9 +132,9 @@ async def test_every_surface_says_in_its_own_shape_that_there_were_too_many_requ
     told = answer.json()
     words = told.get("detail") or told.get("message")
     assert "requests a second of this user" in words
-    if SURFACES[path] == "problem":
+    if SURFACES[path].name == "problem":
         assert told["limit"] == "requests"
-    if SURFACES[path] == "executions":
+    if SURFACES[path].name == "executions":
         assert told["code"] == "TOO_MANY_REQUESTS"
     with contextlib.suppress(KeyError):
         assert told["data"] is None

@@ -15,17 +15,15 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from penstock.web.auth.origins import is_local, is_loopback
-from penstock.web.auth.shapes import shape_of
-from penstock.web.problems import Problem
 from penstock.web.server import BindRefused, Server, check_bind
 from support.drive.waiting import eventually
 from support.fakes.guarded_server import SURFACES, Guarded, bearer
 from support.fakes.issuer import SECRET, token
+from support.fakes.routes import routes
 
 MakeGuarded = Callable[..., Any]
 APP = "https://app.example"
@@ -52,7 +50,7 @@ async def test_a_refusal_has_the_shape_of_its_surface(guarded: Guarded, path: st
         "executions": {"code": "UNAUTHORIZED", "message": detail, "data": None},
         "detail": {"detail": detail},
     }
-    assert body == expected[SURFACES[path]]
+    assert body == expected[SURFACES[path].name]
 
 
 @pytest.mark.parametrize("path", SURFACES)
@@ -63,21 +61,6 @@ async def test_with_a_bearer_every_surface_is_open(guarded: Guarded, path: str) 
 async def test_what_is_not_there_is_not_told_to_strangers(guarded: Guarded) -> None:
     assert (await guarded.get("/v1/nothing")).status_code == 401
     assert (await guarded.as_bearer(token(), "/v1/nothing")).status_code == 404
-
-
-def test_the_longest_prefix_decides_and_only_whole_segments_count() -> None:
-    def name(path: str) -> Any:
-        shapes: dict[str, Any] = {"/run": "run", "/v1": "v1", "/v1/x": "x"}
-        return shape_of(path, shapes)
-
-    assert [name(path) for path in ("/run", "/run/", "/run/a", "/v1/x/y", "/v1/xy")] == [
-        "run",
-        "run",
-        "run",
-        "x",
-        "v1",
-    ]
-    assert name("/runs")(Problem(404, "no")).media_type == "application/problem+json"
 
 
 # headers ---------------------------------------------------------------------------------------
@@ -363,7 +346,7 @@ async def test_no_answer_waits_for_an_acknowledgement() -> None:
         connection = request.receive.__self__.transport.get_extra_info("socket")  # type: ignore[attr-defined]
         return Response(str(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
 
-    server = Server([Route("/", show)], "127.0.0.1", 0)
+    server = Server(routes("/", show), "127.0.0.1", 0)
     await server.start()
     try:
         async with httpx.AsyncClient() as http:

@@ -12,7 +12,6 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -22,6 +21,7 @@ from penstock.web.problems import Problem
 from penstock.web.server import Server
 from support.fakes.guarded_server import Guarded, bearer
 from support.fakes.issuer import SECRET, token
+from support.fakes.routes import routes, websocket
 
 HEAD_S, BODY_S, PATIENCE_S = 0.3, 0.4, 10.0
 HALF_A_HEAD = b"POST /read HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-"
@@ -37,15 +37,15 @@ class Slow:
     def __init__(self) -> None:
         self.ready = asyncio.Event()  # set: /later reads its body
         self.read: list[int] = []
-        routes: list[BaseRoute] = [
-            Route("/read", self._read, methods=["GET", "POST"]),
-            Route("/later", self._later, methods=["POST"]),
-            Route("/stream", self._stream, methods=["GET", "POST"]),
-            Route("/refuse", self._refuse, methods=["POST"]),
-            Route("/ignore", self._ignore, methods=["POST"]),
-            WebSocketRoute("/refused", self._refused),
+        served = [
+            *routes("/read", self._read, ["GET", "POST"]),
+            *routes("/later", self._later, ["POST"]),
+            *routes("/stream", self._stream, ["GET", "POST"]),
+            *routes("/refuse", self._refuse, ["POST"]),
+            *routes("/ignore", self._ignore, ["POST"]),
+            websocket("/refused", self._refused),
         ]
-        self.server = Server(routes, "127.0.0.1", 0, head_s=HEAD_S, body_s=BODY_S)
+        self.server = Server(served, "127.0.0.1", 0, head_s=HEAD_S, body_s=BODY_S)
 
     async def _read(self, request: Request) -> Response:
         self.read.append(len(await read_body(request)))

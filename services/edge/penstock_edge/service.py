@@ -14,6 +14,7 @@ from penstock.web.server import raise_file_limit
 from penstock_edge.edge import Edge
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.stream.direct_write import is_tried
+from penstock_edge.surfaces.adk.routes import OPERATIONS as ADK_OPERATIONS
 from penstock_edge.surfaces.adk.routes import Adk
 from penstock_edge.surfaces.agno.routes import AgnoSurface
 from penstock_edge.surfaces.agno.server_info import FirstLooks
@@ -39,6 +40,8 @@ class EdgeService(Service):
     settings_type: ClassVar[type[Settings]] = EdgeSettings
     operations = (
         *operations_of(Runs, Agents, ManyEvents, SessionEvents, Executions),
+        *ADK_OPERATIONS,
+        *operations_of(AgnoSurface, AgnoSessions, FirstLooks, AguiSurface, Threads),
         *FILES,
     )
 
@@ -55,22 +58,15 @@ class EdgeService(Service):
             ManyEvents(self._edge),
             SessionEvents(self._edge),
             Executions(self._edge),
+            AgnoSurface(self._edge),
+            AgnoSessions(self._edge),
+            FirstLooks(self._edge),
+            AguiSurface(self._edge),
+            Threads(self._edge),
         )
         around = on_bus(context.bus)
         declared = [route for surface in surfaces for route in routes_of(surface, around)]
-        undeclared = [
-            route
-            for surface in (
-                self._adk,
-                AgnoSurface(self._edge),
-                FirstLooks(self._edge),
-                AgnoSessions(self._edge),
-                AguiSurface(self._edge),
-                Threads(self._edge),
-            )
-            for route in surface.routes()
-        ]
-        self.routes = [*declared, *files(), *undeclared]
+        self.routes = [*declared, *self._adk.routes(around), *files()]
 
     async def start(self) -> None:
         """Keep the streams alive; they come with the requests."""

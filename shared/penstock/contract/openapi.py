@@ -90,7 +90,7 @@ def document(operations: Iterable[Operation]) -> Json:
     refusals = {(each.errors.name, status) for each in published for status in _statuses(each)}
     paths: dict[str, Json] = {}
     for each in published:
-        paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, references)
+        paths.setdefault(each.template, {})[each.method.lower()] = _operation(each, references)
     return {
         "openapi": "3.1.0",
         "info": {

@@ -29,7 +29,8 @@ H = TypeVar("H", bound=Callable[..., Any])
 JSON: Final = "application/json"
 SSE: Final = "text/event-stream"
 FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
-_NAME: Final = re.compile(r"{(\w+)}")
+# `{name}` is one segment of the path; `{name:path}`, at the end, is all segments from there on
+_NAME: Final = re.compile(r"{(\w+)(?::path)?}")
 _DECLARED: Final = "__operations__"
 
 
@@ -94,8 +95,13 @@ class Operation:
     @property
     def id(self) -> str:
         """The name of the operation in generated clients."""
-        words = self.path.replace("{", "").replace("}", "").strip("/").replace("/", "_")
+        words = self.template.replace("{", "").replace("}", "").strip("/").replace("/", "_")
         return f"{self.method.lower()}_{words}"
+
+    @property
+    def template(self) -> str:
+        """The path as OpenAPI writes it."""
+        return _NAME.sub(r"{\1}", self.path)
 
     @property
     def streams(self) -> bool:

@@ -17,7 +17,7 @@ from starlette.datastructures import URL
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import compile_path
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from penstock.web.auth.auth import Auth
@@ -75,6 +75,7 @@ class Table:
         """Raises ValueError where two routes serve the same method of the same path."""
         self._fixed: dict[str, _Path] = {}
         self._patterns: dict[int, list[_Path]] = {}  # by the number of slashes
+        self._tails: list[_Path] = []  # their last parameter is any number of segments
         known: dict[str, _Path] = {}
         for route in routes:
             operation = route.operation
@@ -84,6 +85,8 @@ class Table:
                 known[key] = _Path(pattern, operation.errors)
                 if key == operation.path:
                     self._fixed[key] = known[key]
+                elif operation.path.endswith(":path}"):
+                    self._tails.append(known[key])
                 else:
                     self._patterns.setdefault(key.count("/"), []).append(known[key])
             known[key].add(route)
@@ -93,7 +96,7 @@ class Table:
         fixed = self._fixed.get(path)
         if fixed is not None:
             return fixed, {}
-        for candidate in self._patterns.get(path.count("/"), ()):
+        for candidate in (*self._patterns.get(path.count("/"), ()), *self._tails):
             match = candidate.pattern.match(path)
             if match is not None:
                 values = {name: decoded(text) for name, text in match.groupdict().items()}
@@ -107,18 +110,14 @@ class Router:
     `receive` is handed on as it is, because a stream may take over the connection behind it.
     """
 
-    def __init__(self, routes: Iterable[Route], auth: Auth, others: ASGIApp | None = None) -> None:
-        """`others` gets the requests whose path is in no route."""
+    def __init__(self, routes: Iterable[Route], auth: Auth) -> None:
+        """Raises ValueError where two routes serve the same method of the same path."""
         self._table = Table(routes)
         self._auth = auth
-        self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
         found = self._table.find(scope["path"])
-        if found is None and self._others is not None:
-            await self._others(scope, receive, send)
-            return
         path, values = found if found is not None else (None, {})
         route = path.route(scope) if path is not None else None
         operation = route.operation if route is not None else None

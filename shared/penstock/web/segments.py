@@ -8,12 +8,9 @@ the endpoint's parameters.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Final
 from urllib.parse import unquote
 
-from starlette.convertors import Convertor, PathConvertor, StringConvertor
-from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 # The mark is a control character that no parser lets through unencoded; encoded, it is marked too.
@@ -27,35 +24,6 @@ _MEANT: Final = {"s": "/", "m": _MARK}
 def decoded(value: str) -> str:
     """The value of a path's parameter, its encoded slashes as slashes."""
     return _MARKED.sub(lambda match: _MEANT[match[1]], value) if _MARK in value else value
-
-
-class _Segment(Convertor[str]):
-    """One segment of a path, its encoded slashes as slashes."""
-
-    regex = StringConvertor.regex
-
-    def convert(self, value: str) -> str:
-        return decoded(value)
-
-    def to_string(self, value: str) -> str:
-        raise NotImplementedError("paths are matched here, never made")
-
-
-class _Segments(_Segment):
-    """The rest of a path (`{name:path}`): whether a slash came encoded makes no difference."""
-
-    regex = PathConvertor.regex
-
-
-def take_encoded_slashes(routes: Iterable[BaseRoute]) -> None:
-    """Let the parameters of these routes hold slashes; to be used with `keeping_segments`."""
-    for route in routes:
-        if isinstance(route, Route | WebSocketRoute):
-            for name, convertor in route.param_convertors.items():
-                if isinstance(convertor, StringConvertor):
-                    route.param_convertors[name] = _Segment()
-                elif isinstance(convertor, PathConvertor):
-                    route.param_convertors[name] = _Segments()
 
 
 def keeping_segments(app: ASGIApp) -> ASGIApp:

@@ -12,13 +12,11 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute
-from starlette.routing import Router as StarletteRouter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.web.auth import Auth, AuthConfig
+from penstock.web.auth.cors import cors
 from penstock.web.auth.headers import SecurityHeaders
-from penstock.web.auth.middleware import AuthMiddleware, cors
 from penstock.web.auth.origins import is_loopback
 from penstock.web.bodies import heard_out
 from penstock.web.hosts import HostCheck
@@ -26,7 +24,7 @@ from penstock.web.operation import Route
 from penstock.web.problems import exception_handlers
 from penstock.web.protocol import BODY_S, HEAD_S, HttpProtocol, refusing_quietly
 from penstock.web.router import Router
-from penstock.web.segments import keeping_segments, take_encoded_slashes
+from penstock.web.segments import keeping_segments
 
 log = logging.getLogger(__name__)
 
@@ -73,21 +71,15 @@ class _Server(uvicorn.Server):
         yield
 
 
-def application(routes: Sequence[Route | BaseRoute], auth: Auth) -> ASGIApp:
+def application(routes: Sequence[Route], auth: Auth) -> ASGIApp:
     """The routes as an ASGI application, with CORS and the answers to unexpected errors around it.
 
     CORS is outside of authentication: a preflight carries no credentials, and a page must be able
     to read why it was refused.
     """
     app = Starlette(exception_handlers=exception_handlers, middleware=cors(auth.config))
-    declared = [route for route in routes if isinstance(route, Route)]
-    others = [route for route in routes if not isinstance(route, Route)]
-    legacy: ASGIApp | None = None
-    if others:
-        take_encoded_slashes(others)
-        legacy = AuthMiddleware(StarletteRouter(others), auth)
-    router: Any = Router(declared, auth, legacy)
-    app.router = router  # Starlette's own would match routes before anybody is let in
+    router: Any = Router(routes, auth)
+    app.router = router  # Starlette's own would find a route after the caller was let in
     return app
 
 
@@ -105,7 +97,7 @@ class Server:
 
     def __init__(
         self,
-        routes: Sequence[Route | BaseRoute],
+        routes: Sequence[Route],
         host: str,
         port: int,
         insecure: bool = False,

@@ -16,12 +16,13 @@ from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
 from penstock.web.read_turns import ReadTurns
 from penstock.web.server import Server
-from penstock_edge.surfaces.endpoint import route
+from penstock_edge.surfaces.endpoint import on_bus
 from support.drive.clients import Client, MakeEdge, Stream
 from support.drive.secured import bearer
 from support.drive.waiting import eventually
 from support.fakes.issuer import SECRET
 from support.fakes.pretend import PretendRun
+from support.fakes.routes import routes
 
 EVENTS = "/v1/events"
 JSON = {"accept": "application/json"}
@@ -114,7 +115,7 @@ async def test_who_leaves_ends_the_work_on_its_request(bus: Bus) -> None:
             ended.set()
         return Response()
 
-    server = Server([route(bus, "/v1/slow", {"GET": work})], "127.0.0.1", 0)
+    server = Server(routes("/v1/slow", on_bus(bus)(work)), "127.0.0.1", 0)
     await server.start()
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:

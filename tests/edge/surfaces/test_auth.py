@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from starlette.routing import BaseRoute, Route, WebSocketRoute
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -19,11 +18,11 @@ from penstock.bus import Bus, BusSettings
 from penstock.service import Context
 from penstock.web.auth import Auth, AuthConfig, StreamTokens
 from penstock.web.auth.routes import auth_routes
-from penstock.web.operation import Route as Declared
 from penstock.web.server import BindRefused
 from penstock_cli.local.up import SERVICES
+from penstock_cli.openapi import OPERATIONS
 from penstock_edge.views.dialects import DIALECTS
-from support.drive.access import AGUI, FILES, ROWS, Row
+from support.drive.access import AGUI, FILES, HOW, PUBLISHED, ROWS, Row, name_of
 from support.drive.clients import contents
 from support.drive.secured import CONFIG, SLOW, Secured, bearer, secured
 from support.fakes.guarded_server import REMOTE, MemoryStore, StoreAway
@@ -34,7 +33,7 @@ from support.real.nats import NatsServer
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SCOPES = ("start", "read", "raw", "decide")
-ASKED = [row for row in ROWS if not row.public]
+ASKED = [row for row in ROWS if not row.operation.public]
 WS = "/v1/sessions/{session_id}/events/ws"
 
 
@@ -55,7 +54,7 @@ async def penstock(nats: NatsServer) -> AsyncIterator[Secured]:
 def check_shape(row: Row, answer: httpx.Response) -> None:
     """The refusal is in the words of the surface."""
     body = answer.json()
-    match row.shape:
+    match row.operation.errors.name:
         case "problem":
             assert answer.headers["content-type"] == "application/problem+json"
             assert body["status"] == answer.status_code
@@ -99,15 +98,17 @@ async def test_a_caller_without_the_scope_is_refused(
     check_shape(row, answer)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.foreign], ids=str)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.how.foreign], ids=str)
 async def test_what_is_another_users_is_refused(penstock: Secured, row: Row) -> None:
     answer = await penstock.ask(row, bearer("bob"), user="bob")
-    assert answer.status_code == row.foreign, answer.text
+    assert answer.status_code == row.how.foreign, answer.text
     check_shape(row, answer)
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in ROWS if "{run_id}" in f"{row.route}{row.body}" and row.foreign], ids=str
+    "row",
+    [row for row in ROWS if "{run_id}" in f"{row.route}{row.body}" and row.how.foreign == 404],
+    ids=str,
 )
 async def test_another_users_run_is_as_one_that_does_not_exist(penstock: Secured, row: Row) -> None:
     names = await penstock.given(row)
@@ -122,15 +123,17 @@ async def test_another_users_run_is_as_one_that_does_not_exist(penstock: Secured
 async def test_a_caller_with_the_scopes_is_served(penstock: Secured, row: Row) -> None:
     scopes = " ".join(row.needs) or "read"
     answer = await penstock.ask(row, bearer(scope=scopes))
-    assert answer.status_code == row.good, answer.text
+    assert answer.status_code == row.how.good, answer.text
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in ROWS if row.foreign and not row.bob and row.good < 300], ids=str
+    "row",
+    [row for row in ROWS if row.how.foreign and not row.how.bob and row.how.good < 300],
+    ids=str,
 )
 async def test_who_may_act_for_others_is_served_too(penstock: Secured, row: Row) -> None:
     answer = await penstock.ask(row, bearer("service", scope=" ".join([*SCOPES, "act-as"])))
-    assert answer.status_code == (404 if "{token_id}" in row.route else row.good), answer.text
+    assert answer.status_code == (404 if "{token_id}" in row.route else row.how.good), answer.text
 
 
 @pytest.mark.parametrize("row", FILES, ids=str)
@@ -147,39 +150,26 @@ async def test_static_files_are_public_and_may_load_nothing_from_elsewhere(
     assert (await penstock.http.post(row.route)).status_code == 401
 
 
-async def test_every_route_of_every_service_has_a_row(nats: NatsServer) -> None:
+async def test_every_service_mounts_the_operations_that_it_declares(nats: NatsServer) -> None:
     bus = await Bus.connect(BusSettings(url=nats.url))
     auth = Auth(AuthConfig(), StreamTokens(MemoryStore(), StoreAway))
-    routes: list[Declared | BaseRoute] = [*auth_routes(auth)]
+    mounted = [route.operation for route in auth_routes(auth)]
     for service_type in SERVICES:
         context = Context(CONFIG, service_type.settings_type(), bus, "test")
-        routes += service_type(context).routes
-    served = {each for route in routes for each in _served(route)}
+        own = [route.operation for route in service_type(context).routes]
+        assert sorted(own, key=str) == sorted(service_type.operations, key=str)
+        mounted += own
     await bus.close()
-    told = {(row.method, _pattern(row.route)) for row in [*ROWS, *FILES]}
-    # a WebSocket's refusal is tested below, that of /run_sse is a refusal of all
-    told |= {("WS", _pattern(WS)), ("WS", "/run_sse")}
-    assert served == told
+    assert sorted(mounted, key=str) == sorted(OPERATIONS, key=str)
 
 
-def _served(route: Declared | BaseRoute) -> Iterator[tuple[str, str]]:
-    if isinstance(route, Declared):
-        operation = route.operation
-        yield "WS" if operation.websocket else operation.method, _pattern(operation.path)
-        return
-    if isinstance(route, WebSocketRoute):
-        yield "WS", _pattern(route.path)
-        return
-    assert isinstance(route, Route)
-    methods = route.methods or set(getattr(route.app, "methods", ()))
-    assert methods, f"nobody knows what {route.path} serves"
-    for method in methods - {"HEAD"}:
-        yield method, _pattern(route.path)
+def test_the_tests_know_how_to_ask_for_every_operation_and_only_for_those() -> None:
+    assert set(HOW) == {name_of(each) for each in PUBLISHED if not each.websocket}
 
 
-def _pattern(path: str) -> str:
-    """The path, whatever its parameters are called."""
-    return "/".join("{}" if part.startswith("{") else part for part in path.split("/"))
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_scope_that_a_request_needs_is_one_that_its_operation_declares(row: Row) -> None:
+    assert set(row.how.also) <= {*row.operation.sometimes, *row.operation.any_scope}
 
 
 # whose
@@ -422,13 +412,15 @@ async def test_a_stream_token_opens_streams_and_nothing_else(penstock: Secured) 
         await run.text("heard")
         assert (await stream.event())["run_id"] == run.run_id
     for row in ROWS:
-        if row.public or (row.method, row.route) == ("GET", "/v1/events"):
+        if row.operation.public or row.route == "/v1/events":
             continue
         path = row.route.format(**await penstock.given(row))
         query = {"token": made["token"], "until": "idle"}  # or a thread's stream would stay open
-        answer = await penstock.http.request(row.method, path, params=query, headers=row.headers)
+        answer = await penstock.http.request(
+            row.method, path, params=query, headers=row.how.headers
+        )
         # streams of single runs are other streams; everything else takes no token in its URL
-        streams = row.method == "GET" and row.route.endswith(("/events", "/run"))
+        streams = row.operation.takes_stream_token
         assert answer.status_code == (200 if streams else 401), row
 
 

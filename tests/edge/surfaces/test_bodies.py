@@ -41,7 +41,7 @@ async def penstock(nats: NatsServer) -> AsyncIterator[Secured]:
 async def status_of(penstock: Secured, row: Row, path: str, told: Told) -> int:
     """What a client reads that sends all of its body before it reads, and wants to be let go."""
     headers = {
-        **row.headers,
+        **row.how.headers,
         **bearer(scope=ALL_SCOPES),
         "host": "127.0.0.1",
         "content-type": "application/json",
@@ -77,7 +77,7 @@ async def status_of(penstock: Secured, row: Row, path: str, told: Told) -> int:
 @pytest.mark.parametrize("row", TAKING, ids=str)
 async def test_a_body_that_is_too_large_is_413(penstock: Secured, row: Row, told: Told) -> None:
     names = await penstock.given(row)
-    path = row.route.format(**names) + row.query
+    path = row.route.format(**names) + row.how.query
     assert await status_of(penstock, row, path, told) == 413
 
 

@@ -1,44 +1,74 @@
-"""Every route of Penstock, and what a caller needs for it: the table of the tests of access.
+"""How a test asks for each operation. Scopes, error shapes and paths come from the declarations.
 
-A path's `{names}` stand for things of Alice's, which `Secured.given` makes.
+What a test cannot know stands here: the query or the body that makes a request succeed, and what
+another user is answered. A path's `{names}` stand for things of Alice's, which `Secured.given`
+makes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-Shape = Literal["problem", "executions", "detail"]
+from penstock.web.operation import Operation
+from penstock_cli.openapi import OPERATIONS
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """One way to ask for an operation.
+
+    `also`: the scopes that this request needs among those that the operation needs only sometimes.
+    `foreign`: the status that Bob gets for what is Alice's; 0 where nothing is anybody's. `good`:
+    the status that Alice gets; 4xx only where her request passes all that authentication checks.
+    `body`: instead of the operation's example. `bob`: Bob's body, where the body names Alice.
+    """
+
+    foreign: int = 0
+    good: int = 200
+    also: tuple[str, ...] = ()
+    query: str = ""
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    bob: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One route, asked by its method.
+    """An operation, and one way to ask for it."""
 
-    `needs`: the scopes without any of which it is refused. `foreign`: what Bob is answered about
-    what is Alice's; 0 where nothing in the request is anybody's. `good`: what Alice is answered;
-    4xx and 5xx only where her request comes through to an end that is none of authentication's.
-    """
+    operation: Operation
+    how: How
 
-    method: str
-    route: str
-    needs: tuple[str, ...] = ()
-    foreign: int = 0
-    good: int = 200
-    shape: Shape = "problem"
-    query: str = ""
-    body: Any = None
-    headers: dict[str, str] = field(default_factory=dict)
-    public: bool = False  # nobody is asked, or the answer is not about rights
-    bob: Any = None  # Bob's body, where it is the body that names Alice
+    @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return self.operation.method
+
+    @property
+    def route(self) -> str:
+        """The path with its parameters in braces."""
+        return self.operation.template
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The scopes without any of which this request is refused."""
+        return (*self.operation.scopes, *self.operation.any_scope[:1], *self.how.also)
+
+    @property
+    def body(self) -> Any:
+        """The body of a request that succeeds."""
+        return self.operation.example if self.how.body is None else self.how.body
 
     def __str__(self) -> str:
-        return f"{self.method} {self.route}{self.query}"
+        return f"{self.method} {self.route}{self.how.query}"
 
 
 PAGE = {"accept": "application/json"}
-SESSION = "/apps/{app}/users/{user}/sessions"
-THREAD = "/api/v1/agent/runs/{session_id}"
+ALICE = "?user_id=alice"
+IDLE = "?until=idle&user_id=alice"
+RUN_BY_BOB = {"agent": "assistant", "message": "Hello", "user_id": "alice"}
 AGUI = {
     "threadId": "t-{new}",
     "runId": "{new}",
@@ -48,183 +78,119 @@ AGUI = {
     "state": {},
     "forwardedProps": {},
 }
-MESSAGE = {"agent": "assistant", "message": "Hello"}
-ALICE = "?user_id=alice"
-SUBJECTS = {"subjects": ["*.*"]}
+DECISION = {"items": [{"item_id": "c1", "decision": "approve"}]}
+ANSWER = {"tools": [{"tool_call_id": "c1", "confirmed": True}], "stream": True}
+STARTED_BY_BOB = {"message": "Hello", "stream": True, "user_id": "alice"}
 
 
-def _adk(app: str, **changes: Any) -> dict[str, Any]:
+def _adk(app: str) -> dict[str, Any]:
     return {
         "appName": app,
         "userId": "alice",
         "sessionId": "s-{new}",
         "newMessage": {"role": "user", "parts": [{"text": "Hello"}]},
-        **changes,
     }
 
 
-def _agno(kind: str) -> list[Row]:
-    path = f"/{kind}s"
-    one, runs = f"{path}/{{id}}", f"{path}/{{id}}/runs"
-    decision = {"tools": [{"tool_call_id": "c1", "confirmed": True}], "stream": True}
-    return [
-        Row("GET", path, ("read",), shape="detail"),
-        Row("GET", one, ("read",), shape="detail"),
-        Row(
-            "POST",
-            runs,
-            ("start", "raw"),
-            403,
-            shape="detail",
-            body={"message": "Hello", "stream": True},
-            bob={"message": "Hello", "stream": True, "user_id": "alice"},
-        ),
-        Row(
-            "POST",
-            f"{runs}/{{run_id}}/continue",
-            ("decide", "raw"),
-            404,
-            good=409 if kind == "agent" else 422,  # it has ended; the others' answers look else
-            shape="detail",
-            body=decision,
-        ),
-        Row("POST", f"{runs}/{{run_id}}/cancel", ("start",), 404, good=409, shape="detail"),
-    ]
+def _agno(kind: str) -> dict[str, list[How]]:
+    one = f"/{kind}s/{{id}}"
+    # The run has ended; teams and workflows take answers of another form.
+    late = 409 if kind == "agent" else 422
+    return {
+        f"GET /{kind}s": [How()],
+        f"GET {one}": [How()],
+        f"POST {one}/runs": [How(403, also=("raw",), bob=STARTED_BY_BOB)],
+        f"POST {one}/runs/{{run_id}}/continue": [How(404, late, ("raw",), body=ANSWER)],
+        f"POST {one}/runs/{{run_id}}/cancel": [How(404, 409)],
+    }
 
 
-ROWS = [
-    # our own API
-    Row("POST", "/v1/runs", ("start",), 403, 202, body=MESSAGE, bob=MESSAGE | {"user_id": "alice"}),
-    Row("GET", "/v1/runs", ("read",)),
-    Row("GET", "/v1/runs/{run_id}", ("read",), 404),
-    Row("GET", "/v1/runs/{run_id}/events", ("read",), 404),
-    Row("GET", "/v1/runs/{run_id}/events", ("read",), 404, headers=PAGE),
-    Row("GET", "/v1/runs/{run_id}/events", ("read", "raw"), 404, query="?dialect=raw"),
-    Row("POST", "/v1/runs/{run_id}/cancel", ("start",), 404, 409),
-    Row("GET", "/v1/agents", ("read",)),
-    Row("GET", "/v1/events", ("read",), headers=PAGE),
-    Row(
-        "GET",
-        "/v1/sessions/{session_id}/events",
-        ("read",),
-        403,
-        query="?user_id=alice",
-        headers=PAGE,
-    ),
+_SESSION = "/apps/{app}/users/{user}/sessions"
+_THREAD = "/api/v1/agent/runs/{thread_id}"
+HOW: dict[str, list[How]] = {
+    # Penstock's own API
+    "POST /v1/runs": [How(403, 202, bob=RUN_BY_BOB)],
+    "GET /v1/runs": [How()],
+    "GET /v1/runs/{run_id}": [How(404)],
+    "GET /v1/runs/{run_id}/events": [
+        How(404),
+        How(404, headers=PAGE),
+        How(404, also=("raw",), query="?dialect=raw"),
+    ],
+    "POST /v1/runs/{run_id}/cancel": [How(404, 409)],
+    "GET /v1/agents": [How()],
+    "GET /v1/events": [How(headers=PAGE)],
+    "GET /v1/sessions/{session_id}/events": [How(403, query=ALICE, headers=PAGE)],
     # executions-sse.md
-    Row(
-        "POST",
-        "/api/service/v1/executions/trigger",
-        ("start",),
-        shape="executions",
-        body={"topologyId": 123, "userMessage": "Hello"},
-    ),
-    Row(
-        "POST",
-        "/api/service/v1/executions/cancel",
-        ("start",),
-        404,
-        409,
-        shape="executions",
-        body={"runId": "{run_id}"},
-    ),
+    "POST /api/service/v1/executions/trigger": [How()],
+    "POST /api/service/v1/executions/cancel": [How(404, 409, body={"runId": "{run_id}"})],
     # adk-streaming.md
-    Row("POST", "/run_sse", ("start", "raw"), 403, shape="detail", body=_adk("vana")),
-    Row("POST", "/run_sse", ("start",), 403, shape="detail", body=_adk("assistant")),
-    Row("POST", "/run", ("start", "raw"), 403, shape="detail", body=_adk("vana")),
-    Row("GET", SESSION, ("read",), 403, shape="detail"),
-    Row("POST", SESSION, ("start",), 403, shape="detail", body={}),
-    Row("GET", f"{SESSION}/{{session}}", ("read",), 403, shape="detail"),
-    Row("POST", f"{SESSION}/{{session}}", ("start",), 403, 409, shape="detail", body={}),
-    Row(
-        "PATCH",
-        f"{SESSION}/{{session}}",
-        ("start",),
-        403,
-        good=422,  # only ADK agents have state
-        shape="detail",
-        body={"stateDelta": {"colour": "blue"}},
-    ),
-    Row("DELETE", f"{SESSION}/{{session}}", ("start",), 403, shape="detail"),
-    Row("GET", f"{SESSION}/{{session}}/artifacts", ("read",), 403, shape="detail"),
-    Row(
-        "GET",
-        f"{SESSION}/{{session}}/artifacts/{{artifact}}",
-        ("read",),
-        403,
-        good=404,  # only ADK agents have artifacts
-        shape="detail",
-    ),
-    Row("GET", f"{SESSION}/{{session}}/run", ("read",), 403, shape="detail"),
-    Row("POST", f"{SESSION}/{{session}}/run", ("start",), 403, shape="detail", body={"query": "?"}),
+    "POST /run_sse": [
+        How(403, also=("raw",), body=_adk("vana")),
+        How(403, body=_adk("assistant")),
+    ],
+    "POST /run": [How(403, also=("raw",), body=_adk("vana"))],
+    f"GET {_SESSION}": [How(403)],
+    f"POST {_SESSION}": [How(403)],
+    f"GET {_SESSION}/{{session}}": [How(403)],
+    f"POST {_SESSION}/{{session}}": [How(403, 409)],
+    f"PATCH {_SESSION}/{{session}}": [How(403, 422)],  # only sessions of ADK agents have a state
+    f"DELETE {_SESSION}/{{session}}": [How(403)],
+    f"GET {_SESSION}/{{session}}/artifacts": [How(403)],
+    f"GET {_SESSION}/{{session}}/artifacts/{{artifact}}": [How(403, 404)],  # as above
+    f"GET {_SESSION}/{{session}}/run": [How(403)],
+    f"POST {_SESSION}/{{session}}/run": [How(403)],
+    "GET /list-apps": [How()],
+    "GET /version": [How()],
     # agno-events.md
-    *_agno("agent"),
-    *_agno("team"),
-    *_agno("workflow"),
-    *(Row("GET", path, ("read",), shape="detail") for path in ("/config", "/health", "/sessions")),
-    *(
-        Row("GET", f"/sessions/{{session}}{below}", ("read",), 403, shape="detail", query=ALICE)
-        for below in ("", "/runs", "/run-previews", "/runs/{run}")
-    ),
+    **_agno("agent"),
+    **_agno("team"),
+    **_agno("workflow"),
+    "GET /config": [How()],
+    "GET /health": [How()],
+    "GET /sessions": [How()],
+    "GET /sessions/{session_id}": [How(403, query=ALICE)],
+    "GET /sessions/{session_id}/runs": [How(403, query=ALICE)],
+    "GET /sessions/{session_id}/run-previews": [How(403, query=ALICE)],
+    "GET /sessions/{session_id}/runs/{run_id}": [How(403, query=ALICE)],
     # nobody may write them
-    *(
-        Row(method, f"/sessions{below}", good=405, shape="detail", body={})
-        for method, below in (
-            ("POST", ""),
-            ("DELETE", ""),
-            ("PATCH", "/{session}"),
-            ("DELETE", "/{session}"),
-            ("POST", "/{session}/rename"),
-        )
-    ),
-    *(Row("GET", path, ("read",), shape="detail") for path in ("/list-apps", "/version")),
+    "POST /sessions": [How(good=405, body={})],
+    "DELETE /sessions": [How(good=405, body={})],
+    "PATCH /sessions/{session_id}": [How(good=405, body={})],
+    "DELETE /sessions/{session_id}": [How(good=405, body={})],
+    "POST /sessions/{session_id}/rename": [How(good=405, body={})],
     # agent-runs-sse.md and AG-UI
-    Row("GET", f"{THREAD}/events", ("read",), 403, query="?until=idle&user_id=alice"),
-    Row("GET", f"{THREAD}/history", ("read",), 403, query="?user_id=alice"),
-    Row("POST", "/agui/{id}", ("start",), shape="detail", body=AGUI),
-    Row(
-        "GET",
-        "/agui/{id}/threads/{session_id}/events",
-        ("read",),
-        403,
-        shape="detail",
-        query="?until=idle&user_id=alice",
-    ),
+    f"GET {_THREAD}/events": [How(403, query=IDLE)],
+    f"GET {_THREAD}/history": [How(403, query=ALICE)],
+    "POST /agui/{agent}": [How(body=AGUI)],
+    "GET /agui/{agent}/threads/{thread_id}/events": [How(403, query=IDLE)],
     # approvals
-    Row("GET", "/v1/approvals", ("read",)),
-    Row("GET", "/v1/approvals/{approval_id}", ("read",), 404),
-    Row(
-        "POST",
-        "/v1/approvals/{approval_id}/decision",
-        ("decide",),
-        404,
-        body={"items": [{"item_id": "c1", "decision": "approve"}]},
-    ),
+    "GET /v1/approvals": [How()],
+    "GET /v1/approvals/{approval_id}": [How(404)],
+    "POST /v1/approvals/{approval_id}/decision": [How(404, body=DECISION)],
     # credentials
-    Row("POST", "/v1/login"),
-    Row("POST", "/v1/logout", good=204, public=True),
-    Row("GET", "/v1/csrf"),
-    Row("POST", "/v1/tokens", ("read",), good=201, body=SUBJECTS),
-    Row("GET", "/v1/tokens", ("read",)),
-    Row("PATCH", "/v1/tokens/{token_id}", ("read",), 404, body={"lifetime_s": 60}),
-    Row("DELETE", "/v1/tokens/{token_id}", ("read",), 404, 204),
-]
+    "POST /v1/login": [How()],
+    "POST /v1/logout": [How(good=204)],
+    "GET /v1/csrf": [How()],
+    "POST /v1/tokens": [How(good=201)],
+    "GET /v1/tokens": [How()],
+    "PATCH /v1/tokens/{token_id}": [How(404)],
+    "DELETE /v1/tokens/{token_id}": [How(404, 204)],
+}
 
-# Static files: they hold nobody's data, and nobody is asked. They are no part of the API.
-FILES = [
-    Row("GET", route, public=True)
-    for route in (
-        "/",
-        "/docs",
-        "/openapi.json",
-        "/favicon.ico",
-        "/assets/icon.svg",
-        "/assets/page.css",
-        "/assets/page.js",
-        "/assets/api.js",
-        "/assets/text.js",
-        "/assets/approval.js",
-        "/assets/trial.js",
-        "/assets/docs.js",
-    )
-]
+
+def name_of(operation: Operation) -> str:
+    """The key in `HOW`."""
+    return f"{operation.method} {operation.template}"
+
+
+def _rows() -> Iterator[Row]:
+    for operation in PUBLISHED:
+        if not operation.websocket:
+            yield from (Row(operation, how) for how in HOW[name_of(operation)])
+
+
+PUBLISHED = [operation for operation in OPERATIONS if operation.published]
+ROWS = list(_rows())
+# Static files hold nobody's data. They are not part of the API.
+FILES = [Row(operation, How()) for operation in OPERATIONS if not operation.published]

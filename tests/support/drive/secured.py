@@ -68,7 +68,7 @@ class Secured:
     ) -> httpx.Response:
         """The row's request about things of Alice's."""
         names = {**await self.given(row), **given}
-        body = row.bob if user == "bob" and row.bob is not None else row.body
+        body = row.how.bob if user == "bob" and row.how.bob is not None else row.body
         content = None
         if body is not None:
             text = orjson.dumps(body).decode()
@@ -77,22 +77,25 @@ class Secured:
             content, headers = text, {**headers, "content-type": "application/json"}
         return await self.http.request(
             row.method,
-            row.route.format(**names) + row.query,
-            headers={**row.headers, **headers},
+            row.route.format(**names) + row.how.query,
+            headers={**row.how.headers, **headers},
             content=content,
         )
 
-    async def given(self, row: Row) -> dict[str, str]:
-        """What the names in the row's path and body stand for: things of Alice's."""
+    async def given(self, row: Row, *, tokens: bool = True) -> dict[str, str]:
+        """What the names in the row's path and body stand for: things of Alice's.
+
+        `tokens`: whether there are any, which is not so where nobody is asked.
+        """
         agent = next((id for path, id in KINDS.items() if row.route.startswith(path)), "assistant")
         # what a request changes is its own
         run = await (self.finished() if "{session}" in row.route else self.run(agent))
         names = {"app": "assistant", "user": "alice", "id": agent, "new": str(uuid_utils.uuid7())}
         names |= {"run_id": run.run_id, "session": run.session_id, "session_id": run.session_id}
-        names |= {"artifact": "report.txt", "run": run.run_id}
+        names |= {"artifact": "report.txt", "agent": agent, "thread_id": run.session_id}
         if "{approval_id}" in row.route:
             names["approval_id"] = await self.approval(run)
-        if "{token_id}" in row.route:
+        if "{token_id}" in row.route and tokens:
             made = await self.token(subjects=["*.*"])
             names["token_id"] = made["id"]
         return names

@@ -7,9 +7,9 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from penstock.web.server import Server
+from support.fakes.routes import routes
 
 PATH = "/apps/{app}/users/{user}/sessions"
 
@@ -23,8 +23,8 @@ class AdkSessionsServer:
         self.broken = False
         self._server = Server(
             [
-                Route(PATH, self._many, methods=["GET", "POST"]),
-                Route(f"{PATH}/{{id}}", self._one, methods=["GET", "POST", "DELETE"]),
+                *routes(PATH, self._many, ["GET", "POST"]),
+                *routes(f"{PATH}/{{id}}", self._one, ["GET", "POST", "DELETE"]),
             ],
             "127.0.0.1",
             0,

@@ -11,30 +11,25 @@ from typing import Any
 import httpx
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig, StreamTokens, identity_of
 from penstock.web.auth.routes import auth_routes
-from penstock.web.operation import Route as Declared
+from penstock.web.operation import Route, operations_of
+from penstock.web.problems import DETAIL, PROBLEM, ErrorShape
 from penstock.web.server import Server
+from penstock_edge.surfaces.executions.routes import Executions
+from support.fakes.routes import routes, websocket
 
 # What makes a request one from another machine, although the test runs on this one.
 REMOTE = {"x-forwarded-for": "203.0.113.9"}
 
-SURFACES = {
-    "/v1/runs": "problem",
-    "/api/service/v1/executions/trigger": "executions",
-    "/run_sse": "detail",
-    "/run": "detail",
-    "/api/sse/run_sse": "detail",
-    "/apps/a/users/u/sessions/s": "detail",
-    "/agents/a/runs": "detail",
-    "/teams/t/runs": "detail",
-    "/workflows/w/runs": "detail",
-    "/agui/a": "detail",
-    "/elsewhere": "problem",
+# A path of each shape that an error may have.
+SURFACES: dict[str, ErrorShape] = {
+    "/v1/runs": PROBLEM,
+    "/executions": operations_of(Executions)[0].errors,
+    "/agents": DETAIL,
 }
 
 
@@ -111,14 +106,18 @@ class Guarded:
         self.server = Server(self._routes(), "127.0.0.1", 0, auth=self.auth)
         self.http: httpx.AsyncClient
 
-    def _routes(self) -> list[Declared | BaseRoute]:
-        surfaces = [Route(path, _who, methods=["GET", "POST"]) for path in SURFACES]
+    def _routes(self) -> list[Route]:
+        surfaces = [
+            route
+            for path, errors in SURFACES.items()
+            for route in routes(path, _who, ["GET", "POST"], errors=errors)
+        ]
         return [
             *surfaces,
             *auth_routes(self.auth),
-            Route("/v1/runs/{run_id}/events", self._events),
-            Route("/v1/broken", _broken),
-            WebSocketRoute("/v1/sessions/{session_id}/events/ws", _ws),
+            *routes("/v1/runs/{run_id}/events", self._events, streams=True),
+            *routes("/v1/broken", _broken),
+            websocket("/v1/sessions/{session_id}/events/ws", _ws),
         ]
 
     async def _events(self, request: Request) -> Response:

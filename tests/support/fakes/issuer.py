@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from penstock.web.server import Server
+from support.fakes.routes import routes
 
 SECRET = "a-secret-of-tests-that-is-long-enough"
 ISSUER, AUDIENCE = "https://issuer.example", "penstock"
@@ -84,7 +84,7 @@ class JwksServer:
         self.reads = 0
         self.answering = asyncio.Event()
         self.answering.set()
-        self._server = Server([Route("/jwks", self._answer)], "127.0.0.1", 0)
+        self._server = Server(routes("/jwks", self._answer), "127.0.0.1", 0)
 
     @property
     def url(self) -> str:

@@ -21,6 +21,12 @@ def limit(most: int) -> Parameter:
 
 RUN_ID: Final = in_path("run_id", "The run's id, a UUIDv7")
 SESSION_ID: Final = in_path("session_id", "The session's id")
+THREAD_ID: Final = in_path("thread_id", "The thread's id, which is the session's id")
+AGNO_ID: Final = in_path("id", "The id in the configuration, or the upstream's name")
+APP: Final = in_path("app", "The appName")
+USER_ID: Final = in_path("user", "The user, who is the caller unless the caller may act for others")
+APP_SESSION_ID: Final = in_path("session", "The session's id")
+AGENT_ID: Final = in_path("agent", "The agent's id in the configuration")
 LAST_EVENT_ID: Final = Parameter(
     "Last-Event-ID",
     "The id of the last frame that was read; the answer goes on after it",

@@ -15,11 +15,9 @@ from penstock.web.auth.identity import (
 )
 from penstock.web.auth.limits import beyond, take_stream
 from penstock.web.auth.redact import redact_logs
-from penstock.web.auth.shapes import ERROR_SHAPES
 from penstock.web.auth.stream_tokens import StreamTokens
 
 __all__ = [
-    "ERROR_SHAPES",
     "Auth",
     "AuthConfig",
     "Identity",

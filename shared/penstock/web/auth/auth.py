@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,14 +16,10 @@ from penstock.web.auth import csrf
 from penstock.web.auth.config import AuthConfig
 from penstock.web.auth.cookies import credential_cookie, csrf_cookie
 from penstock.web.auth.credentials import (
-    PUBLIC_METHODS,
-    PUBLIC_PATHS,
-    STREAM_PATHS,
     Credential,
     cookie_of,
     find,
     header_of,
-    path_patterns,
 )
 from penstock.web.auth.errors import invalid_token, nobody
 from penstock.web.auth.identity import ANONYMOUS, NOBODY, Identity
@@ -37,7 +33,6 @@ from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
-LOGOUT: Final = "/v1/logout"
 LOOK_AGAIN_S: Final = 15.0
 
 
@@ -48,7 +43,6 @@ class Auth:
         self,
         config: AuthConfig,
         tokens: StreamTokens | None = None,
-        stream_paths: Sequence[str] = STREAM_PATHS,
         look_again_s: float = LOOK_AGAIN_S,
     ) -> None:
         """`look_again_s`: how long open streams outlive the revocation of their token."""
@@ -65,8 +59,6 @@ class Auth:
         self._verifier = _verifier(config)
         self._cookie = credential_cookie(config)
         self._csrf_cookie = csrf_cookie(config)
-        self._stream_paths = path_patterns(stream_paths)
-        self._public_paths = path_patterns(PUBLIC_PATHS)
         if config.allow_unauthenticated_sse:
             log.warning(
                 "ALLOW_UNAUTHENTICATED_SSE IS ON: NOBODY IS ASKED WHO THEY ARE. Every caller is "
@@ -126,30 +118,12 @@ class Auth:
             return ANONYMOUS
         if public:
             return NOBODY
-        if scope["type"] == "http" and scope["path"] == LOGOUT:
-            return NOBODY  # who has a cookie that no longer holds must still get rid of it
-        if self._is_public(scope):
-            return NOBODY
-        credential = find(scope, self._cookie, stream_token=stream_token or self._is_stream(scope))
+        credential = find(scope, self._cookie, stream_token=stream_token)
         if credential is None:
             raise nobody()
         if credential.kind == "stream_token":
             return await self._of_stream_token(credential)
         return await self._of_jwt(credential)
-
-    def _is_stream(self, scope: Scope) -> bool:
-        return (
-            scope["type"] == "http"
-            and scope["method"] == "GET"
-            and any(pattern.match(scope["path"]) for pattern in self._stream_paths)
-        )
-
-    def _is_public(self, scope: Scope) -> bool:
-        return (
-            scope["type"] == "http"
-            and scope["method"] in PUBLIC_METHODS
-            and any(pattern.match(scope["path"]) for pattern in self._public_paths)
-        )
 
     async def _of_jwt(self, credential: Credential) -> Identity:
         assert self._verifier is not None

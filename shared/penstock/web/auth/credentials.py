@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import parse_qsl
-
-from starlette.routing import compile_path
 
 from penstock.web.auth.errors import invalid_request, invalid_token
 from penstock.web.auth.jwt import looks_like_jwt
 
 URL_NAMES: Final = frozenset({"token", "access_token"})
 MAX_PARAMETERS: Final = 1000
-
-# Event streams that a GET may open with `?token=`, for clients that can only be given a URL.
-STREAM_PATHS: Final = (
-    "/v1/events",
-    "/v1/runs/{run_id}/events",
-    "/v1/sessions/{session_id}/events",
-    "/api/v1/agent/runs/{thread_id}/events",
-    "/agui/{agent}/threads/{thread}/events",
-    "/apps/{app}/users/{user}/sessions/{session}/run",
-)
-# Static files of the first page and of /docs: nobody is asked, since they hold nobody's data.
-PUBLIC_PATHS: Final = ("/", "/docs", "/openapi.json", "/favicon.ico", "/assets/{file}")
-PUBLIC_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +20,6 @@ class Credential:
 
     kind: Literal["bearer", "cookie", "stream_token"]
     value: str
-
-
-def path_patterns(paths: Iterable[str]) -> tuple[re.Pattern[str], ...]:
-    """Route paths, as patterns to match."""
-    return tuple(compile_path(path)[0] for path in paths)
 
 
 def find(scope: Mapping[str, Any], cookie_name: str, *, stream_token: bool) -> Credential | None:

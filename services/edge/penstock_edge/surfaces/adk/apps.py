@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import Annotated, Any, Final
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock import starts
 from penstock.web.auth import act_as, identity_of, require
-from penstock.web.auth.scopes import Permission
 from penstock.web.bodies import ignore_body, read_body, require_json
+from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
-from penstock_edge.surfaces.adk.common import ADK
+from penstock_edge.surfaces import parameters as by
+from penstock_edge.surfaces.adk.common import ADK, UPSTREAM, operation
 from penstock_edge.surfaces.adk.server import AdkServers, relayed
 from penstock_edge.surfaces.adk.sessions import AdkSessions, Named
 from penstock_edge.surfaces.agents import agent_of_app
-from penstock_edge.surfaces.endpoint import route
-from penstock_edge.surfaces.errors import detail_shape, invalid_body
+from penstock_edge.surfaces.errors import invalid_body
 from penstock_edge.surfaces.responses import json_response
 
-PATH: Final = "/apps/{app}/users/{user}/sessions"
 MAX_ID_CHARACTERS: Final = 512
 
 
@@ -51,6 +50,21 @@ class ChangeRequest(BaseModel):
     state_delta: dict[str, Any] = Field(alias="stateDelta")
 
 
+_SESSION: Final = {200: json("The session", OBJECT)}
+_of_user = partial(
+    operation,
+    path="/apps/{app}/users/{user}/sessions",
+    parameters=(by.APP, by.USER_ID),
+    refusals=UPSTREAM,
+)
+_of_session = partial(
+    operation,
+    path="/apps/{app}/users/{user}/sessions/{session}",
+    parameters=(by.APP, by.USER_ID, by.APP_SESSION_ID),
+    refusals=UPSTREAM,
+)
+
+
 class Apps:
     """Handlers of the session endpoints."""
 
@@ -59,21 +73,14 @@ class Apps:
         self._servers = servers
         self._sessions = AdkSessions(edge.bus)
 
-    def routes(self) -> list[BaseRoute]:
-        """A user's sessions, and one of them; errors are `{detail}`."""
-        bus = self._edge.bus
-        many = {"GET": self.index, "POST": self.create}
-        one = {
-            "GET": self.show,
-            "POST": self.create_named,
-            "PATCH": self.change,
-            "DELETE": self.delete,
-        }
-        return [
-            route(bus, PATH, many, detail_shape),
-            route(bus, f"{PATH}/{{session}}", one, detail_shape),
-        ]
-
+    @serves(
+        _of_user(
+            method="GET",
+            summary="A user's sessions",
+            answers={200: json("The sessions, without events", a_list(OBJECT))},
+            scopes=("read",),
+        )
+    )
     async def index(self, request: Request) -> ASGIApp:
         """The user's sessions, without their events."""
         named = readable_by(self._edge, request)
@@ -85,6 +92,14 @@ class Apps:
             )
         )
 
+    @serves(
+        _of_session(
+            method="GET",
+            summary="A session with its events",
+            answers=_SESSION,
+            scopes=("read",),
+        )
+    )
     async def show(self, request: Request) -> ASGIApp:
         """One session with its events."""
         named = readable_by(self._edge, request)
@@ -94,9 +109,20 @@ class Apps:
             await self._sessions.show(named, self._edge.turns.named(identity_of(request)))
         )
 
+    @serves(
+        _of_user(
+            method="POST",
+            summary="Create a session",
+            answers=_SESSION,
+            scopes=("start",),
+            body=CreateRequest,
+            body_required=False,
+            example={},
+        )
+    )
     async def create(self, request: Request) -> ASGIApp:
         """A session; the body may give its id, else it is given one."""
-        named = named_by(self._edge, request, "start")
+        named = named_by(self._edge, request)
         document = await self._document(request)
         try:
             asked = CreateRequest.model_validate(document)
@@ -109,12 +135,33 @@ class Apps:
         }
         return await self._create(named, asked.session_id or str(uuid.uuid4()), given)
 
+    @serves(
+        _of_session(
+            method="POST",
+            summary="Create a session of this id; the body is its state",
+            answers=_SESSION,
+            scopes=("start",),
+            body={"type": ["object", "null"]},
+            body_required=False,
+            example={},
+        )
+    )
     async def create_named(self, request: Request) -> ASGIApp:
         """A session of the path's id; the body is its state, as in ADK."""
-        named = named_by(self._edge, request, "start")
+        named = named_by(self._edge, request)
         state = await self._document(request)
         return await self._create(named, named.id, {"state": state} if state else {})
 
+    @serves(
+        _of_session(
+            method="PATCH",
+            summary="Change an ADK session's state without a run",
+            answers=_SESSION,
+            scopes=("start",),
+            body=ChangeRequest,
+            example={"stateDelta": {}},
+        )
+    )
     async def change(self, request: Request) -> ASGIApp:
         """Change an ADK session's state without a run; answers with the whole session.
 
@@ -122,7 +169,7 @@ class Apps:
         Raises Problem 409 while a run of the session is under way or waits for a decision: a tool
         that was approved would run in another state than the person saw.
         """
-        named = named_by(self._edge, request, "start")
+        named = named_by(self._edge, request)
         if named.agent.protocol == ADK:
             require(identity_of(request), "raw")
         document = await self._document(request)
@@ -134,9 +181,17 @@ class Apps:
         changed = await self._servers.ask("PATCH", named.agent, named.user_id, named.id, given)
         return relayed(changed)
 
+    @serves(
+        _of_session(
+            method="DELETE",
+            summary="Delete a session",
+            answers={200: json("Null", {})},
+            scopes=("start",),
+        )
+    )
     async def delete(self, request: Request) -> ASGIApp:
         """`null`, also where there was none; 409 while a run of it is not over."""
-        named = named_by(self._edge, request, "start")
+        named = named_by(self._edge, request)
         await ignore_body(request)
         await self._sessions.check_at_rest(named)
         answer: Response = json_response(None)
@@ -177,15 +232,12 @@ class Apps:
         return document
 
 
-def named_by(edge: Edge, request: Request, *needed: Permission) -> Named:
+def named_by(edge: Edge, request: Request) -> Named:
     """The session that the path names; its id is empty where it names all.
 
-    Raises Problem 403 without these scopes, or for a user whom the caller may not act for; 404 for
-    an unknown app.
+    Raises Problem 403 for a user whom the caller may not act for, 404 for an unknown app.
     """
     who = identity_of(request)
-    for permission in needed:
-        require(who, permission)
     path = request.path_params
     user_id = act_as(who, path["user"])
     return Named(
@@ -198,7 +250,7 @@ def readable_by(edge: Edge, request: Request) -> Named:
 
     What an ADK server keeps of a session are the server's own bytes, so that needs the scope `raw`.
     """
-    named = named_by(edge, request, "read")
+    named = named_by(edge, request)
     if named.agent.protocol == ADK:
         require(identity_of(request), "raw")
     return named

@@ -6,25 +6,31 @@ Agents that are no ADK agents keep none, which is what an ADK server says of an 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from penstock.web.operation import TEXT, Parameter, a_list, in_path, json, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.adk.apps import PATH as SESSIONS
+from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.apps import readable_by
-from penstock_edge.surfaces.adk.common import ADK
+from penstock_edge.surfaces.adk.common import ADK, UPSTREAM, operation
 from penstock_edge.surfaces.adk.server import AdkServers, relayed
-from penstock_edge.surfaces.endpoint import route
-from penstock_edge.surfaces.errors import detail_shape
 from penstock_edge.surfaces.responses import json_response
 
-PATH: Final = f"{SESSIONS}/{{session}}/artifacts"
 VERSIONS: Final = "versions"
 
+_SESSION: Final = (by.APP, by.USER_ID, by.APP_SESSION_ID)
+_ARTIFACT: Final = in_path(
+    "artifact", "The artifact's name and what is below it: `report.txt`, `report.txt/versions/1`"
+)
+_VERSION: Final = Parameter(
+    "version", "The version of the artifact; the newest without it", {"type": "integer"}
+)
+_operation = partial(operation, method="GET", scopes=("read",), refusals=UPSTREAM)
 _SEPARATORS: Final = re.compile(r"[/\\]")
 
 
@@ -35,18 +41,26 @@ class Artifacts:
         self._edge = edge
         self._servers = servers
 
-    def routes(self) -> list[BaseRoute]:
-        """Two paths: what is below an artifact's name is the ADK server's to tell apart."""
-        bus = self._edge.bus
-        return [
-            route(bus, PATH, {"GET": self.index}, detail_shape),
-            route(bus, f"{PATH}/{{artifact:path}}", {"GET": self.show}, detail_shape),
-        ]
-
+    @serves(
+        _operation(
+            path="/apps/{app}/users/{user}/sessions/{session}/artifacts",
+            summary="The names of a session's artifacts",
+            answers={200: json("The names", a_list(TEXT))},
+            parameters=_SESSION,
+        )
+    )
     async def index(self, request: Request) -> ASGIApp:
         """The names of the session's artifacts."""
         return await self._relay(request, [])
 
+    @serves(
+        _operation(
+            path="/apps/{app}/users/{user}/sessions/{session}/artifacts/{artifact:path}",
+            summary="An artifact, one of its versions, or what is known of its versions",
+            answers={200: json("What the ADK server answers", {})},
+            parameters=(*_SESSION, _ARTIFACT, _VERSION),
+        )
+    )
     async def show(self, request: Request) -> ASGIApp:
         """An artifact, one version of it, its versions, or what is known about them."""
         path = request.path_params["artifact"]

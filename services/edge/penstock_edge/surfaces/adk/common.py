@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-from penstock.web.problems import Problem
+from penstock.web.operation import Operation
+from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
+from penstock_edge.surfaces.adk.request import RunAgentRequest
 
 ADK: Final = "adk"
 NOT_ENABLED: Final = (
     "ADK canonical streaming not enabled. "
     "Set ENABLE_ADK_CANONICAL_STREAM=true to use this endpoint."
+)
+
+
+# Statuses that an ADK server may answer, which are relayed.
+UPSTREAM: Final = (404, 409, 502, 504)
+RAW: Final = "where the agent is an ADK agent, because its server's bytes are relayed"
+operation = partial(Operation, tag="adk", errors=DETAIL, sometimes={"raw": RAW})
+leg_operation = partial(
+    operation,
+    method="POST",
+    scopes=(),
+    any_scope=("start", "decide"),
+    description="A new run needs the scope `start`, the answer to a pause `decide`.",
+    body=RunAgentRequest,
+    example={
+        "appName": "assistant",
+        "userId": "ada",
+        "sessionId": "session-1",
+        "newMessage": {"role": "user", "parts": [{"text": "Hello"}]},
+    },
 )
 
 

@@ -7,12 +7,12 @@ one that followed.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock import starts
@@ -22,26 +22,30 @@ from penstock.bus.subjects import run_id_of, turn
 from penstock.events.catalogue import TERMINAL
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_json
-from penstock.web.problems import Problem
+from penstock.web.operation import FLAG, TEXT, Operation, an_object, json, serves
+from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import lifecycle_of, locate, place_after
 from penstock_edge.stream.response import EventStream
 from penstock_edge.stream.waiting import WaitingStream
-from penstock_edge.surfaces.adk.apps import PATH as SESSIONS
+from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.apps import named_by
 from penstock_edge.surfaces.adk.sessions import AdkSessions, Named
 from penstock_edge.surfaces.adk.views import legacy_view
 from penstock_edge.surfaces.bodies import Message
-from penstock_edge.surfaces.endpoint import route
-from penstock_edge.surfaces.errors import detail_shape, invalid_body
+from penstock_edge.surfaces.described import FOLLOWED
+from penstock_edge.surfaces.errors import invalid_body
 from penstock_edge.surfaces.query import cursor_of
 from penstock_edge.surfaces.responses import json_response
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.items import type_of
 
-PATH: Final = f"{SESSIONS}/{{session}}/run"
+_SESSION: Final = (by.APP, by.USER_ID, by.APP_SESSION_ID)
+_operation = partial(
+    Operation, path="/apps/{app}/users/{user}/sessions/{session}/run", tag="adk", errors=DETAIL
+)
 
 
 class QueryRequest(BaseModel):
@@ -59,15 +63,22 @@ class Legacy:
         self._edge = edge
         self._sessions = AdkSessions(edge.bus)
 
-    def routes(self) -> list[BaseRoute]:
-        """The one path; errors are `{detail}`."""
-        methods = {"GET": self.stream, "POST": self.start}
-        return [route(self._edge.bus, PATH, methods, detail_shape)]
-
+    @serves(
+        _operation(
+            method="POST",
+            summary="Start a run in the session",
+            answers={200: json("The run is begun", an_object(success=FLAG, sessionId=TEXT))},
+            scopes=("start",),
+            parameters=_SESSION,
+            body=QueryRequest,
+            example={"query": "Hello"},
+            refusals=(404,),
+        )
+    )
     async def start(self, request: Request) -> ASGIApp:
         """A new run in the session."""
         edge = self._edge
-        named = named_by(edge, request, "start")
+        named = named_by(edge, request)
         body = await read_json(request, edge.settings.max_body_bytes)
         try:
             asked = QueryRequest.model_validate(body)
@@ -83,9 +94,19 @@ class Legacy:
         response.headers["penstock-run-id"] = run_id
         return response
 
+    @serves(
+        _operation(
+            method="GET",
+            summary="The session's latest run, in the legacy events",
+            answers=FOLLOWED,
+            scopes=("read",),
+            parameters=(*_SESSION, *by.CURSOR),
+            refusals=(404, 410),
+        )
+    )
     async def stream(self, request: Request) -> ASGIApp:
         """The session's latest run, or the rest of the one that the cursor is of."""
-        named = named_by(self._edge, request, "read")
+        named = named_by(self._edge, request)
         if (grant := identity_of(request).grant) is not None:
             grant.check_session(named.id)
         self._edge.streams.require_room(request.scope)

@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock.settings import AgentConfig
-from penstock.web.auth import identity_of, require
-from penstock.web.problems import Problem
+from penstock.web.operation import (
+    FLAG,
+    OBJECT,
+    TEXT,
+    Operation,
+    Parameter,
+    a_list,
+    an_object,
+    json,
+    serves,
+)
+from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces.adk.common import ADK
 from penstock_edge.surfaces.adk.server import AdkServers
-from penstock_edge.surfaces.endpoint import route
-from penstock_edge.surfaces.errors import detail_shape
 from penstock_edge.surfaces.responses import json_response
 
 log = logging.getLogger(__name__)
@@ -33,6 +41,14 @@ _BOOL: Final = {
 }
 
 
+_APPS: Final = {"oneOf": [a_list(TEXT), an_object(apps=a_list(OBJECT))]}
+_VERSION: Final = an_object(version=TEXT, language=TEXT, language_version=TEXT)
+_DETAILED: Final = Parameter(
+    "detailed", "Whether apps are objects with descriptions instead of names", FLAG
+)
+_operation = partial(Operation, method="GET", tag="adk", scopes=("read",), errors=DETAIL)
+
+
 class Listing:
     """Handlers of /list-apps and /version."""
 
@@ -40,21 +56,28 @@ class Listing:
         self._edge = edge
         self._servers = servers
 
-    def routes(self) -> list[BaseRoute]:
-        """Both; errors are `{detail}`."""
-        handlers = {"/list-apps": self.apps, "/version": self.version}
-        bus = self._edge.bus
-        return [route(bus, path, {"GET": get}, detail_shape) for path, get in handlers.items()]
-
+    @serves(
+        _operation(
+            path="/version",
+            summary="Penstock's version",
+            answers={200: json("The version", _VERSION)},
+        )
+    )
     async def version(self, request: Request) -> ASGIApp:
         """The version of Penstock: ADK servers of several versions may be behind it."""
-        require(identity_of(request), "read")
         told = {"version": version(DISTRIBUTION), "language": "python"}
         return json_response({**told, "language_version": platform.python_version()})
 
+    @serves(
+        _operation(
+            path="/list-apps",
+            summary="The agents as ADK's apps",
+            answers={200: json("The names, as `appName` takes them, or objects", _APPS)},
+            parameters=(_DETAILED,),
+        )
+    )
     async def apps(self, request: Request) -> ASGIApp:
         """The names by which ADK's clients call the agents; `detailed`: with descriptions."""
-        require(identity_of(request), "read")
         detailed = _BOOL.get(request.query_params.get("detailed", "false").lower())
         if detailed is None:
             raise Problem(422, "detailed must be true or false")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from starlette.routing import BaseRoute
+from collections.abc import Callable
+from typing import Final
 
+from penstock.web.operation import Handler, Route, operations_of, routes_of
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces.adk.apps import Apps
 from penstock_edge.surfaces.adk.artifacts import Artifacts
@@ -12,6 +14,8 @@ from penstock_edge.surfaces.adk.listing import Listing
 from penstock_edge.surfaces.adk.run import Run
 from penstock_edge.surfaces.adk.run_sse import RunSse
 from penstock_edge.surfaces.adk.server import AdkServers
+
+OPERATIONS: Final = operations_of(Listing, RunSse, Run, Apps, Artifacts, Legacy)
 
 
 class Adk:
@@ -28,9 +32,9 @@ class Adk:
             Legacy(edge),
         )
 
-    def routes(self) -> list[BaseRoute]:
-        """All of them."""
-        return [route for surface in self._surfaces for route in surface.routes()]
+    def routes(self, around: Callable[[Handler], Handler]) -> list[Route]:
+        """The routes of all of them. `around` wraps each handler."""
+        return [route for surface in self._surfaces for route in routes_of(surface, around)]
 
     async def close(self) -> None:
         """Close what they hold."""

@@ -9,19 +9,16 @@ from typing import Any, Final
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.sse import Frame, FrameTooLarge, Parser
-from penstock.web.problems import Problem
+from penstock.web.operation import OBJECT, a_list, json, serves
+from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.stream.client import Client
-from penstock_edge.surfaces.adk.common import require_enabled
+from penstock_edge.surfaces.adk.common import UPSTREAM, leg_operation, require_enabled
 from penstock_edge.surfaces.adk.legs import AdkLegs
-from penstock_edge.surfaces.endpoint import route
-from penstock_edge.surfaces.errors import detail_shape
 
-PATH: Final = "/run"
 SHOWN_CHARACTERS: Final = 2000
 
 
@@ -32,10 +29,14 @@ class Run:
         self._edge = edge
         self._legs = AdkLegs(edge)
 
-    def routes(self) -> list[BaseRoute]:
-        """The one path."""
-        return [route(self._edge.bus, PATH, {"POST": self.post}, detail_shape)]
-
+    @serves(
+        leg_operation(
+            path="/run",
+            summary="The same leg as one list, when the leg has ended",
+            answers={200: json("The leg's events", a_list(OBJECT))},
+            refusals=(*UPSTREAM, 500, 501),
+        )
+    )
     async def post(self, request: Request) -> ASGIApp:
         """What /run_sse would stream, without partial events."""
         require_enabled(self._edge)
@@ -70,9 +71,9 @@ class ListOfEvents:
                 frames += parser.feed(body)
             return Response(listed(frames), media_type="application/json")
         except FrameTooLarge as error:
-            return detail_shape(Problem(502, f"the upstream sent too much: {error}"))
+            return DETAIL.response(Problem(502, f"the upstream sent too much: {error}"))
         except Problem as problem:
-            return detail_shape(problem)
+            return DETAIL.response(problem)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

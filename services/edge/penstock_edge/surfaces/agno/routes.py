@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from functools import wraps
+from typing import Any, Final, TypeVar, cast
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock import starts
@@ -16,7 +16,20 @@ from penstock.bus.records import DecideRequest, RunRecord
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, act_as, identity_of, require
 from penstock.web.bodies import ignore_body
-from penstock.web.problems import Problem
+from penstock.web.operation import (
+    FORMS,
+    JSON,
+    OBJECT,
+    SSE,
+    TEXT,
+    Answer,
+    Operation,
+    a_list,
+    an_object,
+    json,
+    serves,
+)
+from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.access import run_of
@@ -24,6 +37,7 @@ from penstock_edge.runs.decide import pause_of, place_of_next_leg, take
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import Place, place_of_new
 from penstock_edge.stream.whole_body import WholeBody
+from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agno import answers as agno_answers
 from penstock_edge.surfaces.agno import request as agno_request
 from penstock_edge.surfaces.agno.body import fields_of
@@ -34,9 +48,45 @@ from penstock_edge.surfaces.agno.request import (
     RunRequest,
 )
 from penstock_edge.surfaces.agno.views import is_native, leg_view, output_view
-from penstock_edge.surfaces.endpoint import Handler, route
+from penstock_edge.surfaces.described import STREAM
 
 KINDS: Final = ("agent", "team", "workflow")
+
+
+RAW: Final = "where the stream is that of an Agno agent, because its server's bytes are relayed"
+_NAMED: Final = an_object(id=TEXT, name=TEXT)
+_LEG: Final = {200: Answer("The leg as a stream, or the run", {SSE: STREAM, JSON: OBJECT})}
+H = TypeVar("H", bound=Callable[..., Awaitable[ASGIApp]])
+
+
+def _of_each_kind(path: str, summary: str, **declared: Any) -> list[Operation]:
+    """The same operation for agents, teams and workflows; the handler reads `kind`."""
+    return [
+        Operation(
+            path=path.replace("{kind}", kind),
+            summary=summary.format(kind=kind),
+            tag="agno",
+            errors=DETAIL,
+            given={"kind": kind},
+            **declared,
+        )
+        for kind in KINDS
+    ]
+
+
+def _with_problems(handle: H) -> H:
+    """A handler whose bad bodies are answered as Agno answers them: 422, or 400 for answers."""
+
+    @wraps(handle)
+    async def handler(*arguments: Any) -> ASGIApp:
+        try:
+            return await handle(*arguments)
+        except InvalidRequest as error:
+            raise Problem(422, str(error), errors=error.errors) from error
+        except BrokenAnswers as error:
+            raise Problem(400, str(error)) from error
+
+    return cast(H, handler)
 
 
 class AgnoSurface:
@@ -45,54 +95,61 @@ class AgnoSurface:
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
-    def routes(self) -> list[BaseRoute]:
-        """The same paths for each kind; errors are `{detail}`."""
-        bus = self._edge.bus
-        return [
-            route(bus, path, handlers, _detail)
-            for kind in KINDS
-            for path, handlers in self._paths(kind)
-        ]
-
-    def _paths(self, kind: str) -> list[tuple[str, dict[str, Handler]]]:
-        def of(handle: Callable[[Request, str], Awaitable[ASGIApp]]) -> Handler:
-            async def handler(request: Request) -> ASGIApp:
-                try:
-                    return await handle(request, kind)
-                except InvalidRequest as error:
-                    raise Problem(422, str(error), errors=error.errors) from error
-                except BrokenAnswers as error:
-                    raise Problem(400, str(error)) from error
-
-            return handler
-
-        runs = f"/{kind}s/{{id}}/runs"
-        return [
-            (f"/{kind}s", {"GET": of(self.index)}),
-            (f"/{kind}s/{{id}}", {"GET": of(self.show)}),
-            (runs, {"POST": of(self.start)}),
-            (f"{runs}/{{run_id}}/continue", {"POST": of(self.go_on)}),
-            (f"{runs}/{{run_id}}/cancel", {"POST": of(self.cancel)}),
-        ]
-
-    async def index(self, request: Request, kind: str) -> ASGIApp:
+    @serves(
+        *_of_each_kind(
+            method="GET",
+            path="/{kind}s",
+            summary="Every {kind}",
+            answers={200: json("Ids and names", a_list(_NAMED))},
+            scopes=("read",),
+        )
+    )
+    async def index(self, request: Request) -> ASGIApp:
         """What there is of this kind."""
-        require(identity_of(request), "read")
+        kind = request.path_params["kind"]
         return _json([_shown(agent) for agent in self._edge.config.agents if agent.kind == kind])
 
-    async def show(self, request: Request, kind: str) -> ASGIApp:
+    @serves(
+        *_of_each_kind(
+            method="GET",
+            path="/{kind}s/{id}",
+            summary="One {kind}",
+            answers={200: json("Its id and name", _NAMED)},
+            scopes=("read",),
+            parameters=(by.AGNO_ID,),
+            refusals=(404,),
+        )
+    )
+    async def show(self, request: Request) -> ASGIApp:
         """One agent, team or workflow: what an Agno client needs in order to name it."""
-        require(identity_of(request), "read")
-        return _json(_shown(self._agent(request, kind)))
+        return _json(_shown(self._agent(request)))
 
-    async def start(self, request: Request, kind: str) -> ASGIApp:
+    @serves(
+        *_of_each_kind(
+            method="POST",
+            path="/{kind}s/{id}/runs",
+            summary="Start a run",
+            answers={
+                **_LEG,
+                202: json("With `background` and without `stream`: the run is begun", OBJECT),
+            },
+            scopes=("start",),
+            sometimes={"raw": RAW},
+            parameters=(by.AGNO_ID,),
+            body=RunRequest,
+            body_types=(*FORMS, JSON),
+            example={"message": "Hello", "stream": True},
+            refusals=(404,),
+        )
+    )
+    @_with_problems
+    async def start(self, request: Request) -> ASGIApp:
         """A new run: its first leg as a stream, or the run as JSON where `stream` is not true.
 
         With `background` and without `stream`: 202 at once, as Agno 3 answers.
         """
         edge, who = self._edge, identity_of(request)
-        require(who, "start")
-        agent = self._agent(request, kind)
+        agent = self._agent(request)
         fields = await fields_of(request, edge.settings.max_body_bytes)
         asked = agno_request.parse(fields, RunRequest)
         at_once = asked.background and not asked.stream
@@ -128,11 +185,26 @@ class AgnoSurface:
             return answer
         return await self._leg(agent, started.record.run_id, 1, place, stream=asked.stream)
 
-    async def go_on(self, request: Request, kind: str) -> ASGIApp:
+    @serves(
+        *_of_each_kind(
+            method="POST",
+            path="/{kind}s/{id}/runs/{run_id}/continue",
+            summary="Answer a pause",
+            answers=_LEG,
+            scopes=("decide",),
+            sometimes={"raw": RAW},
+            parameters=(by.AGNO_ID, by.RUN_ID),
+            body=ContinueRequest,
+            body_types=(*FORMS, JSON),
+            example={"tools": [{"tool_call_id": "call-1", "confirmed": True}], "stream": True},
+            refusals=(404, 409, 410),
+        )
+    )
+    @_with_problems
+    async def go_on(self, request: Request) -> ASGIApp:
         """The decision about a paused run's requests; answers with the leg that follows."""
         edge, who = self._edge, identity_of(request)
-        require(who, "decide")
-        agent = self._agent(request, kind)
+        agent = self._agent(request)
         record = await self._run(who, agent, request)
         fields = await fields_of(request, edge.settings.max_body_bytes)
         asked = agno_request.parse(fields, ContinueRequest)
@@ -141,7 +213,7 @@ class AgnoSurface:
         _require_raw(who, agent, asked)
         if asked.session_id not in (None, record.session_id):
             raise _unknown_run(record.run_id)
-        answers = agno_answers.answers(*agno_request.answers_of(asked, kind))
+        answers = agno_answers.answers(*agno_request.answers_of(asked, request.path_params["kind"]))
         run_id = record.run_id
         pause = await pause_of(
             edge.bus, run_id, lambda pause: agno_answers.known(pause.items, pause.shown, answers)
@@ -155,11 +227,21 @@ class AgnoSurface:
         await take(edge.bus, approval.approval_id, decision)
         return await self._leg(agent, run_id, approval.leg + 1, place, stream=asked.stream)
 
-    async def cancel(self, request: Request, kind: str) -> ASGIApp:
+    @serves(
+        *_of_each_kind(
+            method="POST",
+            path="/{kind}s/{id}/runs/{run_id}/cancel",
+            summary="Cancel a run",
+            answers={200: json("The run is cancelled, or is being cancelled", OBJECT)},
+            scopes=("start",),
+            parameters=(by.AGNO_ID, by.RUN_ID, by.OF_SESSION),
+            refusals=(404, 409),
+        )
+    )
+    async def cancel(self, request: Request) -> ASGIApp:
         """`{}` once the run is cancelled, or while it is being."""
         who = identity_of(request)
-        require(who, "start")
-        agent = self._agent(request, kind)
+        agent = self._agent(request)
         record = await self._run(who, agent, request)
         if request.query_params.get("session_id") not in (None, "", record.session_id):
             raise _unknown_run(record.run_id)
@@ -175,9 +257,9 @@ class AgnoSurface:
             return await edge.stream(leg_view(agent, run_id, leg), place)
         return WholeBody(await edge.hubs.join(output_view(agent, run_id, leg), place))
 
-    def _agent(self, request: Request, kind: str) -> AgentConfig:
+    def _agent(self, request: Request) -> AgentConfig:
         """By our id for it, else by its upstream's. Raises Problem 404."""
-        id = request.path_params["id"]
+        id, kind = request.path_params["id"], request.path_params["kind"]
         agents = [agent for agent in self._edge.config.agents if agent.kind == kind]
         found = [agent for agent in agents if agent.id == id] or [
             agent for agent in agents if agent.agent == id
@@ -212,11 +294,6 @@ def _unknown_run(run_id: str) -> Problem:
 
 def _shown(agent: AgentConfig) -> dict[str, Any]:
     return {"id": agent.id, "name": agent.name or agent.id}
-
-
-def _detail(problem: Problem) -> Response:
-    """`{detail}`: a text, or of a body that is not valid FastAPI's list of errors."""
-    return _json({"detail": problem.more.get("errors", problem.detail)}, problem.status)
 
 
 def _json(body: Any, status: int = 200) -> Response:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock.bus.messages import now
-from penstock.web.auth import identity_of, require
+from penstock.web.operation import OBJECT, TEXT, Operation, an_object, json, serves
+from penstock.web.problems import DETAIL
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces.agno.routes import KINDS
-from penstock_edge.surfaces.endpoint import route
-from penstock_edge.surfaces.errors import detail_shape
 from penstock_edge.surfaces.responses import json_response
 
 OS_ID: Final = "penstock"
+
+
+_operation = partial(Operation, method="GET", tag="agno", scopes=("read",), errors=DETAIL)
 
 
 class FirstLooks:
@@ -26,15 +28,15 @@ class FirstLooks:
         self._edge = edge
         self._since = now()
 
-    def routes(self) -> list[BaseRoute]:
-        """All of them; errors are `{detail}`."""
-        handlers = {"/config": self.config, "/health": self.health}
-        bus = self._edge.bus
-        return [route(bus, path, {"GET": get}, detail_shape) for path, get in handlers.items()]
-
+    @serves(
+        _operation(
+            path="/config",
+            summary="The configuration, as AgentOSClient asks for it",
+            answers={200: json("The configuration", OBJECT)},
+        )
+    )
     async def config(self, request: Request) -> ASGIApp:
         """Agno's configuration: the agents, teams and workflows; no database is ours to name."""
-        require(identity_of(request), "read")
         told: dict[str, Any] = {"os_id": OS_ID, "name": "Penstock", "databases": []}
         for kind in KINDS:
             told[f"{kind}s"] = [
@@ -44,7 +46,13 @@ class FirstLooks:
             ]
         return json_response({**told, "interfaces": []})
 
+    @serves(
+        _operation(
+            path="/health",
+            summary="Whether the edge answers",
+            answers={200: json("The edge answers", an_object(status=TEXT, instantiated_at=TEXT))},
+        )
+    )
     async def health(self, request: Request) -> ASGIApp:
         """That this edge answers; whether it should be given work is said by `/readyz`."""
-        require(identity_of(request), "read")
         return json_response({"status": "ok", "instantiated_at": self._since})

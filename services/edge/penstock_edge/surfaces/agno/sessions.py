@@ -7,23 +7,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock.bus.records import RunRecord, SessionRecord
 from penstock.bus.subjects import session_key
 from penstock.dialects.agno.encode.complete import run_output
 from penstock.settings import AgentConfig
-from penstock.web.auth import Identity, act_as, identity_of, require
+from penstock.web.auth import Identity, act_as, identity_of
 from penstock.web.bodies import ignore_body
-from penstock.web.problems import Problem
+from penstock.web.operation import (
+    OBJECT,
+    Operation,
+    Parameter,
+    a_list,
+    an_object,
+    json,
+    one_of,
+    serves,
+)
+from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.access import run_of
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.run_events import read_run
+from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agno.request import named
 from penstock_edge.surfaces.agno.routes import KINDS
 from penstock_edge.surfaces.agno.session_shapes import (
@@ -35,12 +46,9 @@ from penstock_edge.surfaces.agno.session_shapes import (
     run_shown,
 )
 from penstock_edge.surfaces.agno.views import EdgeFrames
-from penstock_edge.surfaces.endpoint import Handler, route
-from penstock_edge.surfaces.errors import detail_shape
 from penstock_edge.surfaces.query import number
 from penstock_edge.surfaces.responses import json_response
 
-PATH: Final = "/sessions"
 READ_ONLY: Final = (
     "sessions are read only here: a run begins one, and Penstock keeps no names and no state"
 )
@@ -60,31 +68,72 @@ Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
 
 
+_CHOSEN: Final = (
+    Parameter("type", "Only the sessions of agents of this kind", one_of(KINDS)),
+    by.USER,
+)
+_PAGED: Final = (
+    Parameter("component_id", "Only the sessions of this agent, team or workflow"),
+    Parameter("session_name", "Only sessions whose first message contains this text"),
+    by.limit(MAX_LISTED),
+    Parameter("page", "The number of the page, from 1", {"type": "integer", "minimum": 0}),
+    Parameter("sort_by", "The time by which sessions are sorted", one_of(SORTED_BY)),
+    Parameter("sort_order", "The direction of the order", one_of(("asc", "desc"))),
+)
+_UNIX_TIME: Final = {"type": "integer", "minimum": 0}
+_OF_RUNS: Final = (
+    Parameter("status", "Only runs of this status; it may be repeated", one_of(STATUSES.values())),
+    Parameter("created_after", "Only runs created from this Unix time on, in seconds", _UNIX_TIME),
+    Parameter("created_before", "Only runs created up to this Unix time, in seconds", _UNIX_TIME),
+)
+_operation = partial(
+    Operation, method="GET", tag="agno", errors=DETAIL, scopes=("read",), refusals=(404,)
+)
+_refused = partial(Operation, tag="agno", errors=DETAIL, answers={}, scopes=(), refusals=(405,))
+
+
 class AgnoSessions:
     """Handlers of /sessions."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
-    def routes(self) -> list[BaseRoute]:
-        """The list, a session, its runs, and one of them; errors are `{detail}`."""
-        one = f"{PATH}/{{session_id}}"
-        handlers: dict[str, dict[str, Handler]] = {
-            PATH: {"GET": self.index, "POST": self.refuse, "DELETE": self.refuse},
-            one: {"GET": self.show, "PATCH": self.refuse, "DELETE": self.refuse},
-            f"{one}/rename": {"POST": self.refuse},
-            f"{one}/runs": {"GET": self.runs},
-            f"{one}/run-previews": {"GET": self.previews},
-            f"{one}/runs/{{run_id}}": {"GET": self.run},
-        }
-        bus = self._edge.bus
-        return [route(bus, path, methods, detail_shape) for path, methods in handlers.items()]
-
+    @serves(
+        _refused(
+            method="POST",
+            path="/sessions",
+            summary="Not served: a run begins a session",
+        ),
+        _refused(method="DELETE", path="/sessions", summary="Not served: sessions are read only"),
+        *(
+            _refused(
+                method=method,
+                path="/sessions/{session_id}",
+                summary="Not served: sessions are read only",
+                parameters=(by.SESSION_ID,),
+            )
+            for method in ("PATCH", "DELETE")
+        ),
+        _refused(
+            method="POST",
+            path="/sessions/{session_id}/rename",
+            summary="Not served: sessions have no names of their own",
+            parameters=(by.SESSION_ID,),
+        ),
+    )
     async def refuse(self, request: Request) -> ASGIApp:
         """No write is served: 405, whether the session is there or not."""
         await ignore_body(request)
         raise Problem(405, READ_ONLY)
 
+    @serves(
+        _operation(
+            path="/sessions",
+            summary="The user's sessions",
+            answers={200: json("A page", an_object(data=a_list(OBJECT), meta=OBJECT))},
+            parameters=(*_PAGED, *_CHOSEN),
+        )
+    )
     async def index(self, request: Request) -> ASGIApp:
         """A page of the user's sessions that have been run here, the newest first."""
         who, owner, agents = self._asked(request)
@@ -119,6 +168,14 @@ class AgnoSessions:
             page_of(fitting, sort_by, descending=order == "desc", page=page, limit=limit)
         )
 
+    @serves(
+        _operation(
+            path="/sessions/{session_id}",
+            summary="One session with its conversation",
+            answers={200: json("The session", OBJECT)},
+            parameters=(by.SESSION_ID, *_CHOSEN),
+        )
+    )
     async def show(self, request: Request) -> ASGIApp:
         """One session; of several agents' that a user calls the same, the one that ran last."""
         who, owner, agents = self._asked(request)
@@ -134,6 +191,15 @@ class AgnoSessions:
         told = [outputs[record.run_id] for record, _ in runs if record.run_id in outputs]
         return json_response(latest.shown(told))
 
+    @serves(
+        _operation(
+            path="/sessions/{session_id}/runs",
+            summary="A session's runs",
+            answers={200: json("The runs", a_list(OBJECT))},
+            parameters=(by.SESSION_ID, *_CHOSEN, *_OF_RUNS),
+            refusals=(400, 404),
+        )
+    )
     async def runs(self, request: Request) -> ASGIApp:
         """The session's runs in order; the last ones with all that was said."""
         who, runs = await self._chosen(request)
@@ -141,11 +207,28 @@ class AgnoSessions:
         shown = [run_shown(record, agent, outputs.get(record.run_id)) for record, agent in runs]
         return json_response(shown)
 
+    @serves(
+        _operation(
+            path="/sessions/{session_id}/run-previews",
+            summary="A session's runs in short",
+            answers={200: json("The runs", a_list(OBJECT))},
+            parameters=(by.SESSION_ID, *_CHOSEN, *_OF_RUNS),
+            refusals=(400, 404),
+        )
+    )
     async def previews(self, request: Request) -> ASGIApp:
         """The same, from their records alone."""
         _, runs = await self._chosen(request)
         return json_response([preview_of(record, agent) for record, agent in runs])
 
+    @serves(
+        _operation(
+            path="/sessions/{session_id}/runs/{run_id}",
+            summary="One run of a session",
+            answers={200: json("The run", OBJECT)},
+            parameters=(by.SESSION_ID, by.RUN_ID, *_CHOSEN),
+        )
+    )
     async def run(self, request: Request) -> ASGIApp:
         """One run; also one that no connector has taken yet."""
         who, owner, agents = self._asked(request)
@@ -169,7 +252,6 @@ class AgnoSessions:
         Raises Problem 403, 422, and 404 for a database: there is none to choose from.
         """
         who = identity_of(request)
-        require(who, "read")
         query = request.query_params
         for name in ("db_id", "table"):
             if query.get(name):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Final
 
 import orjson
 from starlette.requests import Request
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock import starts
@@ -15,22 +13,21 @@ from penstock.bus.records import DecideRequest
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, identity_of, require
 from penstock.web.bodies import read_body, require_json
-from penstock.web.problems import Problem
+from penstock.web.operation import Operation, serves
+from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.decide import place_of_next_leg, take
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import locate, place_of_new
+from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui import request as agui_request
 from penstock_edge.surfaces.agui.answers import Answer, Answers
 from penstock_edge.surfaces.agui.request import InvalidRequest, RunAgentInput
 from penstock_edge.surfaces.agui.run_ids import AGUI
 from penstock_edge.surfaces.agui.views import Audience
-from penstock_edge.surfaces.endpoint import route
-from penstock_edge.surfaces.errors import detail_shape
-
-PATH: Final = "/agui/{agent}"
+from penstock_edge.surfaces.described import FOLLOWED
 
 
 class AguiSurface:
@@ -39,10 +36,31 @@ class AguiSurface:
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
-    def routes(self) -> list[BaseRoute]:
-        """The one path; errors are `{detail}`."""
-        return [route(self._edge.bus, PATH, {"POST": self.post}, detail_shape)]
-
+    @serves(
+        Operation(
+            method="POST",
+            path="/agui/{agent}",
+            summary="Start a run, or answer a pause, and stream the leg",
+            tag="agui",
+            answers=FOLLOWED,
+            scopes=(),
+            any_scope=("start", "decide"),
+            errors=DETAIL,
+            parameters=(by.AGENT_ID,),
+            body=RunAgentInput,
+            example={
+                "threadId": "thread-1",
+                "runId": "run-1",
+                "messages": [{"id": "m1", "role": "user", "content": "Hello"}],
+                "tools": [],
+                "context": [],
+                "state": {},
+                "forwardedProps": {},
+            },
+            description="A new run needs the scope `start`, the answer to a pause `decide`.",
+            refusals=(404, 409, 410),
+        )
+    )
     async def post(self, request: Request) -> ASGIApp:
         """Start a run, or answer a pause; either way the leg that follows is the response."""
         edge, who = self._edge, identity_of(request)

@@ -15,7 +15,6 @@ from typing import Final
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock.bus import Stored
@@ -25,8 +24,20 @@ from penstock.dialects.agui.encode.memory import Memory
 from penstock.dialects.agui.encode.prelude import remember
 from penstock.dialects.base import JsonObject
 from penstock.sse import Frame
-from penstock.web.auth import Identity, act_as, identity_of, require
-from penstock.web.problems import Problem
+from penstock.web.auth import Identity, act_as, identity_of
+from penstock.web.operation import (
+    NULLABLE,
+    OBJECT,
+    TEXT,
+    Operation,
+    Parameter,
+    a_list,
+    an_object,
+    json,
+    one_of,
+    serves,
+)
+from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.sources.encode import encode
 from penstock_edge.sources.history import Past
@@ -36,16 +47,24 @@ from penstock_edge.sources.whole_session import WholeSession
 from penstock_edge.stream.pages import MAX_PAGE, page_of_many
 from penstock_edge.stream.response import EventStream, Prefaced
 from penstock_edge.stream.until_idle import UntilIdle
+from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui.request import MAX_ID
 from penstock_edge.surfaces.agui.views import Audience, ThreadEncoding, Turns
-from penstock_edge.surfaces.endpoint import route
-from penstock_edge.surfaces.errors import detail_shape
+from penstock_edge.surfaces.described import FOLLOWED
 from penstock_edge.surfaces.query import cursor_of, number, switch, until_idle
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.dialects import View
 from penstock_edge.views.framing import Form, Page, Sse
 
+_PAGE: Final = an_object(threadId=TEXT, events=a_list(OBJECT), next=NULLABLE)
+_PRELUDE: Final = Parameter(
+    "prelude", "Whether the stream begins with the present state of the thread", one_of(("0", "1"))
+)
+_PROTOCOL_VERSION: Final = Parameter(
+    "protocolVersion", "The version of AG-UI that the client speaks"
+)
+_operation = partial(Operation, tag="agui", method="GET", scopes=("read",), refusals=(404, 410))
 FLAGS: Final = {None: False, "0": False, "1": True}
 
 
@@ -68,22 +87,28 @@ class Threads:
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
 
-    def routes(self) -> list[BaseRoute]:
-        """The contract's paths answer errors as problem details, AG-UI's as `{detail}`."""
-        bus, contract = self._edge.bus, "/api/v1/agent/runs/{thread_id}"
-        back = "/agui/{agent}/threads/{thread_id}/events"
-        return [
-            route(bus, f"{contract}/events", {"GET": self.events}),
-            route(bus, f"{contract}/history", {"GET": self.history}),
-            route(bus, back, {"GET": self.come_back}, detail_shape),
-        ]
-
+    @serves(
+        _operation(
+            path="/api/v1/agent/runs/{thread_id}/events",
+            summary="A thread's runs one after another, as the agent runs contract has them",
+            answers=FOLLOWED,
+            parameters=(by.THREAD_ID, by.AGENT, by.UNTIL, by.USER, *by.CURSOR),
+        )
+    )
     async def events(self, request: Request) -> ASGIApp:
         """agent-runs-sse.md's stream: `id`, `event`, `data`."""
         session = self._session(request, request.query_params.get("agent"))
         seen = self._view(session, Audience(RUNS), Sse(id_first=True))
         return await self._stream(request, session, seen, await self._standing(request, session))
 
+    @serves(
+        _operation(
+            path="/api/v1/agent/runs/{thread_id}/history",
+            summary="The same events as pages",
+            answers={200: json("A page", _PAGE)},
+            parameters=(by.THREAD_ID, by.AGENT, by.USER, *by.CURSOR, by.limit(MAX_PAGE)),
+        )
+    )
     async def history(self, request: Request) -> ASGIApp:
         """`{threadId, events, next}`: what the stream has told; `next` goes into `?after=`."""
         edge = self._edge
@@ -107,6 +132,24 @@ class Threads:
         body = orjson.dumps({"threadId": session.session_id, **page})
         return Response(body, media_type="application/json")
 
+    @serves(
+        _operation(
+            path="/agui/{agent}/threads/{thread_id}/events",
+            summary="A thread's runs one after another",
+            answers=FOLLOWED,
+            errors=DETAIL,
+            parameters=(
+                by.AGENT_ID,
+                by.THREAD_ID,
+                _PRELUDE,
+                _PROTOCOL_VERSION,
+                by.NAMES,
+                by.UNTIL,
+                by.USER,
+                *by.CURSOR,
+            ),
+        )
+    )
     async def come_back(self, request: Request) -> ASGIApp:
         """From the cursor on; or, by `?prelude=1`, restated up to now and then on from there.
 
@@ -138,7 +181,6 @@ class Threads:
     def _session(self, request: Request, agent: str | None) -> Session:
         """Raises Problem 403, 404 or 422."""
         caller = identity_of(request)
-        require(caller, "read")
         thread_id = request.path_params["thread_id"]
         if len(thread_id) > MAX_ID:
             raise Problem(422, f"thread_id: must have {MAX_ID} characters at most")

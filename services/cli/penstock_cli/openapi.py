@@ -1,0 +1,33 @@
+"""The OpenAPI document of all services. `python -m penstock_cli.openapi FILE` writes it.
+
+The document is made by `penstock.contract.openapi`; this module only composes the operations that
+the services declare, because no other package may import them all.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from penstock.contract import openapi
+from penstock.contract.schemas import text
+from penstock.web.auth import routes as credentials
+from penstock.web.operation import Json
+from penstock_approvals.service import ApprovalsService
+from penstock_edge.service import EdgeService
+
+OPERATIONS: Final = (
+    *EdgeService.operations,
+    *ApprovalsService.operations,
+    *credentials.OPERATIONS,
+)
+
+
+def document() -> Json:
+    """The whole document, as JSON."""
+    return openapi.document(OPERATIONS)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(text(document()), encoding="utf-8")

@@ -1,0 +1,36 @@
+"""CORS: which pages of other origins may call, and what they may send and read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from penstock.web.auth.config import AuthConfig
+
+_REQUEST_HEADERS: Final = (
+    "accept",
+    "authorization",
+    "content-type",
+    "idempotency-key",
+    "last-event-id",
+    "x-csrf-token",
+)
+_RESPONSE_HEADERS: Final = ("location", "penstock-run-id", "retry-after", "www-authenticate")
+
+
+def cors(config: AuthConfig) -> list[Middleware]:
+    """The answers to pages of other origins, where any may call."""
+    if not config.cors_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
+            allow_headers=_REQUEST_HEADERS,
+            allow_credentials=True,
+            expose_headers=_RESPONSE_HEADERS,
+        )
+    ]
