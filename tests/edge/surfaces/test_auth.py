@@ -163,12 +163,12 @@ async def test_every_service_mounts_the_operations_that_it_declares(nats: NatsSe
     assert sorted(mounted, key=str) == sorted(OPERATIONS, key=str)
 
 
-def test_the_tests_know_how_to_ask_for_every_operation_and_only_for_those() -> None:
+async def test_the_tests_know_how_to_ask_for_every_operation_and_only_for_those() -> None:
     assert set(HOW) == {name_of(each) for each in PUBLISHED if not each.websocket}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_scope_that_a_request_needs_is_one_that_its_operation_declares(row: Row) -> None:
+async def test_a_scope_that_a_request_needs_is_one_that_its_operation_declares(row: Row) -> None:
     assert set(row.how.also) <= {*row.operation.sometimes, *row.operation.any_scope}
 
 

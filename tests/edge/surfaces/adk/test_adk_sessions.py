@@ -341,8 +341,8 @@ async def test_other_methods_media_types_and_sizes_are_refused(
     large = await edge.post(path, content=orjson.dumps({"x": "y" * 2000}), headers=JSON)
     answers = (put, put_one, plain, large)
     assert [each.status_code for each in answers] == [405, 405, 415, 413]
-    assert put.headers["allow"] == "GET, POST"
-    assert put_one.headers["allow"] == "GET, POST, PATCH, DELETE"
+    assert put.headers["allow"] == "GET, HEAD, POST"
+    assert put_one.headers["allow"] == "GET, HEAD, POST, PATCH, DELETE"
     assert all(set(each.json()) == {"detail"} for each in answers)
 
 
