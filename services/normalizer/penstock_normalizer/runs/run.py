@@ -158,20 +158,17 @@ class Run:
                 await self._output.publish(self._fold, ready)
                 self._fold = None
             count += 1
-            await self._take(stored, ready)
+            try:
+                frame = raw_frame(stored)
+            except (KeyError, ValueError) as error:
+                await self._give_up(stored, error)
+                self._feeder.skip(stored)
+                continue
+            if stored is self.backlog.remnant:
+                self._fold = await self._rebuild.after_deletion(frame)
+            if self._fold is None:
+                self._fold = await self._rebuild.before(frame)
+            await self._feeder.feed(self._fold, frame, stored, ready)
         if self._fold is not None:
             await self._output.publish(self._fold, ready)
         return count
-
-    async def _take(self, stored: Stored, ready: ReadyEvents) -> None:
-        try:
-            frame = raw_frame(stored)
-        except (KeyError, ValueError) as error:
-            await self._give_up(stored, error)
-            self._feeder.skip(stored)
-            return
-        if stored is self.backlog.remnant:
-            self._fold = await self._rebuild.after_deletion(frame)
-        if self._fold is None:
-            self._fold = await self._rebuild.before(frame)
-        await self._feeder.feed(self._fold, frame, stored, ready)

@@ -44,16 +44,15 @@ class RunOutput:
         if is_begun:
             # The record comes before the events: a client that has read a run's terminal event
             # finds the run ended in the list of runs.
-            await self._update_record(fold, ready, overrule_record)
+            await self._index.update(
+                self._run_id, fold, events, self.events.first, overrule=overrule_record
+            )
         await self.events.append(fold, ready.events)
         if not is_begun:
             # The record names the stream sequence of the run's first event.
-            await self._update_record(fold, ready, overrule_record)
+            await self._index.update(
+                self._run_id, fold, events, self.events.first, overrule=overrule_record
+            )
         for received in ready.received:
             telemetry.FOLD_SECONDS.observe(max(0.0, self._bus.clock.age_s(received)))
         ready.clear()
-
-    async def _update_record(self, fold: RunFold, ready: ReadyEvents, overrule: bool) -> None:
-        events = [event for event, _ in ready.events]
-        first = self.events.first
-        await self._index.update(self._run_id, fold, events, first, overrule=overrule)
