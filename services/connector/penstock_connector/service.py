@@ -1,4 +1,4 @@
-"""The connector: takes commands, holds legs, and ends those of dead connectors."""
+"""The connector service: takes commands, holds legs, and takes over those of dead connectors."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from penstock.bus.state.leases import keep
 from penstock.bus.subjects import run_id_of
 from penstock.service import Context, Service
 from penstock.settings import Settings
-from penstock_connector.commands.handlers import Commands, patient
+from penstock_connector.commands.handlers import Commands, retried
 from penstock_connector.settings import ConnectorSettings
-from penstock_connector.state.claims import patiently
 from penstock_connector.state.decided import NotDecided
+from penstock_connector.state.retries import with_retries
 
 log = logging.getLogger(__name__)
 
 KEEPALIVE_S = 1.0
 AT_ONCE = 64  # commands of a kind
-# In all nobody must answer for a connector for 2 s: a wrong guess loses the runs whose server
-# cannot be come back to. A connection that was cut is back after 0.1 to 0.5 s for each server that
-# is tried, so these are at least four attempts.
+# A connector counts as dead when nobody has answered for it for 2 s in all. A wrong guess loses the
+# runs whose server offers no way to reattach. A connection that was cut is restored after 0.1 to
+# 0.5 s for each NATS server that is tried, so 2 s are at least four attempts.
 CONFIRM_S = 1.5
 SHARE_S = 1.0
 _PODS = "$KV.leases.pod."
@@ -47,8 +47,8 @@ class ConnectorService(Service):
             timeout=httpx.Timeout(
                 None, connect=self._settings.connect_timeout_s, write=60.0, pool=None
             ),
-            # a server may close an idle connection at the very moment of a request on it, and then
-            # nobody knows whether the run has begun: none is used that was idle for long
+            # A server may close an idle connection at the very moment of a request on it. Then
+            # nobody knows whether the run has begun, so no connection is used after 1 s idle.
             limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S),
             follow_redirects=False,
         )
@@ -71,16 +71,16 @@ class ConnectorService(Service):
             lambda: context.alone or self._lease.sees_others,
             self._peers,
         )
-        self._somebody_left = asyncio.Event()
+        self._may_reap = asyncio.Event()
         ttl_s = self._settings.pod_ttl_s
         self._lease = Lease(self.bus, f"pod.{context.pod}", context.pod, ttl_s, answers=True)
 
     async def start(self) -> None:
-        """Say that it lives before it takes anything."""
+        """Take the lease, then the work. Without this order, others would take it for dead."""
         await self._peers.answer()
         await self._lease.acquire()
         self.spawn("lease", lambda: keep(self._lease, self._settings.pod_renew_s))
-        await self._commands.succession.accept()
+        await self._commands.handover.accept()
         watch = Reader(self.bus, "KV_leases", f"{_PODS}>", 1, self._on_lease)
         self.spawn("watch", watch.run)
         self.spawn("peers", self._peers.run)
@@ -92,7 +92,7 @@ class ConnectorService(Service):
             "start": self._commands.start,
         }
         at_once = {
-            # a cancel is at work until its leg has ended: one that takes its time keeps no other
+            # A cancel is at work until its leg has ended. A slow one must not keep others waiting.
             "cancel": max(AT_ONCE, self._settings.max_legs),
             "start": AT_ONCE + self._settings.max_waiting_starts,
         }
@@ -102,7 +102,7 @@ class ConnectorService(Service):
                 streams.COMMANDS,
                 f"connector-{kind}",
                 [f"command.connector.{kind}.*"],
-                patient(handle),
+                retried(handle),
                 on_poison=self._give_up,
                 ack_wait_s=self._settings.ack_wait_s,
                 room=(lambda: self._commands.room) if kind == "start" else None,
@@ -114,29 +114,32 @@ class ConnectorService(Service):
             if kind == "start" and self._settings.max_waiting_starts:
                 self.spawn("share", partial(self._share, queue))
         if self.context.alone:
-            self._begin_instead()  # of whoever worked on this bus before
+            self._take_up_commands()  # those that an earlier process had taken and not finished
 
     async def drain(self, grace_s: float) -> None:
-        """Take no work, but cancels; hand over what others can go on with, and let the rest end."""
+        """Take no work but cancels. Hand over the legs that lose nothing by it; let others end."""
         await self._take_no_more()
-        await self._commands.succession.drain(grace_s)
+        await self._commands.handover.drain(grace_s)
 
     async def stop(self) -> None:
-        """Hand over or end the legs that are left, then give the lease back."""
+        """Hand over or end the legs that are left, then give the lease back.
+
+        Without this order, another connector would take over legs that are still held here.
+        """
         await self._take_no_more()
-        await self._commands.succession.stop()
+        await self._commands.handover.stop()
         await self.cancel("cancel", "lease")
         await self._client.aclose()
 
     async def _take_no_more(self) -> None:
-        self._commands.turns.close()
+        self._commands.waiting.close()
         await self.cancel("share", "start", "continue", "peers", "watch", "reaper")
         if self._taking_up:
             await asyncio.wait(self._taking_up)
-        await self._commands.succession.refuse()
+        await self._commands.handover.refuse()
 
     async def _continue(self, stored: Stored) -> None:
-        """A command without a decision is kept as a dead letter, and changes nothing."""
+        """Carry a continue out; one without a decision becomes a dead letter."""
         try:
             await self._commands.resume(stored)
         except NotDecided as error:
@@ -145,27 +148,28 @@ class ConnectorService(Service):
 
     async def _give_up(self, stored: Stored, error: Exception) -> None:
         await self.give_up(stored, error)
-        if await patiently(lambda: self._commands.ends_its_run(stored)):
-            await patiently(lambda: self._commands.fail(run_id_of(stored.subject), error))
+        dead_letters = self._commands.dead_letters
+        if await with_retries(lambda: dead_letters.ends_its_run(stored)):
+            await with_retries(lambda: dead_letters.end_run(run_id_of(stored.subject), error))
 
     async def _on_lease(self, stored: Stored) -> None:
         self._peers.saw(stored)
-        if not stored.payload:  # it has run out, or was given back
-            self._commands.succession.left(stored.subject.removeprefix(_PODS))
-            self._somebody_left.set()
+        if not stored.payload:  # the lease has expired, or was given back
+            self._commands.reaper.lease_ended(stored.subject.removeprefix(_PODS))
+            self._may_reap.set()
 
     async def _on_gone(self, pod: str) -> None:
-        self._commands.succession.gone(pod)
-        self._somebody_left.set()
-        self._begin_instead()
+        self._commands.reaper.fell_silent(pod)
+        self._may_reap.set()
+        self._take_up_commands()
 
     async def _on_dead(self, pod: str) -> None:
-        self._commands.succession.left(pod)
-        self._somebody_left.set()
-        self._begin_instead()
+        self._commands.reaper.lease_ended(pod)
+        self._may_reap.set()
+        self._take_up_commands()
 
-    def _begin_instead(self) -> None:
-        # what a dead one had taken and not begun would wait for `ack_wait_s`
+    def _take_up_commands(self) -> None:
+        # Without this, commands that a dead connector had taken would wait for `ack_wait_s`.
         task = asyncio.create_task(self._take_up())
         self._taking_up.add(task)
         task.add_done_callback(self._taking_up.discard)
@@ -175,10 +179,10 @@ class ConnectorService(Service):
             try:
                 await queue.take_up()
             except BusError as error:
-                log.warning("commands of a dead connector come again by themselves: %s", error)
+                log.warning("a dead connector's commands are delivered later: %s", error)
 
     async def _share(self, starts: WorkQueue) -> None:
-        """While legs are free here, begin starts that wait for one at another connector."""
+        """While legs are free here, begin starts that wait for a leg at another connector."""
         seen = 0
         while True:
             await asyncio.sleep(SHARE_S)
@@ -186,24 +190,26 @@ class ConnectorService(Service):
                 seen = 0
                 continue
             try:
-                # what was not delivered a look ago is being begun, most likely
+                # a start that was delivered since the last look is most likely being begun
                 taking_up = asyncio.create_task(starts.take_up(seen))
                 self._taking_up.add(taking_up)
                 taking_up.add_done_callback(self._taking_up.discard)
-                seen = await asyncio.shield(taking_up)  # what is begun is done, also at a stop
+                seen = await asyncio.shield(
+                    taking_up
+                )  # a start that is begun is finished, also when the service stops
             except BusError as error:
                 log.warning("looking for starts that wait at other connectors: %s", error)
 
     async def _reap(self) -> None:
         while True:
-            self._somebody_left.clear()
+            self._may_reap.clear()
             try:
-                await self._commands.succession.reap()
+                await self._commands.reaper.reap()
             except BusError as error:
                 log.warning("looking for dead connectors: %s", error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.reap_s):
-                    await self._somebody_left.wait()
+                    await self._may_reap.wait()
 
     async def _watch(self) -> None:
         watchdog, look_s = self._commands.watchdog, self._settings.watch_s
@@ -217,7 +223,7 @@ class ConnectorService(Service):
                         look_at = loop.time() + look_s
                         await watchdog.look()
                 except BusError as error:
-                    log.warning("looking for runs that nobody would move: %s", error)
+                    log.warning("looking for runs that are stuck: %s", error)
         finally:
             with suppress(BusError):
                 await asyncio.shield(watchdog.stop())

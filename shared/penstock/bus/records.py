@@ -10,6 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 RunStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
+ClaimState = Literal["held", "cancelled"]
+SendingState = Literal["claimed", "done", "refused", "outcome_unknown"]
 ENDED: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -134,14 +136,14 @@ class Claim(Record):
     """
 
     pod: str
-    state: Literal["held", "cancelled"] = "held"
+    state: ClaimState = "held"
 
 
 class Sent(Record):
     """KV `sent`, key approval id: makes sure that a continue goes upstream at most once."""
 
     pod: str
-    state: Literal["claimed", "done", "refused", "outcome_unknown"] = "claimed"
+    state: SendingState = "claimed"
 
 
 class PauseRecord(Record):

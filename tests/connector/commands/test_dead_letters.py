@@ -89,7 +89,7 @@ async def test_a_start_that_waits_for_a_leg_is_not_blamed_when_its_connectors_di
         connector = next(each for each in penstock.services if isinstance(each, ConnectorService))
 
         async def waits() -> bool:
-            return len(connector._commands.turns) == 1
+            return len(connector._commands.waiting) == 1
 
         await eventually(waits)
         assert await penstock.bus.bucket("claims").keys("attempts.>") == []

@@ -17,8 +17,7 @@ from penstock_connector.commands import session_order
 from penstock_connector.commands.session_order import SessionOrder
 from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.service import ConnectorService
-from penstock_connector.state.claims import Claims
-from penstock_connector.state.run_state import Runs
+from penstock_connector.state.stores import open_stores
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline
 from support.drive.waiting import eventually
@@ -35,7 +34,8 @@ CONNECTOR: Services = (ConnectorService,)
 
 def order_of(bus: Bus) -> SessionOrder:
     pod = "connector-test-1-abcdef"
-    return SessionOrder(bus, Runs(bus, pod), Claims(bus, pod))
+    stores = open_stores(bus, pod)
+    return SessionOrder(bus, stores.runs, stores.claims)
 
 
 async def asked(penstock: Pipeline, session_id: str, message: str = "hello") -> Stored:
@@ -80,7 +80,7 @@ async def test_a_start_that_has_begun_or_is_cancelled_keeps_nobody_though_its_co
     async with pipeline(fresh_nats.url, agents(upstream), NORMALIZER) as penstock:
         order = order_of(penstock.bus)
         first, second, third = [await asked(penstock, "one") for _ in range(3)]
-        await Runs(penstock.bus, "p").writer(run_of(first)).write("open", b"{}", leg=1)
+        await open_stores(penstock.bus, "p").runs.writer(run_of(first)).write("open", b"{}", leg=1)
         assert await order.before(second) is None
         assert await order.before(third) is not None
         claim = Claim(pod="p", state="cancelled")
@@ -163,7 +163,7 @@ async def test_a_start_begins_when_the_earlier_one_at_a_full_connector_is_cancel
     fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "SHARE_S", 600.0)
-    monkeypatch.setattr("penstock_connector.commands.handlers.TAKE_UP_S", 600.0)
+    monkeypatch.setattr("penstock_connector.commands.start.TAKE_UP_S", 600.0)
     held = Held()
     upstream.script(held)
     url, config = fresh_nats.url, agents(upstream)
@@ -191,13 +191,13 @@ async def test_a_start_begins_when_the_earlier_one_at_a_full_connector_is_cancel
 async def test_many_starts_of_one_session_sent_at_once_run_in_order_at_two_connectors(
     fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Orders.start
+    read = Orders.of_start
 
     async def reads(self: Orders, stored: Stored) -> Order:
         await asyncio.sleep(random.random() / 20)  # as one whose request is large
         return await read(self, stored)
 
-    monkeypatch.setattr(Orders, "start", reads)
+    monkeypatch.setattr(Orders, "of_start", reads)
     upstream.script(Held())
     url, config, count = fresh_nats.url, agents(upstream), 30
     async with (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bus import Retry
-from penstock_connector.commands.fair_turns import Turns, next_user
+from penstock_connector.commands.fair_queue import FairQueue, next_user
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import pipeline
@@ -54,13 +54,13 @@ class Connector:
     def __init__(self, max_legs: int, at_once: int = 64) -> None:
         self.legs: dict[str, str] = {}
         self.begun: list[str] = []
-        self.turns = Turns(
+        self.turns = FairQueue(
             lambda: max_legs - len(self.legs), lambda run_id: run_id in self.legs, at_once
         )
 
     async def start(self, user: str, sequence: int) -> None:
         run_id = f"{user}{sequence}"
-        async with self.turns.of(user, run_id, sequence):
+        async with self.turns.turn(user, run_id, sequence):
             await asyncio.sleep(0)
             self.legs[run_id] = user
             self.begun.append(run_id)

@@ -31,7 +31,7 @@ async def upstream() -> AsyncIterator[Misbehaving]:
 
 def budget_of(penstock: Pipeline) -> Budget:
     [connector] = [each for each in penstock.services if isinstance(each, ConnectorService)]
-    return connector._commands.legs._resources.budget
+    return connector._commands.runner._resources.budget
 
 
 class Slow:
@@ -190,7 +190,7 @@ async def test_legs_in_the_middle_of_large_frames_have_a_limit_together(
         nats_server.url, agents(upstream), services, max_total_frame_bytes=limit
     ) as penstock:
         [connector] = [each for each in penstock.services if isinstance(each, ConnectorService)]
-        budget = connector._commands.legs._resources.frame_budget
+        budget = connector._commands.runner._resources.frame_budget
         first = await penstock.start_run("agno", "1")
 
         async def is_held() -> bool:

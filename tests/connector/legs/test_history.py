@@ -12,7 +12,7 @@ import pytest
 from penstock.bus.messages import RawFrame
 from penstock.sse import Frame
 from penstock_connector.legs.history import LegHistory
-from penstock_connector.state.leg_note import Held
+from penstock_connector.state.leg_record import LegRecord
 from penstock_connector.upstreams.agno import AgnoUpstream
 from penstock_connector.upstreams.base import Attachment
 from support.fakes.raw import Frames, agno
@@ -129,14 +129,14 @@ def test_the_time_of_a_leg_goes_on_from_its_first_byte_else_from_its_open() -> N
 
 @pytest.mark.parametrize("command", [b'{"run_id":"x"}', b"\n\x00{}\n"])
 def test_what_is_noted_of_a_leg_comes_back_as_it_was(command: bytes) -> None:
-    noted = Held(2, 17, "continue", command, 41, "a-1", "theirs")
-    assert Held.parse(noted.dump()) == noted
+    noted = LegRecord(2, 17, "continue", command, 41, "a-1", "theirs")
+    assert LegRecord.parse(noted.dump()) == noted
 
 
 def test_what_another_version_notes_besides_is_left_out() -> None:
     noted = b'{"leg":2,"sequence":17,"kind":"start","noted_at":"2026-11-20T10:00:00Z"}\n{}'
-    assert Held.parse(noted) == Held(2, 17, "start", b"{}")
+    assert LegRecord.parse(noted) == LegRecord(2, 17, "start", b"{}")
 
 
 def test_a_version_that_noted_nothing_is_understood() -> None:
-    assert Held.parse(b"{}") is None
+    assert LegRecord.parse(b"{}") is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,12 @@ import pytest
 
 from penstock.bus import Bucket, FenceConflict, Lease, RawWriter
 from penstock.bus.messages import RawFrame
-from penstock.bus.records import Claim, Sent
+from penstock.bus.records import Claim
 from penstock.settings import Config
 from penstock_connector.service import ConnectorService
 from penstock_connector.state.claims import Claims
+from penstock_connector.state.connectors import Connectors
+from penstock_connector.state.sendings import Sendings
 from penstock_normalizer.service import NormalizerService
 from support.drive.bus import connected
 from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline, types
@@ -42,15 +43,15 @@ async def test_nobody_counts_as_dead_whose_lease_ran_out_when_nats_clock_was_set
         lease = Lease(bus, "pod.connector-a", "connector-a", 60)
         await lease.acquire()
         lease._steady_since -= 60
-        claims = Claims(bus, "connector-a", lambda: lease.sees_others)
-        assert not await claims.lives("connector-b")
-        assert claims.sees_others()
-        for judge in (claims.living(), claims.lives("connector-b")):
+        connectors = Connectors(bus, "connector-a", lambda: lease.sees_others)
+        assert not await connectors.lives("connector-b")
+        assert connectors.sees_others()
+        for judge in (connectors.living(), connectors.lives("connector-b")):
             bus.clock._jumped_at_s = float("-inf")
             server_steps(bus.clock, 75)
             assert await judge
-            assert not claims.sees_others()
-        assert await claims.lives("connector-b")
+            assert not connectors.sees_others()
+        assert await connectors.lives("connector-b")
         await lease.release()
 
 
@@ -60,13 +61,15 @@ async def test_what_is_gone_before_it_is_read_refuses_nobody(
 ) -> None:
     """A refused claim means that another one stands; one that has aged since is none."""
     async with pipeline(nats_server.url, Config(), ()) as penstock:
-        mine, theirs = (Claims(penstock.bus, pod) for pod in ("connector-a", "connector-b"))
-        take: dict[str, Callable[[Claims, str], Awaitable[Claim | tuple[Sent, int] | None]]] = {
-            "claims": Claims.claim,
-            "sent": Claims.claim_sending,
-        }
-        claim = take[bucket]
-        assert await claim(theirs, "r") is None
+        bus = penstock.bus
+
+        def claims_of(pod: str) -> Claims | Sendings:
+            return (
+                Sendings(bus, pod) if bucket == "sent" else Claims(bus, pod, Connectors(bus, pod))
+            )
+
+        mine, theirs = claims_of("connector-a"), claims_of("connector-b")
+        assert await theirs.claim("r") is None
         create = Bucket.create
 
         async def ages_meanwhile(self: Bucket, key: str, *rest: Any) -> int | None:
@@ -77,10 +80,10 @@ async def test_what_is_gone_before_it_is_read_refuses_nobody(
                 await self.delete(key)
 
         monkeypatch.setattr(Bucket, "create", ages_meanwhile)
-        assert await claim(mine, "r") is None
-        standing = await claim(theirs, "r")
-        assert standing is not None, "it is ours, and not nobody's"
-        assert (standing if isinstance(standing, Claim) else standing[0]).pod == "connector-a"
+        assert await mine.claim("r") is None
+        earlier = await theirs.claim("r")
+        assert earlier is not None, "it is ours, and not nobody's"
+        assert (earlier if isinstance(earlier, Claim) else earlier.sent).pod == "connector-a"
 
 
 async def test_a_start_that_is_delivered_again_calls_the_upstream_once(

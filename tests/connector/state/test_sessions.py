@@ -9,7 +9,8 @@ import pytest
 from penstock.bus.records import SessionRecord, Turn
 from penstock.bus.subjects import session_key
 from penstock_connector.service import ConnectorService
-from penstock_connector.state import claims
+from penstock_connector.state import session_queue
+from penstock_connector.state.leg_record import LegRecords
 from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline
 from support.drive.waiting import eventually
 from support.fakes.misbehaving import Answer, Misbehaving, agents, plays
@@ -123,7 +124,7 @@ async def test_the_turn_of_a_dead_connectors_leg_waits_until_somebody_has_dealt_
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passed over, the next run would begin beside one that is about to be gone on with."""
-    monkeypatch.setattr(claims, "LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(session_queue, "LOOK_AGAIN_S", 0.1)
     upstream.script(plays(agno_text("x")))
     async with pipeline(nats_server.url, agents(upstream), pod_ttl_s=1) as penstock:
         key = session_key("u1", "agno", "s-noted")
@@ -131,13 +132,13 @@ async def test_the_turn_of_a_dead_connectors_leg_waits_until_somebody_has_dealt_
         record = SessionRecord(agent="agno", session_id="s-noted", queue=[left])
         noted = f"active.{DEAD}.r-dead"
         looked = asyncio.Event()
-        is_noted = claims.Claims.is_noted
+        exists = LegRecords.exists
 
-        async def looks(self: claims.Claims, run_id: str, pod: str) -> bool:
+        async def looks(self: LegRecords, run_id: str, pod: str) -> bool:
             looked.set()
-            return await is_noted(self, run_id, pod)
+            return await exists(self, run_id, pod)
 
-        monkeypatch.setattr(claims.Claims, "is_noted", looks)
+        monkeypatch.setattr(LegRecords, "exists", looks)
         await penstock.bus.bucket("sessions").create(key, record.dump())
         await penstock.bus.bucket("claims").put(noted, b"{}")
         run_id = await penstock.start_run("agno", "next", session_id="s-noted")
@@ -155,7 +156,7 @@ async def test_who_waits_for_its_turn_waits_for_the_bus_too(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(claims, "LOOK_AGAIN_S", 0.2)
+    monkeypatch.setattr(session_queue, "LOOK_AGAIN_S", 0.2)
     turns = Turns()
     upstream.script(turns)
 

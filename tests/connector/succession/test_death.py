@@ -17,7 +17,7 @@ from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_connector import service as connector_service
 from penstock_connector.service import ConnectorService
-from penstock_connector.succession.takeover import Succession
+from penstock_connector.succession.reaper import Reaper
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, pipeline, types
 from support.fakes.cutter import Gate
@@ -151,13 +151,13 @@ async def test_a_connector_that_was_cut_off_for_a_moment_finds_its_runs_its_own(
     # not so short that a busy machine could miss it
     monkeypatch.setattr(connector_service, "CONFIRM_S", 30.0)
     missed = asyncio.Event()
-    gone = Succession.gone
+    fell_silent = Reaper.fell_silent
 
-    def noted(succession: Succession, pod: str) -> None:
-        gone(succession, pod)
+    def noted(reaper: Reaper, pod: str) -> None:
+        fell_silent(reaper, pod)
         missed.set()
 
-    monkeypatch.setattr(Succession, "gone", noted)
+    monkeypatch.setattr(Reaper, "fell_silent", noted)
     held = Held(upstream)
     config = agents(upstream)
     gate = Gate(fresh_nats.port)

@@ -17,10 +17,11 @@ from penstock.bus.write.fence import tail
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
-from penstock_connector.state import claims
-from penstock_connector.state.claims import Claims, Sessions
-from penstock_connector.state.leg_note import Held
-from penstock_connector.succession.takeover import Succession
+from penstock_connector.state import session_queue
+from penstock_connector.state.leg_record import LegRecord
+from penstock_connector.state.sendings import Sendings
+from penstock_connector.state.stores import open_stores
+from penstock_connector.succession.reaper import Reaper
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import PIPELINE, Pipeline, Services, new_run_id, pipeline
 from support.drive.steps import Step
@@ -60,13 +61,13 @@ async def nothing_held(penstock: Pipeline, run_id: str) -> None:
 def reaps_later(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Connectors of this process look after dead ones once it is set."""
     may_reap = asyncio.Event()
-    reap = Succession.reap
+    reap = Reaper.reap
 
-    async def reaps(self: Succession) -> None:
+    async def reaps(self: Reaper) -> None:
         if may_reap.is_set():
             await reap(self)
 
-    monkeypatch.setattr(Succession, "reap", reaps)
+    monkeypatch.setattr(Reaper, "reap", reaps)
     return may_reap
 
 
@@ -81,7 +82,7 @@ async def test_a_kill_between_the_end_of_a_leg_and_its_turn_holds_up_no_decision
     """The decision comes before anybody has looked after the dead one; a run waits behind it."""
     may_reap = reaps_later(monkeypatch)
     session = f"s-{by}"
-    monkeypatch.setattr(claims, "LOOK_AGAIN_S", 60 if by == "the reaper" else 0.1)
+    monkeypatch.setattr(session_queue, "LOOK_AGAIN_S", 60 if by == "the reaper" else 0.1)
     upstream.script(plays(agno_pause()), plays(agno_approved()), plays(agno_text("x")))
     config = agents(upstream)
     async with pipeline(nats_server.url, config, WITHOUT_CONNECTOR) as penstock:
@@ -186,7 +187,7 @@ async def test_what_a_dead_one_has_left_of_the_same_leg_holds_nobody_up(
 ) -> None:
     """It took the start over from one that slept, and died; that one woke up and opened the leg."""
     may_reap = reaps_later(monkeypatch)
-    monkeypatch.setattr(claims, "LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(session_queue, "LOOK_AGAIN_S", 0.1)
     upstream.script(plays(agno_text("x")))
     async with pipeline(nats_server.url, agents(upstream), PIPELINE, **FAST) as penstock:
         command = await penstock.register("agno", "hello")
@@ -194,7 +195,7 @@ async def test_what_a_dead_one_has_left_of_the_same_leg_holds_nobody_up(
         record = SessionRecord(agent="agno", session_id=command.session_id)
         record.queue.append(Turn(run_id=command.run_id, leg=1, pod=DEAD))
         await penstock.bus.bucket("sessions").create(key, record.dump())
-        noted = Held(1, 1, "start", command.dump())
+        noted = LegRecord(1, 1, "start", command.dump())
         await penstock.bus.bucket("claims").put(f"active.{DEAD}.{command.run_id}", noted.dump())
         await penstock.command("start", command)
         *_, last = await penstock.ended(command.run_id)
@@ -233,19 +234,19 @@ async def test_a_sleeper_that_sends_after_all_keeps_its_successor_from_sending(
     upstream.script(plays(agno_pause()), plays(agno_approved()))
     config = agents(upstream)
     sleeps = Hurt(Step.CLAIM_SENDING, "after", signal="SIGSTOP")
-    take_over = Claims.take_over_sending
+    take_over = Sendings.take_over
     async with (
         pipeline(nats_server.url, config, WITHOUT_CONNECTOR) as penstock,
         connector_process(penstock.bus, config, tmp_path, sleeps, ack_wait_s=1) as sleeper,
     ):
 
-        async def takes_over(self: Claims, approval_id: str, revision: int) -> bool:
+        async def takes_over(self: Sendings, approval_id: str, revision: int) -> bool:
             taken = await take_over(self, approval_id, revision)
             sleeper.wake()
             await upstream.called(2)
             return taken
 
-        monkeypatch.setattr(Claims, "take_over_sending", takes_over)
+        monkeypatch.setattr(Sendings, "take_over", takes_over)
         run_id = await penstock.start_run("agno", "delete")
         *_, asked = await penstock.events_until(run_id, "lifecycle.paused")
         await penstock.decide(asked.data["approval_id"])
@@ -262,7 +263,7 @@ async def test_a_leg_leaves_the_queue_and_not_the_next_leg_of_its_run(
 ) -> None:
     """Both are the same connector's, when it took the second one over before it had left."""
     async with pipeline(nats_server.url, Config(), ()) as penstock:
-        sessions = Sessions(penstock.bus, Claims(penstock.bus, "connector-a"))
+        sessions = open_stores(penstock.bus, "connector-a").sessions
         key = session_key("u1", "agno", new_run_id())
         for leg in (1, 2):
             mine = Turn(run_id="r", leg=leg, pod="connector-a", sequence=leg)

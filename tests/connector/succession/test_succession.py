@@ -18,7 +18,7 @@ from penstock.bus.subjects import handover
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
-from penstock_connector.succession.takeover import AT_ONCE
+from penstock_connector.succession.handover import AT_ONCE
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Event, Pipeline, Services, new_run_id, pipeline, types
 from support.drive.waiting import eventually

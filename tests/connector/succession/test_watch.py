@@ -13,10 +13,10 @@ from penstock.bus.messages import now
 from penstock.bus.records import ApprovalRecord, Decided, Decision
 from penstock.bus.state.continuity import Continuity
 from penstock_approvals.service import ApprovalsService
-from penstock_connector.legs.registry import Legs
+from penstock_connector.legs.running import LegRunner
 from penstock_connector.service import ConnectorService
-from penstock_connector.state.leg_note import Held
-from penstock_connector.succession import takeover, watchdog
+from penstock_connector.state.leg_record import LegRecord
+from penstock_connector.succession import reaper, watchdog
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline
 from support.drive.waiting import eventually
@@ -171,16 +171,16 @@ async def decided_and_lost(penstock: Pipeline, approval_id: str) -> None:
 async def test_a_leg_that_an_error_of_ours_has_left_open_is_dealt_with(
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(takeover, "FULL_SWEEP_S", 0.1)
+    monkeypatch.setattr(reaper, "FULL_SWEEP_S", 0.1)
     upstream.script(plays(agno_text("x")))
-    before, see_through = found("not_held_here"), Legs.see_through
+    before, run = found("not_held_here"), LegRunner.run
 
-    async def breaks(self: Legs, *arguments: Any, **named: Any) -> None:
-        monkeypatch.setattr(Legs, "see_through", see_through)
+    async def breaks(self: LegRunner, *arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(LegRunner, "run", run)
         raise RuntimeError("a mistake")
 
     async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
-        monkeypatch.setattr(Legs, "see_through", breaks)
+        monkeypatch.setattr(LegRunner, "run", breaks)
         session = "s-left-open"
         run_id = await penstock.start_run("agno", "hello", session_id=session)
         following = await penstock.start_run("agno", "next", session_id=session)
@@ -196,13 +196,13 @@ async def test_a_note_that_a_killed_broker_has_brought_back_goes_away(
     nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     """A deleted key may stand again on a replica whose server was killed."""
-    monkeypatch.setattr(takeover, "FULL_SWEEP_S", 0.1)
+    monkeypatch.setattr(reaper, "FULL_SWEEP_S", 0.1)
     upstream.script(plays(agno_text("x")))
     async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
         run_id = await penstock.start_run("agno", "hello")
         *_, last = await penstock.ended(run_id)
         pod = (await penstock.raw(run_id))[0].connection.partition("/")[0]
-        held = Held(1, 1, "start", b"{}")
+        held = LegRecord(1, 1, "start", b"{}")
         key = f"active.{DEAD if whose.startswith('a dead') else pod}.{run_id}"
         claims = penstock.bus.bucket("claims")
         await claims.put(key, held.dump())

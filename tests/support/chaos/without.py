@@ -18,9 +18,10 @@ from penstock.bus.read.direct import STORED_AT
 from penstock.bus.state.continuity import Continuity
 from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.orders import Order
-from penstock_connector.state.claims import Sessions
 from penstock_connector.state.run_state import CLOSED, Runs, holder_of, kind_of
-from penstock_connector.succession.takeover import DIED, Succession
+from penstock_connector.state.session_queue import SessionQueue
+from penstock_connector.succession.reaper import Reaper
+from penstock_connector.succession.takeover import DIED
 from support.chaos import hurt_at
 
 CLOCKS_DIFFER_S = 60.0
@@ -33,27 +34,27 @@ def _passing_over() -> None:
     """
 
     async def is_abandoned(self: Any, turn: Any) -> bool:
-        if await self._claims.lives(turn.pod):
+        if await self._connectors.lives(turn.pod):
             return False
-        return not await self._claims.is_noted(turn.run_id, turn.pod)
+        return not await self._leg_records.exists(turn.run_id, turn.pod)
 
     async def settle(self: Any, pod: str, run_id: str) -> None:
-        last = await self._runs.tail(run_id)
+        last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED:
-            if holder_of(last) != pod and await self._legs.is_held(run_id, last):
+            if holder_of(last) != pod and await self._takeover.is_held(run_id, last):
                 return
-            if await self.adopt(run_id, last, DIED.format(holder_of(last))):
+            if await self._takeover.take_over(run_id, last, DIED.format(holder_of(last))):
                 return
-            last = await self._runs.tail(run_id)
+            last = await self._stores.runs.tail(run_id)
         if last is None or kind_of(last) in CLOSED:
             await self._clear(pod, run_id)
 
     def nobody_answers(self: Any, pod: str) -> None:
         pass
 
-    _replace(Sessions, "_is_abandoned", is_abandoned)
-    _replace(Succession, "gone", nobody_answers)
-    _replace(Succession, "_settle", settle)
+    _replace(SessionQueue, "_is_abandoned", is_abandoned)
+    _replace(Reaper, "fell_silent", nobody_answers)
+    _replace(Reaper, "_settle", settle)
 
 
 def _sequences() -> None:

@@ -12,27 +12,29 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Any
 
-CLAIMS, FENCE = "penstock_connector.state.claims", "penstock.bus.write.raw_writer"
+STATE, FENCE = "penstock_connector.state", "penstock.bus.write.raw_writer"
+CLAIMS, LEG_RECORDS = f"{STATE}.claims:Claims", f"{STATE}.leg_record:LegRecords"
+SENDINGS, SESSIONS = f"{STATE}.sendings:Sendings", f"{STATE}.session_queue:SessionQueue"
 
 
 class Step(StrEnum):
     """`<module>:<Class>.<method>`, and for a source frame ` <kind>`."""
 
-    CLAIM = f"{CLAIMS}:Claims.claim"  # create claim.<run>
-    GIVE_BACK = f"{CLAIMS}:Claims.give_back"  # claim.<run> is nobody's
-    TAKE_OVER_CLAIM = f"{CLAIMS}:Claims.take_over"
-    NOTE = f"{CLAIMS}:Claims.begin"  # put active.<pod>.<run>
-    FORGET = f"{CLAIMS}:Claims.end"  # delete active.<pod>.<run>
-    FORGET_OTHER = f"{CLAIMS}:Claims.end_of"  # delete another's active.<pod>.<run>
-    CLAIM_SENDING = f"{CLAIMS}:Claims.claim_sending"  # create sent.<approval>
-    GIVE_BACK_SENDING = f"{CLAIMS}:Claims.give_back_sending"
-    TAKE_OVER_SENDING = f"{CLAIMS}:Claims.take_over_sending"
-    RECORD_SENDING = f"{CLAIMS}:Claims.record_sending"
-    JOIN = f"{CLAIMS}:Sessions.join"  # a turn at the end of the session's queue
-    TAKE_OVER_TURN = f"{CLAIMS}:Sessions.take_over"
-    LEAVE = f"{CLAIMS}:Sessions.leave"
-    PASS_OVER = f"{CLAIMS}:Sessions._pass_over"
-    FORGET_ENDED = f"{CLAIMS}:Sessions.forget_ended"  # runs that the session's list holds no more
+    CLAIM = f"{CLAIMS}.claim"  # create claim.<run>
+    GIVE_BACK = f"{CLAIMS}.give_back"  # claim.<run> is nobody's
+    TAKE_OVER_CLAIM = f"{CLAIMS}.take_over"
+    NOTE = f"{LEG_RECORDS}.put"  # put active.<pod>.<run>
+    FORGET = f"{LEG_RECORDS}.delete"  # delete active.<pod>.<run>
+    FORGET_OTHER = f"{LEG_RECORDS}.delete_of"  # delete another's active.<pod>.<run>
+    CLAIM_SENDING = f"{SENDINGS}.claim"  # create sent.<approval>
+    GIVE_BACK_SENDING = f"{SENDINGS}.give_back"
+    TAKE_OVER_SENDING = f"{SENDINGS}.take_over"
+    RECORD_SENDING = f"{SENDINGS}.record"
+    JOIN = f"{SESSIONS}.join"  # a turn at the end of the session's queue
+    TAKE_OVER_TURN = f"{SESSIONS}.take_over"
+    LEAVE = f"{SESSIONS}.leave"
+    PASS_OVER = f"{SESSIONS}._pass_over"
+    FORGET_ENDED = f"{SESSIONS}.forget_ended"  # runs that the session's list holds no more
     OPEN = f"{FENCE}:RawWriter.write open"
     CLAIM_LEG = f"{FENCE}:RawWriter.write claim"
     BYTES = f"{FENCE}:RawWriter.write bytes"

@@ -16,7 +16,7 @@ from penstock.settings import AgentConfig
 from penstock_connector.checks import adk, agno, agui
 from penstock_connector.checks.finding import Finding, Verdict
 from penstock_connector.checks.probe import NotReached, Probe
-from penstock_connector.upstreams.secrets import without_secrets
+from penstock_connector.secrets import without_secrets
 
 __all__ = ["TIMEOUT_S", "Finding", "Verdict", "check", "check_all"]
 

@@ -1,13 +1,13 @@
-"""Which start of a session comes before another one: the stream of commands says.
+"""Starts of a session begin in the order of their commands in the stream COMMANDS.
 
-Any connector may be given any start. One that gets a later start of a session could begin it while
-the earlier one still waits at another connector, for a leg or for its redelivery. So the order is
-that of the commands' sequences in their stream, which all connectors see alike, and a connector
-that is given a start first looks whether an earlier one of the session still waits there.
+The server may deliver any start to any connector. A connector that gets a later start of a session
+could begin it while the earlier one still waits at another connector, for a leg or for its
+redelivery. All connectors see the same sequences in COMMANDS. So a connector that gets a start
+first looks whether an earlier start of the session still waits in the stream.
 
-The commands do not name their session in their subjects. Each connector therefore reads every start
-command once, as it comes to its own, and keeps its sequence by session. What it keeps is a hint
-only: whether a command still waits is asked of the leader each time.
+The subject of a command does not name its session. Each connector therefore reads every start
+command once, and keeps its sequence by session. This index is only a hint: each time, the connector
+asks the stream's leader whether the command still waits.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ REBUILD_FROM = 10_000  # starts that are kept; beyond it, those that have gone a
 @dataclass(frozen=True, slots=True)
 class _Start:
     run_id: str
-    session: str | None  # None for a command that cannot be read: it keeps nobody waiting
+    session: str | None  # None for a command that cannot be read; no start waits for it
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """A start that must begin first, how many may, and for how long the later one has waited."""
+    """A start of the session that must begin first."""
 
-    stored: Stored
-    count: int
-    waited_s: float
+    stored: Stored  # its command
+    count: int  # the earlier starts of the session, those that may have begun included
+    waited_s: float  # for how long the later start has waited
 
 
 class SessionOrder:
-    """Tells of each start whether an earlier one of its session still waits to be begun."""
+    """Finds for each start the earlier starts of its session that still wait."""
 
     def __init__(self, bus: Bus, runs: Runs, claims: Claims) -> None:
         self._bus = bus
@@ -68,9 +68,10 @@ class SessionOrder:
         self._moved: dict[str, asyncio.Event] = {}  # by session, while somebody waits here
 
     async def before(self, stored: Stored) -> Earlier | None:
-        """The first start of the same session that must begin before this one; None without any.
+        """The first start of the same session that must begin before this one, if there is any.
 
-        Raises BusError.
+        Raises:
+            BusError: the bus is away.
         """
         run_id = run_id_of(stored.subject)
         await self._read(stored.sequence, run_id)
@@ -85,13 +86,13 @@ class SessionOrder:
                 since = self._waiting_since.setdefault(stored.sequence, time.monotonic())
                 count = bisect_left(of_session, stored.sequence)
                 return Earlier(waits, count, time.monotonic() - since)
-            if of_session and of_session[0] == first:  # nobody else was here meanwhile
+            if of_session and of_session[0] == first:  # no other start has deleted it meanwhile
                 del of_session[0]
         self._waiting_since.pop(stored.sequence, None)
         return None
 
     async def wait(self, stored: Stored, earlier: Earlier) -> None:
-        """Until a start of the session has begun here, or it is time to look again."""
+        """Return when a start of the session has begun here, or it is time to look again."""
         mine = self._starts.get(stored.sequence)
         if mine is None or mine.session is None:
             return
@@ -101,7 +102,7 @@ class SessionOrder:
                 await moved.wait()
 
     def has_begun(self, stored: Stored) -> None:
-        """A start was dealt with here: the next one of its session may look at once."""
+        """Tell the next start of the session that this one was carried out here."""
         self._waiting_since.pop(stored.sequence, None)
         mine = self._starts.get(stored.sequence)
         if mine is not None and mine.session is not None:
@@ -110,10 +111,10 @@ class SessionOrder:
                 moved.set()
 
     async def _still_waits(self, sequence: int) -> Stored | None:
-        """The command, where nobody has begun its run.
+        """The command of a start that has not begun; None when it no longer counts.
 
         A run's `open` is written after its place in the session's queue, which keeps the order from
-        then on. The command of a run that was cancelled may wait for long, and begins nothing.
+        then on. The command of a cancelled run begins nothing, so no start waits for it.
         """
         start = self._starts.get(sequence)
         if start is None:
@@ -123,15 +124,15 @@ class SessionOrder:
             return None
         if await self._runs.tail(start.run_id) is not None:
             return None
-        claim = await self._claims.claimed(start.run_id)
-        stored.delivered = 0  # not to this connector
+        claim = await self._claims.read(start.run_id)
+        stored.delivered = 0  # it was read, not delivered to this connector
         return stored if claim is None or claim.state != "cancelled" else None
 
     async def _read(self, upto: int, run_id: str) -> None:
         async with self._reading:
             known = self._starts.get(upto)
             if upto <= self._read_to and (known is None or known.run_id != run_id):
-                self._forget_all()  # the stream is an older one than it was
+                self._forget_all()  # NATS came back with an older store
             is_full = upto > self._read_to and len(self._starts) > self._rebuild_from
             if is_full:
                 self._forget_all()
@@ -141,8 +142,8 @@ class SessionOrder:
                     await self._note(each)
                 if self._read_to < upto and not pending:
                     if await self._bus.at(COMMANDS, upto) is None:
-                        return  # another connector has dealt with it meanwhile
-                    await asyncio.sleep(LAG_S)  # a replica answered that is behind
+                        return  # another connector has carried it out meanwhile
+                    await asyncio.sleep(LAG_S)  # a replica that lags has answered
             if is_full:
                 self._rebuild_from = max(REBUILD_FROM, 2 * len(self._starts))
 
@@ -158,7 +159,7 @@ class SessionOrder:
             asked = orjson.loads(await objects.unwrap(self._bus, stored.payload))
             ids = asked.get("user_id", "anonymous"), asked["agent"], asked["session_id"]
         except (ObjectGone, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            log.warning("%s: its session is not known: %r", stored.subject, error)
+            log.warning("%s: its session cannot be read: %r", stored.subject, error)
             return None
         return session_key(*ids)
 

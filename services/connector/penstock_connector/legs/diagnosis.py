@@ -16,7 +16,7 @@ from penstock.settings import AgentConfig
 from penstock_connector.checks import check
 from penstock_connector.checks.finding import shown
 from penstock_connector.legs.outcome import Outcome
-from penstock_connector.upstreams.secrets import without_secrets
+from penstock_connector.secrets import without_secrets
 
 log = logging.getLogger(__name__)
 

@@ -45,8 +45,8 @@ from penstock_connector.legs.response import (
 )
 from penstock_connector.legs.stop_requests import StopRequests
 from penstock_connector.legs.tasks import stop
-from penstock_connector.upstreams.base import Call, Refused, Upstream
-from penstock_connector.upstreams.secrets import without_secrets
+from penstock_connector.secrets import without_secrets
+from penstock_connector.upstreams.base import Attachment, Call, Refused, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the leg's holder does for it."""
+    """What the runner of a leg does for it."""
 
     prepare: Callable[[], Awaitable[Call]]  # makes the request; the same one when called again
     turn: Callable[[], Awaitable[None]]  # returns when the session's earlier legs have ended
@@ -92,7 +92,7 @@ class Steps:
 
 @dataclass(slots=True)
 class Leg:
-    """A leg that this process holds. `run` does all of it and always returns an outcome.
+    """A leg that this process holds. `run` does all of it and returns its outcome.
 
     `history` is given for a leg whose upstream another connector has called: the leg reattaches.
     `why` then says why it was taken over. `is_queued`: the leg's `open` says that it does not call
@@ -122,18 +122,24 @@ class Leg:
 
     @property
     def called_url(self) -> str:
-        """Where the request went, or would have gone."""
+        """The URL of the request, or the agent's where none was made."""
         return self._call.url if self._call is not None else self.agent.url
 
     @property
     def moves_freely(self) -> bool:
-        """Whether another connector can take the leg now, and nothing is lost by it."""
+        """Whether another connector can take the leg over now without any loss."""
         if self.phase is Phase.WAITING:
             return self.is_queued
-        return self._call is not None and self.upstream.outlives_us(self._progress.seen)
+        if self._call is None:
+            return False
+        return outlives_us(self.upstream, self._progress.seen, self.run_id)
 
     async def run(self) -> Outcome:
-        """Wait for the turn, stream, and write how the leg ended, unless another one holds it."""
+        """Wait for the turn, stream, and write the leg's last source frame.
+
+        No last frame is written when another connector holds the leg. An exception of the adapter
+        is raised as it is.
+        """
         try:
             outcome = await self._outcome()
             if outcome.kind != "gone":
@@ -154,16 +160,16 @@ class Leg:
 
     async def _outcome(self) -> Outcome:
         if self.history is None and not await self._turn_comes():
-            return self.requests.letting_go or self._cancelled(confirmed=True)
+            return self.requests.stop_as or self._cancelled(confirmed=True)
         self.phase = Phase.PREPARING
         stream = asyncio.create_task(self._stream())
         try:
             async with asyncio.timeout(self._time_left_s()):
                 if not await self._unless_stopped(stream):
-                    return self.requests.letting_go or await self._cancel(stream)
+                    return self.requests.stop_as or await self._cancel(stream)
                 outcome = stream.result()
                 if outcome.kind == "lost" and self.requests.cancelled is not None:
-                    return await self._cancel(stream)  # closing the connection was asked for
+                    return await self._cancel(stream)  # the stream broke since it was cancelled
                 return outcome
         except TimeoutError:
             await stop(stream)
@@ -174,7 +180,7 @@ class Leg:
             await stop(stream)
 
     async def _turn_comes(self) -> bool:
-        """Wait until earlier legs have ended; False when the leg is to stop before that."""
+        """Wait until earlier legs have ended; False when the leg is asked to stop before that."""
         turn = asyncio.ensure_future(self.steps.turn())
         if await self._unless_stopped(turn):
             turn.result()
@@ -183,7 +189,7 @@ class Leg:
         return False
 
     async def _unless_stopped(self, task: asyncio.Future[Any]) -> bool:
-        """Wait for the task; False when somebody asked the leg to stop before it was done."""
+        """Wait for the task; False when the leg is asked to stop before the task is done."""
         waiter = asyncio.create_task(self.requests.wait())
         try:
             await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
@@ -227,12 +233,16 @@ class Leg:
         except (httpx.HTTPError, TimeoutError) as error:
             log.warning("run %s: the upstream did not take the cancel: %r", self.run_id, error)
             return False
+        except Exception:
+            # Without this, an adapter that fails here would turn a cancelled run into a failed one.
+            log.exception("run %s: the adapter could not cancel", self.run_id)
+            return False
 
     # The upstream
 
     async def _stream(self) -> Outcome:
         if self.is_queued:
-            # Another connector may have taken the leg for abandoned, and called.
+            # Another connector may have taken the leg over while it waited, and called.
             await self._claim()
         prepared = await self._prepare()
         if isinstance(prepared, Outcome):
@@ -434,3 +444,16 @@ class Leg:
         """
         if time.monotonic() - self._written_at > FRESH_S and not await self.writer.holds():
             raise FenceConflict(f"run {self.run_id} was taken over")
+
+
+def outlives_us(upstream: Upstream, seen: Attachment, run_id: str) -> bool:
+    """Whether the upstream's run goes on without this connection, and can be continued elsewhere.
+
+    An adapter that fails here answers no. Without this, one leg would keep all legs of a stopping
+    connector from being handed over.
+    """
+    try:
+        return upstream.outlives_us(seen)
+    except Exception:
+        log.exception("run %s: the adapter cannot tell whether the run outlives us", run_id)
+        return False

@@ -1,8 +1,11 @@
-"""Commands to open a leg, with all that it takes to carry them out, now or by a successor."""
+"""Orders: commands to open a leg, with what it takes to carry them out.
+
+An order is a leg's record with its command parsed. The connector that takes a leg over reads the
+same order from the record of the leg's earlier holder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import httpx
@@ -13,22 +16,18 @@ from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand, Tur
 from penstock.bus.subjects import session_key
 from penstock.bus.write import objects
 from penstock.settings import AgentConfig
-from penstock_connector.state.claims import patiently
 from penstock_connector.state.decided import Decisions
-from penstock_connector.state.leg_note import Held
+from penstock_connector.state.leg_record import LegRecord
+from penstock_connector.state.retries import with_retries
 from penstock_connector.upstreams.base import Call, Upstream
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A leg to be opened. `prepare` makes its request, and again the same.
+    """A leg to be opened. `thread_id` is what the server calls the session, once it is known."""
 
-    It is given what the server calls the session, which is in `thread_id` once that is known.
-    """
-
-    held: Held
+    record: LegRecord
     command: StartCommand | ContinueCommand
-    prepare: Callable[[Upstream, AgentConfig, str], Awaitable[Call]]
     thread_id: str = ""
 
     @property
@@ -38,86 +37,104 @@ class Order:
 
     @property
     def leg(self) -> int:
-        """Its number: 1 for a start."""
-        return self.held.leg
+        """The number of the leg: 1 for a start."""
+        return self.record.leg
 
     @property
     def approval_id(self) -> str | None:
-        """The decision that it sends, if it does."""
-        return self.held.approval_id
+        """The decision that the leg sends; None for a start."""
+        return self.record.approval_id
 
     @property
     def session(self) -> str:
-        """The key of its session."""
+        """The key of the leg's session in KV `sessions`."""
         command = self.command
         return session_key(command.user_id, command.agent, command.session_id)
 
     def after(self, sequence: int) -> Order:
-        """The same, to be opened after that sequence of RAW: what is noted says where to look."""
-        return replace(self, held=replace(self.held, after=sequence))
+        """The same order, whose `open` follows that sequence of RAW."""
+        return replace(self, record=replace(self.record, after=sequence))
 
     def named(self, thread_id: str) -> Order:
-        """The same, in a session that the server calls so."""
+        """The same order, in a session that the server calls `thread_id`."""
         return replace(self, thread_id=thread_id)
 
     def turn(self, pod: str) -> Turn:
-        """Its place in the session's queue, when that connector holds it."""
-        return Turn(run_id=self.run_id, leg=self.leg, pod=pod, sequence=self.held.sequence)
+        """The place in the session's queue when that connector holds the leg."""
+        return Turn(run_id=self.run_id, leg=self.leg, pod=pod, sequence=self.record.sequence)
 
 
 class Orders:
-    """Reads commands, and what was noted of them."""
+    """Reads orders, and makes their requests."""
 
     def __init__(self, bus: Bus, client: httpx.AsyncClient) -> None:
         self._bus = bus
         self._client = client
         self.decisions = Decisions(bus)
 
-    async def start(self, stored: Stored) -> Order:
-        """Of a start command as it stands in its stream. Raises ValidationError, BusError."""
-        return await self.again(Held(1, stored.sequence, "start", stored.payload))
+    async def of_start(self, stored: Stored) -> Order:
+        """The order of a start command.
 
-    async def resume(self, stored: Stored) -> Order:
-        """Of a continue command. Raises as `start`."""
-        return await self.again(Held(0, stored.sequence, "continue", stored.payload))
+        Raises:
+            ValidationError: the command is malformed.
+            BusError: the bus is away.
+            ObjectGone: the command's content has aged out of the object store.
+        """
+        return await self.of_record(LegRecord(1, stored.sequence, "start", stored.payload))
 
-    async def again(self, held: Held) -> Order:
-        """Of a leg that another connector has held. Raises as `start`."""
-        payload = await objects.unwrap(self._bus, held.command)
-        if held.kind == "start":
-            return self._start(held, StartCommand.model_validate_json(payload))
-        return self._resume(held, ContinueCommand.model_validate_json(payload))
+    async def of_continue(self, stored: Stored) -> Order:
+        """The order of a continue command. Raises as `of_start` does."""
+        return await self.of_record(LegRecord(0, stored.sequence, "continue", stored.payload))
+
+    async def of_record(self, record: LegRecord) -> Order:
+        """The order of a leg that another connector has held. Raises as `of_start` does."""
+        payload = await objects.unwrap(self._bus, record.command)
+        if record.kind == "start":
+            return Order(record, StartCommand.model_validate_json(payload))
+        command = ContinueCommand.model_validate_json(payload)
+        complete = replace(record, leg=command.leg, approval_id=command.approval_id)
+        return Order(complete, command)
 
     async def pause(self, command: ContinueCommand) -> PauseRecord:
-        """What the command decides about. Raises LookupError when nothing is kept of it."""
+        """The pause that the command's decision is about.
+
+        Raises:
+            LookupError: the pause's record is lost, or belongs to another approval.
+            BusError: the bus is away.
+        """
         entry = await self._bus.bucket("pauses").get(command.run_id)
         if entry is not None and entry.value is not None:
-            kept = await objects.unwrap(self._bus, entry.value)
-            pause = PauseRecord.model_validate_json(kept)
+            value = await objects.unwrap(self._bus, entry.value)
+            pause = PauseRecord.model_validate_json(value)
             if pause.approval_id == command.approval_id:
                 return pause
-        raise LookupError(f"nothing is kept of the pause for approval {command.approval_id}")
+        raise LookupError(f"the record of the pause for approval {command.approval_id} is lost")
 
-    def _start(self, held: Held, command: StartCommand) -> Order:
-        async def prepare(upstream: Upstream, agent: AgentConfig, thread_id: str) -> Call:
-            start = accepted(agent, command).model_copy(update={"session_id": thread_id})
+    async def request(self, order: Order, upstream: Upstream, agent: AgentConfig) -> Call:
+        """The request that opens the leg; the same one for each connector that asks.
+
+        Raises:
+            NotAccepted: the start passes something that the agent's server may not be passed.
+            NotDecided: the continue has no decision that says the same.
+            LookupError: the pause's record is lost.
+            Refused, httpx.HTTPError: the server refused a request that had to come before.
+        """
+        command = order.command
+        if isinstance(command, StartCommand):
+            start = accepted(agent, command).model_copy(update={"session_id": order.thread_id})
             return await upstream.start(self._client, agent, start)
-
-        return Order(held, command, prepare)
-
-    def _resume(self, held: Held, command: ContinueCommand) -> Order:
-        async def prepare(upstream: Upstream, agent: AgentConfig, thread_id: str) -> Call:
-            decided = await patiently(lambda: self.decisions.confirmed(command))
-            pause = await patiently(lambda: self.pause(decided))
-            going_on = decided.model_copy(update={"session_id": thread_id})
-            return await upstream.resume(self._client, agent, going_on, pause)
-
-        noted = replace(held, leg=command.leg, approval_id=command.approval_id)
-        return Order(noted, command, prepare)
+        decided = await with_retries(lambda: self.decisions.confirmed(command))
+        pause = await with_retries(lambda: self.pause(decided))
+        resume = decided.model_copy(update={"session_id": order.thread_id})
+        return await upstream.resume(self._client, agent, resume, pause)
 
 
 def accepted(agent: AgentConfig, command: StartCommand) -> StartCommand:
-    """The start with nothing but what the agent's server may be passed. Raises NotAccepted."""
+    """The start with nothing but what the agent's server may be passed.
+
+    Raises:
+        NotAccepted: the start passes something else.
+    """
     if command.body is not None:
         starts.check_body(agent.protocol, agent.accepts, command.body)
     given = starts.accepted_input(agent.protocol, agent.accepts, command.input)

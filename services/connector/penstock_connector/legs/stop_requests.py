@@ -1,4 +1,4 @@
-"""What others ask of a leg that runs: to cancel it, to release it, or to abandon it."""
+"""Requests to a leg that runs: to cancel it, to release it, or to abandon it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock_connector.legs.outcome import RELEASED, Outcome, lost
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Who cancelled the run, and why, as the events say it."""
+    """The caller who cancelled the run, and the reason, as the events give them."""
 
     by: str
     reason: str
@@ -23,14 +23,14 @@ class Cancelled:
 
 @dataclass(slots=True)
 class StopRequests:
-    """Requests may come at any time and more than once.
+    """Requests to stop a leg. They may come at any time and more than once.
 
-    A leg may be cancelled and let go of as well: the connector that goes on with it then cancels
-    it. Of a release and an abandonment the first one counts.
+    A leg may be both cancelled and released. The connector that goes on with the leg then cancels
+    it. Of a release and an abandonment, the first one counts.
     """
 
     cancelled: Cancelled | None = None
-    letting_go: Outcome | None = None
+    stop_as: Outcome | None = None  # the outcome of a released or abandoned leg
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def cancel(self, by: str, reason: str) -> None:
@@ -40,16 +40,16 @@ class StopRequests:
 
     def release(self) -> None:
         """Close the connection and write nothing: another connector is about to take the leg."""
-        self._let_go(RELEASED)
+        self._stop(RELEASED)
 
     def abandon(self, error: str) -> None:
         """Close the connection, and write that the upstream is lost."""
-        self._let_go(lost("upstream_lost", error))
+        self._stop(lost("upstream_lost", error))
 
     async def wait(self) -> None:
         """Return at the first request."""
         await self._asked.wait()
 
-    def _let_go(self, how: Outcome) -> None:
-        self.letting_go = self.letting_go or how
+    def _stop(self, how: Outcome) -> None:
+        self.stop_as = self.stop_as or how
         self._asked.set()

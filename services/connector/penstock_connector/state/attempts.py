@@ -1,11 +1,11 @@
-"""Tells a command that kills connectors from one whose connectors died of something else.
+"""Tells a command that kills connectors from one whose connectors ended for other reasons.
 
 The server counts how often it has delivered a command. When connectors are killed again and again,
-a sound command is delivered many times and never finished: its deliveries say nothing about it. So
-from a number of deliveries on, a connector writes down each attempt before it begins, and deletes
-the record as soon as it has survived the attempt, whatever came of it. Time that a command only
-waits, for a leg or for its next attempt, is no part of an attempt. Attempts in a row that no
-connector has survived are the command's own doing.
+a sound command is delivered many times and never finished, so the count says nothing about the
+command. Therefore, from a number of deliveries on, a connector records each attempt before it
+begins, and deletes the record when it has survived the attempt, whatever the result. Time that a
+command only waits, for a leg or for its next attempt, is no part of an attempt. When several
+attempts in a row were not survived, the command is the reason.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from contextlib import asynccontextmanager
 from penstock.bus import Bus, NeverFinished, Stored
 from penstock.bus.subjects import run_id_of
 
-UNCOUNTED = 10  # deliveries before attempts are written down: nearly every command needs one
+UNCOUNTED = 10  # deliveries before attempts are recorded: nearly every command needs one
 MAX_UNSURVIVED = 5
 
 
 class Attempts:
-    """How many attempts in a row nobody survived: KV `claims`.
+    """How many attempts in a row no connector survived: KV `claims`.
 
     The key is `attempts.<run>.<stream sequence>.<step>`. Each step of a command has a count of its
-    own, since whoever survives the first one may die of the second.
+    own, since a connector that survives the first step may end in the second.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -32,12 +32,14 @@ class Attempts:
 
     @asynccontextmanager
     async def at(self, step: str, stored: Stored) -> AsyncIterator[None]:
-        """Within, the command may kill this connector.
+        """Within the context, the command may end this process.
 
-        Written down for a command that was delivered often, or was before (`delivered` is 0 where
-        it is read from the stream, and tells nothing).
+        The attempt is recorded for a command that was delivered more than 10 times, or that has a
+        record. (`delivered` is 0 where the command was read from the stream, not delivered.)
 
-        Raises NeverFinished when too many connectors did not survive it; BusError.
+        Raises:
+            NeverFinished: five connectors in a row did not survive this step.
+            BusError: the record cannot be read or written.
         """
         if 0 < stored.delivered <= UNCOUNTED:
             yield
@@ -50,6 +52,7 @@ class Attempts:
         unsurvived = int(entry.value) if entry is not None else 0
         if unsurvived >= MAX_UNSURVIVED:
             raise NeverFinished(stored.delivered - 1)
+        # Without this write before the attempt, a command that ends the process leaves no trace.
         await self._bucket.put(key, str(unsurvived + 1).encode())
         try:
             yield

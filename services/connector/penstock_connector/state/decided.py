@@ -1,7 +1,7 @@
-"""What was decided, as the approvals service has written it down: KV `approvals`, from the leader.
+"""Decisions as the approvals service has recorded them: KV `approvals`, read from the leader.
 
-A continue command is only a reminder. What goes upstream is made of the record, which is written
-before the command is, and only if the command says exactly the same.
+A continue command is only a reminder. The request to the server is made of the record, which is
+written before the command, and only if the command says exactly the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.bus.write import objects
 
 
 class NotDecided(Exception):
-    """A continue command that no decision stands behind. The text names what differs."""
+    """A continue command without a decision that says the same. The text names what differs."""
 
 
 class Decisions:
@@ -22,9 +22,12 @@ class Decisions:
         self._bus = bus
 
     async def confirmed(self, command: ContinueCommand) -> ContinueCommand:
-        """The command as the decision's record makes it.
+        """The command, made of the decision's record.
 
-        Raises NotDecided; BusError, ObjectGone.
+        Raises:
+            NotDecided: there is no decision, or the command differs from it.
+            BusError: the record cannot be read.
+            ObjectGone: the record's content has aged out of the object store.
         """
         record = await self._record(command.approval_id)
         if record is None:
@@ -35,7 +38,7 @@ class Decisions:
                 f"approval {command.approval_id} is {record.status}, so nothing is sent"
             )
         ours, theirs = decided.model_dump(), command.model_dump()
-        # fields that a later version has added are its own affair
+        # fields that a later release has added are not compared
         if differing := sorted(name for name in ours if ours[name] != theirs[name]):
             raise NotDecided(
                 f"approval {command.approval_id} was decided otherwise: "
@@ -44,7 +47,7 @@ class Decisions:
         return decided
 
     async def command(self, approval_id: str) -> ContinueCommand | None:
-        """The command that a decision brings; None when there is no decision."""
+        """The command that follows from a decision; None when there is no decision."""
         record = await self._record(approval_id)
         return record.going_on() if record is not None else None
 

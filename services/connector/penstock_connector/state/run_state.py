@@ -1,4 +1,4 @@
-"""A run as RAW and the records tell of it, and how it is ended by somebody who does not hold it."""
+"""What RAW and the run's record say of a run, and how a connector without its leg ends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLOSED = frozenset({"end", "lost", "event"})
 
 
 class Runs:
-    """What is known of runs, and the fenced last word on one."""
+    """Reads runs, and ends them with fenced writes. All methods raise BusError."""
 
     def __init__(self, bus: Bus, pod: str) -> None:
         self._bus = bus
@@ -32,17 +32,17 @@ class Runs:
         self._connections = 0
 
     def writer(self, run_id: str, last: Stored | None = None) -> RawWriter:
-        """A writer that goes on after `last`; a run that anybody else moves refuses it."""
+        """A writer whose first frame follows `last`. The fence refuses it if another frame does."""
         self._connections += 1
         connection = f"{self._pod}/{self._connections}"
         return RawWriter(self._bus, run_id, WRITER, connection, last.sequence if last else 0)
 
     async def end(self, run_id: str, last: Stored, kind: str, facts: dict[str, Any]) -> None:
-        """Write the last word after `last`, unless somebody was first."""
+        """End the run with a frame after `last`, unless another connector writes first."""
         try:
             await self.writer(run_id, last).write(kind, orjson.dumps(facts), leg=leg_of(last))
         except FenceConflict:
-            log.info("run %s: somebody else ended it first", run_id)
+            log.info("run %s: another connector ended it first", run_id)
 
     async def tail(self, run_id: str) -> Stored | None:
         """The last source frame of the upstream's writer."""
@@ -51,7 +51,7 @@ class Runs:
     async def frames(self, run_id: str, after: int, last: Stored) -> AsyncIterator[Stored]:
         """The source frames of the upstream's writer after that sequence of RAW, up to `last`.
 
-        No clock says where to begin: the server finds a run's first frame by its subject.
+        The server finds a run's frames by their subject, so no clock decides where to begin.
         """
         read_to = after
         while read_to < last.sequence:
@@ -61,7 +61,7 @@ class Runs:
                     read_to = stored.sequence
                     yield stored
             if read_to == before:
-                await asyncio.sleep(LAG_S)  # a replica answered that is behind
+                await asyncio.sleep(LAG_S)  # a replica that lags has answered
 
     async def stored_at(self, sequence: int) -> str:
         """When the server stored that frame of RAW, RFC 3339; empty when it has aged."""
@@ -76,15 +76,15 @@ class Runs:
         return RunRecord.model_validate_json(entry.value)
 
     async def has_ended(self, run_id: str) -> bool:
-        """Whether its last event was terminal; the record follows the event at once."""
+        """Whether the run's last event was terminal. The record follows the event at once."""
         record = await self.record(run_id)
         return record is not None and record.status in ENDED
 
     async def cancel_of(self, run_id: str) -> CancelCommand | None:
-        """Why nobody is to go on with its open leg; None when somebody is.
+        """Why no connector may go on with the run's open leg; None when one may.
 
-        A cancel stands among the commands until the leg has ended. A run may have ended without
-        its leg, too: the edge cancels it by a frame of its own when nobody does so in time.
+        A cancel stays in COMMANDS until the leg has ended. A run may also have ended before its
+        leg: the edge cancels a run by a frame of its own when no connector does so in time.
         """
         stored = await self._bus.tail(COMMANDS, command("connector", "cancel", run_id))
         if stored is not None:
@@ -93,18 +93,18 @@ class Runs:
             return CancelCommand(run_id=run_id, by="penstock", reason="the run had ended")
         return None
 
-    async def cancel_between_legs(self, run_id: str, told: dict[str, str]) -> None:
-        """End a run that nobody holds a connection of."""
+    async def cancel_between_legs(self, run_id: str, facts: dict[str, str]) -> None:
+        """Cancel a run whose last leg has ended. `facts`: `by` and `reason` of the event."""
         if await self.has_ended(run_id):
             return
         last = await self.tail(run_id)
         if last is not None and kind_of(last) in CLOSED:
-            last_word = ending("lifecycle.cancelled", **told, confirmed=True)
-            await self.end(run_id, last, "event", last_word)
+            cancelled = ending("lifecycle.cancelled", **facts, confirmed=True)
+            await self.end(run_id, last, "event", cancelled)
 
 
 def ending(type_: str, **data: Any) -> dict[str, Any]:
-    """A terminal event that is no upstream's."""
+    """The payload of an `event` frame: a terminal event that no upstream has sent."""
     return {"type": type_, "data": data}
 
 
@@ -114,7 +114,7 @@ def leg_of(stored: Stored) -> int:
 
 
 def kind_of(stored: Stored) -> str:
-    """The kind of a source frame; of a part, that of the whole."""
+    """The kind of a source frame; for a part, the kind of the whole frame."""
     return stored.headers.get(messages.WHOLE) or stored.headers[messages.KIND]
 
 

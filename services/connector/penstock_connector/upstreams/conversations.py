@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 from penstock.bus import Bus, ObjectGone
 from penstock.bus.write import objects
 from penstock.dialects.agui.decode.transcript import merged
-from penstock_connector.state.claims import patiently
+from penstock_connector.state.retries import with_retries
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Threads:
             return await objects.unwrap(self._bus, entry.value) if entry else None
 
         try:
-            return await patiently(read)
+            return await with_retries(read)
         except ObjectGone as error:
             log.warning("%s is forgotten: %s", key, error)
             return None
@@ -75,7 +75,7 @@ class Threads:
         async def write() -> None:
             await self._bucket.put(key, await objects.wrap(self._bus, key, value))
 
-        await patiently(write)
+        await with_retries(write)
 
 
 def newest(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

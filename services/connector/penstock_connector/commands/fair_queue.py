@@ -1,8 +1,8 @@
-"""Whose start is next, when legs are scarce: users take turns.
+"""A fair queue of starts: while legs are scarce, users take turns.
 
-Starts are fetched beyond the room that there is, and wait here, so that one of another user can be
-seen behind many of the first. The next leg goes to the user with the fewest legs here; of several,
-to the one who was served the longest ago. A user's own starts keep the order of the queue.
+A connector fetches more starts than it has legs for, and they wait here. So a start of another user
+is seen behind many starts of the first. The next leg goes to the user with the fewest legs here; of
+several such users, to the one who got a leg the longest ago. A user's own starts keep their order.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from penstock.bus import Retry
 from penstock.telemetry import STARTS_WAITING
 
-LOOK_S = 0.05  # how soon it is seen that a leg has ended
+LOOK_S = 0.05  # between two looks which legs have ended
 
 
 def next_user(
     waiting: Mapping[str, int], legs: Mapping[str, int], served: Mapping[str, int]
 ) -> str | None:
-    """The user whose start is next; None when nobody waits.
+    """The user whose start is next; None when no start waits. Pure.
 
-    `waiting`: the users with the stream sequence of the first start of each; `legs`: how many each
-    has; `served`: a number that rises with each start that had its turn, of the user's last one.
+    `waiting`: the stream sequence of each user's first start. `legs`: how many legs each user has.
+    `served`: a number per user that rises with each turn; that of the user's last turn.
     """
     return min(
         waiting,
@@ -44,10 +44,10 @@ class _Waiting:
     granted: asyncio.Future[None] = field(compare=False)
 
 
-class Turns:
-    """Lets starts go on, as many as there is room for and no more than `at_once` side by side.
+class FairQueue:
+    """Lets as many starts go on as there is room for, at most `at_once` side by side.
 
-    `room`: how many legs more may be held; `is_held`: whether the leg of a run is held now.
+    `room`: how many more legs may be held. `is_held`: whether the leg of a run is held now.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Turns:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many wait."""
+        """How many starts wait."""
         return sum(map(len, self._waiting.values()))
 
     @property
@@ -76,10 +76,11 @@ class Turns:
         return not self._waiting and min(self._room(), self._at_once) > self._opening.total()
 
     @asynccontextmanager
-    async def of(self, user_id: str, run_id: str, sequence: int) -> AsyncIterator[None]:
-        """Wait for a turn; within, the leg is opened. Raises Retry once nothing is taken any more.
+    async def turn(self, user_id: str, run_id: str, sequence: int) -> AsyncIterator[None]:
+        """Wait for a turn. Within the context the leg is opened. `sequence`: of the start command.
 
-        `sequence`: of the command in its stream.
+        Raises:
+            Retry: the connector stops, and begins no more starts.
         """
         if self._closed:
             raise Retry(1)
@@ -95,7 +96,7 @@ class Turns:
             self._opened(run_id)
 
     def close(self) -> None:
-        """Send away all that wait, and whoever comes."""
+        """Refuse all starts that wait, and those that come later."""
         self._closed = True
         for heap in self._waiting.values():
             for each in heap:
@@ -113,13 +114,15 @@ class Turns:
         except asyncio.CancelledError:
             self._drop(user_id, mine)
             if mine.granted.done() and not mine.granted.cancelled():
-                self._opened(mine.run_id)  # its turn had come at this very moment
+                self._opened(
+                    mine.run_id
+                )  # the turn was granted and the start cancelled at the same moment
             raise
         finally:
             self._tell()
 
     async def _look(self) -> None:
-        """While somebody waits: see which legs have ended."""
+        """Look which legs have ended, while a start waits."""
         try:
             while self._waiting:
                 await asyncio.sleep(LOOK_S)
@@ -129,7 +132,7 @@ class Turns:
             self._looking = None
 
     def _opened(self, run_id: str) -> None:
-        """Its leg is held, or it has none."""
+        """Let the next start go on: this one's leg is held, or was not opened."""
         self._opening[run_id] -= 1
         if not self._opening[run_id]:
             del self._opening[run_id]

@@ -1,0 +1,144 @@
+"""Runs that no command moves any more: those of dead letters, and those the watchdog finds."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from pydantic import ValidationError
+
+from penstock.bus import BusError, ObjectGone, Retry, Stored
+from penstock.bus.records import ContinueCommand
+from penstock.bus.streams import COMMANDS
+from penstock.bus.subjects import command as command_subject
+from penstock.bus.subjects import run_id_of
+from penstock_connector.commands.continue_ import Continues
+from penstock_connector.commands.shared import Context
+from penstock_connector.state.decided import NotDecided
+from penstock_connector.state.run_state import CLOSED, ending, kind_of
+from penstock_connector.succession.watchdog import Stuck
+
+log = logging.getLogger(__name__)
+
+_NEVER_STARTED: Final = ending(
+    "lifecycle.failed",
+    code="internal",
+    error="the command to start the run was lost before a connector had it; the agent's server "
+    "was not called: start the run again",
+    retryable=True,
+)
+_NEVER_SENT: Final = ending(
+    "lifecycle.failed",
+    code="internal",
+    error="the decision was taken, and was lost on its way to the agent's server; it was not "
+    "sent: start the run again",
+    retryable=True,
+)
+
+
+class DeadLetters:
+    """Ends runs whose command is a dead letter. All methods raise BusError."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def ends_its_run(self, stored: Stored) -> bool:
+        """Whether the run has no other end. A continue without a decision changes nothing."""
+        if ".continue." not in stored.subject:
+            return ".start." in stored.subject
+        orders, run_id = self._context.orders, run_id_of(stored.subject)
+        try:
+            order = await orders.of_continue(stored)
+            assert isinstance(order.command, ContinueCommand)
+            await orders.decisions.confirmed(order.command)
+        except NotDecided:
+            return False
+        except (ValidationError, ObjectGone):
+            return await orders.decisions.is_taken(run_id)
+        return order.run_id == run_id
+
+    async def end_run(self, run_id: str, error: Exception) -> None:
+        """End the run as failed, unless it has ended or a connector holds it."""
+        failed = ending(
+            "lifecycle.failed", code="internal", error=f"the command cannot be carried out: {error}"
+        )
+        runs, takeover = self._context.stores.runs, self._context.takeover
+        last = await runs.tail(run_id)
+        if last is None:
+            await self._context.open_and_end(run_id, failed)
+        elif not await runs.has_ended(run_id) and not await takeover.is_held(run_id, last):
+            await runs.end(run_id, last, "event", failed)
+
+
+class AbandonedRuns:
+    """What the watchdog does about a run that nothing else moves. See `succession/watchdog.py`.
+
+    All methods raise BusError, and Retry where another connector is at work.
+    """
+
+    def __init__(self, context: Context, continues: Continues) -> None:
+        self._context = context
+        self._stores = context.stores
+        self._continues = continues
+
+    async def take_over(self, run_id: str, last: Stored) -> None:
+        """Go on with an open leg whose connector is dead, or end it."""
+        with self._context.registry.exclusively(run_id):
+            await self._context.takeover.take_over_unless_held(run_id, last)
+
+    async def send(self, run_id: str, approval_id: str) -> None:
+        """Send a decision whose command was lost, as its record says; else end the run.
+
+        The claim in KV `sent` guards this as it guards a command. If the command still comes, or
+        another connector does the same, the decision goes upstream once.
+        """
+        sent = await self._stores.sendings.read(approval_id)
+        command = await self._context.orders.decisions.command(approval_id)
+        if command is not None and (sent is None or sent.state == "claimed"):
+            # the leg's place in the session's queue is behind all that are in the queue
+            state = (await self._context.bus.api(f"STREAM.INFO.{COMMANDS}"))["state"]
+            subject = command_subject("connector", "continue", run_id)
+            stored = Stored(subject, int(state["last_seq"]), {}, command.dump())
+            try:
+                await self._continues.carry_out(stored)
+                return
+            except (BusError, Retry):
+                raise
+            except Exception:
+                log.exception("run %s: its decision cannot be sent, so the run ends", run_id)
+        await self.end(run_id, Stuck.NEVER_SENT, approval_id)
+
+    async def end(self, run_id: str, stuck: Stuck, approval_id: str | None) -> None:
+        """End a run whose start, or whose decision, was lost on its way.
+
+        The claim by which a command would begin is taken first. Without it, a command that still
+        comes would begin a run that has ended.
+        """
+        with self._context.registry.exclusively(run_id):
+            if stuck is Stuck.NEVER_STARTED:
+                await self._claim_start(run_id)
+                await self._context.open_and_end(run_id, _NEVER_STARTED)
+                return
+            assert approval_id is not None
+            await self._claim_sending(approval_id)
+            await self._stores.sendings.record(approval_id, "refused")
+            last = await self._stores.runs.tail(run_id)
+            if last is not None and kind_of(last) in CLOSED:
+                await self._stores.runs.end(run_id, last, "event", _NEVER_SENT)
+
+    async def _claim_start(self, run_id: str) -> None:
+        claims = self._stores.claims
+        claim = await claims.claim(run_id, "cancelled")
+        is_of_another = claim is not None and claim.state != "cancelled"
+        if is_of_another and not await claims.take_over(run_id, "cancelled"):
+            raise Retry(0.5)
+
+    async def _claim_sending(self, approval_id: str) -> None:
+        sendings = self._stores.sendings
+        sending = await sendings.claim(approval_id)
+        if sending is None or sending.sent.state != "claimed":
+            return
+        if await self._stores.connectors.lives(sending.sent.pod):
+            raise Retry(0.5)
+        if not await sendings.take_over(approval_id, sending.revision):
+            raise Retry(0.5)

@@ -1,0 +1,175 @@
+"""`command.connector.cancel.<run>`: any connector takes it, and asks the run's holder to cancel.
+
+The command is finished when the leg has ended, and not before. The holder may end right after it
+has accepted the cancel; then the command is delivered again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from penstock.bus import BusUnavailable, OutcomeUnknown, Retry, Stored
+from penstock.bus.records import CancelCommand
+from penstock.bus.subjects import control
+from penstock_connector.commands.shared import Context
+from penstock_connector.state.run_state import CLOSED, ending, holder_of, kind_of
+from penstock_connector.succession.takeover import DIED
+
+log = logging.getLogger(__name__)
+
+CONTROL_TIMEOUT_S: Final = 2.0
+ENDING_S: Final = 1.0  # between two looks whether a cancelled leg has ended
+
+
+class Reply(Enum):
+    """The answer of the run's holder to the request `control.<run>`."""
+
+    ACCEPTED = "accepted"
+    NO_ANSWER = "no_answer"  # the holder did not answer in time; it may be suspended
+    NO_HOLDER = "no_holder"  # no connector listens for the run
+
+
+class Decision(Enum):
+    """What is to be done with a cancel command."""
+
+    WAIT_FOR_END = "wait_for_end"  # the holder ends the leg
+    WAIT = "wait"  # the holder does not answer, or does not listen yet
+    END_UNSTARTED = "end_unstarted"  # the run has no `open`, so its start is claimed and it ends
+    CANCEL_BETWEEN_LEGS = "cancel_between_legs"  # the run waits for a decision, or is over
+    END_UNCALLED = "end_uncalled"  # a connector that cancelled the start ended after its `open`
+    TAKE_OVER = "take_over"  # the leg's holder is dead: the leg is taken over and cancelled
+    NOTHING = "nothing"  # the run has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was read about a run that is to be cancelled."""
+
+    reply: Reply
+    last: Stored | None = None  # the run's last source frame
+    has_ended: bool = False
+    start_is_cancelled: bool = False  # the claim of its start says so
+    is_held: bool = False  # the connector that wrote `last` lives
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a leg of the run is open."""
+        return self.last is not None and kind_of(self.last) not in CLOSED
+
+
+def decide(seen: Seen) -> Decision:
+    """What is to be done, by what was read. Pure."""
+    if seen.reply is Reply.ACCEPTED:
+        return Decision.WAIT_FOR_END
+    if seen.reply is Reply.NO_ANSWER:
+        # while the holder is suspended, another connector may have ended the leg
+        is_over = seen.last is not None and not seen.is_open and seen.has_ended
+        return Decision.NOTHING if is_over else Decision.WAIT
+    if seen.last is None:
+        # a run without frames has ended if NATS has lost them, and it was ended for that
+        return Decision.NOTHING if seen.has_ended else Decision.END_UNSTARTED
+    if not seen.is_open:
+        return Decision.CANCEL_BETWEEN_LEGS
+    if seen.start_is_cancelled:
+        return Decision.END_UNCALLED
+    return Decision.WAIT if seen.is_held else Decision.TAKE_OVER
+
+
+class Cancels:
+    """Carries out cancel commands. Each is safe to be delivered again."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._stores = context.stores
+        self._actions: dict[Decision, Callable[[CancelCommand, Seen], Awaitable[None]]] = {
+            Decision.WAIT_FOR_END: self._wait_for_end,
+            Decision.WAIT: self._wait,
+            Decision.END_UNSTARTED: self._end_unstarted,
+            Decision.CANCEL_BETWEEN_LEGS: self._cancel_between_legs,
+            Decision.END_UNCALLED: self._end_uncalled,
+            Decision.TAKE_OVER: self._take_over,
+            Decision.NOTHING: self._nothing,
+        }
+
+    async def handle(self, stored: Stored) -> None:
+        """Carry the command out; returns when the run has ended.
+
+        Raises:
+            Retry: the run has not ended yet.
+            BusError: the bus is away.
+        """
+        async with self._context.attempts.at("cancel", stored):
+            command = CancelCommand.model_validate_json(stored.payload)
+            seen = await self._see(command)
+            await self._actions[decide(seen)](command, seen)
+
+    async def _see(self, command: CancelCommand) -> Seen:
+        run_id, runs = command.run_id, self._stores.runs
+        reply = await self._ask_holder(command)
+        if reply is Reply.ACCEPTED:
+            return Seen(reply)
+        seen = Seen(reply, last := await runs.tail(run_id))
+        if not seen.is_open:
+            return Seen(reply, last, await runs.has_ended(run_id))
+        if reply is Reply.NO_ANSWER or last is None:
+            return seen
+        claim = await self._stores.claims.read(run_id)
+        if claim is not None and claim.state == "cancelled":
+            return Seen(reply, last, start_is_cancelled=True)
+        return Seen(reply, last, is_held=await self._context.takeover.is_held(run_id, last))
+
+    async def _ask_holder(self, command: CancelCommand) -> Reply:
+        bus, subject = self._context.bus, control(command.run_id)
+        try:
+            await bus.request(subject, command.dump(), CONTROL_TIMEOUT_S)
+        except OutcomeUnknown:
+            return Reply.NO_ANSWER
+        except BusUnavailable:
+            return Reply.NO_HOLDER
+        return Reply.ACCEPTED
+
+    # The actions
+
+    async def _wait_for_end(self, command: CancelCommand, seen: Seen) -> None:
+        raise Retry(ENDING_S)
+
+    async def _wait(self, command: CancelCommand, seen: Seen) -> None:
+        raise Retry(0.5)
+
+    async def _end_unstarted(self, command: CancelCommand, seen: Seen) -> None:
+        claims, run_id = self._stores.claims, command.run_id
+        # The start is claimed first. Without this, a start command that comes later would begin a
+        # run that was cancelled.
+        claim = await claims.claim(run_id, "cancelled")
+        if claim is not None and claim.state != "cancelled":
+            if not await claims.take_over(run_id, "cancelled"):
+                raise Retry(0.5)
+            log.info("run %s: cancelled; its connector %s died", run_id, claim.pod)
+        event = ending("lifecycle.cancelled", **_facts(command), confirmed=True)
+        await self._context.open_and_end(run_id, event)
+
+    async def _cancel_between_legs(self, command: CancelCommand, seen: Seen) -> None:
+        await self._stores.runs.cancel_between_legs(command.run_id, _facts(command))
+
+    async def _end_uncalled(self, command: CancelCommand, seen: Seen) -> None:
+        assert seen.last is not None
+        facts = {"outcome": "cancelled", "confirmed": True, **_facts(command)}
+        await self._stores.runs.end(command.run_id, seen.last, "end", facts)
+
+    async def _take_over(self, command: CancelCommand, seen: Seen) -> None:
+        assert seen.last is not None
+        run_id, why = command.run_id, DIED.format(holder_of(seen.last))
+        with self._context.registry.exclusively(run_id):
+            await self._context.takeover.take_over(run_id, seen.last, why, command)
+        raise Retry(0.1)  # the leg has ended, or its new holder is about to end it
+
+    async def _nothing(self, command: CancelCommand, seen: Seen) -> None:
+        """The command needs no action."""
+
+
+def _facts(command: CancelCommand) -> dict[str, str]:
+    return {"by": command.by, "reason": command.reason}

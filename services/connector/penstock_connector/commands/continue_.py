@@ -1,0 +1,225 @@
+"""`command.connector.continue.<run>`: send a decision upstream, at most once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from penstock.bus import BusError, FenceConflict, Retry, Stored
+from penstock.bus.records import ContinueCommand
+from penstock_connector.commands.shared import HISTORY_LOST, Context
+from penstock_connector.legs.orders import Order
+from penstock_connector.state.connectors import Liveness
+from penstock_connector.state.run_state import kind_of, leg_of
+from penstock_connector.state.sendings import ClaimedSending
+
+log = logging.getLogger(__name__)
+
+
+class Decision(Enum):
+    """What is to be done with a continue command."""
+
+    SEND = "send"  # the claim of the sending is ours: open the leg
+    TAKE_OVER_SENDING = "take_over_sending"  # the claim is a dead connector's; nothing was sent
+    TAKE_OVER_LEG = "take_over_leg"  # the leg is open, or over: its holder may be dead
+    WAIT = "wait"  # another connector has the claim, and may still open the leg
+    NOTHING = "nothing"  # what became of the sending is recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was read about the sending of a decision."""
+
+    sending: ClaimedSending | None  # an earlier claim; None when our claim is the first
+    leg: int  # the number of the leg that sends the decision
+    last: Stored | None = None  # the run's last source frame
+    claimer: Liveness = Liveness.OURS
+
+
+def decide(seen: Seen) -> Decision:
+    """What is to be done, by what was read. Pure."""
+    if seen.sending is None:
+        return Decision.SEND
+    if seen.sending.sent.state != "claimed":
+        return Decision.NOTHING
+    if seen.last is not None and leg_of(seen.last) >= seen.leg:
+        return Decision.TAKE_OVER_LEG
+    return _WITHOUT_OPEN[seen.claimer]
+
+
+# The leg is not open, so nothing was sent. The fence refuses a claimer that was only silent.
+_WITHOUT_OPEN: Final = {
+    Liveness.OURS: Decision.SEND,
+    Liveness.ALIVE: Decision.WAIT,
+    Liveness.SILENT: Decision.TAKE_OVER_SENDING,
+    Liveness.DEAD: Decision.TAKE_OVER_SENDING,
+}
+
+
+class OpenDecision(Enum):
+    """What is to be done with a decision whose sending is claimed by this connector."""
+
+    OPEN = "open"
+    LOOK_AGAIN = "look_again"  # the leg is open although the sending was only claimed
+    END_AS_LOST = "end_as_lost"  # it may have been sent, and NATS has lost the frames of it
+    REFUSE = "refuse"  # the run has ended
+
+
+def decide_to_open(
+    last: Stored | None, leg: int, *, may_be_lost: bool, has_ended: bool
+) -> OpenDecision:
+    """Whether the leg is to be opened. `last` is the run's last source frame. Pure."""
+    if last is not None and leg_of(last) >= leg:
+        return OpenDecision.LOOK_AGAIN
+    if may_be_lost:
+        return OpenDecision.END_AS_LOST
+    if has_ended or (last is not None and kind_of(last) == "event"):
+        return OpenDecision.REFUSE
+    return OpenDecision.OPEN
+
+
+class Continues:
+    """Carries out continue commands. Each is safe to be delivered again."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._stores = context.stores
+        self._actions: dict[Decision, Callable[[Order, ContinueCommand, Seen], Awaitable[None]]] = {
+            Decision.SEND: self._send,
+            Decision.TAKE_OVER_SENDING: self._take_over_sending,
+            Decision.TAKE_OVER_LEG: self._take_over_leg,
+            Decision.WAIT: self._wait,
+            Decision.NOTHING: self._nothing,
+        }
+        self._opening: dict[
+            OpenDecision, Callable[[Order, ContinueCommand, Stored | None, bool], Awaitable[None]]
+        ] = {
+            OpenDecision.OPEN: self._open,
+            OpenDecision.LOOK_AGAIN: self._look_again,
+            OpenDecision.END_AS_LOST: self._end_as_lost,
+            OpenDecision.REFUSE: self._refuse,
+        }
+
+    async def handle(self, stored: Stored) -> None:
+        """Carry the command out; returns when the leg is open, or has no need to be.
+
+        Raises:
+            NotDecided: the command has no decision that says the same. The run goes on waiting.
+            Retry: another connector is at work, or the run has moved on.
+            BusError: the bus is away.
+        """
+        async with self._context.attempts.at("send", stored):
+            await self.carry_out(stored)
+
+    async def carry_out(self, stored: Stored) -> None:
+        """As `handle`, without a count of the attempts."""
+        order = await self._context.orders.of_continue(stored)
+        command = order.command
+        assert isinstance(command, ContinueCommand)
+        sendings = self._stores.sendings
+        with self._context.registry.exclusively(order.run_id):
+            sent = await sendings.read(command.approval_id)
+            if sent is not None and sent.state != "claimed":
+                return
+            # The decision is confirmed before its one sending is claimed. Without this order, a
+            # command without a decision would use the sending up.
+            command = await self._context.orders.decisions.confirmed(command)
+            # The claim comes before the reads. Without it, two connectors could both send.
+            sending = await sendings.claim(command.approval_id)
+            seen = await self._see(command, sending)
+            await self._actions[decide(seen)](order, command, seen)
+
+    async def _see(self, command: ContinueCommand, sending: ClaimedSending | None) -> Seen:
+        if sending is None or sending.sent.state != "claimed":
+            return Seen(sending, command.leg)
+        last = await self._stores.runs.tail(command.run_id)
+        claimer = await self._stores.connectors.liveness(sending.sent.pod)
+        return Seen(sending, command.leg, last, claimer)
+
+    # The actions
+
+    async def _send(self, order: Order, command: ContinueCommand, seen: Seen) -> None:
+        try:
+            await self._open_or_refuse(order, command, was_claimed=seen.sending is not None)
+        except (BusError, Retry):
+            raise
+        except Exception:
+            # Another connector may be able to send. Without this write it would wait for this one.
+            await self._stores.sendings.give_back(command.approval_id)
+            raise
+
+    async def _take_over_sending(self, order: Order, command: ContinueCommand, seen: Seen) -> None:
+        assert seen.sending is not None
+        revision = seen.sending.revision
+        if not await self._stores.sendings.take_over(command.approval_id, revision):
+            raise Retry(1)
+        await self._send(order, command, seen)
+
+    async def _take_over_leg(self, order: Order, command: ContinueCommand, seen: Seen) -> None:
+        assert seen.last is not None
+        takeover = self._context.takeover
+        await takeover.take_over_unless_held(command.run_id, seen.last)
+        await takeover.record_sending(order.record, command.run_id)
+
+    async def _wait(self, order: Order, command: ContinueCommand, seen: Seen) -> None:
+        raise Retry(1)
+
+    async def _nothing(self, order: Order, command: ContinueCommand, seen: Seen) -> None:
+        """The command needs no action."""
+
+    # The actions once the sending is ours
+
+    async def _open_or_refuse(
+        self, order: Order, command: ContinueCommand, *, was_claimed: bool
+    ) -> None:
+        run_id, runs = order.run_id, self._stores.runs
+        # The tail is read again: the sending may have been taken over since the first look, and its
+        # earlier claimer, which was only suspended, may have sent the decision meanwhile.
+        last = await runs.tail(run_id)
+        may_be_lost = has_ended = False
+        if last is None or leg_of(last) < command.leg:
+            may_be_lost = await self._context.may_be_lost(order, "KV_sent", was_claimed=was_claimed)
+            has_ended = not may_be_lost and await runs.has_ended(run_id)
+        decision = decide_to_open(last, command.leg, may_be_lost=may_be_lost, has_ended=has_ended)
+        await self._opening[decision](order, command, last, was_claimed)
+
+    async def _open(
+        self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
+    ) -> None:
+        await self._context.orders.pause(command)  # raises where the command has no pause
+        facts = {
+            "agent": command.agent,
+            "approval_id": command.approval_id,
+            "items": [item.model_dump() for item in command.items],
+        }
+        agent = self._context.config.agent(command.agent)
+        writer = self._stores.runs.writer(order.run_id, last)
+        try:
+            await self._context.opener.open(order, agent, writer, facts, is_taken_over=was_claimed)
+        except FenceConflict:
+            raise Retry(0.1) from None  # the run has moved on, so the next delivery reads it again
+
+    async def _look_again(
+        self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
+    ) -> None:
+        raise Retry(0.1)
+
+    async def _end_as_lost(
+        self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
+    ) -> None:
+        # The record comes first. Without this order, a crash in between would leave a sending that
+        # looks as if it were still to be done.
+        await self._stores.sendings.record(command.approval_id, "outcome_unknown")
+        if last is None:
+            await self._context.open_and_end(order.run_id, HISTORY_LOST)
+        else:
+            await self._stores.runs.end(order.run_id, last, "event", HISTORY_LOST)
+
+    async def _refuse(
+        self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
+    ) -> None:
+        log.info("run %s: it has ended, so the decision is not sent", command.run_id)
+        await self._stores.sendings.record(command.approval_id, "refused")

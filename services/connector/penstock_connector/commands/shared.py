@@ -1,0 +1,130 @@
+"""What the commands share: their dependencies, and runs that end without a call upstream."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import orjson
+
+from penstock.bus import Bus
+from penstock.bus.records import StartCommand
+from penstock.bus.streams import COMMANDS, RAW
+from penstock.bus.subjects import run_id_of
+from penstock.settings import AgentConfig, Config
+from penstock_connector.legs.opening import LegOpener
+from penstock_connector.legs.orders import Order, Orders
+from penstock_connector.legs.registry import LegRegistry
+from penstock_connector.state.attempts import Attempts
+from penstock_connector.state.run_state import ending
+from penstock_connector.state.stores import Stores
+from penstock_connector.succession.takeover import Takeover
+from penstock_connector.upstreams.agui import client_tools
+
+log = logging.getLogger(__name__)
+
+MAX_SHOWN_CHARACTERS: Final = 50_000  # of the message, in lifecycle.started: an `open` is one frame
+
+HISTORY_LOST: Final = ending(
+    "lifecycle.failed",
+    code="history_lost",
+    error="NATS has lost data (a power cut, or an older store that was put back): whether the "
+    "agent's server was called is not known, and it is not called again",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What every command works with."""
+
+    bus: Bus
+    config: Config
+    stores: Stores
+    orders: Orders
+    registry: LegRegistry
+    opener: LegOpener
+    takeover: Takeover
+    attempts: Attempts
+
+    async def open_and_end(self, run_id: str, event: dict[str, Any]) -> None:
+        """Write all source frames of a run whose upstream is never called: `open` and its end.
+
+        Raises:
+            FenceConflict: another connector has opened the run.
+            BusError: the bus is away.
+        """
+        record = await self.stores.runs.record(run_id)
+        if record is None:
+            log.warning("run %s: it has no record, so it is not ended", run_id)
+            return
+        writer = self.stores.runs.writer(run_id)
+        command = StartCommand.model_validate(
+            record.model_dump(include={"run_id", "agent", "session_id", "user_id", "message"})
+            | {"created_at": record.created_at}
+        )
+        facts = facts_of_open(command, self.config.agent(record.agent))
+        await writer.write("open", orjson.dumps(facts), leg=1)
+        await writer.write("event", orjson.dumps(event), leg=1)
+
+    async def may_be_lost(
+        self, order: Order, bucket: Literal["KV_claims", "KV_sent"], *, was_claimed: bool
+    ) -> bool:
+        """Whether the command may have been carried out, and RAW has lost the frames of it.
+
+        That is so when the command was stored before RAW lost data, and either an earlier connector
+        has claimed it, or the bucket of the claims has lost data as well. Then nobody knows whether
+        the server was called, and it is not called again.
+        """
+        continuity = self.bus.continuity
+        if not continuity.of(RAW):
+            return False
+        asked_at = await self._asked_at(order)
+        if asked_at is None:
+            return False
+        since = datetime.fromisoformat(asked_at)
+
+        def has_lost_data(stream: str) -> bool:
+            losses = continuity.of(stream)
+            return any(datetime.fromisoformat(loss.found_at) > since for loss in losses)
+
+        return has_lost_data(RAW) and (was_claimed or has_lost_data(bucket))
+
+    async def _asked_at(self, order: Order) -> str | None:
+        """When the command was stored; when that is lost, when its decision was taken."""
+        stored = await self.bus.at(COMMANDS, order.record.sequence)
+        if stored is not None and run_id_of(stored.subject) == order.run_id:
+            return stored.stored_at
+        if order.approval_id is None:
+            return None
+        return await self.orders.decisions.decided_at(order.approval_id)
+
+
+def facts_of_open(command: StartCommand, agent: AgentConfig | None) -> dict[str, Any]:
+    """The payload of the first leg's `open`: the run's facts, as the normalizer needs them."""
+    facts: dict[str, Any] = {
+        "agent": command.agent,
+        # without an agent no frame comes, and any decoder reads that
+        "protocol": agent.protocol if agent else "agno",
+        "kind": agent.kind if agent else "agent",
+        "session_id": command.session_id,
+        "user_id": command.user_id,
+        "message": command.message[:MAX_SHOWN_CHARACTERS],
+    }
+    if agent is not None and agent.name:
+        facts["agent_name"] = agent.name
+    if agent is not None:
+        facts["hosts"] = agent.hosts
+    if agent is not None and agent.drop:
+        facts["drop"] = agent.drop
+    if command.body is not None and agent is not None and agent.protocol == "adk":
+        # the client's wish holds for the legs that follow as well
+        facts["streaming"] = bool(orjson.loads(command.body).get("streaming", False))
+    if agent is not None and agent.protocol == "agui":
+        facts["client_tools"] = client_tools(agent, command)
+    if command.idempotency_key:
+        facts["idempotency_key"] = command.idempotency_key
+    if command.traceparent:
+        facts["traceparent"] = command.traceparent
+    return facts

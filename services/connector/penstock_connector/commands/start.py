@@ -1,0 +1,201 @@
+"""`command.connector.start.<run>`: open the first leg of a run.
+
+The `open` is in RAW before the upstream is called. A connector that finds a dead connector's claim
+knows by it: without an `open` nothing was sent and it may go on; with one, the upstream may have
+been called, and the leg is taken over instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from penstock.bus import BusError, Retry, Stored
+from penstock.bus.records import Claim, StartCommand
+from penstock_connector.commands.fair_queue import FairQueue
+from penstock_connector.commands.session_order import Earlier, SessionOrder
+from penstock_connector.commands.shared import HISTORY_LOST, Context, facts_of_open
+from penstock_connector.legs.orders import Order
+from penstock_connector.state.connectors import Liveness
+
+log = logging.getLogger(__name__)
+
+READ_AT_ONCE: Final = 64  # commands that are read side by side
+# An earlier start of the session that waits at another connector for so long is begun here, where
+# a leg is free, or in any case: that connector may hang.
+TAKE_UP_S, TAKE_UP_ANYWAY_S = 2.0, 30.0
+
+
+class Decision(Enum):
+    """What is to be done with a start command."""
+
+    OPEN = "open"  # the claim is new: open the leg
+    OPEN_AGAIN = "open_again"  # our own claim of an earlier delivery; the leg is not open
+    TAKE_OVER_CLAIM = "take_over_claim"  # the claim is a dead connector's; the leg is not open
+    TAKE_OVER_LEG = "take_over_leg"  # the leg is open, and its connector may be dead
+    WAIT = "wait"  # another connector has the claim, and may still open the leg
+    NOTHING = "nothing"  # the run was cancelled, or is held
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was read about the run of a start command."""
+
+    claim: Claim | None  # an earlier claim; None when our claim is the first
+    is_held_here: bool = False
+    last: Stored | None = None  # the run's last source frame
+    claimer: Liveness = Liveness.OURS
+
+
+def decide(seen: Seen) -> Decision:
+    """What is to be done, by what was read. Pure."""
+    if seen.claim is None:
+        return Decision.OPEN
+    if seen.claim.state == "cancelled" or seen.is_held_here:
+        return Decision.NOTHING
+    if seen.last is not None:
+        return _WITH_OPEN[seen.claimer]
+    return _WITHOUT_OPEN[seen.claimer]
+
+
+# The leg is open. While its claimer lives, it holds the leg, or has lost it to another connector.
+_WITH_OPEN: Final = {
+    Liveness.OURS: Decision.TAKE_OVER_LEG,
+    Liveness.ALIVE: Decision.NOTHING,
+    Liveness.SILENT: Decision.NOTHING,
+    Liveness.DEAD: Decision.TAKE_OVER_LEG,
+}
+# The leg is not open. The command is kept while the claimer may still open the leg, since the
+# claimer may also end before. The fence refuses a claimer that was only silent.
+_WITHOUT_OPEN: Final = {
+    Liveness.OURS: Decision.OPEN_AGAIN,
+    Liveness.ALIVE: Decision.WAIT,
+    Liveness.SILENT: Decision.TAKE_OVER_CLAIM,
+    Liveness.DEAD: Decision.TAKE_OVER_CLAIM,
+}
+
+
+class Starts:
+    """Carries out start commands. Each is safe to be delivered again."""
+
+    def __init__(self, context: Context, queue: FairQueue) -> None:
+        self._context = context
+        self._stores = context.stores
+        self._queue = queue
+        self._reading = asyncio.Semaphore(READ_AT_ONCE)
+        self._order = SessionOrder(context.bus, context.stores.runs, context.stores.claims)
+        self._actions: dict[Decision, Callable[[Order, Seen], Awaitable[None]]] = {
+            Decision.OPEN: self._open,
+            Decision.OPEN_AGAIN: self._open_again,
+            Decision.TAKE_OVER_CLAIM: self._take_over_claim,
+            Decision.TAKE_OVER_LEG: self._take_over_leg,
+            Decision.WAIT: self._wait,
+            Decision.NOTHING: self._nothing,
+        }
+
+    async def handle(self, stored: Stored) -> None:
+        """Carry the command out; returns when the leg is open, or has no need to be.
+
+        Raises:
+            Retry: an earlier start of the session still waits, or another connector is at work.
+            BusError: the bus is away.
+        """
+        if (earlier := await self._order.before(stored)) is not None:
+            await self._let_begin(earlier, stored)
+            raise Retry(0)
+        try:
+            await self._handle_in_turn(stored)
+        finally:
+            self._order.has_begun(stored)
+
+    async def _let_begin(self, earlier: Earlier, stored: Stored) -> None:
+        """Wait for an earlier start of the session; begin it here when it waits for too long."""
+        is_due = earlier.waited_s > (TAKE_UP_S if self._queue.is_free else TAKE_UP_ANYWAY_S)
+        if not is_due:
+            await self._order.wait(stored, earlier)
+            return
+        log.info("%s: begun here, since %s follows it", earlier.stored.subject, stored.subject)
+        try:
+            await self.handle(earlier.stored)
+        except (BusError, Retry):
+            await self._order.wait(stored, earlier)
+        except Exception:  # the delivery of that command makes it a dead letter
+            log.exception("%s: it cannot be begun here", earlier.stored.subject)
+            await self._order.wait(stored, earlier)
+
+    async def _handle_in_turn(self, stored: Stored) -> None:
+        attempts, orders = self._context.attempts, self._context.orders
+        async with self._reading, attempts.at("read", stored):
+            order: Order | None = await orders.of_start(stored)
+        assert order is not None
+        user_id, run_id = order.command.user_id, order.run_id
+        if not self._queue.is_free:
+            order = None  # a request may be large, and many may wait
+        async with (
+            self._queue.turn(user_id, run_id, stored.sequence),
+            attempts.at("begin", stored),
+        ):
+            await self._begin(order or await orders.of_start(stored))
+
+    async def _begin(self, order: Order) -> None:
+        with self._context.registry.exclusively(order.run_id):
+            # The claim comes first. Without it, two connectors could read the same and both open.
+            claim = await self._stores.claims.claim(order.run_id)
+            seen = await self._see(order.run_id, claim)
+            await self._actions[decide(seen)](order, seen)
+
+    async def _see(self, run_id: str, claim: Claim | None) -> Seen:
+        if claim is None:
+            return Seen(None)
+        is_held_here = self._context.registry.has_leg(run_id)
+        if claim.state == "cancelled" or is_held_here:
+            return Seen(claim, is_held_here)
+        last = await self._stores.runs.tail(run_id)
+        return Seen(claim, False, last, await self._stores.connectors.liveness(claim.pod))
+
+    # The actions
+
+    async def _open(self, order: Order, seen: Seen) -> None:
+        context, run_id, command = self._context, order.run_id, order.command
+        assert isinstance(command, StartCommand)
+        was_claimed = seen.claim is not None
+        may_be_lost = await context.may_be_lost(order, "KV_claims", was_claimed=was_claimed)
+        if may_be_lost and await self._stores.runs.tail(run_id) is None:
+            await context.open_and_end(run_id, HISTORY_LOST)
+            await self._stores.leg_records.delete(run_id)
+            return
+        try:
+            agent = context.config.agent(command.agent)
+            writer, facts = self._stores.runs.writer(run_id), facts_of_open(command, agent)
+            await context.opener.open(order, agent, writer, facts, is_taken_over=was_claimed)
+        except BusError:
+            raise
+        except Exception:
+            # Another connector may be able to carry the command out. Without this write it would
+            # wait for this one.
+            await self._stores.claims.give_back(run_id)
+            raise
+
+    async def _open_again(self, order: Order, seen: Seen) -> None:
+        pod = seen.claim.pod if seen.claim is not None else self._stores.pod
+        log.warning("run %s: claimed by %s and never opened; going on", order.run_id, pod)
+        await self._open(order, seen)
+
+    async def _take_over_claim(self, order: Order, seen: Seen) -> None:
+        if not await self._stores.claims.take_over(order.run_id):
+            raise Retry(1)
+        await self._open_again(order, seen)
+
+    async def _take_over_leg(self, order: Order, seen: Seen) -> None:
+        assert seen.last is not None
+        await self._context.takeover.take_over_unless_held(order.run_id, seen.last)
+
+    async def _wait(self, order: Order, seen: Seen) -> None:
+        raise Retry(1)
+
+    async def _nothing(self, order: Order, seen: Seen) -> None:
+        """The command needs no action."""

@@ -1,0 +1,256 @@
+"""Runs a leg that this connector holds in a task of its own, and closes its records at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import httpx
+import orjson
+from pydantic import ValidationError
+
+from penstock import telemetry
+from penstock.bus import FenceConflict, Message, Msg, RawWriter, Subscription
+from penstock.bus.budget import Budget
+from penstock.bus.records import CancelCommand, SendingState
+from penstock.bus.subjects import command as command_subject
+from penstock.bus.subjects import control
+from penstock.settings import AgentConfig
+from penstock_connector.legs.diagnosis import Diagnosis
+from penstock_connector.legs.history import LegHistory
+from penstock_connector.legs.leg import Leg, Steps
+from penstock_connector.legs.orders import Order, Orders
+from penstock_connector.legs.outcome import RELEASED, TAKEN_OVER, Outcome, lost
+from penstock_connector.legs.registry import STOPPED, LegRegistry
+from penstock_connector.legs.response import Resources
+from penstock_connector.legs.stop_requests import Cancelled
+from penstock_connector.settings import ConnectorSettings
+from penstock_connector.state.at_rest import require_at_rest
+from penstock_connector.state.retries import with_retries
+from penstock_connector.state.stores import Stores
+from penstock_connector.upstreams import upstreams
+from penstock_connector.upstreams.base import Call, Upstream
+from penstock_connector.upstreams.session_names import thread_id
+
+log = logging.getLogger(__name__)
+
+# A leg of AG-UI may wait for a decision at one place for its whole thread: see `state/at_rest.py`.
+WAITS_AS_A_THREAD: Final = "agui"
+BROKEN: Final = lost("internal", "the connector failed; its log has the details")
+
+
+class LegRunner:
+    """Runs legs. What all legs share (budgets, adapters, the HTTP client) is here."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        settings: ConnectorSettings,
+        client: httpx.AsyncClient,
+        orders: Orders,
+        registry: LegRegistry,
+    ) -> None:
+        self._stores = stores
+        self._bus = stores.bus
+        self._orders = orders
+        self._registry = registry
+        self._callers_known = settings.auth.asks
+        self._diagnosis = Diagnosis(client)
+        self._upstreams = upstreams(stores.bus)
+        self._resources = Resources(
+            client,
+            settings,
+            Budget(settings.max_total_buffered_bytes),
+            Budget(settings.max_total_frame_bytes),
+            stores.bus.clock.stamp,
+        )
+
+    def upstream(self, agent: AgentConfig) -> Upstream:
+        """The adapter that speaks with the agent's server."""
+        return self._upstreams[agent.protocol]
+
+    def new_thread_id(self, order: Order, agent: AgentConfig) -> str:
+        """What a new session of the order is called at the agent's server."""
+        return thread_id(agent, order.command, callers_known=self._callers_known)
+
+    async def stop(self) -> None:
+        """Stop looking at the servers of failed runs."""
+        await self._diagnosis.stop()
+
+    async def run(
+        self,
+        order: Order,
+        agent: AgentConfig,
+        writer: RawWriter,
+        *,
+        is_queued: bool = False,
+        history: LegHistory | None = None,
+        why: str = "",
+        cancelled: CancelCommand | None = None,
+    ) -> None:
+        """Register the leg and let its task run it. The leg's `open` or `claim` is in RAW.
+
+        See `Leg` for `is_queued`, `history` and `why`. With `cancelled`, the leg only asks the
+        upstream to stop.
+        """
+        run_id, upstream = order.run_id, self.upstream(agent)
+        if not order.thread_id:
+            known = await with_retries(lambda: self._stores.sessions.thread_id(order.session))
+            order = order.named(known or self.new_thread_id(order, agent))
+        leg = Leg(
+            run_id=run_id,
+            number=order.leg,
+            agent=agent,
+            upstream=upstream,
+            writer=writer,
+            resources=self._resources,
+            steps=Steps(
+                prepare=partial(self._prepare, order, agent, was_called=history is not None),
+                turn=partial(self._turn, order),
+                remember=partial(self._remember, order),
+            ),
+            is_queued=is_queued,
+            history=history,
+            why=why,
+        )
+        if cancelled is not None:
+            leg.requests.cancel(cancelled.by, cancelled.reason)
+        # The leg listens before it calls. Without this order, a cancel that comes between the call
+        # and the subscription would find no holder, and end the run while the upstream goes on.
+        listening = await with_retries(
+            lambda: self._bus.subscribe(control(run_id), partial(self._on_control, leg))
+        )
+        name = f"leg {run_id}/{order.leg}"
+        task = asyncio.create_task(self._run(leg, listening, order), name=name)
+        self._registry.register(leg, task)
+
+    async def _on_control(self, leg: Leg, msg: Msg) -> None:
+        try:
+            asked = CancelCommand.model_validate_json(msg.data)
+        except ValidationError as error:
+            log.warning("run %s: a malformed request to cancel is ignored: %s", leg.run_id, error)
+            return
+        leg.requests.cancel(asked.by, asked.reason)
+        await self._bus.client.publish(msg.reply, b"{}")
+
+    # What the leg asks its holder for
+
+    async def _prepare(self, order: Order, agent: AgentConfig, *, was_called: bool) -> Call:
+        """The leg's request.
+
+        Raises:
+            NotAccepted: a start may not be sent, also while a run of its session waits.
+        """
+        if order.leg == 1 and not was_called and _waits_for_its_thread(agent):
+            sessions, key = self._stores.sessions, order.session
+            others = await with_retries(lambda: sessions.others(key, order.run_id))
+            if ended := await require_at_rest(self._bus, self._stores.runs, others):
+                await with_retries(lambda: sessions.forget_ended(key, ended))
+        return await self._orders.request(order, self.upstream(agent), agent)
+
+    async def _turn(self, order: Order) -> None:
+        mine = order.turn(self._stores.pod)
+        await with_retries(lambda: self._stores.sessions.wait(order.session, mine))
+
+    async def _remember(self, order: Order, upstream_run_id: str) -> None:
+        record = replace(order.record, upstream_run_id=upstream_run_id)
+        await with_retries(lambda: self._stores.leg_records.put(order.run_id, record))
+
+    # The leg's task
+
+    async def _run(self, leg: Leg, listening: Subscription, order: Order) -> Outcome:
+        telemetry.LEGS_OPEN.inc()
+        outcome: Outcome | None = None
+        try:
+            try:
+                outcome = await self._outcome_of(leg)
+                await self._close(leg, listening, order, outcome)
+            except asyncio.CancelledError:
+                if outcome is None:
+                    outcome = await self._end_as_lost(leg, lost("upstream_lost", STOPPED))
+                await self._close(leg, listening, order, outcome)
+        except Exception:
+            # The record of the leg is still there. The reaper of this connector finds it within a
+            # minute, and does what is left undone.
+            log.exception("run %s leg %d: its records cannot be updated", leg.run_id, leg.number)
+            await self._stop_listening(leg, listening)
+        finally:
+            telemetry.LEGS_OPEN.dec()
+        return outcome or BROKEN
+
+    async def _outcome_of(self, leg: Leg) -> Outcome:
+        try:
+            outcome = await leg.run()
+            self._diagnosis.after(leg.run_id, leg.agent, leg.called_url, outcome)
+            return outcome
+        except Exception:
+            log.exception("run %s leg %d: the connector failed", leg.run_id, leg.number)
+            return await self._end_as_lost(leg, BROKEN)
+
+    async def _end_as_lost(self, leg: Leg, outcome: Outcome) -> Outcome:
+        try:
+            await leg.writer.write(outcome.kind, orjson.dumps(outcome.facts), leg=leg.number)
+        except FenceConflict:
+            log.info("run %s leg %d: it had ended", leg.run_id, leg.number)
+            return TAKEN_OVER
+        return outcome
+
+    async def _close(
+        self, leg: Leg, listening: Subscription, order: Order, outcome: Outcome
+    ) -> None:
+        """Update the leg's records after its last source frame. The order of the writes matters."""
+        stores, run_id = self._stores, leg.run_id
+        await self._stop_listening(leg, listening)
+        await self._pass_cancel_on(leg, outcome)
+        if outcome == RELEASED:
+            # The connector that goes on with the leg needs the record and the place in the queue.
+            return
+        # 1. Leave the queue. Without this write, the session's next leg would wait until it finds
+        # in RAW that this one has ended.
+        await with_retries(
+            lambda: stores.sessions.leave(order.session, run_id, stores.pod, order.leg)
+        )
+        # 2. Record what became of the decision. Without this write, the watchdog and the approvals
+        # would take the decision for one that is still being sent.
+        if order.approval_id is not None and outcome != TAKEN_OVER:
+            approval_id, state = order.approval_id, sending_state(outcome.label)
+            await with_retries(lambda: stores.sendings.record(approval_id, state, is_known=True))
+        # 3. Delete the record of the leg, last. If this process ends before, another connector
+        # finds by the record what is not yet done; without the record nobody would look.
+        await with_retries(lambda: stores.leg_records.delete(run_id))
+
+    async def _stop_listening(self, leg: Leg, listening: Subscription) -> None:
+        try:
+            await listening.unsubscribe()
+        except Exception as error:  # it was closed before, or the connection is
+            log.debug("run %s leg %d: not unsubscribed: %r", leg.run_id, leg.number, error)
+
+    async def _pass_cancel_on(self, leg: Leg, outcome: Outcome) -> None:
+        """Let no cancel be lost that this connector has accepted and the leg has not served."""
+        cancelled = leg.requests.cancelled
+        if cancelled is None:
+            return
+        if outcome.kind == "gone":
+            # Another connector holds the leg. Without this, that connector would not learn of it.
+            await with_retries(lambda: self._cancel_again(leg.run_id, cancelled))
+        elif outcome.label == "eof":
+            # The leg may have ended in a pause just before the cancel. Then the run still waits.
+            runs = self._stores.runs
+            await with_retries(lambda: runs.cancel_between_legs(leg.run_id, cancelled.facts))
+
+    async def _cancel_again(self, run_id: str, cancelled: Cancelled) -> None:
+        asked = CancelCommand(run_id=run_id, by=cancelled.by, reason=cancelled.reason)
+        subject = command_subject("connector", "cancel", run_id)
+        await self._bus.publisher.publish(Message(subject, asked.dump(), {}))
+
+
+def _waits_for_its_thread(agent: AgentConfig) -> bool:
+    return agent.protocol == WAITS_AS_A_THREAD and agent.starts_while_paused == "refuse"
+
+
+def sending_state(label: str) -> SendingState:
+    """What became of the decision that a leg was to send. `label` is of the leg's outcome."""
+    return "outcome_unknown" if label == "outcome_unknown" else "done"

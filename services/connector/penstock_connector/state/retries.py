@@ -1,0 +1,34 @@
+"""Steps that must not be left half done: they are repeated while the bus is away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from penstock.bus import BusError, FenceConflict
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_S: Final = 0.25
+
+
+async def with_retries(step: Callable[[], Awaitable[T]]) -> T:
+    """Return the step's result; while the bus is away, do the step again every 0.25 s.
+
+    Raises:
+        FenceConflict: another connector has written to the run.
+    """
+    level = logging.WARNING
+    while True:
+        try:
+            return await step()
+        except FenceConflict:
+            raise
+        except (BusError, TimeoutError) as error:
+            log.log(level, "the bus does not answer, trying again: %r", error)
+            level = logging.DEBUG  # with a thousand legs, one warning per step is enough
+            await asyncio.sleep(RETRY_S)

@@ -1,0 +1,230 @@
+"""The legs of one session run one after another: KV `sessions`, one record per session.
+
+The record holds the queue of the session's legs, its runs, and what its server calls it. The key is
+a hash of owner, agent and session. Every write is a compare-and-set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import insort
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from penstock.bus import Bus, Entry, Msg
+from penstock.bus.records import SessionRecord, Turn
+from penstock.bus.streams import RAW
+from penstock.bus.subjects import raw_stored, turn
+from penstock.bus.write.fence import tail
+from penstock_connector.state.connectors import Connectors
+from penstock_connector.state.leg_record import LegRecords
+from penstock_connector.state.run_state import WRITER, is_over
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 2.0  # between two looks at the leg in front, when no notice comes
+MAX_RUNS_LISTED: Final = 1000
+# A record of an earlier release does not say which runs are open. Then the last ones may be.
+MAX_OPEN_OF_BEFORE: Final = 50
+
+
+class SessionQueue:
+    """The queues of all sessions. All methods raise BusError while the bus is away."""
+
+    def __init__(self, bus: Bus, connectors: Connectors, leg_records: LegRecords) -> None:
+        self._bus = bus
+        self._connectors = connectors
+        self._leg_records = leg_records
+        self._bucket = bus.bucket("sessions")
+
+    async def join(
+        self,
+        key: str,
+        agent: str,
+        session_id: str,
+        thread_id: str,
+        mine: Turn,
+        *,
+        lists_open_runs: bool = False,
+    ) -> bool:
+        """Put the leg into the queue; True when no other leg is in front of it.
+
+        A new session is called `thread_id` at its server, now and in all later legs. With
+        `lists_open_runs`, `others` tells later which runs of the session may wait for a decision.
+        """
+
+        def change(record: SessionRecord) -> None:
+            if record.thread_id == "":
+                record.thread_id = thread_id
+            if mine not in record.queue:
+                # Two connectors may join in another order than that of their commands. The first
+                # leg may run already, so it keeps its place.
+                waiting = sorted([*record.queue[1:], mine], key=lambda turn: turn.sequence)
+                record.queue = [*record.queue[:1], *waiting]
+            if lists_open_runs:
+                before = record.runs[-MAX_OPEN_OF_BEFORE:] if record.open is None else record.open
+                # the edge lists the run before it is started, where clients use ADK's older pair
+                record.open = [*(each for each in before if each != mine.run_id), mine.run_id]
+            if mine.run_id not in record.runs:
+                insort(record.runs, mine.run_id)  # UUIDv7 ids sort by the time of creation
+                del record.runs[:-MAX_RUNS_LISTED]
+
+        new = SessionRecord(agent=agent, session_id=session_id, thread_id=thread_id)
+        await self._change(key, change, new)
+        return await self._is_first(key, mine)
+
+    async def thread_id(self, key: str) -> str | None:
+        """What the server calls the session; None when the session has no record."""
+        entry = await self._bucket.get(key)
+        record = _session(entry) if entry is not None else None
+        return (record.thread_id or record.session_id) if record is not None else None
+
+    async def others(self, key: str, run_id: str) -> list[str]:
+        """The session's other runs that have begun and may wait for a decision."""
+        entry = await self._bucket.get(key)
+        if entry is None:
+            return []
+        record = _session(entry)
+        # A run whose decision is in the queue behind this leg still waits, so only first legs of
+        # the queue, which have not begun, are left out.
+        queued = {turn.run_id for turn in record.queue if turn.leg == 1} | {run_id}
+        return [each for each in record.open or [] if each not in queued]
+
+    async def forget_ended(self, key: str, run_ids: Sequence[str]) -> None:
+        """Take runs that have ended off the list of open runs, so that `others` leaves them out."""
+
+        def change(record: SessionRecord) -> None:
+            if record.open is not None:
+                record.open = [each for each in record.open if each not in run_ids]
+
+        await self._change(key, change)
+
+    async def take_over(self, key: str, mine: Turn) -> bool:
+        """Take the place of the leg's earlier holder; True when no other leg is in front of it.
+
+        The turns of the run's earlier legs, which have ended, are deleted.
+        """
+
+        def change(record: SessionRecord) -> None:
+            others = [
+                turn for turn in record.queue if turn.run_id != mine.run_id or turn.leg >= mine.leg
+            ]
+            places = [n for n, turn in enumerate(others) if _same_leg(turn, mine)]
+            record.queue = [turn for turn in others if not _same_leg(turn, mine)]
+            # The leg gets the first of its places. If another leg has passed it over, the leg goes
+            # behind that one, which runs now.
+            record.queue.insert(places[0] if places else 1, mine)
+
+        await self._change(key, change)
+        return await self._is_first(key, mine)
+
+    async def wait(self, key: str, mine: Turn) -> None:
+        """Return when the leg is first in the queue.
+
+        Deletes turns in front of it that no connector will delete any more. Without that, one
+        connector that ended at the wrong moment would block the session.
+        """
+        moved = asyncio.Event()
+
+        async def on_move(msg: Msg) -> None:
+            moved.set()
+
+        if await self._is_first(key, mine):
+            return
+        subscription = await self._bus.subscribe(turn(key), on_move)
+        try:
+            while not await self._is_first(key, mine):
+                try:
+                    async with asyncio.timeout(LOOK_AGAIN_S):
+                        await moved.wait()
+                except TimeoutError:
+                    await self._pass_over(key, mine)
+                moved.clear()
+        finally:
+            await subscription.unsubscribe()
+
+    async def leave(self, key: str, run_id: str, pod: str, leg: int | None) -> None:
+        """Delete the turn of a leg that has ended, and tell the connectors that wait.
+
+        `leg` keeps the turn of a later leg of the run, which the same pod may hold by now. None
+        deletes the turns of all legs of the run that the pod has put into the queue.
+        """
+
+        def change(record: SessionRecord) -> None:
+            record.queue = [
+                turn
+                for turn in record.queue
+                if (turn.run_id, turn.pod) != (run_id, pod) or leg not in (None, turn.leg)
+            ]
+
+        await self._change(key, change)
+        await self._bus.client.publish(turn(key))
+
+    async def _is_first(self, key: str, mine: Turn) -> bool:
+        entry = await self._bucket.get(key)
+        queue = _session(entry).queue if entry is not None else []
+        return mine not in queue or queue[0] == mine
+
+    async def _pass_over(self, key: str, mine: Turn) -> None:
+        """Delete the turns in front of ours that no connector will delete any more."""
+        while True:
+            entry = await self._bucket.get(key)
+            queue = _session(entry).queue if entry is not None else []
+            if mine not in queue or queue[0] == mine:
+                return
+            first = queue[0]
+            # A turn of the same leg is of a connector that the fence has refused: our `open` is in
+            # RAW, so no other connector can run this leg.
+            if not _same_leg(first, mine) and not await self._is_abandoned(first):
+                return
+            log.warning("run %s leg %d: its turn is passed over", first.run_id, first.leg)
+
+            def change(record: SessionRecord, first: Turn = first) -> None:
+                record.queue = [turn for turn in record.queue if turn != first]
+
+            await self._change(key, change)
+            await self._bus.client.publish(turn(key))
+
+    async def _is_abandoned(self, turn: Turn) -> bool:
+        """Whether that leg has ended, or its connector ended before it recorded the leg.
+
+        RAW shows that a leg has ended; its connector may have ended, or hang, before it deleted
+        the turn. The leg of a dead connector that is recorded and open is left to the reaper,
+        which goes on with it.
+        """
+        last = await tail(self._bus, RAW, raw_stored(turn.run_id, WRITER))
+        if last is not None and is_over(last, turn.leg):
+            return True
+        if await self._connectors.lives(turn.pod):
+            return False
+        return not await self._leg_records.exists(turn.run_id, turn.pod)
+
+    async def _change(
+        self,
+        key: str,
+        change: Callable[[SessionRecord], None],
+        new: SessionRecord | None = None,
+    ) -> None:
+        while True:
+            entry = await self._bucket.get(key)
+            if entry is None and new is None:
+                return
+            record = _session(entry) if entry is not None else new
+            assert record is not None
+            before = record.dump()
+            change(record)
+            after = record.dump()
+            if entry is not None and after == before:
+                return
+            revision = entry.revision if entry is not None else 0
+            if await self._bucket.update(key, after, revision) is not None:
+                return
+
+
+def _same_leg(turn: Turn, other: Turn) -> bool:
+    return (turn.run_id, turn.leg) == (other.run_id, other.leg)
+
+
+def _session(entry: Entry) -> SessionRecord:
+    return SessionRecord.model_validate_json(entry.value or b"{}")

@@ -1,0 +1,49 @@
+"""What connectors keep on the bus about runs, in one object for all that use several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.bus import Bus, Peers
+from penstock_connector.state.claims import Claims
+from penstock_connector.state.connectors import Connectors
+from penstock_connector.state.leg_record import LegRecords
+from penstock_connector.state.run_state import Runs
+from penstock_connector.state.sendings import Sendings
+from penstock_connector.state.session_queue import SessionQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The records by which connectors divide runs, and what RAW tells of runs."""
+
+    bus: Bus
+    pod: str  # this connector
+    connectors: Connectors
+    claims: Claims
+    leg_records: LegRecords
+    sendings: Sendings
+    sessions: SessionQueue
+    runs: Runs
+
+
+def open_stores(
+    bus: Bus,
+    pod: str,
+    sees_others: Callable[[], bool] = lambda: True,
+    peers: Peers | None = None,
+) -> Stores:
+    """The stores of this connector. See `Connectors` for `sees_others` and `peers`."""
+    connectors = Connectors(bus, pod, sees_others, peers)
+    leg_records = LegRecords(bus, pod)
+    return Stores(
+        bus=bus,
+        pod=pod,
+        connectors=connectors,
+        claims=Claims(bus, pod, connectors),
+        leg_records=leg_records,
+        sendings=Sendings(bus, pod),
+        sessions=SessionQueue(bus, connectors, leg_records),
+        runs=Runs(bus, pod),
+    )

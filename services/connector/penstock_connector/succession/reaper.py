@@ -1,0 +1,157 @@
+"""Finds the legs of dead connectors, and takes over, ends or clears away each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from penstock import telemetry
+from penstock.bus import BusError, Retry
+from penstock.bus.subjects import session_key
+from penstock_connector.legs.registry import LegRegistry
+from penstock_connector.state.run_state import CLOSED, holder_of, kind_of, leg_of
+from penstock_connector.state.stores import Stores
+from penstock_connector.succession.takeover import DIED, Takeover
+
+log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 16  # legs that change hands side by side
+FULL_SWEEP_S: Final = 30.0  # between two looks at all leg records
+
+
+class Reaper:
+    """Settles the legs of connectors whose lease has expired, or that do not answer."""
+
+    def __init__(self, stores: Stores, registry: LegRegistry, takeover: Takeover) -> None:
+        self._stores = stores
+        self._registry = registry
+        self._takeover = takeover
+        self._side_by_side = asyncio.Semaphore(AT_ONCE)
+        self._living: set[str] = set()  # the connectors that lived at the last look
+        self._dead: set[str] = set()  # dead connectors with legs that are not settled yet
+        self._silent: set[str] = set()  # connectors that do not answer
+        self._swept_at_s = float("-inf")
+        self._orphans: set[str] = set()  # runs that were recorded as ours without a leg, last time
+
+    def lease_ended(self, pod: str) -> None:
+        """A connector's lease has expired, or was given back."""
+        self._dead.add(pod)
+
+    def fell_silent(self, pod: str) -> None:
+        """Nobody answers for a connector. It was killed, or has no connection for a moment."""
+        self._silent.add(pod)
+
+    async def reap(self) -> None:
+        """Settle the legs of dead connectors once.
+
+        Raises:
+            BusError: the bus is away; the next call goes on.
+        """
+        connectors = self._stores.connectors
+        while self._silent:
+            pod = self._silent.pop()
+            await self._for_each_leg(pod, self._take_over_freely)
+        await self._find_dead()
+        for pod in tuple(self._dead):
+            if await connectors.lives(pod):
+                if connectors.sees_others():
+                    self._dead.discard(pod)
+            elif not await self._for_each_leg(pod, self._settle):
+                self._dead.discard(pod)
+
+    async def _find_dead(self) -> None:
+        connectors = self._stores.connectors
+        living = await connectors.living()
+        if time.monotonic() - self._swept_at_s > FULL_SWEEP_S:
+            recorded = await self._stores.leg_records.find()
+            ours = {run_id for pod, run_id in recorded if pod == self._stores.pod}
+            await self._settle_orphans(ours)
+            away = {pod for pod, _ in recorded} - living
+            if connectors.sees_others():
+                self._dead |= away
+                self._swept_at_s = time.monotonic()
+            else:
+                connectors.suspect(away)
+        if connectors.sees_others():
+            self._dead |= self._living - living
+            self._living = living
+
+    async def _settle_orphans(self, recorded: set[str]) -> None:
+        """Settle legs that were recorded as held here twice in a row, and have no task.
+
+        An exception in this process has left them. Without this, nobody would move them, since
+        their connector lives.
+        """
+        orphans = {run_id for run_id in recorded if not self._registry.works_on(run_id)}
+        for run_id in orphans & self._orphans:
+            log.warning("run %s: a record says that its leg is held here, and it is not", run_id)
+            telemetry.RUNS_STUCK.labels("not_held_here").inc()
+            await self._deal_with(self._stores.pod, run_id, self._settle)
+        self._orphans = orphans
+
+    async def _for_each_leg(self, pod: str, action: Callable[[str, str], Awaitable[None]]) -> bool:
+        """Do the action for each leg that the connector has recorded; False when there is none."""
+        recorded = await self._stores.leg_records.find(pod)
+        random.shuffle(recorded)  # other connectors settle the same legs at the same time
+        await asyncio.gather(*(self._deal_with(pod, run_id, action) for _, run_id in recorded))
+        return bool(recorded)
+
+    async def _deal_with(
+        self, pod: str, run_id: str, action: Callable[[str, str], Awaitable[None]]
+    ) -> None:
+        try:
+            async with self._side_by_side:
+                with self._registry.exclusively(run_id):
+                    await action(pod, run_id)
+        except (BusError, Retry) as error:
+            log.warning("run %s of the dead connector %s: later: %s", run_id, pod, error)
+        except Exception:  # without this, one leg would keep all others from being settled
+            log.exception("run %s of the dead connector %s cannot be settled", run_id, pod)
+
+    async def _take_over_freely(self, pod: str, run_id: str) -> None:
+        """Go on with a leg if nothing is lost by it in case its holder lives."""
+        last = await self._stores.runs.tail(run_id)
+        if last is not None and kind_of(last) not in CLOSED and holder_of(last) == pod:
+            await self._takeover.take_over(run_id, last, DIED.format(pod), only_freely=True)
+
+    async def _settle(self, pod: str, run_id: str) -> None:
+        last = await self._stores.runs.tail(run_id)
+        if last is not None and kind_of(last) not in CLOSED:
+            record, _ = await self._stores.leg_records.read(run_id, pod)
+            if record is not None and record.leg < leg_of(last):
+                # The connector ended between the last frame of that leg and the deletion of its
+                # turn, and the run's next leg has begun since. Without this, the old turn would
+                # stay in the queue for as long as the next leg is open.
+                await self._clear(pod, run_id)
+                return
+            if holder_of(last) != pod and await self._takeover.is_held(run_id, last):
+                return  # another connector has taken the leg over, and deletes these records
+            log.warning("run %s: its connector %s is dead", run_id, pod)
+            if await self._takeover.take_over(run_id, last, DIED.format(holder_of(last))):
+                return
+            last = await self._stores.runs.tail(run_id)
+        if last is None or kind_of(last) in CLOSED:
+            # a leg without an `open` is begun by its command, which is delivered again
+            await self._clear(pod, run_id)
+
+    async def _clear(self, pod: str, run_id: str) -> None:
+        """Do what a dead connector left undone for a leg that is over or never began.
+
+        The order is that of a leg's own end: the queue, the sending, and last the record, by which
+        another connector finds what is not yet done.
+        """
+        stores = self._stores
+        record, revision = await stores.leg_records.read(run_id, pod)
+        run = await stores.runs.record(run_id)
+        if run is not None:
+            key = session_key(run.user_id, run.agent, run.session_id)
+            leg = record.leg if record is not None else None
+            await stores.sessions.leave(key, run_id, pod, leg)
+        if record is not None:
+            await self._takeover.record_sending(record, run_id)
+        if revision:
+            await stores.leg_records.delete_of(pod, run_id, revision)
