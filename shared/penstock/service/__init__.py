@@ -1,0 +1,23 @@
+"""The skeleton of every service: the class, its connection to the bus, and its process.
+
+`python -m penstock_<name>` is `main(<its class>)`.
+"""
+
+from penstock.service.connecting import bus_settings, connect, pod_name
+from penstock.service.process import main, serve
+from penstock.service.service import Context, Service
+from penstock.service.stopping import Stop, drain, stop, stop_on_signals
+
+__all__ = [
+    "Context",
+    "Service",
+    "Stop",
+    "bus_settings",
+    "connect",
+    "drain",
+    "main",
+    "pod_name",
+    "serve",
+    "stop",
+    "stop_on_signals",
+]

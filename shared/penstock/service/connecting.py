@@ -1,0 +1,114 @@
+"""Connecting a service to the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from penstock import telemetry
+from penstock.bus import Bus, BusSettings, NotThereYet
+from penstock.bus.admin.permissions import inbox_prefix
+from penstock.bus.connection.tls import Tls
+from penstock.bus.state import losses
+from penstock.bus.streams import Retention
+from penstock.service.service import Context, Service
+from penstock.settings import Config, Settings, nats_login
+
+log = logging.getLogger(__name__)
+
+CONNECT_AGAIN_S = 5.0
+
+
+def pod_name(service: str) -> str:
+    """A name that no other instance of a service has or had."""
+    host = socket.gethostname().replace(".", "-")[:40]
+    return f"{service}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = False) -> BusSettings:
+    """The settings of a bus. `name` is the name of the connection on the server.
+
+    `user` is the NATS user of a service, whose password and inbox prefix are used.
+
+    Raises:
+        ConfigurationError: the password of the user cannot be read.
+    """
+    login, password = nats_login(settings, user)
+    return BusSettings(
+        url=settings.nats_url,
+        name=name,
+        user=login,
+        password=password,
+        credentials_file=settings.nats_credentials,
+        inbox_prefix=settings.nats_inbox_prefix or inbox_prefix(user),
+        tls=Tls(settings.nats_tls_ca, settings.nats_tls_cert, settings.nats_tls_key),
+        max_unacked_bytes=settings.max_unacked_bytes,
+        clock_limit_s=settings.clock_limit_s,
+        retention=Retention(
+            replicas=settings.replicas,
+            raw_max_age_s=settings.raw_max_age_s,
+            events_max_age_s=settings.events_max_age_s,
+        ),
+        repairs=repairs,
+    )
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A service that waits for NATS, for the probes."""
+
+    name: str
+    not_ready: list[str] = field(default_factory=lambda: ["it connects to NATS"])
+    notices: Sequence[str] = ()
+
+
+async def connect(
+    service_type: type[Service],
+    settings: Settings,
+    config: Config,
+    waiting: Waiting | None = None,
+) -> Context:
+    """A context with a connection of its own. Waits up to `nats_wait_s` seconds for NATS.
+
+    Raises:
+        StartUpError: NATS cannot be used, or was not there in time.
+        ConfigurationError: the password of the NATS user cannot be read.
+    """
+    pod = pod_name(service_type.name)
+    until = time.monotonic() + settings.nats_wait_s
+    while True:
+        try:
+            service = service_type.name
+            wanted = bus_settings(settings, pod, service, repairs=service_type.repairs_streams)
+            bus = await Bus.connect(wanted)
+            break
+        except NotThereYet as error:
+            if time.monotonic() >= until:
+                raise
+            log.warning("%s waits for NATS: %s", service_type.name, error)
+            if waiting is not None:
+                waiting.not_ready = [str(error)]
+            await asyncio.sleep(CONNECT_AGAIN_S)
+    _measure(service_type.name, bus)
+    # The caller has decided the common settings; the service's own come from the environment.
+    own = service_type.settings_type(**settings.model_dump())
+    return Context(config, own, bus, pod)
+
+
+def _measure(service: str, bus: Bus) -> None:
+    telemetry.NATS_CONNECTED.labels(service).set_function(lambda: bus.ready)
+    for stream in losses.WATCHED:
+        telemetry.NATS_LOST.labels(service, stream).set_function(
+            partial(bus.continuity.count, stream)
+        )
+    telemetry.NATS_TROUBLES.labels(service).set_function(lambda: len(bus.not_ready))
+    telemetry.CLOCK_OFFSET.labels(service).set_function(lambda: bus.clock.offset_s)
+    bus.on_reconnect(telemetry.NATS_RECONNECTS.inc)
+    bus.health.count = lambda why, where: telemetry.NATS_REFUSED.labels(why, where).inc()

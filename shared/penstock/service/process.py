@@ -1,0 +1,156 @@
+"""The process of a service: starting services, serving their routes, draining, stopping.
+
+SIGTERM and SIGINT: the services are not ready at once and drain concurrently for up to
+`PENSTOCK_DRAIN_S`, then they stop in order. A second signal, or the end of the grace, goes on to
+the stopping, which is bounded, too. A third signal ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import uvloop
+
+from penstock.bus import BusError, StartUpError
+from penstock.service.connecting import Waiting, connect
+from penstock.service.service import Service
+from penstock.service.stopping import Stop, drain, stop, stop_on_signals
+from penstock.settings import Config, ConfigurationError, Settings, load_config, read_settings
+from penstock.telemetry import configure_logging
+from penstock.web.auth import Auth, AuthConfig, StreamTokens, redact_logs
+from penstock.web.auth.routes import auth_routes
+from penstock.web.probes import Probed, probe_routes
+from penstock.web.server import BindRefused, Server
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+async def serve(
+    service_types: Sequence[type[Service]],
+    settings: Settings,
+    config: Config,
+    *,
+    until: Stop,
+    on_ready: Callable[[], None] = lambda: None,
+    alone: bool = False,
+) -> None:
+    """Run these services in this process, their routes under one port, until asked to stop.
+
+    The services start in this order and stop in the reverse one. `alone`: see `Context`.
+
+    Raises:
+        StartUpError: NATS cannot be used, or was not there in time.
+        BindRefused: a port cannot be opened.
+    """
+    services: list[Service] = []
+    server: Server | None = None
+    probes: Server | None = None
+    auth: Auth | None = None
+    insecure = settings.insecure_bind == "yes"
+    auth_config = AuthConfig(**settings.auth.model_dump())
+    waiting = [Waiting(service_type.name) for service_type in service_types]
+    probed: list[Probed] = [*waiting]
+    try:
+        # Probes need no authentication. Where other callers do, the operator has opened the port
+        # on purpose.
+        reachable = insecure or auth_config.asks
+        # A kubelet uses the pod's address, a metrics scraper any host name. Pages of a browser can
+        # use neither where the other port requires authentication.
+        names = ("*",) if auth_config.asks else auth_config.hosts
+        probes = Server(
+            probe_routes(probed),
+            settings.host,
+            settings.probe_port,
+            reachable,
+            Auth(AuthConfig(hosts=names)),
+            setting="--probe-port (PENSTOCK_PROBE_PORT; 0 takes a free one)",
+            addresses=True,
+        )
+        await probes.start()
+        for number, service_type in enumerate(service_types):
+            connecting = connect(service_type, settings, config, waiting[number])
+            context = await _unless(until.asked, connecting)
+            if context is None:
+                return
+            services.append(service_type(replace(context, alone=alone)))
+            probed[number] = services[number]
+        for service in services:
+            await service.run()
+        routes = [route for service in services for route in service.routes]
+        if routes:
+            # Of a service with routes: other NATS users may not read the bucket of tokens.
+            bus = [service.bus for service in services if service.routes][-1]
+            tokens = StreamTokens(bus.bucket("tokens"), BusError, bus.clock.time)
+            auth = Auth(auth_config, tokens)
+            everything = [*routes, *auth_routes(auth)]
+            ping_s = min(service.ws_ping_s for service in services)
+            server = Server(everything, settings.host, settings.port, insecure, auth, ping_s)
+            await server.start()
+        on_ready()
+        await until.asked.wait()
+        log.info("draining for up to %g s; a second signal ends that", settings.drain_s)
+        served = (server,) if server is not None else ()
+        if _closes_port(settings, alone=alone):
+            for each in served:
+                each.close_port()
+        await drain(services, settings.drain_s, until.at_once, served)
+    finally:
+        await stop(services)
+        for http in (server, probes):
+            if http is not None:
+                await http.stop()
+        if auth is not None:
+            await auth.close()
+        for service in services:
+            await service.bus.close()
+
+
+def _closes_port(settings: Settings, *, alone: bool) -> bool:
+    """Whether a drain begins by refusing connections, so that clients reconnect to a successor.
+
+    By default only a process that works alone does so. Another one may have a load balancer in
+    front of it, which sends requests until it notices the drain; their clients would see errors.
+    """
+    if settings.draining_port is None:
+        return alone
+    return settings.draining_port == "closed"
+
+
+async def _unless(asked: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of the work; None when the process is asked to end first."""
+    working = asyncio.create_task(work)
+    waiter = asyncio.create_task(asked.wait())
+    try:
+        await asyncio.wait({working, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, waiter):
+            task.cancel()
+        await asyncio.wait({working, waiter})
+
+
+def main(service_type: type[Service]) -> None:
+    """Run the process of one service.
+
+    Raises:
+        SystemExit: with 2 and one line on stderr when the service cannot start.
+    """
+
+    async def run() -> None:
+        settings = read_settings(service_type.settings_type)
+        configure_logging(settings.log_level, settings.log_format)
+        redact_logs()
+        await serve([service_type], settings, load_config(settings.config), until=stop_on_signals())
+
+    try:
+        uvloop.run(run())
+    except (ConfigurationError, StartUpError, BindRefused) as error:
+        print(f"penstock-{service_type.name}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
