@@ -1,4 +1,4 @@
-"""Links of the documents lead to files that are there."""
+"""Relative links of the documents lead to files and headings that are there."""
 
 from __future__ import annotations
 
@@ -11,14 +11,30 @@ from support.drive.repository import ROOT
 
 FOLDERS = ("deploy", "docs", "services", "shared", "tests")
 DOCUMENTS = [
-    ROOT / "README.md",
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md"))),
 ]
-LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", document.read_text("utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_link_leads_to_a_file(document: Path) -> None:
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", document.read_text(), flags=re.DOTALL)
-    missing = [link for link in LINK.findall(text) if not (document.parent / link).exists()]
+def test_every_link_leads_to_a_file_and_its_heading(document: Path) -> None:
+    text = CODE.sub("", document.read_text("utf-8"))
+    missing = []
+    for link, anchor in LINK.findall(text):
+        target = document.parent / link if link else document
+        if target.is_dir() and anchor:
+            target /= "README.md"
+        known = target.exists() and (not anchor or anchor in anchors(target))
+        missing += [] if known else [f"{link}#{anchor}"]
     assert missing == []

@@ -1,0 +1,41 @@
+"""The documents for readers stay short."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from readmes.words import readmes, words
+from support.drive.repository import ROOT
+
+LIMIT = 32_000
+RECORDS = sorted((ROOT / "docs/decisions").glob("0*.md"))
+
+
+def test_all_readmes_together_keep_within_the_limit() -> None:
+    counts = {str(path.relative_to(ROOT)): words(path) for path in readmes()}
+    longest = sorted(counts.items(), key=lambda each: -each[1])[:8]
+    assert sum(counts.values()) <= LIMIT, f"shorten one of these, or move a decision: {longest}"
+
+
+def test_the_words_of_a_generated_table_are_not_counted() -> None:
+    readme = ROOT / "services/normalizer/README.md"
+    assert "PENSTOCK_PARTITION_TTL_S" in readme.read_text("utf-8")
+    assert words(readme) < len(readme.read_text("utf-8").split()) - 100
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.name)
+def test_a_decision_has_a_number_a_title_and_three_short_paragraphs(record: Path) -> None:
+    text = record.read_text("utf-8")
+    number = record.name[:4]
+    assert re.match(rf"# {number}: \S", text), f"the title is not `# {number}: …`"
+    for heading in ("**Context.**", "**Decision.**", "**Consequence.**"):
+        assert heading in text, f"{heading} is missing"
+    assert len(text.split()) <= 270
+
+
+def test_no_two_decisions_have_the_same_number() -> None:
+    numbers = [record.name[:4] for record in RECORDS]
+    assert sorted(set(numbers)) == numbers
