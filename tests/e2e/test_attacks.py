@@ -21,7 +21,7 @@ import pytest_asyncio
 from penstock.bus import Bus, BusSettings
 from penstock.bus.records import SessionRecord, StartCommand
 from penstock.bus.subjects import session_key
-from penstock.settings import AgentConfig, AuthSettings, Config, Settings
+from penstock.settings import AguiAgent, AuthSettings, Config, Settings
 from penstock.sse import Parser
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
@@ -326,7 +326,7 @@ async def test_another_users_thread_is_not_entered_by_its_name(site: Site, agent
         assert path not in told
         assert before not in told
     # nor by what its server calls it, which is no secret
-    config = AgentConfig(id=agent, protocol="agui", url="http://127.0.0.1:9")
+    config = AguiAgent(id=agent, protocol="agui", url="http://127.0.0.1:9")
     command = StartCommand(
         run_id="r", agent=agent, session_id=other, user_id="alice", created_at="now"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.bus import Bus, BusSettings
 from penstock.service import Context
-from penstock.settings import AgentConfig, Config
+from penstock.settings import AdkAgent, AgnoAgent, Config
 from penstock.web.auth import Auth
 from penstock.web.server import Server
 from penstock_edge.service import EdgeService
@@ -22,7 +22,7 @@ from support.real.nats import NatsServer, login
 
 CONFIG = Config(
     agents=[
-        AgentConfig(
+        AgnoAgent(
             id="assistant",
             protocol="agno",
             url="http://127.0.0.1:9",
@@ -30,7 +30,7 @@ CONFIG = Config(
             topology_id=123,
             accepts=["dependencies", "session_state", "version"],
         ),
-        AgentConfig(
+        AdkAgent(
             id="helper",
             protocol="adk",
             url="http://127.0.0.1:9",

@@ -9,14 +9,17 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from penstock.settings import Settings, variable_name
+from penstock.settings import AgentBase, Settings, variable_name
 
 _MIB, _KIB = 1024 * 1024, 1024
 
 
 def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """The fields that a table shows: none that every service has, and no group of settings."""
-    common = set(Settings.model_fields) if model is not Settings else set()
+    bases = [
+        base for base in (Settings, AgentBase) if issubclass(model, base) and model is not base
+    ]
+    common = {name for base in bases for name in base.model_fields}
     return {
         name: field
         for name, field in model.model_fields.items()

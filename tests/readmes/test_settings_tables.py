@@ -14,7 +14,7 @@ from support.drive.repository import ROOT, services
 MODELS = [
     "penstock.settings.Settings",
     "penstock.settings.AuthSettings",
-    "penstock.settings.AgentConfig",
+    *(f"penstock.settings.{name}" for name in ("AgentBase", "AgnoAgent", "AdkAgent", "AguiAgent")),
     *(
         f"penstock_{name}.settings.{name.capitalize()}Settings"
         for name in services()

@@ -1,18 +1,33 @@
 """The configuration file and the environment, each checked once at start."""
 
-from penstock.settings.agents import AgentConfig, Config, did_you_mean, load_config
+from penstock.settings.agents import (
+    AdkAgent,
+    AgentBase,
+    AgentConfig,
+    AgnoAgent,
+    AguiAgent,
+    Config,
+    agent_config,
+    did_you_mean,
+    load_config,
+)
 from penstock.settings.auth import AuthSettings, Words
 from penstock.settings.environment import explained, read_settings, variable_name
 from penstock.settings.errors import ConfigurationError
 from penstock.settings.service import Settings, nats_login
 
 __all__ = [
+    "AdkAgent",
+    "AgentBase",
     "AgentConfig",
+    "AgnoAgent",
+    "AguiAgent",
     "AuthSettings",
     "Config",
     "ConfigurationError",
     "Settings",
     "Words",
+    "agent_config",
     "did_you_mean",
     "explained",
     "load_config",

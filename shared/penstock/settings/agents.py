@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
 import yaml
@@ -22,6 +22,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from penstock import starts
 from penstock.settings.errors import ConfigurationError
@@ -30,18 +31,24 @@ MAX_NAMED = 20  # agents that an error lists
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
+Protocol: TypeAlias = Literal["agno", "adk", "agui"]
+ThreadIds: TypeAlias = Literal["derived", "verbatim"]
+_THREAD_IDS: Final = (
+    "The session id that goes upstream when callers are authenticated. `derived` makes one from "
+    "owner, agent and session, so that no user can enter another user's conversation. `verbatim` "
+    "sends the client's own id, for a server that checks users itself."
+)
 
-class AgentConfig(BaseModel):
-    """One agent of an agent server, in the form that every service reads."""
+
+class AgentBase(BaseModel):
+    """The fields that agents of every protocol have."""
 
     model_config = ConfigDict(extra="forbid")
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")] = Field(
         description="The id of the agent in every API of Penstock."
     )
-    protocol: Literal["agno", "adk", "agui"] = Field(
-        description="The protocol that the agent server speaks."
-    )
+    protocol: Protocol = Field(description="The protocol that the agent server speaks.")
     url: Annotated[
         str,
         Field(
@@ -55,7 +62,9 @@ class AgentConfig(BaseModel):
         "`appName`. Default: `id`.",
     )
     kind: Literal["agent", "team", "workflow"] = Field(
-        "agent", description="Agno: whether `agent` names an agent, a team or a workflow."
+        "agent",
+        description="Whether `agent` names an agent, a team or a workflow. For Agno it is a part "
+        "of the server's paths.",
     )
     name: str | None = Field(None, description="The name that people see. Default: `id`.")
     topology_id: int | None = Field(
@@ -70,48 +79,17 @@ class AgentConfig(BaseModel):
         " the environment.",
     )
     drop: list[str] = Field([], description="Names of upstream events that Penstock leaves out.")
-    resumable: bool = Field(
-        False,
-        description="ADK: the app is resumable. Penstock then continues a run after a lost "
-        "connection (ADK 2.11 or later), and names the invocation when it sends "
-        "answers to ADK 1.16.",
-    )
-    raw: Literal["keep", "drop"] = Field(
-        "drop",
-        description="AG-UI: whether RAW events become canonical events. Some servers send one for"
-        " every internal step.",
-    )
-    tools: list[dict[str, Any]] = Field(
-        [],
-        description="AG-UI: frontend tools (name, description, parameters) that Penstock declares"
-        " in every run.",
-    )
-    protocol_version: str = Field(
-        "1.0",
-        description="AG-UI: the protocol version that Penstock declares. Leave it empty for a "
-        "server that refuses the field.",
-    )
-
     accepts: list[str] = Field(
         [],
         description="Names of the fields that clients may pass to the server besides the message,"
         " such as `dependencies`, `stateDelta`, `stateDelta.app:theme` or "
         "`forwardedProps.locale`. Penstock answers 422 to all others.",
     )
-    thread_ids: Literal["derived", "verbatim"] = Field(
-        "derived",
-        description="AG-UI and Agno: the session id that goes upstream when callers are "
-        "authenticated. `derived` makes one from owner, agent and session, so that no"
-        " user can enter another user's conversation. `verbatim` sends the client's "
-        "own id, for a server that checks users itself.",
-    )
-    starts_while_paused: Literal["refuse", "send"] = Field(
-        "refuse",
-        description="AG-UI: what happens to a start in a session that has a run waiting for a "
-        "decision. `refuse` fails it with code `not_accepted`. Use `send` only for a "
-        "server that keeps no state per thread; any other server could run the new "
-        "request with the old approval.",
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_foreign_fields(cls, value: Any) -> Any:
+        return _own_fields(cls, value) if isinstance(value, dict) else value
 
     @field_validator("url")
     @classmethod
@@ -128,16 +106,115 @@ class AgentConfig(BaseModel):
         return (host,) if host else ()
 
     @model_validator(mode="after")
-    def _no_answers(self) -> AgentConfig:
+    def _no_answers(self) -> Self:
         starts.check_setting(self.protocol, self.accepts)
         return self
 
     @model_validator(mode="after")
-    def _upstream_id(self) -> AgentConfig:
+    def _upstream_id(self) -> Self:
         self.agent = self.agent or self.id
-        if self.protocol == "agui" and self.raw == "drop" and "RAW" not in self.drop:
+        return self
+
+
+class AgnoAgent(AgentBase):
+    """An agent, team or workflow of an Agno AgentOS."""
+
+    protocol: Literal["agno"]
+    thread_ids: ThreadIds = Field("derived", description=_THREAD_IDS)
+
+
+class AdkAgent(AgentBase):
+    """An app of a Google ADK server."""
+
+    protocol: Literal["adk"]
+    resumable: bool = Field(
+        False,
+        description="The app is resumable. Penstock then continues a run after a lost connection "
+        "(ADK 2.11 or later), and names the invocation when it sends answers to ADK 1.16.",
+    )
+
+
+class AguiAgent(AgentBase):
+    """An agent behind AG-UI."""
+
+    protocol: Literal["agui"]
+    thread_ids: ThreadIds = Field("derived", description=_THREAD_IDS)
+    raw: Literal["keep", "drop"] = Field(
+        "drop",
+        description="Whether RAW events become canonical events. Some servers send one for every "
+        "internal step.",
+    )
+    tools: list[dict[str, Any]] = Field(
+        [],
+        description="Frontend tools (name, description, parameters) that Penstock declares in "
+        "every run.",
+    )
+    protocol_version: str = Field(
+        "1.0",
+        description="The protocol version that Penstock declares. Leave it empty for a server that "
+        "refuses the field.",
+    )
+    starts_while_paused: Literal["refuse", "send"] = Field(
+        "refuse",
+        description="What happens to a start in a session that has a run waiting for a decision. "
+        "`refuse` fails it with code `not_accepted`. Use `send` only for a server that keeps no "
+        "state per thread; any other server could run the new request with the old approval.",
+    )
+
+    @model_validator(mode="after")
+    def _drop_raw(self) -> Self:
+        if self.raw == "drop" and "RAW" not in self.drop:
             self.drop = [*self.drop, "RAW"]
         return self
+
+
+# One agent of an agent server, in the form that every service reads.
+AgentConfig: TypeAlias = AgnoAgent | AdkAgent | AguiAgent
+
+_BY_PROTOCOL: Final = Field(discriminator="protocol")
+_AGENT: Final[TypeAdapter[AgentConfig]] = TypeAdapter(Annotated[AgentConfig, _BY_PROTOCOL])
+_MODELS: Final[dict[str, type[AgentBase]]] = {
+    "agno": AgnoAgent,
+    "adk": AdkAgent,
+    "agui": AguiAgent,
+}
+
+
+def agent_config(fields: Mapping[str, Any]) -> AgentConfig:
+    """The agent with these fields, by its `protocol`.
+
+    Raises:
+        ValidationError: a field is wrong, or belongs to another protocol.
+    """
+    return _AGENT.validate_python(dict(fields))
+
+
+def _own_fields(model: type[AgentBase], value: dict[str, Any]) -> dict[str, Any]:
+    """The fields without those of other protocols that only have their default.
+
+    Earlier releases took every field for every protocol and ignored it, so a file may name one.
+
+    Raises:
+        ValueError: a field is unknown, or belongs to another protocol and has another value.
+    """
+    own = {name: each for name, each in value.items() if name in model.model_fields}
+    wrong = []
+    for name in value.keys() - own.keys():
+        fields = {
+            protocol: other.model_fields[name]
+            for protocol, other in _MODELS.items()
+            if name in other.model_fields
+        }
+        if not fields:
+            guess = did_you_mean(str(name), model.model_fields)
+            wrong.append(f"there is no field `{name}`{guess}")
+        elif value[name] not in [field.get_default() for field in fields.values()]:
+            protocols = " or ".join(fields)
+            wrong.append(f"the field `{name}` is for the protocol {protocols} only: remove it")
+    if wrong:
+        agent = f"agent {value.get('id')} (protocol {value.get('protocol')})"
+        raise ValueError(f"{agent}: {'; '.join(sorted(wrong))}")
+    return own
 
 
 class Config(BaseModel):
@@ -145,7 +222,7 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    agents: list[AgentConfig] = []
+    agents: list[Annotated[AgentConfig, _BY_PROTOCOL]] = []
 
     @model_validator(mode="after")
     def _unique(self) -> Config:
@@ -191,8 +268,18 @@ def load_config(path: Path) -> Config:
     try:
         return Config.model_validate(_expanded(document or {}, path))
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
+        lines = [f"  {_line(each)}" for each in error.errors()]
         raise ConfigurationError("\n".join([f"{path}:", *lines])) from error
+
+
+def _line(problem: ErrorDetails) -> str:
+    """Where a problem is, without the union's tag, and what it is."""
+    place, text = problem["loc"], problem["msg"]
+    if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        place, text = (*place, "protocol"), f"must be one of {', '.join(_MODELS)}"
+    elif place[:1] == ("agents",) and place[2:3] in [(tag,) for tag in _MODELS]:
+        place = (*place[:2], *place[3:])
+    return f"{'.'.join(map(str, place)) or 'file'}: {text}"
 
 
 def did_you_mean(asked: str, known: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.bus import Retry, Stored, streams, subjects
 from penstock.bus.records import CancelCommand
-from penstock.settings import AgentConfig
+from penstock.settings import AdkAgent
 from penstock_connector.commands.handlers import Commands
 from penstock_connector.service import ConnectorService
 from penstock_connector.settings import ConnectorSettings
@@ -233,7 +233,7 @@ async def test_the_limit_is_for_the_whole_answer_and_not_for_its_silence(
 
 
 def test_the_limit_is_300_s_unless_the_configuration_says_another() -> None:
-    assert AgentConfig(id="a", protocol="adk", url="http://127.0.0.1:9").timeout_s == 300
+    assert AdkAgent(id="a", protocol="adk", url="http://127.0.0.1:9").timeout_s == 300
 
 
 async def test_adk_is_cancelled_by_closing_its_connection(

@@ -12,7 +12,7 @@ import pytest
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.dialects.adk.decode import AdkDecoder
 from penstock.dialects.base import AgentFacts, Pause
-from penstock.settings import AgentConfig
+from penstock.settings import AdkAgent
 from penstock.sse import Frame, Parser
 from penstock_connector.upstreams.adk import AdkUpstream
 from penstock_connector.upstreams.base import Attachment, Call, Refused
@@ -41,9 +41,9 @@ class Server:
         return httpx.AsyncClient(transport=httpx.MockTransport(self))
 
 
-def agent(**fields: Any) -> AgentConfig:
+def agent(**fields: Any) -> AdkAgent:
     given = {"id": "a", "protocol": "adk", "url": "http://adk:8080", "agent": "demo"}
-    return AgentConfig.model_validate(given | fields)
+    return AdkAgent.model_validate(given | fields)
 
 
 def start_command(**fields: Any) -> StartCommand:

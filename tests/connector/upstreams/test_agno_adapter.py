@@ -16,7 +16,7 @@ import pytest
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.dialects.agno.decode import AgnoDecoder
 from penstock.dialects.base import AgentFacts, Pause
-from penstock.settings import AgentConfig
+from penstock.settings import AgnoAgent
 from penstock.sse import Frame, Parser
 from penstock_connector.upstreams.agno import AgnoUpstream
 from penstock_connector.upstreams.base import Attachment, Call
@@ -42,7 +42,7 @@ def kind_of(name: str) -> str:
     return KINDS.get(name.partition("_")[0], "agent")
 
 
-def agent(kind: str = "agent", **fields: Any) -> AgentConfig:
+def agent(kind: str = "agent", **fields: Any) -> AgnoAgent:
     given = {
         "id": "a",
         "protocol": "agno",
@@ -50,7 +50,7 @@ def agent(kind: str = "agent", **fields: Any) -> AgentConfig:
         "agent": "demo",
         "kind": kind,
     }
-    return AgentConfig.model_validate(given | fields)
+    return AgnoAgent.model_validate(given | fields)
 
 
 def start_command(**fields: Any) -> StartCommand:

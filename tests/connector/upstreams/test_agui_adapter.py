@@ -10,7 +10,7 @@ import pytest
 
 from penstock.bus import Bus, BusSettings
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
-from penstock.settings import AgentConfig
+from penstock.settings import AguiAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.agui import AguiUpstream, client_tools
 from penstock_connector.upstreams.base import Attachment, Call
@@ -48,9 +48,9 @@ def upstream() -> AguiUpstream:
     return AguiUpstream(InMemory())
 
 
-def agent(**fields: Any) -> AgentConfig:
+def agent(**fields: Any) -> AguiAgent:
     given = {"id": "a", "protocol": "agui", "url": "http://127.0.0.1:1/agui", **fields}
-    return AgentConfig.model_validate(given)
+    return AguiAgent.model_validate(given)
 
 
 def start(run_id: str = "run-1", **fields: Any) -> StartCommand:

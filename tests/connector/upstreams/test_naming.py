@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from penstock.bus.records import StartCommand
-from penstock.settings import AgentConfig
+from penstock.settings import agent_config
 from penstock_connector.upstreams.session_names import thread_id
 
 
@@ -27,9 +27,7 @@ def test_a_session_is_called_otherwise_where_callers_are_known(
     agent: dict[str, str], said: bool | None, known: bool, same: bool
 ) -> None:
     """`said` is the command's word; one without it is judged by the connector's own settings."""
-    config = AgentConfig.model_validate(
-        {"id": "a", "protocol": "agui", "url": "http://127.0.0.1:9", **agent}
-    )
+    config = agent_config({"id": "a", "protocol": "agui", "url": "http://127.0.0.1:9", **agent})
 
     def name(user_id: str) -> str:
         command = StartCommand(

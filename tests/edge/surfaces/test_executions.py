@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from penstock.bus import Bus
-from penstock.settings import AgentConfig, Config
+from penstock.settings import AgnoAgent, Config
 from support.drive.clients import Client, MakeEdge, Stream, contents
 from support.fakes.pretend import PretendRun, command_of
 
@@ -206,7 +206,7 @@ async def test_a_topology_id_that_is_no_integer_is_422_and_named(edge: Client, w
 
 
 async def test_a_topology_may_be_a_workflow(make_edge: MakeEdge, bus: Bus) -> None:
-    flow = AgentConfig(
+    flow = AgnoAgent(
         id="flow", protocol="agno", url="http://127.0.0.1:9", kind="workflow", topology_id=7
     )
     async with trigger(await make_edge(config=Config(agents=[flow])), topologyId=7) as stream:

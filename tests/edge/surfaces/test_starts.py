@@ -8,16 +8,16 @@ import httpx
 import orjson
 import pytest
 
-from penstock.settings import AgentConfig, Config
+from penstock.settings import AdkAgent, AgnoAgent, AguiAgent, Config, agent_config
 from support.drive.agui_requests import run_input, tool, user
 from support.drive.clients import Client, MakeEdge
 
 NOWHERE = "http://127.0.0.1:9"
 CONFIG = Config(
     agents=[
-        AgentConfig(id="assistant", protocol="agno", url=NOWHERE, agent="demo", topology_id=123),
-        AgentConfig(id="helper", protocol="adk", url=NOWHERE, agent="vana"),
-        AgentConfig(id="graph", protocol="agui", url=NOWHERE),
+        AgnoAgent(id="assistant", protocol="agno", url=NOWHERE, agent="demo", topology_id=123),
+        AdkAgent(id="helper", protocol="adk", url=NOWHERE, agent="vana"),
+        AguiAgent(id="graph", protocol="agui", url=NOWHERE),
     ]
 )
 ENTRY = [{"interruptId": "i", "status": "resolved", "payload": {"approved": True}}]
@@ -193,9 +193,7 @@ async def test_what_the_configuration_names_is_passed(make_edge: MakeEdge) -> No
 )
 def test_a_configuration_cannot_let_an_answer_pass(protocol: str, name: str) -> None:
     with pytest.raises(ValueError, match="accepts"):
-        AgentConfig.model_validate(
-            {"id": "a", "protocol": protocol, "url": NOWHERE, "accepts": [name]}
-        )
+        agent_config({"id": "a", "protocol": protocol, "url": NOWHERE, "accepts": [name]})
 
 
 @pytest.mark.parametrize("path", ["", "/s1"])

@@ -11,7 +11,7 @@ from penstock.bus import Bus, subjects
 from penstock.bus.messages import now
 from penstock.bus.records import ApprovalRecord, DecideRequest
 from penstock.dialects.agno.encode import pauses
-from penstock.settings import AgentConfig, Config
+from penstock.settings import AdkAgent, AgnoAgent, Config
 from penstock.sse import Frame
 from penstock_approvals.decisions import Approvals
 from support.fakes.pretend import PretendRun
@@ -19,13 +19,13 @@ from support.fakes.pretend import PretendRun
 URL = "http://127.0.0.1:9"
 CONFIG = Config(
     agents=[
-        AgentConfig(
+        AgnoAgent(
             **{"id": "assistant", "protocol": "agno", "url": URL, "agent": "demo", "name": "Demo"},
             accepts=["dependencies", "session_state", "version"],
         ),
-        AgentConfig(id="crew", protocol="agno", url=URL, agent="demo-team", kind="team"),
-        AgentConfig(id="flow", protocol="agno", url=URL, agent="demo-wf", kind="workflow"),
-        AgentConfig(id="helper", protocol="adk", url=URL, agent="vana"),
+        AgnoAgent(id="crew", protocol="agno", url=URL, agent="demo-team", kind="team"),
+        AgnoAgent(id="flow", protocol="agno", url=URL, agent="demo-wf", kind="workflow"),
+        AdkAgent(id="helper", protocol="adk", url=URL, agent="vana"),
     ]
 )
 

@@ -15,7 +15,7 @@ import uuid_utils
 from penstock.bus import Bus, BusSettings, messages, subjects
 from penstock.bus.records import ApprovalRecord, StartCommand
 from penstock.service import Service, Stop, serve
-from penstock.settings import AgentConfig, AuthSettings, Config, Settings
+from penstock.settings import AdkAgent, AgnoAgent, AuthSettings, Config, Settings
 from penstock_approvals.service import ApprovalsService
 from penstock_edge.service import EdgeService
 from support.drive.access import Row
@@ -27,10 +27,10 @@ from support.real.ports import free_port
 NOWHERE = "http://127.0.0.1:9"
 CONFIG = Config(
     agents=[
-        AgentConfig(id="assistant", protocol="agno", url=NOWHERE, agent="demo", topology_id=123),
-        AgentConfig(id="squad", protocol="agno", url=NOWHERE, kind="team"),
-        AgentConfig(id="flow", protocol="agno", url=NOWHERE, kind="workflow"),
-        AgentConfig(id="helper", protocol="adk", url=NOWHERE, agent="vana"),
+        AgnoAgent(id="assistant", protocol="agno", url=NOWHERE, agent="demo", topology_id=123),
+        AgnoAgent(id="squad", protocol="agno", url=NOWHERE, kind="team"),
+        AgnoAgent(id="flow", protocol="agno", url=NOWHERE, kind="workflow"),
+        AdkAgent(id="helper", protocol="adk", url=NOWHERE, agent="vana"),
     ]
 )
 KINDS = {"/agents": "assistant", "/teams": "squad", "/workflows": "flow"}

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from penstock.settings import AgentConfig
+from penstock.settings import AgentConfig, agent_config
 from penstock_cli.local.child import Child, StartFailed
 
 START_TIMEOUT_S = 120.0  # importing them takes seconds, on a busy machine many
@@ -70,7 +70,7 @@ class DemoServer:
     def agents(self) -> list[AgentConfig]:
         """Its agents, for the configuration; known once started."""
         return [
-            AgentConfig.model_validate({"protocol": self.recipe.name, "url": self.url, **agent})
+            agent_config({"protocol": self.recipe.name, "url": self.url, **agent})
             for agent in self.recipe.agents
         ]
 

@@ -102,7 +102,7 @@ class Leg:
     run_id: str
     number: int
     agent: AgentConfig
-    upstream: Upstream
+    upstream: Upstream[Any]
     writer: RawWriter
     resources: Resources
     steps: Steps
@@ -446,7 +446,7 @@ class Leg:
             raise FenceConflict(f"run {self.run_id} was taken over")
 
 
-def outlives_us(upstream: Upstream, seen: Attachment, run_id: str) -> bool:
+def outlives_us(upstream: Upstream[Any], seen: Attachment, run_id: str) -> bool:
     """Whether the upstream's run goes on without this connection, and can be continued elsewhere.
 
     An adapter that fails here answers no. Without this, one leg would keep all legs of a stopping

@@ -17,7 +17,7 @@ from penstock_connector.legs.leg import FRESH_S
 from penstock_connector.legs.orders import Order
 from penstock_connector.legs.outcome import lost
 from penstock_connector.legs.registry import LegRegistry
-from penstock_connector.legs.running import WAITS_AS_A_THREAD, LegRunner
+from penstock_connector.legs.running import LegRunner
 from penstock_connector.state.retries import with_retries
 from penstock_connector.state.stores import Stores
 
@@ -110,7 +110,7 @@ class LegOpener:
             order.command.session_id,
             self._runner.new_thread_id(order, agent),
             order.turn(self._stores.pod),
-            lists_open_runs=agent.protocol == WAITS_AS_A_THREAD,
+            lists_open_runs=agent.protocol == "agui",  # see `state/at_rest.py`
         )
 
     async def _clear_predecessors(self, order: Order) -> None:

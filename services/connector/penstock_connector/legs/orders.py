@@ -7,6 +7,7 @@ same order from the record of the leg's earlier holder.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import httpx
 
@@ -110,7 +111,7 @@ class Orders:
                 return pause
         raise LookupError(f"the record of the pause for approval {command.approval_id} is lost")
 
-    async def request(self, order: Order, upstream: Upstream, agent: AgentConfig) -> Call:
+    async def request(self, order: Order, upstream: Upstream[Any], agent: AgentConfig) -> Call:
         """The request that opens the leg; the same one for each connector that asks.
 
         Raises:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
@@ -64,7 +64,7 @@ class ResponseBody:
         response: httpx.Response,
         resources: Resources,
         agent: AgentConfig,
-        upstream: Upstream,
+        upstream: Upstream[Any],
         progress: Progress,
         store: Store,
         *,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import orjson
@@ -37,8 +37,6 @@ from penstock_connector.upstreams.session_names import thread_id
 
 log = logging.getLogger(__name__)
 
-# A leg of AG-UI may wait for a decision at one place for its whole thread: see `state/at_rest.py`.
-WAITS_AS_A_THREAD: Final = "agui"
 BROKEN: Final = lost("internal", "the connector failed; its log has the details")
 
 
@@ -68,7 +66,7 @@ class LegRunner:
             stores.bus.clock.stamp,
         )
 
-    def upstream(self, agent: AgentConfig) -> Upstream:
+    def upstream(self, agent: AgentConfig) -> Upstream[Any]:
         """The adapter that speaks with the agent's server."""
         return self._upstreams[agent.protocol]
 
@@ -248,7 +246,8 @@ class LegRunner:
 
 
 def _waits_for_its_thread(agent: AgentConfig) -> bool:
-    return agent.protocol == WAITS_AS_A_THREAD and agent.starts_while_paused == "refuse"
+    """Whether a start waits while its thread has a paused run: see `state/at_rest.py`."""
+    return agent.protocol == "agui" and agent.starts_while_paused == "refuse"
 
 
 def sending_state(label: str) -> SendingState:

@@ -1,8 +1,9 @@
-"""How to speak to each kind of agent server: a table from protocol to adapter."""
+"""Adapters to each kind of agent server: a table from protocol to adapter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from penstock.bus import Bus
 from penstock_connector.upstreams.adk import AdkUpstream
@@ -12,6 +13,6 @@ from penstock_connector.upstreams.base import Upstream
 from penstock_connector.upstreams.conversations import Threads
 
 
-def upstreams(bus: Bus) -> Mapping[str, Upstream]:
-    """The adapters; only AG-UI's keeps anything on the bus."""
+def upstreams(bus: Bus) -> Mapping[str, Upstream[Any]]:
+    """The adapters by protocol. Only that of AG-UI keeps anything on the bus."""
     return {"agno": AgnoUpstream(), "adk": AdkUpstream(), "agui": AguiUpstream(Threads(bus))}

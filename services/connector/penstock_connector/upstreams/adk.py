@@ -15,7 +15,7 @@ import httpx
 import orjson
 
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
-from penstock.settings import AgentConfig
+from penstock.settings import AdkAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.base import Attachment, Call, Refused, segment
 
@@ -44,7 +44,7 @@ class AdkUpstream:
         self._versions: dict[str, int] = {}  # major, by base URL; 0: 1.16 has no /version
 
     async def start(
-        self, client: httpx.AsyncClient, agent: AgentConfig, command: StartCommand
+        self, client: httpx.AsyncClient, agent: AdkAgent, command: StartCommand
     ) -> Call:
         """The client's body in the session of the command, or one of ours around the message."""
         await self._ensure_session(client, agent, command.user_id, command.session_id)
@@ -65,7 +65,7 @@ class AdkUpstream:
     async def resume(
         self,
         client: httpx.AsyncClient,
-        agent: AgentConfig,
+        agent: AdkAgent,
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
@@ -97,7 +97,7 @@ class AdkUpstream:
             body["invocationId"] = invocation_id
         return Call(f"{agent.url}/run_sse", _HEADERS, orjson.dumps(body))
 
-    async def cancel(self, client: httpx.AsyncClient, agent: AgentConfig, call: Call) -> bool:
+    async def cancel(self, client: httpx.AsyncClient, agent: AdkAgent, call: Call) -> bool:
         """Nothing to ask: closing the connection cancels the run at once."""
         return False
 
@@ -121,7 +121,7 @@ class AdkUpstream:
         return False
 
     async def reattach(
-        self, client: httpx.AsyncClient, agent: AgentConfig, call: Call, seen: Attachment
+        self, client: httpx.AsyncClient, agent: AdkAgent, call: Call, seen: Attachment
     ) -> Call | None:
         """POST /run_sse with the `invocationId` alone: a resumable app goes on after its abort.
 
@@ -156,11 +156,11 @@ class AdkUpstream:
             await asyncio.sleep(SEAL_S)
         return None
 
-    async def closed(self, agent: AgentConfig, call: Call, seen: Attachment) -> None:
+    async def closed(self, agent: AdkAgent, call: Call, seen: Attachment) -> None:
         """The server keeps the session."""
 
     async def _ensure_session(
-        self, client: httpx.AsyncClient, agent: AgentConfig, user_id: str, session_id: str
+        self, client: httpx.AsyncClient, agent: AdkAgent, user_id: str, session_id: str
     ) -> None:
         """Read it first, and create it only when it is missing: 1.16 replaces one that exists."""
         url = _session_url(agent, user_id, session_id)
@@ -175,7 +175,7 @@ class AdkUpstream:
             raise Refused(created.status_code, created.text)
 
     async def _is_sealed(
-        self, client: httpx.AsyncClient, agent: AgentConfig, own: _First, invocation_id: str
+        self, client: httpx.AsyncClient, agent: AdkAgent, own: _First, invocation_id: str
     ) -> bool:
         url = _session_url(agent, own.user_id, own.session_id)
         read = await client.get(url, headers=agent.headers)
@@ -185,7 +185,7 @@ class AdkUpstream:
         last = events[-1]
         return (last.get("invocationId"), last.get("errorCode")) == (invocation_id, _ABORTED)
 
-    async def _version(self, client: httpx.AsyncClient, agent: AgentConfig) -> int:
+    async def _version(self, client: httpx.AsyncClient, agent: AdkAgent) -> int:
         """The major version; 0 for a server that has no /version, which is 1.16."""
         if agent.url not in self._versions:
             answer = await client.get(f"{agent.url}/version", headers=agent.headers)
@@ -204,14 +204,14 @@ def _major(answer: httpx.Response) -> int:
         return 1  # it has one, whatever that is
 
 
-def _session_url(agent: AgentConfig, user_id: str, session_id: str) -> str:
+def _session_url(agent: AdkAgent, user_id: str, session_id: str) -> str:
     return (
         f"{agent.url}/apps/{segment(agent.agent)}/users/{segment(user_id)}"
         f"/sessions/{segment(session_id)}"
     )
 
 
-def _session(agent: AgentConfig, command: StartCommand | ContinueCommand) -> dict[str, Any]:
+def _session(agent: AdkAgent, command: StartCommand | ContinueCommand) -> dict[str, Any]:
     return {
         "appName": agent.agent,
         "userId": command.user_id,

@@ -16,7 +16,7 @@ import httpx
 import orjson
 
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
-from penstock.settings import AgentConfig
+from penstock.settings import AgnoAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.base import Attachment, Call, segment
 
@@ -34,7 +34,7 @@ class AgnoUpstream:
     """Form posts to /agents, /teams and /workflows."""
 
     async def start(
-        self, client: httpx.AsyncClient, agent: AgentConfig, command: StartCommand
+        self, client: httpx.AsyncClient, agent: AgnoAgent, command: StartCommand
     ) -> Call:
         """POST /{kind}s/{agent}/runs."""
         fields: dict[str, Any] = {
@@ -51,7 +51,7 @@ class AgnoUpstream:
     async def resume(
         self,
         client: httpx.AsyncClient,
-        agent: AgentConfig,
+        agent: AgnoAgent,
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
@@ -69,7 +69,7 @@ class AgnoUpstream:
         url = f"{_base(agent)}/runs/{segment(run_id)}/continue"
         return replace(_call(url, fields, run_id, session_id), own=_GOES_ON)
 
-    async def cancel(self, client: httpx.AsyncClient, agent: AgentConfig, call: Call) -> bool:
+    async def cancel(self, client: httpx.AsyncClient, agent: AgnoAgent, call: Call) -> bool:
         """POST …/runs/{run_id}/cancel. Its answer tells nothing: the stream says RunCancelled."""
         url = f"{_base(agent)}/runs/{segment(call.run_id or '')}/cancel"
         await client.post(url, headers=agent.headers)
@@ -105,7 +105,7 @@ class AgnoUpstream:
         return seen.last_event_index is not None
 
     async def reattach(
-        self, client: httpx.AsyncClient, agent: AgentConfig, call: Call, seen: Attachment
+        self, client: httpx.AsyncClient, agent: AgnoAgent, call: Call, seen: Attachment
     ) -> Call | None:
         """POST …/runs/{run_id}/resume (3.x), after the last event that came whole.
 
@@ -126,15 +126,15 @@ class AgnoUpstream:
             call.session_id,
         )
 
-    async def closed(self, agent: AgentConfig, call: Call, seen: Attachment) -> None:
+    async def closed(self, agent: AgnoAgent, call: Call, seen: Attachment) -> None:
         """The server keeps the session."""
 
 
-def _base(agent: AgentConfig) -> str:
+def _base(agent: AgnoAgent) -> str:
     return f"{agent.url}/{agent.kind}s/{segment(agent.agent)}"
 
 
-def _background(agent: AgentConfig) -> dict[str, str]:
+def _background(agent: AgnoAgent) -> dict[str, str]:
     # 3.1.10 ends the stream of a workflow in the background without saying that it paused
     return {} if agent.kind == "workflow" else {"background": "true"}
 

@@ -27,7 +27,7 @@ from penstock.dialects.agui.decode.state import State
 from penstock.dialects.agui.decode.transcript import Transcript, merged, settled, tool_message
 from penstock.dialects.agui.ids import Restated, call_name, ids_of_run, own_messages, scope_of
 from penstock.dialects.json import loads
-from penstock.settings import AgentConfig
+from penstock.settings import AguiAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.base import Attachment, Call, segment
 from penstock_connector.upstreams.conversations import Thread, Threads
@@ -64,7 +64,7 @@ class AguiUpstream:
         self._threads = threads
 
     async def start(
-        self, client: httpx.AsyncClient, agent: AgentConfig, command: StartCommand
+        self, client: httpx.AsyncClient, agent: AguiAgent, command: StartCommand
     ) -> Call:
         """The client's body in the session's thread, or one of ours.
 
@@ -87,7 +87,7 @@ class AguiUpstream:
     async def resume(
         self,
         client: httpx.AsyncClient,
-        agent: AgentConfig,
+        agent: AguiAgent,
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
@@ -110,7 +110,7 @@ class AguiUpstream:
         own = _Own(command.run_id, session, run_id, body, command.leg)
         return _call(agent, orjson.dumps(body), own)
 
-    async def cancel(self, client: httpx.AsyncClient, agent: AgentConfig, call: Call) -> bool:
+    async def cancel(self, client: httpx.AsyncClient, agent: AguiAgent, call: Call) -> bool:
         """Nothing to ask: closing the connection cancels the run."""
         return False
 
@@ -140,7 +140,7 @@ class AguiUpstream:
         return seen.run_id is not None
 
     async def reattach(
-        self, client: httpx.AsyncClient, agent: AgentConfig, call: Call, seen: Attachment
+        self, client: httpx.AsyncClient, agent: AguiAgent, call: Call, seen: Attachment
     ) -> Call | None:
         """GET …/v1/runs/{run_id}/events of another Penstock, after the last frame with an id.
 
@@ -167,7 +167,7 @@ class AguiUpstream:
             method="GET",
         )
 
-    async def closed(self, agent: AgentConfig, call: Call, seen: Attachment) -> None:
+    async def closed(self, agent: AguiAgent, call: Call, seen: Attachment) -> None:
         """What was said, however the leg ended: for the run, if it waits, and for the session.
 
         The session is told no calls without a result: a run that waits for one brings it later.
@@ -184,7 +184,7 @@ class AguiUpstream:
         await self._threads.add(own.session, settled(messages), goes_on.get("state"))
 
 
-def client_tools(agent: AgentConfig, command: StartCommand) -> list[str]:
+def client_tools(agent: AguiAgent, command: StartCommand) -> list[str]:
     """The names of the tools that the client runs: the configuration's, and the request's."""
     try:
         body = orjson.loads(command.body) if command.body is not None else command.input
@@ -194,7 +194,7 @@ def client_tools(agent: AgentConfig, command: StartCommand) -> list[str]:
     return sorted(name for name in names if isinstance(name, str))
 
 
-def _run_input(agent: AgentConfig, command: StartCommand, thread: Thread) -> dict[str, Any]:
+def _run_input(agent: AguiAgent, command: StartCommand, thread: Thread) -> dict[str, Any]:
     given = command.input or {}
     # a client that gives messages has the whole conversation itself
     messages = _messages(given) or list(thread.messages)
@@ -213,13 +213,13 @@ def _run_input(agent: AgentConfig, command: StartCommand, thread: Thread) -> dic
     }
 
 
-def _empty(agent: AgentConfig) -> dict[str, Any]:
+def _empty(agent: AguiAgent) -> dict[str, Any]:
     """What servers before 1.0 want to be there."""
     declared = {"protocolVersion": agent.protocol_version} if agent.protocol_version else {}
     return {**declared, "state": {}, "tools": agent.tools, "context": [], "forwardedProps": {}}
 
 
-def _tools(agent: AgentConfig, body: Any) -> list[dict[str, Any]]:
+def _tools(agent: AguiAgent, body: Any) -> list[dict[str, Any]]:
     """The request's own tools win over the configuration's of the same name."""
     given = _objects(body.get("tools")) if isinstance(body, dict) else []
     named = {tool.get("name") for tool in given}
@@ -245,7 +245,7 @@ def _named(own: _Own, before: list[dict[str, Any]], transcript: Transcript) -> l
     return Restated(scope_of(own.run_id), begun, transcript.messages, before).messages
 
 
-def _call(agent: AgentConfig, content: bytes, own: _Own) -> Call:
+def _call(agent: AguiAgent, content: bytes, own: _Own) -> Call:
     """The request, with the server's own ids in its messages."""
     run_id, thread_id = own.body.get("runId"), own.body.get("threadId", "")
     messages = own.body.get("messages")

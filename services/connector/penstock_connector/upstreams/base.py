@@ -1,101 +1,108 @@
-"""What an adapter to an agent server offers."""
+"""The interface of an adapter to a kind of agent server."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import httpx
 
 from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand
-from penstock.settings import AgentConfig
+from penstock.settings import AgentBase
 from penstock.sse import Frame
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The request that opens a leg, or comes back to it. `run_id` is the upstream's, if known."""
+    """The request that opens a leg, or reattaches to it. `run_id` is the upstream's, if known."""
 
     url: str
     headers: Mapping[str, str]
     content: bytes
     run_id: str | None = None
     session_id: str = ""
-    own: Any = None  # the adapter's, for when the leg is over
+    own: Any = None  # the adapter's own data, which `closed` gets back
     method: str = "POST"
-    produces_again: bool = False  # what was under way is made anew: another attempt
+    produces_again: bool = False  # the server produces again what was under way: a new attempt
 
 
 @dataclass(slots=True)
 class Attachment:
-    """What was seen of a leg's stream that helps to come back to it.
+    """What was seen of a leg's stream that is needed to reattach to it.
 
     A connector that takes the leg over fills it from RAW, by the same `watch`.
     """
 
     last_event_index: int | None = None
     last_id: str | None = None
-    run_id: str | None = None  # the server's name for the run, as it told us
-    over: bool = False  # the server has said its last word: a cut loses nothing any more
-    says_when_over: bool = False  # a clean end without that word is a cut, too
-    refusal: str | None = None  # why the server cannot go on with it
+    run_id: str | None = None  # the server's id of the run, where it gave one
+    over: bool = False  # the run's last event has come, so a cut loses nothing
+    says_when_over: bool = False  # a clean end without the run's last event is a cut, too
+    refusal: str | None = None  # why the server cannot continue the stream
     notes: Any = None  # the adapter's own
 
 
-class Upstream(Protocol):
-    """One protocol. Stateless: what belongs to a leg is in its `Call` and its `Attachment`."""
+AgentT_contra = TypeVar("AgentT_contra", bound=AgentBase, contravariant=True)
+
+
+class Upstream(Protocol[AgentT_contra]):
+    """One protocol. It has no state: a leg's is in its `Call` and its `Attachment`."""
 
     async def start(
-        self, client: httpx.AsyncClient, agent: AgentConfig, command: StartCommand
+        self, client: httpx.AsyncClient, agent: AgentT_contra, command: StartCommand
     ) -> Call:
         """The request for leg 1, after whatever the server needs beforehand.
 
-        The command's session is what the server calls it; here and in `resume`.
+        The command's session is the server's id of it; here and in `resume`. A connector that takes
+        the leg over asks again, and gets the same request.
 
-        Asked again by who takes the leg over, it gives the same. Raises httpx.HTTPError, or
-        Refused with the server's words.
+        Raises:
+            httpx.HTTPError: the server cannot be reached.
+            Refused: the server answered with an error.
         """
         ...
 
     async def resume(
         self,
         client: httpx.AsyncClient,
-        agent: AgentConfig,
+        agent: AgentT_contra,
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """The request that carries a decision: the stored objects, never the decider's."""
+        """The request that carries a decision: the stored objects, never those of the caller."""
         ...
 
-    async def cancel(self, client: httpx.AsyncClient, agent: AgentConfig, call: Call) -> bool:
+    async def cancel(self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call) -> bool:
         """Ask the server to stop; False when closing the connection is the way."""
         ...
 
     def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
-        """Note what the head of the server's answer tells about how to come back."""
+        """Note in `seen` what the response's headers tell about how to reattach."""
         ...
 
     def watch(self, frame: Frame, seen: Attachment) -> None:
-        """Note what a frame tells about that."""
+        """Note in `seen` what a frame tells about how to reattach."""
         ...
 
     def outlives_us(self, seen: Attachment) -> bool:
-        """Whether the run goes on when we close the connection, and is there for another one."""
+        """Whether the run goes on when we close the connection, and can be reattached to."""
         ...
 
     async def reattach(
-        self, client: httpx.AsyncClient, agent: AgentConfig, call: Call, seen: Attachment
+        self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call, seen: Attachment
     ) -> Call | None:
-        """The request that goes on with a stream that was cut; None when there is no safe way.
+        """The request that continues a stream that was cut; None when there is no safe way.
 
-        Raises httpx.HTTPError when the server cannot be asked.
+        Raises:
+            httpx.HTTPError: the server cannot be reached.
+            Refused: the server answered with an error.
         """
         ...
 
-    async def closed(self, agent: AgentConfig, call: Call, seen: Attachment) -> None:
-        """The leg's stream is over, however it ended; nobody was told yet."""
+    async def closed(self, agent: AgentT_contra, call: Call, seen: Attachment) -> None:
+        """Keep what later legs need. The stream has ended, and its last frame is not written."""
         ...
 
 
@@ -109,5 +116,5 @@ class Refused(Exception):
 
 
 def segment(text: str) -> str:
-    """A foreign id as one segment of a URL's path: `..` must not lead out of it."""
+    """A foreign id as one segment of a URL's path. Without this, `..` would lead out of it."""
     return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")

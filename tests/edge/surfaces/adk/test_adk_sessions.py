@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from penstock.bus import Bus
-from penstock.settings import AgentConfig, Config
+from penstock.settings import AdkAgent, Config
 from penstock_edge.surfaces.adk import server as adk_server
 from penstock_edge.surfaces.adk import sessions as adk_sessions
 from support.drive.clients import Client, MakeEdge
@@ -162,7 +162,7 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[AdkSessionsSer
 @pytest.fixture
 async def adk(make_edge: MakeEdge, server: AdkSessionsServer) -> Client:
     """An edge with an agent `helper` of that server, where it is the app `vana`."""
-    helper = AgentConfig(
+    helper = AdkAgent(
         id="helper", protocol="adk", url=server.url, agent="vana", accepts=["events", "options"]
     )
     return await make_edge(config=Config(agents=[helper]))
@@ -272,9 +272,7 @@ async def test_an_answer_larger_than_the_limit_is_refused_before_it_is_read(
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        agent = AgentConfig(
-            id="helper", protocol="adk", agent="vana", url=f"http://127.0.0.1:{port}"
-        )
+        agent = AdkAgent(id="helper", protocol="adk", agent="vana", url=f"http://127.0.0.1:{port}")
         edge = await make_edge(config=Config(agents=[agent]))
         answer = await edge.get(f"{sessions(user, 'vana')}/{path}")
     assert answer.status_code == 502

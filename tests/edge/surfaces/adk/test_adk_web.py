@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from penstock.bus import Bus
-from penstock.settings import AgentConfig, Config
+from penstock.settings import AdkAgent, AgnoAgent, Config
 from penstock.web.auth import Auth, AuthConfig, StreamTokens
 from support.drive.clients import Client, MakeEdge
 from support.fakes.guarded_server import MemoryStore, StoreAway
@@ -26,14 +26,14 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 def config(adk: str) -> Config:
-    other = AgentConfig(id="assistant", protocol="agno", url=NOWHERE, agent="demo", name="Demo")
+    other = AgnoAgent(id="assistant", protocol="agno", url=NOWHERE, agent="demo", name="Demo")
     served = {"protocol": "adk", "url": adk}
     return Config(
         agents=[
             other,
-            AgentConfig(id="adk", agent="demo", accepts=["stateDelta"], **served),
-            AgentConfig(id="closed", agent="team", **served),
-            AgentConfig(id="gone", protocol="adk", url=NOWHERE, agent="gone"),
+            AdkAgent(id="adk", agent="demo", accepts=["stateDelta"], **served),
+            AdkAgent(id="closed", agent="team", **served),
+            AdkAgent(id="gone", protocol="adk", url=NOWHERE, agent="gone"),
         ]
     )
 

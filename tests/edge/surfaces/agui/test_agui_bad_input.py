@@ -8,14 +8,14 @@ import orjson
 import pytest
 
 from penstock.bus import Bus
-from penstock.settings import AgentConfig, Config
+from penstock.settings import AgnoAgent, AguiAgent, Config
 from support.drive.agui_requests import post, run_input, tool, user
 from support.drive.clients import Client, MakeEdge
 
 CONFIG = Config(
     agents=[
-        AgentConfig(id="assistant", protocol="agno", url="http://127.0.0.1:9"),
-        AgentConfig(id="frontend", protocol="agui", url="http://127.0.0.1:9"),
+        AgnoAgent(id="assistant", protocol="agno", url="http://127.0.0.1:9"),
+        AguiAgent(id="frontend", protocol="agui", url="http://127.0.0.1:9"),
     ]
 )
 JSON = {"content-type": "application/json"}

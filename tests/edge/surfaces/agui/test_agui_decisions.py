@@ -12,7 +12,7 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.bus.subjects import key_of
-from penstock.settings import AgentConfig, Config
+from penstock.settings import AguiAgent, Config
 from support.drive.agno_surface import CONFIG, Paused
 from support.drive.agui_requests import approved, post, run_input, tool, user
 from support.drive.clients import Client, MakeEdge, contents
@@ -242,7 +242,7 @@ async def test_no_answer_slips_through_to_an_agui_upstream(
     make_edge: MakeEdge, paused: MakePaused, behind: dict[str, Any]
 ) -> None:
     url = "http://127.0.0.1:9"
-    agents = [AgentConfig(id="assistant", protocol="agui", url=url)]
+    agents = [AguiAgent(id="assistant", protocol="agui", url=url)]
     edge = await make_edge(config=Config(agents=agents))
     waits = await paused({**CONFIRM, "tool_call_id": "call-c1"})
     yes = tool("call-c1", '{"accepted": true}')
@@ -258,7 +258,7 @@ async def test_no_answer_slips_through_to_an_agui_upstream(
 
 @pytest.fixture
 async def agui_edge(make_edge: MakeEdge) -> Client:
-    agents = [AgentConfig(id="assistant", protocol="agui", url="http://127.0.0.1:9")]
+    agents = [AguiAgent(id="assistant", protocol="agui", url="http://127.0.0.1:9")]
     return await make_edge(config=Config(agents=agents))
 
 

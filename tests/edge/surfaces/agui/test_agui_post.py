@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from penstock.bus import Bus
-from penstock.settings import AgentConfig, Config
+from penstock.settings import AgnoAgent, AguiAgent, Config
 from penstock.sse import Parser
 from penstock_edge.edge import Edge
 from penstock_edge.settings import EdgeSettings
@@ -22,8 +22,8 @@ from support.fakes.pretend import PretendRun, command_of
 
 CONFIG = Config(
     agents=[
-        AgentConfig(id="assistant", protocol="agno", url="http://127.0.0.1:9"),
-        AgentConfig(id="frontend", protocol="agui", url="http://127.0.0.1:9"),
+        AgnoAgent(id="assistant", protocol="agno", url="http://127.0.0.1:9"),
+        AguiAgent(id="frontend", protocol="agui", url="http://127.0.0.1:9"),
     ]
 )
 

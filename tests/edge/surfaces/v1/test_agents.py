@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import cast
 
-from penstock.settings import AgentConfig, Config
+from penstock.settings import AgnoAgent, Config
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces.v1.agents import Agents
 from support.real.ports import free_port
@@ -15,7 +15,7 @@ from support.real.ports import free_port
 def agents_at(*urls: str) -> Agents:
     config = Config(
         agents=[
-            AgentConfig(id=f"agent-{number}", protocol="agno", url=url, headers={"x-key": "secret"})
+            AgnoAgent(id=f"agent-{number}", protocol="agno", url=url, headers={"x-key": "secret"})
             for number, url in enumerate(urls)
         ]
     )

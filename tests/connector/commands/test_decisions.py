@@ -1,0 +1,136 @@
+"""What a connector does with a command, by what it has read: every case, without a bus."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.bus import Stored, messages
+from penstock.bus.records import Claim, SendingState, Sent
+from penstock_connector.commands import cancel, continue_, start
+from penstock_connector.commands.cancel import Reply
+from penstock_connector.commands.continue_ import OpenDecision, decide_to_open
+from penstock_connector.state.connectors import Liveness
+from penstock_connector.state.sendings import ClaimedSending
+
+
+def frame(kind: str, leg: int = 1) -> Stored:
+    return Stored("rawp.0.r.upstream", 7, {messages.KIND: kind, messages.LEG: str(leg)}, b"{}")
+
+
+HELD, CANCELLED = Claim(pod="a"), Claim(pod="a", state="cancelled")
+OURS, ALIVE, SILENT, DEAD = Liveness.OURS, Liveness.ALIVE, Liveness.SILENT, Liveness.DEAD
+
+
+@pytest.mark.parametrize(
+    ("seen", "decision"),
+    [
+        pytest.param(start.Seen(None), start.Decision.OPEN, id="the claim is new"),
+        pytest.param(start.Seen(CANCELLED), start.Decision.NOTHING, id="the run was cancelled"),
+        pytest.param(
+            start.Seen(HELD, is_held_here=True), start.Decision.NOTHING, id="its leg is held here"
+        ),
+        *(
+            pytest.param(
+                start.Seen(HELD, last=frame("bytes"), claimer=who), then, id=f"open, {who.value}"
+            )
+            for who, then in (
+                (OURS, start.Decision.TAKE_OVER_LEG),
+                (ALIVE, start.Decision.NOTHING),
+                (SILENT, start.Decision.NOTHING),
+                (DEAD, start.Decision.TAKE_OVER_LEG),
+            )
+        ),
+        *(
+            pytest.param(start.Seen(HELD, claimer=who), then, id=f"not open, {who.value}")
+            for who, then in (
+                (OURS, start.Decision.OPEN_AGAIN),
+                (ALIVE, start.Decision.WAIT),
+                (SILENT, start.Decision.TAKE_OVER_CLAIM),
+                (DEAD, start.Decision.TAKE_OVER_CLAIM),
+            )
+        ),
+    ],
+)
+def test_a_start(seen: start.Seen, decision: start.Decision) -> None:
+    assert start.decide(seen) is decision
+
+
+def sending(state: SendingState = "claimed") -> ClaimedSending:
+    return ClaimedSending(Sent(pod="a", state=state), 3)
+
+
+@pytest.mark.parametrize(
+    ("seen", "decision"),
+    [
+        pytest.param(continue_.Seen(None, 2), continue_.Decision.SEND, id="the claim is new"),
+        *(
+            pytest.param(continue_.Seen(sending(state), 2), continue_.Decision.NOTHING, id=state)
+            for state in ("done", "refused", "outcome_unknown")
+        ),
+        *(
+            pytest.param(
+                continue_.Seen(sending(), 2, frame("open", leg), claimer=ALIVE),
+                continue_.Decision.TAKE_OVER_LEG,
+                id=f"leg {leg} is open",
+            )
+            for leg in (2, 3)
+        ),
+        *(
+            pytest.param(
+                continue_.Seen(sending(), 2, frame("end"), claimer=who),
+                then,
+                id=f"not open, {who.value}",
+            )
+            for who, then in (
+                (OURS, continue_.Decision.SEND),
+                (ALIVE, continue_.Decision.WAIT),
+                (SILENT, continue_.Decision.TAKE_OVER_SENDING),
+                (DEAD, continue_.Decision.TAKE_OVER_SENDING),
+            )
+        ),
+    ],
+)
+def test_a_continue(seen: continue_.Seen, decision: continue_.Decision) -> None:
+    assert continue_.decide(seen) is decision
+
+
+@pytest.mark.parametrize(
+    ("last", "may_be_lost", "has_ended", "decision"),
+    [
+        (frame("end"), False, False, OpenDecision.OPEN),
+        (None, False, False, OpenDecision.OPEN),
+        (frame("open", 2), True, True, OpenDecision.LOOK_AGAIN),
+        (frame("end"), True, True, OpenDecision.END_AS_LOST),
+        (None, True, False, OpenDecision.END_AS_LOST),
+        (frame("end"), False, True, OpenDecision.REFUSE),
+        (frame("event"), False, False, OpenDecision.REFUSE),
+    ],
+)
+def test_a_decision_whose_sending_is_ours(
+    last: Stored | None, may_be_lost: bool, has_ended: bool, decision: OpenDecision
+) -> None:
+    found = decide_to_open(last, 2, may_be_lost=may_be_lost, has_ended=has_ended)
+    assert found is decision
+
+
+@pytest.mark.parametrize(
+    ("seen", "decision"),
+    [
+        (cancel.Seen(Reply.ACCEPTED), cancel.Decision.WAIT_FOR_END),
+        (cancel.Seen(Reply.NO_ANSWER), cancel.Decision.WAIT),
+        (cancel.Seen(Reply.NO_ANSWER, frame("bytes")), cancel.Decision.WAIT),
+        (cancel.Seen(Reply.NO_ANSWER, frame("end")), cancel.Decision.WAIT),
+        (cancel.Seen(Reply.NO_ANSWER, frame("end"), has_ended=True), cancel.Decision.NOTHING),
+        (cancel.Seen(Reply.NO_HOLDER), cancel.Decision.END_UNSTARTED),
+        (cancel.Seen(Reply.NO_HOLDER, has_ended=True), cancel.Decision.NOTHING),
+        (cancel.Seen(Reply.NO_HOLDER, frame("lost")), cancel.Decision.CANCEL_BETWEEN_LEGS),
+        (
+            cancel.Seen(Reply.NO_HOLDER, frame("open"), start_is_cancelled=True),
+            cancel.Decision.END_UNCALLED,
+        ),
+        (cancel.Seen(Reply.NO_HOLDER, frame("claim"), is_held=True), cancel.Decision.WAIT),
+        (cancel.Seen(Reply.NO_HOLDER, frame("claim")), cancel.Decision.TAKE_OVER),
+    ],
+)
+def test_a_cancel(seen: cancel.Seen, decision: cancel.Decision) -> None:
+    assert cancel.decide(seen) is decision

@@ -1,0 +1,101 @@
+"""The agents of the configuration file: each protocol has its own fields."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.settings import (
+    AdkAgent,
+    AgentConfig,
+    AgnoAgent,
+    AguiAgent,
+    Config,
+    ConfigurationError,
+    load_config,
+)
+
+URL = "http://127.0.0.1:9"
+
+
+def loaded(folder: Path, **fields: Any) -> AgentConfig:
+    file = folder / "penstock.yaml"
+    file.write_text(yaml.safe_dump({"agents": [{"id": "support", "url": URL, **fields}]}))
+    [agent] = load_config(file).agents
+    return agent
+
+
+def refused(folder: Path, **fields: Any) -> str:
+    with pytest.raises(ConfigurationError) as error:
+        loaded(folder, **fields)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "model"), [("agno", AgnoAgent), ("adk", AdkAgent), ("agui", AguiAgent)]
+)
+def test_an_agent_is_of_its_protocols_model(tmp_path: Path, protocol: str, model: type) -> None:
+    agent = loaded(tmp_path, protocol=protocol)
+    assert type(agent) is model
+    assert Config(agents=[agent]) == Config.model_validate({"agents": [agent.model_dump()]})
+
+
+@pytest.mark.parametrize(
+    ("protocol", "field", "value", "protocols"),
+    [
+        ("agno", "resumable", True, "adk"),
+        ("agui", "resumable", True, "adk"),
+        ("adk", "thread_ids", "verbatim", "agno or agui"),
+        ("adk", "tools", [{"name": "x"}], "agui"),
+        ("agno", "raw", "keep", "agui"),
+        ("agno", "starts_while_paused", "send", "agui"),
+        ("adk", "protocol_version", "", "agui"),
+    ],
+)
+def test_a_field_of_another_protocol_is_an_error_that_names_it(
+    tmp_path: Path, protocol: str, field: str, value: Any, protocols: str
+) -> None:
+    text = refused(tmp_path, **{"protocol": protocol, field: value})
+    assert f"agent support (protocol {protocol})" in text
+    assert f"the field `{field}` is for the protocol {protocols} only: remove it" in text
+    assert "agents.0: " in text
+
+
+@pytest.mark.parametrize("protocol", ["agno", "adk", "agui"])
+def test_a_field_of_another_protocol_that_has_its_default_changes_nothing(
+    tmp_path: Path, protocol: str
+) -> None:
+    """A file that a release before wrote out in full has every field for every protocol."""
+    every = {
+        "resumable": False,
+        "raw": "drop",
+        "tools": [],
+        "protocol_version": "1.0",
+        "thread_ids": "derived",
+        "starts_while_paused": "refuse",
+        "kind": "agent",
+    }
+    assert loaded(tmp_path, protocol=protocol, **every) == loaded(tmp_path, protocol=protocol)
+
+
+def test_an_unknown_field_is_an_error_that_guesses(tmp_path: Path) -> None:
+    text = refused(tmp_path, protocol="adk", timeouts=3, name=None)
+    assert 'there is no field `timeouts`: did you mean "timeout_s"?' in text
+
+
+@pytest.mark.parametrize("given", [{}, {"protocol": "mcp"}])
+def test_an_error_names_the_protocols(tmp_path: Path, given: dict[str, str]) -> None:
+    assert "agents.0.protocol: must be one of agno, adk, agui" in refused(tmp_path, **given)
+
+
+def test_an_error_names_the_place_in_the_file(tmp_path: Path) -> None:
+    assert "agents.0.timeout_s: " in refused(tmp_path, protocol="agno", timeout_s=0)
+    assert "agents.0.url: " in refused(tmp_path, protocol="agui", url="nowhere")
+
+
+@pytest.mark.parametrize(("protocol", "kept"), [("agno", URL), ("adk", URL), ("agui", f"{URL}/")])
+def test_only_an_agui_url_keeps_its_slash(tmp_path: Path, protocol: str, kept: str) -> None:
+    assert loaded(tmp_path, protocol=protocol, url=f"{URL}/").url == kept
