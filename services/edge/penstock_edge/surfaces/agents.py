@@ -22,6 +22,21 @@ def agent_by_id(config: Config, id: str) -> AgentConfig:
     return agent
 
 
+def agent_of_kind(config: Config, kind: str, name: str) -> AgentConfig:
+    """The agent, team or workflow with this id in the configuration, else with this upstream name.
+
+    Raises:
+        Problem: 404 where there is none of this kind.
+    """
+    agents = [each for each in config.agents if each.kind == kind]
+    found = [each for each in agents if each.id == name] or [
+        each for each in agents if each.agent == name
+    ]
+    if not found:
+        raise Problem(404, f"{kind.capitalize()} not found")
+    return found[0]
+
+
 def agent_of_app(config: Config, name: str) -> AgentConfig:
     """The agent that ADK's clients call by this `appName`.
 

@@ -7,11 +7,12 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 
-def _not_blank(text: str) -> str:
+def not_blank(text: str) -> str:
+    """The text. Raises ValueError where it has nothing but white space."""
     if not text.strip():
         raise ValueError("must not be empty or only white space")
     return text
 
 
 # The text that a run is started with.
-Message = Annotated[str, AfterValidator(_not_blank)]
+Message = Annotated[str, AfterValidator(not_blank)]

@@ -1,17 +1,49 @@
-"""Errors in the shape that FastAPI gives them, which the clients of Agno and ADK read."""
+"""Errors in the body of a request, in the form that FastAPI gives them.
+
+The clients of Agno, ADK and AG-UI read this form: a list of `{type, loc, msg}`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from penstock.web.problems import Problem
 
+JsonObject = dict[str, Any]
+Where = Sequence[str | int]
 
-def invalid_body(error: ValidationError) -> Problem:
-    """422 with FastAPI's list of errors."""
-    errors: list[dict[str, Any]] = [
-        {"type": e["type"], "loc": ["body", *e["loc"]], "msg": e["msg"]} for e in error.errors()
-    ]
-    return Problem(422, "; ".join(str(e["msg"]) for e in errors), errors=errors)
+SHOWN_CHARACTERS: Final = 128
+
+
+class InvalidBody(Problem):
+    """The body of a request is refused: 422. `errors` are in FastAPI's form."""
+
+    def __init__(self, errors: Iterable[JsonObject]) -> None:
+        self.errors = list(errors)
+        text = "; ".join(f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in self.errors)
+        super().__init__(422, text, errors=self.errors)
+
+
+def body_error(type: str, where: Where, text: str) -> JsonObject:
+    """One error; `where` is the path of the field in the body."""
+    return {"type": type, "loc": ["body", *where], "msg": text}
+
+
+def invalid(type: str, where: Where, text: str) -> InvalidBody:
+    """The refusal of a body with one error."""
+    return InvalidBody([body_error(type, where, text)])
+
+
+def invalid_body(error: ValidationError, *where: str | int) -> InvalidBody:
+    """The refusal of a body, or of the part of it at `where`, that is not as its model says."""
+    return InvalidBody(
+        body_error(each["type"], (*where, *each["loc"]), each["msg"]) for each in error.errors()
+    )
+
+
+def shortened(text: str) -> str:
+    """The beginning of a client's text, short enough to be repeated in an error."""
+    return text[:SHOWN_CHARACTERS]

@@ -14,7 +14,7 @@ from websockets.exceptions import InvalidStatus
 
 from penstock.bus import Bus, RawWriter
 from penstock.bus.records import DecideRequest, PauseRecord
-from penstock_edge.surfaces.adk import request as adk_request
+from penstock_edge.surfaces.adk.answers import decided
 from support.drive.clients import Client, MakeEdge, Stream
 from support.fakes.pretend import PretendApprovals, PretendRun, command_of
 
@@ -478,9 +478,8 @@ async def test_an_input_is_answered_with_the_whole_response(
 def test_an_input_is_what_its_schema_asks_for_though_a_response_is_an_object(
     schema: dict[str, Any] | None, value: Any
 ) -> None:
-    given = adk_request.Answer("C", "adk_request_input", {"result": "red"})
     asked = {"kind": "input", "input_schema": schema}
-    assert adk_request.decided(given, asked, as_sent=True).value == value
+    assert decided({"result": "red"}, "C", asked, for_adk_server=True).value == value
 
 
 async def test_the_invocation_that_an_answer_names_goes_with_the_decision_if_it_is_the_pauses_own(

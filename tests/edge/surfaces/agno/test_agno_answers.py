@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from penstock.bus.records import Decided
 from penstock.dialects.agno.encode import pauses
+from penstock.web.problems import Problem
 from penstock_edge.surfaces.agno import answers
 from penstock_edge.surfaces.agno.request import (
-    BrokenAnswers,
+    AnswerList,
     ContinueRequest,
-    InvalidRequest,
     RunRequest,
     answers_of,
     parse,
 )
+from penstock_edge.surfaces.errors import InvalidBody
 
 NOW = "2026-11-20T10:00:00.000Z"
 DELETE: dict[str, Any] = {
@@ -87,7 +88,7 @@ def one(item: dict[str, Any], section: str, given: dict[str, Any]) -> Decided:
 
 
 def refused(items: list[dict[str, Any]], section: str, *given: dict[str, Any]) -> dict[str, Any]:
-    with pytest.raises(InvalidRequest) as error:
+    with pytest.raises(InvalidBody) as error:
         decide(items, section, *given)
     (found,) = error.value.errors
     return found
@@ -299,19 +300,22 @@ def test_a_step_that_is_not_asked_about_is_refused() -> None:
 
 def test_an_agent_is_answered_by_tools_or_requirements_and_a_team_by_requirements() -> None:
     tools = parse({"tools": "[{}]"}, ContinueRequest)
-    assert answers_of(tools, "agent") == ("tools", [{}])
-    assert answers_of(parse({"requirements": [{}]}, ContinueRequest), "agent")[0] == "requirements"
-    with pytest.raises(InvalidRequest) as error:
+    assert answers_of(tools, "agent") == AnswerList("tools", [{}])
+    assert (
+        answers_of(parse({"requirements": [{}]}, ContinueRequest), "agent").field == "requirements"
+    )
+    with pytest.raises(InvalidBody) as error:
         answers_of(tools, "team")
     assert error.value.errors[0]["loc"] == ["body", "requirements"]
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidBody):
         answers_of(parse({"tools": "[]", "requirements": "[]"}, ContinueRequest), "agent")
 
 
 @pytest.mark.parametrize("given", ["{", "nonsense", "{}", "[1]", '"x"', "null", 5, {}])
 def test_answers_that_are_no_list_of_objects_are_broken(given: Any) -> None:
-    with pytest.raises(BrokenAnswers):
+    with pytest.raises(Problem) as error:
         answers_of(parse({"tools": given}, ContinueRequest), "agent")
+    assert error.value.status == 400
 
 
 @pytest.mark.parametrize("given", ["xx", "{", "5", "[]", 5, None, ""])
@@ -362,7 +366,7 @@ def test_any_object_is_a_decision_or_is_refused_by_name(
     taken: list[Decided] = []
     try:
         taken = decide([item], section, *objects)
-    except InvalidRequest as error:
+    except InvalidBody as error:
         refusals = error.errors
     assert all(each["loc"][:2] == ["body", section] for each in refusals)
     assert [each.item_id for each in taken] in ([], [item["item_id"]])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import uuid
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -21,34 +21,12 @@ from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.common import ADK, UPSTREAM, operation
+from penstock_edge.surfaces.adk.request import ChangeRequest, CreateRequest
 from penstock_edge.surfaces.adk.server import AdkServers, relayed
 from penstock_edge.surfaces.adk.sessions import AdkSessions, Named
 from penstock_edge.surfaces.agents import agent_of_app
 from penstock_edge.surfaces.errors import invalid_body
 from penstock_edge.surfaces.responses import json_response
-
-MAX_ID_CHARACTERS: Final = 512
-
-
-class CreateRequest(BaseModel):
-    """The body of a create; what else ADK knows goes on to its server."""
-
-    model_config = ConfigDict(extra="allow", strict=True, populate_by_name=True)
-
-    session_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)] | None = Field(
-        None, alias="sessionId"
-    )
-    state: dict[str, Any] | None = None
-    events: list[dict[str, Any]] | None = None
-
-
-class ChangeRequest(BaseModel):
-    """The body of a change, for the API's description; what it may hold is said by `starts`."""
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    state_delta: dict[str, Any] = Field(alias="stateDelta")
-
 
 _SESSION: Final = {200: json("The session", OBJECT)}
 _of_user = partial(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -32,9 +32,9 @@ from penstock_edge.stream.response import EventStream
 from penstock_edge.stream.waiting import WaitingStream
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.apps import named_by
+from penstock_edge.surfaces.adk.request import QueryRequest
 from penstock_edge.surfaces.adk.sessions import AdkSessions, Named
 from penstock_edge.surfaces.adk.views import legacy_view
-from penstock_edge.surfaces.bodies import Message
 from penstock_edge.surfaces.described import FOLLOWED
 from penstock_edge.surfaces.errors import invalid_body
 from penstock_edge.surfaces.query import cursor_of
@@ -46,14 +46,6 @@ _SESSION: Final = (by.APP, by.USER_ID, by.APP_SESSION_ID)
 _operation = partial(
     Operation, path="/apps/{app}/users/{user}/sessions/{session}/run", tag="adk", errors=DETAIL
 )
-
-
-class QueryRequest(BaseModel):
-    """The body of the POST."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    query: Message
 
 
 class Legacy:

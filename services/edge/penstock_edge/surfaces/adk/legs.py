@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -31,8 +31,9 @@ from penstock_edge.runs.decide import (
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import Place, place_of_new
 from penstock_edge.surfaces.adk import request as adk_request
+from penstock_edge.surfaces.adk.answers import Answer, answers_of, decided
 from penstock_edge.surfaces.adk.common import ADK
-from penstock_edge.surfaces.adk.request import Answer, InvalidRequest, RunAgentRequest
+from penstock_edge.surfaces.adk.request import RunAgentRequest
 from penstock_edge.surfaces.adk.views import encoded_leg_view
 from penstock_edge.surfaces.agents import agent_of_app
 from penstock_edge.views.dialects import View, leg_view
@@ -81,21 +82,18 @@ class AdkLegs:
         self._edge.streams.require_room(request.scope)
         require_json(request)
         body = await read_body(request, self._edge.settings.max_body_bytes)
-        try:
-            asked = adk_request.parse(body)
-            act_as(who, asked.user_id)
-            agent = agent_of_app(self._edge.config, asked.app_name)
-            if agent.protocol == ADK:
-                require(who, "raw")
-            else:
-                adk_request.require_portable(asked)
-            answers = adk_request.answers_of(asked)
-            aliases = await self._pending(who, agent, asked, answers)
-            if aliases:
-                require(who, "decide")
-                return asked, await self._decide(agent, asked, answers, aliases)
-        except InvalidRequest as error:
-            raise Problem(422, str(error), errors=error.errors) from error
+        asked = adk_request.parse(body)
+        act_as(who, asked.user_id)
+        agent = agent_of_app(self._edge.config, asked.app_name)
+        if agent.protocol == ADK:
+            require(who, "raw")
+        else:
+            adk_request.require_portable(asked)
+        answers = answers_of(asked)
+        aliases = await self._pending(who, agent, asked, answers)
+        if aliases:
+            require(who, "decide")
+            return asked, await self._decide(agent, asked, answers, aliases)
         require(who, "start")
         with named_in_422():
             if agent.protocol == ADK:
@@ -182,9 +180,9 @@ class AdkLegs:
         approval_id, run_id = aliases[0].approval_id, aliases[0].run_id
         items = await self._items(approval_id)
         native = agent.protocol == ADK
-        decided = [
-            adk_request.decided(
-                replace(answer, id=alias.item_id), items.get(alias.item_id, {}), as_sent=native
+        decisions = [
+            decided(
+                answer.response, alias.item_id, items.get(alias.item_id, {}), for_adk_server=native
             )
             for answer, alias in zip(answers, aliases, strict=True)
         ]
@@ -193,7 +191,7 @@ class AdkLegs:
         if invocation_id is not None:
             await self._require_own(run_id, approval_id, invocation_id)
         place = await place_of_next_leg(edge.bus, run_id, over_raw=native)
-        request = DecideRequest(by=asked.user_id, items=decided, invocation_id=invocation_id)
+        request = DecideRequest(by=asked.user_id, items=decisions, invocation_id=invocation_id)
         await take(edge.bus, approval_id, request)
         return OpenedLeg(agent, run_id, aliases[0].leg + 1, place)
 

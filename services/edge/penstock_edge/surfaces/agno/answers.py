@@ -1,7 +1,7 @@
-"""From the objects that an Agno client sends back, answered, to decisions. Pure.
+"""The decisions in the objects that an Agno client sends back after a pause. Pure.
 
-The objects say which request is meant and what the answer is. What runs is what was asked: an
-object whose call is not the one that was asked about is refused.
+A client repeats the objects of the pause with the answers filled in. The tools that run are those
+of the pause: an object whose call differs from the call of the pause is refused.
 """
 
 from __future__ import annotations
@@ -12,63 +12,102 @@ from typing import Any, Final
 
 from penstock.bus.records import Decided
 from penstock.dialects.agno.encode.pauses import waiting_tool
-from penstock_edge.surfaces.agno.request import InvalidRequest, error, named
+from penstock_edge.surfaces.agno.request import error
+from penstock_edge.surfaces.errors import InvalidBody, shortened
 
+Json = Any
 JsonObject = dict[str, Any]
 Where = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One object of the client's list. `ids` tell which request it answers, the surest first.
+class Filled:
+    """The fields that a client fills in, whatever the object is."""
 
-    `tool` has what its requirement says besides; a workflow's own step has none.
-    """
+    confirmed: Json
+    note: str | None
+    entered: JsonObject  # the values of `user_input_schema`, and of `user_input`, by their names
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """A tool, alone or in a requirement. `ids` name the request, the most specific first."""
 
     where: Where
     ids: tuple[str, ...]
-    tool: JsonObject
-    step: JsonObject | None = None
+    filled: Filled
+    tool_name: Json
+    tool_args: Json
+    result: Json
+    runs_at_client: bool
+    chosen: JsonObject  # the options of `user_feedback_schema`, by their questions
 
-    def refusal(self, field: str, text: str) -> InvalidRequest:
-        """What is wrong with a field of it."""
-        return InvalidRequest([error("answer_invalid", (*self.where, field), text)])
+    id_field = "tool_call_id"
+
+    @property
+    def ran_before(self) -> bool:
+        """Whether the tool ran before the pause: lists of tools hold these, too."""
+        return self.result is not None and not self.runs_at_client
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """A workflow's own step."""
+
+    where: Where
+    ids: tuple[str, ...]
+    filled: Filled
+    choices: Json
+
+    id_field = "step_id"
+    ran_before = False
+
+
+Answer = ToolAnswer | StepAnswer
 
 
 def answers(section: str, given: Sequence[JsonObject]) -> list[Answer]:
-    """The answers in a client's list: `tools`, `requirements` or `step_requirements`."""
+    """The answers in a client's list: `tools`, `requirements` or `step_requirements`.
+
+    Raises:
+        InvalidBody: a requirement contradicts itself.
+    """
     read = _SECTIONS[section]
     return [answer for index, each in enumerate(given) for answer in read((section, index), each)]
 
 
 def known(items: Sequence[JsonObject], shown: Mapping[str, str], given: Iterable[Answer]) -> bool:
-    """Whether every answer is about one of these items."""
+    """Whether every answer belongs to one of these items."""
     names = _names(items, shown)
-    return all(_found(names, answer) or _is_done(answer) for answer in given)
+    return all(_found(names, answer) or answer.ran_before for answer in given)
 
 
 def decided(
     items: Sequence[JsonObject], shown: Mapping[str, str], given: Sequence[Answer]
 ) -> list[Decided]:
-    """The decisions. `items`: those of approval.requested; `shown`: the upstream's own ids for
-    them, where it has others.
+    """The decisions on the items of approval.requested.
 
-    Raises InvalidRequest for an answer to nothing that is asked, for one whose call differs from
-    what was asked, and for what does not answer. Whether all is answered, approvals judge.
+    `shown` maps the upstream's own ids to the ids of items, where these differ. The approvals
+    service checks that every item is decided.
+
+    Raises:
+        InvalidBody: an answer belongs to no item, or to one that is answered already; its call
+            differs from the item's; or it lacks the decision.
     """
     names = _names(items, shown)
     decisions: dict[str, Decided] = {}
     for answer in given:
         item = _found(names, answer)
         if item is None:
-            if _is_done(answer):
+            if answer.ran_before:
                 continue
-            id = named(answer.ids[0]) if answer.ids else ""
-            raise answer.refusal(_id_field(answer), f"{id!r} is not asked about in this pause")
+            id = shortened(answer.ids[0]) if answer.ids else ""
+            raise _refusal(answer, answer.id_field, f"{id!r} is not asked about in this pause")
         item_id = item["item_id"]
         if item_id in decisions:
-            raise answer.refusal(_id_field(answer), "is answered more than once")
-        _require_same(item, answer)
+            raise _refusal(answer, answer.id_field, "is answered more than once")
+        _require_same_call(item, answer)
         decisions[item_id] = _DECISIONS[item["kind"]](item, answer)
     return list(decisions.values())
 
@@ -77,23 +116,23 @@ def decided(
 
 
 def _tools(where: Where, tool: JsonObject) -> list[Answer]:
-    return [Answer(where, _texts(tool.get("tool_call_id")), tool)]
+    return [_tool_answer(where, _texts(tool.get("tool_call_id")), tool)]
 
 
 def _requirements(where: Where, requirement: JsonObject) -> list[Answer]:
     execution = requirement.get("tool_execution")
     tool = dict(execution) if isinstance(execution, dict) else {}
-    for theirs, ours in _OF_THE_REQUIREMENT.items():
-        said, nested = requirement.get(theirs), tool.get(ours)
-        if theirs == "confirmation" and None not in (said, nested) and said is not nested:
-            text = "says another thing than its tool_execution"
-            raise InvalidRequest([error("answer_invalid", (*where, theirs), text)])
+    for outer_name, name in _OF_REQUIREMENT.items():
+        outer, nested = requirement.get(outer_name), tool.get(name)
+        if outer_name == "confirmation" and None not in (outer, nested) and outer is not nested:
+            text = "differs from `confirmed` in its tool_execution"
+            raise InvalidBody([error("answer_invalid", (*where, outer_name), text)])
         if nested is None:
-            tool[ours] = said
+            tool[name] = outer
     for field, key, value in _SCHEMAS:
         tool[field] = _merged(tool.get(field), requirement.get(field), key, value)
     ids = _texts(requirement.get("id"), tool.get("tool_call_id"))
-    return [Answer(where, ids, tool)]
+    return [_tool_answer(where, ids, tool)]
 
 
 def _steps(where: Where, step: JsonObject) -> list[Answer]:
@@ -104,7 +143,14 @@ def _steps(where: Where, step: JsonObject) -> list[Answer]:
             for index, each in enumerate(_objects(inner))
             for answer in _requirements((*where, "executor_requirements", index), each)
         ]
-    return [Answer(where, _texts(step.get("step_id"), step.get("step_name")), {}, step)]
+    return [
+        StepAnswer(
+            where,
+            _texts(step.get("step_id"), step.get("step_name")),
+            _filled(step, note=step.get("rejection_feedback")),
+            choices=step.get("selected_choices"),
+        )
+    ]
 
 
 _SECTIONS: Final[Mapping[str, Callable[[Where, JsonObject], list[Answer]]]] = {
@@ -112,20 +158,55 @@ _SECTIONS: Final[Mapping[str, Callable[[Where, JsonObject], list[Answer]]]] = {
     "requirements": _requirements,
     "step_requirements": _steps,
 }
-_OF_THE_REQUIREMENT: Final = {
+# Fields of a requirement that its tool_execution has under another name.
+_OF_REQUIREMENT: Final = {
     "confirmation": "confirmed",
     "confirmation_note": "confirmation_note",
     "external_execution_result": "result",
 }
-# The field, what names its entries, and what is filled in.
-_SCHEMAS: Final = (
-    ("user_input_schema", "name", "value"),
-    ("user_feedback_schema", "question", "selected_options"),
-)
+_INPUT: Final = ("user_input_schema", "name", "value")
+_FEEDBACK: Final = ("user_feedback_schema", "question", "selected_options")
+# Each with the key that names its entries, and the key that the client fills in.
+_SCHEMAS: Final = (_INPUT, _FEEDBACK)
 
 
-def _merged(nested: Any, outer: Any, key: str, value: str) -> list[JsonObject]:
-    """Agno says these twice: the tool's own words win where it has some."""
+def _tool_answer(where: Where, ids: tuple[str, ...], tool: JsonObject) -> ToolAnswer:
+    return ToolAnswer(
+        where,
+        ids,
+        _filled(tool, note=tool.get("confirmation_note")),
+        tool_name=tool.get("tool_name"),
+        tool_args=tool.get("tool_args"),
+        result=tool.get("result"),
+        runs_at_client=tool.get("external_execution_required") is True,
+        chosen=_values(tool, *_FEEDBACK),
+    )
+
+
+def _filled(given: JsonObject, note: Json) -> Filled:
+    entered = _values(given, *_INPUT)
+    more = given.get("user_input")
+    if isinstance(more, dict):
+        entered |= more
+    return Filled(
+        confirmed=given.get("confirmed"),
+        note=note if isinstance(note, str) and note else None,
+        entered=entered,
+        answered=given.get("answered") is True,
+    )
+
+
+def _values(given: JsonObject, field: str, key: str, value: str) -> JsonObject:
+    """The values that are filled in, by the names of their entries."""
+    return {
+        each[key]: each[value]
+        for each in _objects(given.get(field))
+        if isinstance(each.get(key), str) and each.get(value) is not None
+    }
+
+
+def _merged(nested: Json, outer: Json, key: str, value: str) -> list[JsonObject]:
+    """The entries of a schema that Agno has twice. Those that the tool's own has filled in win."""
     filled = {each[key]: each for each in _objects(outer) if isinstance(each.get(key), str)}
     filled |= {
         each[key]: each
@@ -135,21 +216,24 @@ def _merged(nested: Any, outer: Any, key: str, value: str) -> list[JsonObject]:
     return list(filled.values()) or _objects(nested)
 
 
-# --- which item is meant
+# --- the item that an answer belongs to
 
 
 def _names(items: Sequence[JsonObject], shown: Mapping[str, str]) -> Mapping[str, list[JsonObject]]:
-    """By what a client may call them. Two members of a team may ask under the same call id."""
+    """The items by every name that clients have for them.
+
+    A name may have several items, because two members of a team may use the same call id.
+    """
     names: dict[str, list[JsonObject]] = {}
     by_id = {item["item_id"]: item for item in items}
-    called = [(item["item_id"], item) for item in items]
-    called += [
+    named = [(item["item_id"], item) for item in items]
+    named += [
         (item["tool_call_id"], item)
         for item in items
         if item.get("tool_call_id") not in (None, item["item_id"])
     ]
-    called += [(name, by_id[item_id]) for name, item_id in shown.items() if item_id in by_id]
-    for name, item in called:
+    named += [(name, by_id[item_id]) for name, item_id in shown.items() if item_id in by_id]
+    for name, item in named:
         if item not in names.setdefault(name, []):
             names[name].append(item)
     return names
@@ -163,70 +247,59 @@ def _found(names: Mapping[str, list[JsonObject]], answer: Answer) -> JsonObject 
     return None
 
 
-def _is_done(answer: Answer) -> bool:
-    """Lists of tools hold also those that ran before the pause."""
-    tool = answer.tool
-    return tool.get("result") is not None and tool.get("external_execution_required") is not True
-
-
-def _require_same(item: JsonObject, answer: Answer) -> None:
-    if answer.step is not None:
+def _require_same_call(item: JsonObject, answer: Answer) -> None:
+    """Raises InvalidBody for another call: a person approved the call of the item alone."""
+    if isinstance(answer, StepAnswer):
         return
     asked = waiting_tool(item, None)
-    for field in ("tool_name", "tool_args"):
-        said = answer.tool.get(field)
-        if said is not None and said != asked[field]:
-            raise answer.refusal(field, "is not what was asked about; nothing has run")
+    for field, given in (("tool_name", answer.tool_name), ("tool_args", answer.tool_args)):
+        if given is not None and given != asked[field]:
+            raise _refusal(answer, field, "differs from the call of the pause; nothing has run")
 
 
-# --- what is answered
+# --- the decision in an answer
 
 
 def _confirmation(item: JsonObject, answer: Answer) -> Decided:
-    step = answer.step
-    confirmed = (answer.tool if step is None else step).get("confirmed")
-    note = answer.tool.get("confirmation_note") if step is None else step.get("rejection_feedback")
+    confirmed = answer.filled.confirmed
     if not isinstance(confirmed, bool):
-        raise answer.refusal("confirmed", "must be true or false")
-    return Decided(
-        item_id=item["item_id"],
-        decision="approve" if confirmed else "reject",
-        note=note if isinstance(note, str) and note else None,
-    )
+        raise _refusal(answer, "confirmed", "must be true or false")
+    if confirmed:
+        return Decided(item_id=item["item_id"], decision="approve", note=answer.filled.note)
+    return _rejected(item, answer)
 
 
 def _input(item: JsonObject, answer: Answer) -> Decided:
-    said = answer.tool if answer.step is None else answer.step
-    values = _filled(said.get("user_input_schema"), "name", "value")
-    entered = said.get("user_input")
-    if isinstance(entered, dict):
-        values |= entered
-    value: Any = values or ({} if said.get("answered") is True else None)
-    if not _properties(item) and set(values) == {"value"}:
-        value = values["value"]  # what is no object was shown as one field of this name
+    entered = answer.filled.entered
+    value: Json = entered or ({} if answer.filled.answered else None)
+    if not _has_properties(item) and set(entered) == {"value"}:
+        # clients are shown an input that is not an object as one field with the name `value`
+        value = entered["value"]
     return _approved(item, value)
 
 
 def _choice(item: JsonObject, answer: Answer) -> Decided:
-    if answer.step is not None:
-        return _approved(item, answer.step.get("selected_choices"))
-    chosen = _filled(answer.tool.get("user_feedback_schema"), "question", "selected_options")
+    if isinstance(answer, StepAnswer):
+        return _approved(item, answer.choices)
     if item["kind"] == "feedback" and _objects(item.get("options")):
-        return _approved(item, chosen or None)
-    return _approved(item, next(iter(chosen.values()), None))
+        return _approved(item, answer.chosen or None)
+    return _approved(item, next(iter(answer.chosen.values()), None))
 
 
 def _result(item: JsonObject, answer: Answer) -> Decided:
-    tool = answer.tool
-    if tool.get("result") is None and tool.get("confirmed") is False:
-        note = tool.get("confirmation_note")
-        said = note if isinstance(note, str) and note else None
-        return Decided(item_id=item["item_id"], decision="reject", note=said)
-    return _approved(item, tool.get("result"))
+    if isinstance(answer, StepAnswer):
+        return _approved(item, None)
+    if answer.result is None and answer.filled.confirmed is False:
+        return _rejected(item, answer)
+    return _approved(item, answer.result)
 
 
-def _approved(item: JsonObject, value: Any) -> Decided:
+def _approved(item: JsonObject, value: Json) -> Decided:
     return Decided(item_id=item["item_id"], decision="approve", note=None, value=value)
+
+
+def _rejected(item: JsonObject, answer: Answer) -> Decided:
+    return Decided(item_id=item["item_id"], decision="reject", note=answer.filled.note)
 
 
 _DECISIONS: Final[Mapping[str, Callable[[JsonObject, Answer], Decided]]] = {
@@ -241,26 +314,18 @@ _DECISIONS: Final[Mapping[str, Callable[[JsonObject, Answer], Decided]]] = {
 }
 
 
-def _filled(fields: Any, key: str, value: str) -> JsonObject:
-    return {
-        each[key]: each[value]
-        for each in _objects(fields)
-        if isinstance(each.get(key), str) and each.get(value) is not None
-    }
+def _refusal(answer: Answer, field: str, text: str) -> InvalidBody:
+    return InvalidBody([error("answer_invalid", (*answer.where, field), text)])
 
 
-def _properties(item: JsonObject) -> bool:
+def _has_properties(item: JsonObject) -> bool:
     schema = item.get("input_schema")
     return isinstance(schema, dict) and bool(schema.get("properties"))
 
 
-def _id_field(answer: Answer) -> str:
-    return "tool_call_id" if answer.step is None else "step_id"
-
-
-def _objects(value: Any) -> list[JsonObject]:
+def _objects(value: Json) -> list[JsonObject]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def _texts(*values: Any) -> tuple[str, ...]:
+def _texts(*values: Json) -> tuple[str, ...]:
     return tuple(value for value in values if isinstance(value, str) and value)

@@ -13,15 +13,19 @@ from starlette.requests import Request
 
 from penstock.web.bodies import read_body
 from penstock.web.problems import Problem
-from penstock_edge.surfaces.agno.request import InvalidRequest, error, named
+from penstock_edge.surfaces.agno.request import error
+from penstock_edge.surfaces.errors import InvalidBody, shortened
 
 MAX_FIELDS: Final = 1000
 
 
 async def fields_of(request: Request, limit_bytes: int) -> Mapping[str, Any]:
-    """The fields by name; of a form they are texts, and an empty one is not there.
+    """The fields by name. Those of a form are texts, and empty ones are left out.
 
-    Raises Problem 415 and 413, 400 for a broken multipart body; InvalidRequest for all else.
+    Raises:
+        Problem: 415 for another media type, 413 for a body over the limit, 400 for a broken
+            multipart body.
+        InvalidBody: a form or JSON that cannot be read, or that has files.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
@@ -38,7 +42,7 @@ def _urlencoded(body: bytes) -> Mapping[str, str]:
     try:
         given = parse_qsl(body.decode(), errors="strict", max_num_fields=MAX_FIELDS)
     except ValueError as cause:
-        raise InvalidRequest([error("form_invalid", (), f"the form: {cause}")]) from cause
+        raise InvalidBody([error("form_invalid", (), f"the form: {cause}")]) from cause
     return _once(given)
 
 
@@ -46,9 +50,9 @@ def _json(body: bytes) -> Mapping[str, Any]:
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as cause:
-        raise InvalidRequest([error("json_invalid", (), f"no JSON: {cause}")]) from cause
+        raise InvalidBody([error("json_invalid", (), f"no JSON: {cause}")]) from cause
     if not isinstance(fields, dict):
-        raise InvalidRequest([error("dict_type", (), "must be a JSON object")])
+        raise InvalidBody([error("dict_type", (), "must be a JSON object")])
     return fields
 
 
@@ -69,17 +73,20 @@ async def _multipart(headers: Headers, body: bytes, limit_bytes: int) -> Mapping
             if isinstance(value, str):
                 texts.append((name, value))
             elif value.filename or value.size:
-                raise InvalidRequest([error("files_unsupported", (name,), "takes no files")])
+                raise InvalidBody([error("files_unsupported", (name,), "takes no files")])
     finally:
         await form.close()
     return _once((name, value) for name, value in texts if value)
 
 
 def _once(given: Iterable[tuple[str, str]]) -> Mapping[str, str]:
-    """Raises InvalidRequest for a name that is given twice: we and the upstream must agree."""
+    """The fields by name. Raises InvalidBody for a name that is given twice.
+
+    The edge and the upstream could read different ones.
+    """
     fields: dict[str, str] = {}
     for name, value in given:
         if name in fields:
-            raise InvalidRequest([error("given_twice", (named(name),), "is given more than once")])
+            raise InvalidBody([error("given_twice", (shortened(name),), "is given more than once")])
         fields[name] = value
     return fields

@@ -1,62 +1,45 @@
-"""What agno-events.md asks of a start and of a continue, and its shape of errors. Pure."""
+"""The bodies of agno-events.md: a start and a continue; and FastAPI's form of errors. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from penstock.web.bodies import is_deep, require_few_values
+from penstock.web.problems import Problem
+from penstock_edge.surfaces.bodies import not_blank
+from penstock_edge.surfaces.errors import InvalidBody, body_error, shortened
 
-NAME_CHARACTERS: Final = 128
+JsonObject = dict[str, Any]
 
-# Set by us, or by the connector: a client's own would change the stream that we live on.
-OURS: Final = frozenset(
+# Fields that the edge or the connector sets. With a client's own value the upstream would send
+# another stream than the connector reads.
+RESERVED: Final = frozenset(
     {"message", "stream", "stream_events", "background", "session_id", "user_id", "run_id"}
 )
-# What a message has besides its text: an agent that is no Agno agent cannot be given it.
+# The fields of a message besides its text, which only an Agno agent takes.
 MEDIA: Final = ("images", "audio", "videos", "input_files")
-# Which field answers a pause, by the kind of what was paused. Agno takes the first alone.
-ANSWERS: Final[Mapping[str, tuple[str, ...]]] = {
+# The fields that answer a pause, by the kind of the agent. Agno reads the first alone.
+ANSWER_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "agent": ("tools", "requirements"),
     "team": ("requirements",),
     "workflow": ("step_requirements",),
 }
+KINDS: Final = tuple(ANSWER_FIELDS)
 
 
-class InvalidRequest(ValueError):
-    """The body cannot be served: 422. `errors` are as FastAPI writes them."""
-
-    def __init__(self, errors: list[dict[str, Any]]) -> None:
-        super().__init__("; ".join(str(each["msg"]) for each in errors))
-        self.errors = errors
-
-
-class BrokenAnswers(ValueError):
-    """The list of answers is no JSON list of objects: 400, as in Agno."""
-
-
-def error(type: str, loc: Sequence[str | int], msg: str, input: Any = None) -> dict[str, Any]:
-    """One of FastAPI's errors; `loc` is where in the body. Only a short input is said back."""
-    said = named(input) if isinstance(input, str) else None
-    return {"type": type, "loc": ["body", *loc], "msg": msg, "input": said}
-
-
-def named(name: str) -> str:
-    """A client's own word, of a length that can be said back."""
-    return name[:NAME_CHARACTERS]
-
-
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError("must not be only white space")
-    return text
+def error(type: str, loc: Sequence[str | int], msg: str, input: Any = None) -> JsonObject:
+    """One of FastAPI's errors; `loc` is the path in the body. Of `input`, a short text is shown."""
+    shown = shortened(input) if isinstance(input, str) else None
+    return {**body_error(type, loc, msg), "input": shown}
 
 
 def _absent(text: Any) -> Any:
-    """FastAPI takes an empty field for one that is not there; so does JSON's sender."""
+    """FastAPI takes an empty field of a form for a field that is missing."""
     return None if text == "" else text
 
 
@@ -66,22 +49,31 @@ Name = Annotated[
 
 
 class RunRequest(BaseModel):
-    """The body of a start. Whatever else there is goes on to an Agno upstream."""
+    """The body of a start. Other fields are forwarded to an Agno upstream."""
 
     model_config = ConfigDict(extra="allow")
 
-    message: Annotated[str, Field(min_length=1), AfterValidator(_not_blank)]
+    message: Annotated[str, Field(min_length=1), AfterValidator(not_blank)]
     stream: bool = False
-    background: bool = False  # every run goes on by itself; without a stream: answered at once
+    # Every run continues without its client; without `stream`, the answer does not wait for it.
+    background: bool = False
     session_id: Name
     user_id: Name
 
-    def forwarded(self) -> dict[str, Any]:
-        """The fields that are Agno's own matter; dependencies that are no JSON object are not."""
+    @property
+    def returns_at_once(self) -> bool:
+        """Whether the answer is 202 before the run is over."""
+        return self.background and not self.stream
+
+    def forwarded(self) -> JsonObject:
+        """The other fields, without those that are reserved.
+
+        Agno ignores dependencies that are not a JSON object, so these are left out.
+        """
         given = {
             name: value
             for name, value in (self.model_extra or {}).items()
-            if name not in OURS and value is not None
+            if name not in RESERVED and value is not None
         }
         if not _is_object(given.get("dependencies")):
             given.pop("dependencies", None)
@@ -89,7 +81,7 @@ class RunRequest(BaseModel):
 
 
 class ContinueRequest(BaseModel):
-    """The body of a continue; its list of answers is found by `answers_of`."""
+    """The body of a continue; `answers_of` reads its list of answers."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -98,34 +90,48 @@ class ContinueRequest(BaseModel):
     user_id: Name
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerList:
+    """The field of a continue that answers the pause, and its objects."""
+
+    field: str
+    objects: list[JsonObject]
+
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse(fields: Mapping[str, Any], model: type[Model]) -> Model:
-    """Raises InvalidRequest that names the fields."""
+    """The fields as this model.
+
+    Raises:
+        InvalidBody: fields are missing, wrong or nested too deeply.
+    """
     given = dict(fields)
     _require_flat(given, ())
     if given.get("message") == "":
-        del given["message"]  # an empty one is missing, as FastAPI sees it
+        del given["message"]  # FastAPI takes an empty field for a missing one
     try:
         return model.model_validate(given)
     except ValidationError as cause:
-        raise InvalidRequest(
-            [
-                error(
-                    each["type"],
-                    each["loc"],
-                    each["msg"],
-                    # FastAPI says of what is missing that it is null
-                    None if each["type"] == "missing" else each["input"],
-                )
-                for each in cause.errors(include_url=False, include_context=False)
-            ]
+        raise InvalidBody(
+            error(
+                each["type"],
+                each["loc"],
+                each["msg"],
+                # FastAPI gives null as the input of a missing field
+                None if each["type"] == "missing" else each["input"],
+            )
+            for each in cause.errors(include_url=False, include_context=False)
         ) from cause
 
 
 def require_portable(request: RunRequest) -> None:
-    """Raises InvalidRequest for what only an Agno agent can be given: it would be lost."""
+    """Refuse fields that only an Agno agent takes, because another agent would not get them.
+
+    Raises:
+        InvalidBody: the message has media.
+    """
     given = request.forwarded()
     errors = [
         error("not_portable", (name,), f"an agent that is no Agno agent takes no {name}")
@@ -133,22 +139,24 @@ def require_portable(request: RunRequest) -> None:
         if given.get(name) not in (None, "", "[]", [])
     ]
     if errors:
-        raise InvalidRequest(errors)
+        raise InvalidBody(errors)
 
 
-def answers_of(request: ContinueRequest, kind: str) -> tuple[str, list[dict[str, Any]]]:
-    """The field that answers the pause, and its objects.
+def answers_of(request: ContinueRequest, kind: str) -> AnswerList:
+    """The list that answers the pause of an agent of this kind.
 
-    Raises InvalidRequest where there is none, or two; BrokenAnswers where it cannot be read.
+    Raises:
+        InvalidBody: there is none, or more than one.
+        Problem: 400, as in Agno, where the field is not a JSON list of objects.
     """
     extra = request.model_extra or {}
-    known = ANSWERS[kind]
-    given = [name for name in known if extra.get(name) not in (None, "")]
+    fields = ANSWER_FIELDS[kind]
+    given = [name for name in fields if extra.get(name) not in (None, "")]
     if not given:
-        raise InvalidRequest([error("missing", (known[0],), "Field required")])
+        raise InvalidBody([error("missing", (fields[0],), "Field required")])
     if len(given) > 1:
         text = f"comes without {', '.join(given[1:])}"
-        raise InvalidRequest([error("both_given", (given[0],), text)])
+        raise InvalidBody([error("both_given", (given[0],), text)])
     name = given[0]
     value = extra[name]
     if isinstance(value, str):
@@ -156,16 +164,16 @@ def answers_of(request: ContinueRequest, kind: str) -> tuple[str, list[dict[str,
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as cause:
-            raise BrokenAnswers(f"Invalid JSON in {name} field") from cause
+            raise Problem(400, f"Invalid JSON in {name} field") from cause
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise BrokenAnswers(f"Invalid structure in {name} field: a list of objects is expected")
+        raise Problem(400, f"Invalid structure in {name} field: a list of objects is expected")
     _require_flat(value, (name,))
-    return name, value
+    return AnswerList(name, value)
 
 
 def _require_flat(value: Any, loc: Sequence[str]) -> None:
     if is_deep(value):
-        raise InvalidRequest([error("too_deep", loc, "is nested too deeply")])
+        raise InvalidBody([error("too_deep", loc, "is nested too deeply")])
 
 
 def _is_object(given: Any) -> bool:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import wraps
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
-import orjson
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import starts
@@ -38,25 +34,19 @@ from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import Place, place_of_new
 from penstock_edge.stream.whole_body import WholeBody
 from penstock_edge.surfaces import parameters as by
+from penstock_edge.surfaces.agents import agent_of_kind
 from penstock_edge.surfaces.agno import answers as agno_answers
 from penstock_edge.surfaces.agno import request as agno_request
 from penstock_edge.surfaces.agno.body import fields_of
-from penstock_edge.surfaces.agno.request import (
-    BrokenAnswers,
-    ContinueRequest,
-    InvalidRequest,
-    RunRequest,
-)
+from penstock_edge.surfaces.agno.request import KINDS, ContinueRequest, RunRequest
 from penstock_edge.surfaces.agno.views import is_native, leg_view, output_view
 from penstock_edge.surfaces.described import STREAM
-
-KINDS: Final = ("agent", "team", "workflow")
-
+from penstock_edge.surfaces.errors import shortened
+from penstock_edge.surfaces.responses import json_response
 
 RAW: Final = "where the stream is that of an Agno agent, because its server's bytes are relayed"
 _NAMED: Final = an_object(id=TEXT, name=TEXT)
 _LEG: Final = {200: Answer("The leg as a stream, or the run", {SSE: STREAM, JSON: OBJECT})}
-H = TypeVar("H", bound=Callable[..., Awaitable[ASGIApp]])
 
 
 def _of_each_kind(path: str, summary: str, **declared: Any) -> list[Operation]:
@@ -72,21 +62,6 @@ def _of_each_kind(path: str, summary: str, **declared: Any) -> list[Operation]:
         )
         for kind in KINDS
     ]
-
-
-def _with_problems(handle: H) -> H:
-    """A handler whose bad bodies are answered as Agno answers them: 422, or 400 for answers."""
-
-    @wraps(handle)
-    async def handler(*arguments: Any) -> ASGIApp:
-        try:
-            return await handle(*arguments)
-        except InvalidRequest as error:
-            raise Problem(422, str(error), errors=error.errors) from error
-        except BrokenAnswers as error:
-            raise Problem(400, str(error)) from error
-
-    return cast(H, handler)
 
 
 class AgnoSurface:
@@ -105,9 +80,11 @@ class AgnoSurface:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """What there is of this kind."""
+        """The ids and names of all agents of this kind."""
         kind = request.path_params["kind"]
-        return _json([_shown(agent) for agent in self._edge.config.agents if agent.kind == kind])
+        return json_response(
+            [_shown(agent) for agent in self._edge.config.agents if agent.kind == kind]
+        )
 
     @serves(
         *_of_each_kind(
@@ -122,7 +99,7 @@ class AgnoSurface:
     )
     async def show(self, request: Request) -> ASGIApp:
         """One agent, team or workflow: what an Agno client needs in order to name it."""
-        return _json(_shown(self._agent(request)))
+        return json_response(_shown(self._agent(request)))
 
     @serves(
         *_of_each_kind(
@@ -142,18 +119,16 @@ class AgnoSurface:
             refusals=(404,),
         )
     )
-    @_with_problems
     async def start(self, request: Request) -> ASGIApp:
-        """A new run: its first leg as a stream, or the run as JSON where `stream` is not true.
+        """Start a run; the response is its first leg, or the run as JSON without `stream`.
 
-        With `background` and without `stream`: 202 at once, as Agno 3 answers.
+        With `background` and without `stream`, the response is 202 at once, as in Agno 3.
         """
         edge, who = self._edge, identity_of(request)
         agent = self._agent(request)
         fields = await fields_of(request, edge.settings.max_body_bytes)
         asked = agno_request.parse(fields, RunRequest)
-        at_once = asked.background and not asked.stream
-        if not at_once:
+        if not asked.returns_at_once:
             edge.streams.require_room(request.scope)
         user_id = act_as(who, asked.user_id)
         native = is_native(agent)
@@ -177,10 +152,10 @@ class AgnoSurface:
                 input=given or None,
             )
         )
-        if at_once:
+        if asked.returns_at_once:
             record = started.record
             accepted = {"run_id": record.run_id, "session_id": record.session_id}
-            answer = _json({**accepted, "status": "PENDING"}, 202)
+            answer = json_response({**accepted, "status": "PENDING"}, 202)
             answer.headers["penstock-run-id"] = record.run_id
             return answer
         return await self._leg(agent, started.record.run_id, 1, place, stream=asked.stream)
@@ -200,20 +175,20 @@ class AgnoSurface:
             refusals=(404, 409, 410),
         )
     )
-    @_with_problems
     async def go_on(self, request: Request) -> ASGIApp:
-        """The decision about a paused run's requests; answers with the leg that follows."""
+        """Decide what a paused run asks; the response is the leg that follows."""
         edge, who = self._edge, identity_of(request)
         agent = self._agent(request)
         record = await self._run(who, agent, request)
         fields = await fields_of(request, edge.settings.max_body_bytes)
         asked = agno_request.parse(fields, ContinueRequest)
-        by = act_as(who, asked.user_id)
+        user_id = act_as(who, asked.user_id)
         edge.streams.require_room(request.scope)
         _require_raw(who, agent, asked)
         if asked.session_id not in (None, record.session_id):
             raise _unknown_run(record.run_id)
-        answers = agno_answers.answers(*agno_request.answers_of(asked, request.path_params["kind"]))
+        listed = agno_request.answers_of(asked, agent.kind)
+        answers = agno_answers.answers(listed.field, listed.objects)
         run_id = record.run_id
         pause = await pause_of(
             edge.bus, run_id, lambda pause: agno_answers.known(pause.items, pause.shown, answers)
@@ -223,7 +198,7 @@ class AgnoSurface:
             raise Problem(409, f"run {run_id} is not paused: its request was {approval.status}")
         items = agno_answers.decided(pause.items, pause.shown, answers)
         place = await place_of_next_leg(edge.bus, run_id, is_native(agent) and asked.stream)
-        decision = DecideRequest(by=by, digest=approval.digest, items=items)
+        decision = DecideRequest(by=user_id, digest=approval.digest, items=items)
         await take(edge.bus, approval.approval_id, decision)
         return await self._leg(agent, run_id, approval.leg + 1, place, stream=asked.stream)
 
@@ -247,7 +222,7 @@ class AgnoSurface:
             raise _unknown_run(record.run_id)
         await ignore_body(request)
         await self._edge.canceller.cancel(record.run_id, who)
-        return _json({})
+        return json_response({})
 
     async def _leg(
         self, agent: AgentConfig, run_id: str, leg: int, place: Place, *, stream: bool
@@ -258,18 +233,11 @@ class AgnoSurface:
         return WholeBody(await edge.hubs.join(output_view(agent, run_id, leg), place))
 
     def _agent(self, request: Request) -> AgentConfig:
-        """By our id for it, else by its upstream's. Raises Problem 404."""
-        id, kind = request.path_params["id"], request.path_params["kind"]
-        agents = [agent for agent in self._edge.config.agents if agent.kind == kind]
-        found = [agent for agent in agents if agent.id == id] or [
-            agent for agent in agents if agent.agent == id
-        ]
-        if not found:
-            raise Problem(404, f"{kind.capitalize()} not found")
-        return found[0]
+        path = request.path_params
+        return agent_of_kind(self._edge.config, path["kind"], path["id"])
 
     async def _run(self, who: Identity, agent: AgentConfig, request: Request) -> RunRecord:
-        """The run of this agent, if it is the caller's. Raises Problem 404, 403 as `run_of`."""
+        """The run of this agent. Raises Problem 404 or 403, as `run_of` does."""
         run_id = request.path_params["run_id"]
         try:
             record = await run_of(self._edge.bus, who, run_id)
@@ -283,18 +251,14 @@ class AgnoSurface:
 
 
 def _require_raw(who: Identity, agent: AgentConfig, asked: RunRequest | ContinueRequest) -> None:
-    """An Agno upstream's stream is its own bytes."""
+    """Raises Problem 403: the stream of an Agno agent has the bytes of its server."""
     if asked.stream and is_native(agent):
         require(who, "raw")
 
 
 def _unknown_run(run_id: str) -> Problem:
-    return Problem(404, f"No runs found for run ID {agno_request.named(run_id)}")
+    return Problem(404, f"No runs found for run ID {shortened(run_id)}")
 
 
 def _shown(agent: AgentConfig) -> dict[str, Any]:
     return {"id": agent.id, "name": agent.name or agent.id}
-
-
-def _json(body: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, media_type="application/json")

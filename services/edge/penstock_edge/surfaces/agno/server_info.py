@@ -12,7 +12,7 @@ from penstock.bus.messages import now
 from penstock.web.operation import OBJECT, TEXT, Operation, an_object, json, serves
 from penstock.web.problems import DETAIL
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.agno.routes import KINDS
+from penstock_edge.surfaces.agno.request import KINDS
 from penstock_edge.surfaces.responses import json_response
 
 OS_ID: Final = "penstock"

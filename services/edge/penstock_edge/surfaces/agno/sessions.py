@@ -35,8 +35,7 @@ from penstock_edge.runs.access import run_of
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.run_events import read_run
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.agno.request import named
-from penstock_edge.surfaces.agno.routes import KINDS
+from penstock_edge.surfaces.agno.request import KINDS
 from penstock_edge.surfaces.agno.session_shapes import (
     STATUSES,
     Kept,
@@ -46,6 +45,7 @@ from penstock_edge.surfaces.agno.session_shapes import (
     run_shown,
 )
 from penstock_edge.surfaces.agno.views import EdgeFrames
+from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.query import number
 from penstock_edge.surfaces.responses import json_response
 
@@ -183,7 +183,7 @@ class AgnoSessions:
         records = await self._records(who, owner, session_id, agents)
         kept = [await self._kept(agent, owner, record) for agent, record in records]
         if not kept:
-            raise Problem(404, f"Session with id '{named(session_id)}' not found")
+            raise Problem(404, f"Session with id '{shortened(session_id)}' not found")
         latest = max(kept, key=lambda each: each.updated_at)
         of_it = [each for each in records if each[0] is latest.agent]
         runs = await self._runs(of_it)
@@ -233,7 +233,7 @@ class AgnoSessions:
         """One run; also one that no connector has taken yet."""
         who, owner, agents = self._asked(request)
         session_id, run_id = (request.path_params[name] for name in ("session_id", "run_id"))
-        text = f"Run with ID {named(run_id)} not found in session {named(session_id)}"
+        text = f"Run with ID {shortened(run_id)} not found in session {shortened(session_id)}"
         try:
             record = await run_of(self._edge.bus, who, run_id)
         except Problem as problem:
@@ -271,13 +271,13 @@ class AgnoSessions:
         statuses = {status.upper() for status in query.getlist("status")}
         if unknown := sorted(statuses - set(STATUSES.values())):
             expected = ", ".join(STATUSES.values())
-            raise Problem(400, f"status: {named(unknown[0])} is none of {expected}")
+            raise Problem(400, f"status: {shortened(unknown[0])} is none of {expected}")
         after = _time_s(query.get("created_after"), "created_after")
         before = _time_s(query.get("created_before"), "created_before")
         session_id = request.path_params["session_id"]
         records = await self._records(who, owner, session_id, agents)
         if not records:
-            raise Problem(404, f"Session with ID {named(session_id)} not found")
+            raise Problem(404, f"Session with ID {shortened(session_id)} not found")
         runs = [
             (record, agent)
             for record, agent in await self._runs(records)

@@ -14,18 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from penstock.dialects.agui.encode.pauses import decided
 from penstock.dialects.agui.vocabulary import CLIENT_KINDS
 from penstock.web.bodies import has_many_values, is_deep
+from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid, invalid_body
 
 JsonObject = dict[str, Any]
 
 MAX_ID: Final = 512
-
-
-class InvalidRequest(ValueError):
-    """The body cannot be served: 422. `errors` are as FastAPI writes them: type, loc, msg."""
-
-    def __init__(self, errors: list[JsonObject]) -> None:
-        super().__init__("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in errors))
-        self.errors = errors
 
 
 class _Described(BaseModel):
@@ -157,19 +150,17 @@ class RunAgentInput(_Described):
 
 
 def parse(body: bytes) -> RunAgentInput:
-    """Raises InvalidRequest that names the fields."""
+    """Raises InvalidBody that names the fields."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as cause:
-        raise _invalid("json_invalid", (), f"the body is not JSON: {cause}") from cause
+        raise invalid("json_invalid", (), f"the body is not JSON: {cause}") from cause
     if is_deep(document):
-        raise _invalid("too_deep", (), "the body is nested too deeply")
+        raise invalid("too_deep", (), "the body is nested too deeply")
     try:
         return RunAgentInput.model_validate(document)
     except ValidationError as cause:
-        raise InvalidRequest(
-            [_error(e["type"], e["loc"], e["msg"]) for e in cause.errors(include_url=False)]
-        ) from cause
+        raise invalid_body(cause) from cause
 
 
 def text_of(asked: RunAgentInput) -> str:
@@ -179,17 +170,17 @@ def text_of(asked: RunAgentInput) -> str:
 
 
 def require_portable(asked: RunAgentInput) -> None:
-    """Raises InvalidRequest for what only an AG-UI agent can be given: it would be lost.
+    """Raises InvalidBody for what only an AG-UI agent can be given: it would be lost.
 
     Any other agent is given the words of the user, which must be the last message.
     """
     last = asked.messages[-1] if asked.messages else None
     where = ("messages", max(len(asked.messages) - 1, 0))
     if not isinstance(last, UserMessage):
-        raise _invalid("no_user_message", where, "the last message must be the user's")
+        raise invalid("no_user_message", where, "the last message must be the user's")
     if isinstance(last.content, list):
         errors = [
-            _error(
+            body_error(
                 "not_portable",
                 (*where, "content", index),
                 f"an agent that is no AG-UI agent takes no {part.type[:MAX_ID]}",
@@ -198,9 +189,9 @@ def require_portable(asked: RunAgentInput) -> None:
             if part.text is None
         ]
         if errors:
-            raise InvalidRequest(errors)
+            raise InvalidBody(errors)
     if not _text(last.content).strip():
-        raise _invalid("blank", (*where, "content"), "must not be empty or only white space")
+        raise invalid("blank", (*where, "content"), "must not be empty or only white space")
 
 
 def tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
@@ -246,11 +237,3 @@ def _value(text: str) -> Any:
     except orjson.JSONDecodeError:
         return text
     return text if is_deep(value) else value
-
-
-def _invalid(type: str, loc: tuple[str | int, ...], text: str) -> InvalidRequest:
-    return InvalidRequest([_error(type, loc, text)])
-
-
-def _error(type: str, loc: tuple[str | int, ...], text: str) -> JsonObject:
-    return {"type": type, "loc": ["body", *loc], "msg": text}

@@ -24,7 +24,7 @@ from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui import request as agui_request
 from penstock_edge.surfaces.agui.answers import Answer, Answers
-from penstock_edge.surfaces.agui.request import InvalidRequest, RunAgentInput
+from penstock_edge.surfaces.agui.request import RunAgentInput
 from penstock_edge.surfaces.agui.run_ids import AGUI
 from penstock_edge.surfaces.agui.views import Audience
 from penstock_edge.surfaces.described import FOLLOWED
@@ -68,17 +68,14 @@ class AguiSurface:
         edge.streams.require_room(request.scope)
         require_json(request)
         body = await read_body(request, edge.settings.max_body_bytes)
-        try:
-            asked = agui_request.parse(body)
-            answer = await Answers(edge.bus, who, agent, asked).find()
-            if answer is not None:
-                require(who, "decide")
-                return await self._decide(who, asked, answer)
-            require(who, "start")
-            if agent.protocol != AGUI:
-                agui_request.require_portable(asked)
-        except InvalidRequest as error:
-            raise Problem(422, str(error), errors=error.errors) from error
+        asked = agui_request.parse(body)
+        answer = await Answers(edge.bus, who, agent, asked).find()
+        if answer is not None:
+            require(who, "decide")
+            return await self._decide(who, asked, answer)
+        require(who, "start")
+        if agent.protocol != AGUI:
+            agui_request.require_portable(asked)
         with named_in_422():
             if agent.protocol == AGUI:
                 starts.check_body(AGUI, agent.accepts, body)

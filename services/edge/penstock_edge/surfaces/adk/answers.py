@@ -1,0 +1,128 @@
+"""The decisions in the function responses that an ADK client sends. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StrictBool, ValidationError
+
+from penstock.bus.records import Decided
+from penstock.web.bodies import has_many_values, is_deep
+from penstock_edge.surfaces.adk.request import FUNCTION_RESPONSE, RunAgentRequest, path_of_part
+from penstock_edge.surfaces.errors import invalid
+
+# The kinds of items that ADK's clients get as `adk_request_confirmation`.
+CONFIRMED: Final = frozenset({"confirmation", "review"})
+
+_RESPONSE: Final = ("newMessage", "parts", "functionResponse", "response")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+
+
+class Answer(BaseModel):
+    """A functionResponse: perhaps the answer to a pause. `id` is that of the function call."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: Text = ""
+    response: Any = None
+
+
+class Confirmation(BaseModel):
+    """ADK's ToolConfirmation, which forbids every other key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    confirmed: StrictBool
+    payload: Any = None
+    hint: Any = None
+
+
+def answers_of(request: RunAgentRequest) -> list[Answer]:
+    """Every functionResponse in the message, in either spelling.
+
+    An answer that is overlooked here would reach the ADK server without a decision.
+
+    Raises:
+        InvalidBody: one is not an object.
+    """
+    answers = []
+    for index, part in enumerate(request.new_message.parts):
+        for key in FUNCTION_RESPONSE:
+            given = part.get(key)
+            if given is None:
+                continue
+            if not isinstance(given, dict):
+                raise invalid("dict_type", path_of_part(index, key), "must be an object")
+            answers.append(Answer.model_validate(given))
+    return answers
+
+
+def decided(response: Any, item_id: str, asked: dict[str, Any], *, for_adk_server: bool) -> Decided:
+    """The decision on an item of approval.requested (`asked`) in the response of a function.
+
+    ADK requires an object, so its clients send any other value as `{"result": …}`. An ADK server
+    unwraps that itself: for it, a value is unwrapped only where the schema of the item excludes
+    objects, because the value could not be validated otherwise. For any other server, the value is
+    unwrapped.
+
+    Raises:
+        InvalidBody: a confirmation lacks `confirmed`, or has unknown keys.
+    """
+    response = _unwrapped(response)
+    if asked.get("kind", "confirmation") in CONFIRMED:
+        return _confirmed(response, item_id)
+    schema = asked.get("input_schema")
+    if not for_adk_server or _excludes_objects(schema):
+        response = _result(response, schema)
+    return Decided(item_id=item_id, decision="approve", note=None, value=response)
+
+
+def _confirmed(response: Any, item_id: str) -> Decided:
+    try:
+        confirmation = Confirmation.model_validate(response)
+    except ValidationError as error:
+        unknown = sorted(
+            str(each["loc"][-1]) for each in error.errors() if each["type"] == "extra_forbidden"
+        )
+        if len(unknown) == error.error_count():
+            text = f"unknown keys: {', '.join(unknown)}"
+            raise invalid("extra_forbidden", _RESPONSE, text) from error
+        raise invalid("confirmed", _RESPONSE, "confirmed must be true or false") from error
+    decision: Literal["approve", "reject"] = "approve" if confirmation.confirmed else "reject"
+    return Decided(item_id=item_id, decision=decision, note=None, value=confirmation.payload)
+
+
+def _excludes_objects(schema: Any) -> bool:
+    """Whether a JSON Schema names types, and `object` is not among them."""
+    types = schema.get("type") if isinstance(schema, dict) else None
+    if isinstance(types, str):
+        return types != "object"
+    return isinstance(types, list) and bool(types) and "object" not in types
+
+
+def _result(response: Any, schema: Any) -> Any:
+    """The value in `{"result": …}`, unless the schema has a field of that name."""
+    if not isinstance(response, dict) or set(response) != {"result"}:
+        return response
+    fields = schema.get("properties", {}) if isinstance(schema, dict) else {}
+    return response if "result" in fields else response["result"]
+
+
+def _unwrapped(response: Any) -> Any:
+    """The value of JSON text under the one key `response`, which ADK takes for an answer, too."""
+    if isinstance(response, dict) and set(response) == {"response"}:
+        inner = response["response"]
+        if isinstance(inner, str) and not has_many_values(inner.encode()):
+            try:
+                value = orjson.loads(inner)
+            except orjson.JSONDecodeError:
+                return response
+            return response if is_deep(value) else value
+    return response
