@@ -6,7 +6,11 @@ The import rules themselves are import-linter's (`make imports`, contracts in py
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import chain
@@ -15,7 +19,10 @@ from typing import Any
 
 import pytest
 
+from penstock.contract import openapi
+from penstock.web.operation import operations_of, routes_of
 from penstock_cli.local.up import SERVICES
+from penstock_edge.service import EdgeService
 from support.drive.repository import ROOT, files, services, toml
 
 LINTER = toml("pyproject.toml")["tool"]["importlinter"]
@@ -193,3 +200,60 @@ def test_a_path_in_a_text_of_shared_is_found(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text('"""About /v1/runs."""\nPATH = f"/v1/runs/{1}"\nX = ["GET /v1/runs"]\n')
     assert list(constants(module)) == ["/v1/runs/", "GET /v1/runs"]
+
+
+def test_an_event_is_one_model_in_one_file(tmp_path: Path) -> None:
+    """docs/add-an-event.md: the model with its note is enough for every published document."""
+    package = tmp_path / "penstock"
+    shutil.copytree(ROOT / "shared/penstock", package)
+    with (package / "events/custom.py").open("a") as module:
+        module.write("\n\n\n" + block("docs/add-an-event.md", "python"))
+    out = tmp_path / "contract"
+    command = [sys.executable, "-m", "penstock.contract", str(out)]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path)
+    schema = json.loads((out / "schemas/custom.measured.json").read_text())
+    assert schema["examples"][0]["data"] == {"name": "pressure", "value": 4.2}
+    assert "### custom.measured\n" in (out / "catalogue.md").read_text()
+    assert '"custom.measured": CustomMeasured;' in (out / "penstock.d.ts").read_text()
+    channels = json.loads((out / "asyncapi.json").read_text())["channels"]
+    assert channels["custom.measured"]["address"] == "custom.measured.{run_id}"
+
+
+def test_a_surface_is_one_folder_and_one_row(tmp_path: Path) -> None:
+    """docs/add-a-surface.md: its handlers are known to the edge's service and to nothing else."""
+    edge = ROOT / "services/edge/penstock_edge"
+    folders = [each.name for each in (edge / "surfaces").iterdir() if (each / "routes.py").exists()]
+    assert {"v1", "executions", "adk", "agno", "agui"} - {"v1"} <= set(folders)
+    for folder in folders:
+        own = edge / "surfaces" / folder
+        users = {
+            module.relative_to(edge).as_posix()
+            for module in edge.rglob("*.py")
+            if not module.is_relative_to(own)
+            and re.search(rf"penstock_edge\.surfaces\.{folder}\.routes\b", module.read_text())
+        }
+        assert users == {"service.py"}, folder
+    namespace: dict[str, Any] = {}
+    exec(block("docs/add-a-surface.md", "python"), namespace)
+    [operation] = operations_of(namespace["Echo"])
+    paths = openapi.document([*EdgeService.operations, operation])["paths"]
+    assert paths["/v1/echo/{text}"]["get"]["security"][0] == {"bearer": ["read"]}
+    [route] = routes_of(namespace["Echo"](None))
+    assert route.operation is operation
+
+
+@pytest.mark.parametrize("page", ["add-an-event", "add-a-surface"])
+def test_a_page_on_adding_something_names_files_that_there_are(page: str) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text()
+    named = re.findall(r"`((?:shared|services|tests|deploy|docs)/[\w./-]+)`", text)
+    assert len(named) > 4
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    assert len(text.split()) < 700
+
+
+def block(page: str, language: str) -> str:
+    """The first block of code in a page."""
+    found = re.search(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]

@@ -15,8 +15,8 @@ from nats.aio.client import Client
 
 from penstock.bus import Bus, BusSettings, Message
 from penstock.contract.asyncapi import headers
-from penstock.contract.notes import example
 from penstock.events import CATALOGUE, Event, parse, subject_of
+from penstock.events.examples import example
 from support.drive.contract import block
 from support.real.nats import NatsServer
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.contract.notes import RUN_ID
 from penstock.events import Event, subject_of
+from penstock.events.note import RUN_ID
 from support.drive.contract import CONTRACT, block
 from support.drive.waiting import eventually
 from support.real import node

@@ -9,8 +9,8 @@ from nats.aio.client import Client
 from nats.errors import TimeoutError as NoReply
 from nats.js.api import ConsumerConfig
 
-from penstock.contract.notes import RUN_ID
 from penstock.events import Event
+from penstock.events.note import RUN_ID
 from support.drive.contract import block
 from support.drive.waiting import eventually
 

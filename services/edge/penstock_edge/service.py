@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, Final
 
 from penstock.bus import Loss
 from penstock.bus.streams import EVENTS
@@ -33,17 +34,27 @@ from penstock_edge.surfaces.v1.sessions import SessionEvents
 log = logging.getLogger(__name__)
 
 
+# The classes whose methods serve requests, each made with the edge. A new surface is a row here.
+SURFACES: Final[tuple[Callable[[Edge], object], ...]] = (
+    Runs,
+    Agents,
+    ManyEvents,
+    SessionEvents,
+    Executions,
+    AgnoSurface,
+    AgnoSessions,
+    FirstLooks,
+    AguiSurface,
+    Threads,
+)
+
+
 class EdgeService(Service):
     """Serves runs to clients; holds nothing that another edge could not read from the bus."""
 
     name = "edge"
     settings_type: ClassVar[type[Settings]] = EdgeSettings
-    operations = (
-        *operations_of(Runs, Agents, ManyEvents, SessionEvents, Executions),
-        *ADK_OPERATIONS,
-        *operations_of(AgnoSurface, AgnoSessions, FirstLooks, AguiSurface, Threads),
-        *FILES,
-    )
+    operations = (*operations_of(*SURFACES), *ADK_OPERATIONS, *FILES)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -51,21 +62,9 @@ class EdgeService(Service):
         self.ws_ping_s = context.settings.keep_alive_s
         self._edge = Edge.of(context.bus, context.config, context.settings)
         self._adk = Adk(self._edge)
-        self._agents = Agents(self._edge)
-        surfaces = (
-            Runs(self._edge),
-            self._agents,
-            ManyEvents(self._edge),
-            SessionEvents(self._edge),
-            Executions(self._edge),
-            AgnoSurface(self._edge),
-            AgnoSessions(self._edge),
-            FirstLooks(self._edge),
-            AguiSurface(self._edge),
-            Threads(self._edge),
-        )
+        self._surfaces = [surface(self._edge) for surface in SURFACES]
         around = on_bus(context.bus)
-        declared = [route for surface in surfaces for route in routes_of(surface, around)]
+        declared = [route for surface in self._surfaces for route in routes_of(surface, around)]
         self.routes = [*declared, *self._adk.routes(around), *files()]
 
     async def start(self) -> None:
@@ -92,4 +91,6 @@ class EdgeService(Service):
         await self._edge.hubs.close()
         await self._edge.many.feed.close()
         await self._adk.close()
-        await self._agents.close()
+        for surface in self._surfaces:
+            if isinstance(surface, Agents):
+                await surface.close()

@@ -6,8 +6,9 @@ from typing import Any
 
 from penstock.bus import messages, streams, subjects
 from penstock.contract import VERSION
-from penstock.contract.notes import NOTES, RUN_ID, example
 from penstock.events import CATALOGUE, Event, EventType, subject_of
+from penstock.events.examples import example
+from penstock.events.note import RUN_ID
 
 Json = dict[str, Any]
 
@@ -93,7 +94,7 @@ def _channel(row: EventType) -> Json:
     return {
         "address": f"{row.name}.{{run_id}}",
         "title": row.title,
-        "description": f"{row.description} {NOTES[row.name].when}",
+        "description": f"{row.description} {row.note.when}",
         "parameters": {"run_id": {"$ref": "#/components/parameters/run_id"}},
         "messages": {
             "event": {"$ref": f"#/components/messages/{row.name}"},
@@ -102,7 +103,7 @@ def _channel(row: EventType) -> Json:
         "x-jetstream": {
             "stream": streams.EVENTS,
             "live": f"live.{row.name}.{{run_id}}",
-            "times": NOTES[row.name].times,
+            "times": row.note.times,
         },
     }
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.contract.notes import NOTES, example
 from penstock.contract.schemas import Schema, envelope, of_model, text, unified_example
 from penstock.contract.unified import UNIFIED, UnifiedType
 from penstock.dialects.unified import OMITTED
 from penstock.events import CATALOGUE, EventType, is_epilogue
 from penstock.events.catalogue import CATEGORIES
+from penstock.events.examples import example
 
 _HEAD = """\
 # Catalogue of events
@@ -64,7 +64,7 @@ def _category(category: str, doc: str) -> str:
 
 
 def _event(row: EventType) -> str:
-    note = NOTES[row.name]
+    note = row.note
     ends = "**Ends the run.** " if row.terminal else ""
     after = "May follow the run's end. " if is_epilogue(row.name) else ""
     schema = of_model(row.model)

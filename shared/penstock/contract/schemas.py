@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from penstock.contract.notes import example
 from penstock.contract.unified import UNIFIED, Root, UnifiedType
 from penstock.events import CATALOGUE, Event, EventType
+from penstock.events.examples import example
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]

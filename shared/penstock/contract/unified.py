@@ -7,8 +7,9 @@ Every field of the document is always there; null where nobody knows it. Each pa
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from pydantic import Field
 
@@ -28,10 +29,16 @@ class Root(Model):
 
 
 class Payload(Model):
-    """The `payload` of one unified type; `SOURCES` are the canonical types that it is made from."""
+    """The `payload` of one unified type.
+
+    `SOURCES` are the canonical types that it is made from, `CATEGORY` is the group in the contract,
+    `EXAMPLE` the contract's own example.
+    """
 
     TYPE: ClassVar[str]
     SOURCES: ClassVar[tuple[str, ...]]
+    CATEGORY: ClassVar[str]
+    EXAMPLE: ClassVar[Mapping[str, Any]]
 
 
 class _OfRun(Payload):
@@ -54,6 +61,12 @@ class SessionStarted(_OfRun):
 
     TYPE = "session_started"
     SOURCES = ("lifecycle.started",)
+    CATEGORY = "session"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "session_id": "abc",
+        "agent": "infrastructure_monitor",
+        "metadata": {"user_id": "123", "workflow": "infra_monitoring"},
+    }
     session_id: str = Field(description="The session.")
     agent: str = Field(description="The agent's id.")
     metadata: SessionMetadata = Field(description="Whose run it is.")
@@ -64,6 +77,12 @@ class SessionEnded(_OfRun):
 
     TYPE = "session_ended"
     SOURCES = ("lifecycle.completed", "lifecycle.failed", "lifecycle.cancelled")
+    CATEGORY = "session"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "session_id": "abc",
+        "reason": "completed",
+        "summary": "Infrastructure monitor finished health scan.",
+    }
     session_id: str = Field(description="The session.")
     reason: str = Field(description="`completed`, `failed` or `cancelled`.")
     summary: str = Field(description="The final text, or what went wrong.")
@@ -74,6 +93,8 @@ class AgentMessageStart(_OfRun):
 
     TYPE = "agent_message_start"
     SOURCES = ("llm.message_started",)
+    CATEGORY = "agent_messages"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"agent": "code_reviewer", "message_id": "m1"}
     agent: str = Field(description="Who speaks.")
     message_id: str = Field(description="The message.")
 
@@ -83,6 +104,8 @@ class AgentMessageDelta(_OfRun):
 
     TYPE = "agent_message_delta"
     SOURCES = ("llm.stream",)
+    CATEGORY = "agent_messages"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"message_id": "m1", "delta": "Analyzing code..."}
     message_id: str = Field(description="The message that it continues.")
     delta: str = Field(description="The next piece.")
 
@@ -92,6 +115,8 @@ class AgentMessageEnd(_OfRun):
 
     TYPE = "agent_message_end"
     SOURCES = ("llm.message_completed",)
+    CATEGORY = "agent_messages"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"message_id": "m1", "content": "Code review completed."}
     message_id: str = Field(description="The message.")
     content: str = Field(description="The whole text.")
 
@@ -101,6 +126,13 @@ class ToolCallStarted(_OfRun):
 
     TYPE = "tool_call_started"
     SOURCES = ("llm.tool_call",)
+    CATEGORY = "tools"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "tool_call_id": "tc_001",
+        "tool_name": "docker_list_containers",
+        "agent": "infrastructure_monitor",
+        "args": {"status": "running"},
+    }
     tool_call_id: str = Field(description="The call.")
     tool_name: str = Field(description="The tool.")
     agent: str = Field(description="Who asked.")
@@ -112,6 +144,8 @@ class ToolCallDelta(_OfRun):
 
     TYPE = "tool_call_delta"
     SOURCES = ("llm.tool_progress",)
+    CATEGORY = "tools"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"tool_call_id": "tc_001", "delta": "checking Docker..."}
     tool_call_id: str = Field(description="The call.")
     delta: str = Field(description="A piece of output.")
 
@@ -121,6 +155,13 @@ class ToolCallResult(_OfRun):
 
     TYPE = "tool_call_result"
     SOURCES = ("llm.tool_result",)
+    CATEGORY = "tools"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "tool_call_id": "tc_001",
+        "tool_name": "docker_list_containers",
+        "result": [{"name": "supabase-db", "status": "running"}],
+        "is_error": False,
+    }
     tool_call_id: str = Field(description="The call.")
     tool_name: str = Field(description="The tool.")
     result: Any = Field(description="What it returned, as JSON.")
@@ -134,6 +175,8 @@ class WorkflowStarted(_OfWorkflow):
 
     TYPE = "workflow_started"
     SOURCES = ("workflow.started",)
+    CATEGORY = "workflows"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"workflow": "review_workflow"}
     workflow: str = Field(description="The workflow's name.")
 
 
@@ -142,6 +185,11 @@ class WorkflowStepStarted(_OfWorkflow):
 
     TYPE = "workflow_step_started"
     SOURCES = ("workflow.step_started",)
+    CATEGORY = "workflows"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "step_id": "step_static_analysis",
+        "description": "Running static analysis...",
+    }
     step_id: str = Field(description="The step.")
     description: str = Field(description="What it does.")
 
@@ -151,6 +199,11 @@ class WorkflowStepCompleted(_OfWorkflow):
 
     TYPE = "workflow_step_completed"
     SOURCES = ("workflow.step_completed",)
+    CATEGORY = "workflows"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "step_id": "step_static_analysis",
+        "output": {"score": 82},
+    }
     step_id: str = Field(description="The step.")
     output: Any = Field(description="What it came to, or null.")
 
@@ -160,6 +213,12 @@ class WorkflowTransition(_OfWorkflow):
 
     TYPE = "workflow_transition"
     SOURCES = ("workflow.transition",)
+    CATEGORY = "workflows"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "from_step": "static_analysis",
+        "to_step": "security_scan",
+        "reason": "static_analysis_complete",
+    }
     from_step: str = Field(description="The step that chose.")
     to_step: str = Field(description="The step that comes.")
     reason: str = Field(description="Why this one.")
@@ -177,6 +236,10 @@ class WorkflowCompleted(_OfWorkflow):
 
     TYPE = "workflow_completed"
     SOURCES = ("workflow.completed",)
+    CATEGORY = "workflows"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "result": {"summary": "Code review finished successfully."}
+    }
     result: WorkflowResult = Field(description="What it came to.")
 
 
@@ -185,6 +248,12 @@ class AgentThought(_OfRun):
 
     TYPE = "agent_thought"
     SOURCES = ("llm.reasoning",)
+    CATEGORY = "reasoning"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "agent": "code_reviewer",
+        "content": "Evaluating code smell patterns...",
+        "debug": True,
+    }
     agent: str = Field(description="Who thinks.")
     content: str = Field(description="The next piece.")
     debug: bool = Field(description="True when not meant for users.")
@@ -195,6 +264,13 @@ class RunError(_OfRun):
 
     TYPE = "run_error"
     SOURCES = ("lifecycle.failed", "system.error", "system.warning", "workflow.step_failed")
+    CATEGORY = "errors"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "error_type": "ToolError",
+        "message": "Docker daemon unreachable.",
+        "agent": "infrastructure_monitor",
+        "step": "docker_check",
+    }
     error_type: str = Field(description="The class or code of the error.")
     message: str = Field(description="What went wrong, for people.")
     agent: str = Field(description="Where it went wrong.")
@@ -206,6 +282,12 @@ class RunRetry(_OfRun):
 
     TYPE = "run_retry"
     SOURCES = ("lifecycle.retrying",)
+    CATEGORY = "errors"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "retry_count": 1,
+        "max_retries": 3,
+        "reason": "temporary network issue",
+    }
     retry_count: int = Field(description="Which retry begins: 1 is the first.")
     max_retries: int = Field(description="How many there may be.")
     reason: str = Field(description="What failed.")
@@ -216,6 +298,8 @@ class RunInterrupted(_OfRun):
 
     TYPE = "run_interrupted"
     SOURCES = ("lifecycle.cancelled", "lifecycle.paused")
+    CATEGORY = "errors"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"reason": "user_stop", "step": "security_scan"}
     reason: str = Field(description="Why it was interrupted.")
     step: str | None = Field(description="The step under way, or null.")
 
@@ -225,6 +309,11 @@ class RetrievalStarted(_OfRun):
 
     TYPE = "retrieval_started"
     SOURCES = ("retrieval.started",)
+    CATEGORY = "rag"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "query": "how to fix postgres connection error",
+        "agent": "knowledge_base",
+    }
     query: str = Field(description="What is looked for.")
     agent: str = Field(description="Who looks.")
 
@@ -242,6 +331,16 @@ class RetrievalResult(_OfRun):
 
     TYPE = "retrieval_result"
     SOURCES = ("retrieval.result",)
+    CATEGORY = "rag"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "documents": [
+            {
+                "id": "doc1",
+                "score": 0.92,
+                "content": "Increase max_connections in Postgres...",
+            }
+        ]
+    }
     documents: list[RetrievedDocument] = Field(description="What was found, best first.")
 
 
@@ -250,6 +349,11 @@ class AutomationTriggered(_OfRun):
 
     TYPE = "automation_triggered"
     SOURCES = ("automation.triggered",)
+    CATEGORY = "n8n"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "workflow": "SendSlackAlert",
+        "trigger": "disk_space_low",
+    }
     workflow: str = Field(description="The rule's name.")
     trigger: str = Field(description="The event that it matched.")
 
@@ -259,6 +363,11 @@ class AutomationCompleted(_OfRun):
 
     TYPE = "automation_completed"
     SOURCES = ("automation.completed", "automation.failed")
+    CATEGORY = "n8n"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "workflow": "SendSlackAlert",
+        "result": "Notification sent.",
+    }
     workflow: str = Field(description="The rule's name.")
     result: str = Field(description="What came of it, for people.")
 
@@ -268,6 +377,13 @@ class MetricsUpdate(_OfRun):
 
     TYPE = "metrics_update"
     SOURCES = ("system.metrics",)
+    CATEGORY = "infrastructure"
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "cpu": 42,
+        "memory_used": "3.2GB",
+        "disk_free": "120GB",
+        "containers_running": 5,
+    }
     cpu: float | None = Field(description="CPU in use, percent.")
     memory_used: str | None = Field(description="Memory in use, with its unit.")
     disk_free: str | None = Field(description="Disk space free, with its unit.")
@@ -285,129 +401,15 @@ class UnifiedType:
     example: dict[str, Any]
 
 
-# The payloads of the document's own examples, by category.
-_ROWS: dict[str, list[tuple[type[Payload], dict[str, Any]]]] = {
-    "session": [
-        (
-            SessionStarted,
-            {
-                "session_id": "abc",
-                "agent": "infrastructure_monitor",
-                "metadata": {"user_id": "123", "workflow": "infra_monitoring"},
-            },
-        ),
-        (
-            SessionEnded,
-            {
-                "session_id": "abc",
-                "reason": "completed",
-                "summary": "Infrastructure monitor finished health scan.",
-            },
-        ),
-    ],
-    "agent_messages": [
-        (AgentMessageStart, {"agent": "code_reviewer", "message_id": "m1"}),
-        (AgentMessageDelta, {"message_id": "m1", "delta": "Analyzing code..."}),
-        (AgentMessageEnd, {"message_id": "m1", "content": "Code review completed."}),
-    ],
-    "tools": [
-        (
-            ToolCallStarted,
-            {
-                "tool_call_id": "tc_001",
-                "tool_name": "docker_list_containers",
-                "agent": "infrastructure_monitor",
-                "args": {"status": "running"},
-            },
-        ),
-        (ToolCallDelta, {"tool_call_id": "tc_001", "delta": "checking Docker..."}),
-        (
-            ToolCallResult,
-            {
-                "tool_call_id": "tc_001",
-                "tool_name": "docker_list_containers",
-                "result": [{"name": "supabase-db", "status": "running"}],
-                "is_error": False,
-            },
-        ),
-    ],
-    "workflows": [
-        (WorkflowStarted, {"workflow": "review_workflow"}),
-        (
-            WorkflowStepStarted,
-            {"step_id": "step_static_analysis", "description": "Running static analysis..."},
-        ),
-        (WorkflowStepCompleted, {"step_id": "step_static_analysis", "output": {"score": 82}}),
-        (
-            WorkflowTransition,
-            {
-                "from_step": "static_analysis",
-                "to_step": "security_scan",
-                "reason": "static_analysis_complete",
-            },
-        ),
-        (WorkflowCompleted, {"result": {"summary": "Code review finished successfully."}}),
-    ],
-    "reasoning": [
-        (
-            AgentThought,
-            {
-                "agent": "code_reviewer",
-                "content": "Evaluating code smell patterns...",
-                "debug": True,
-            },
-        )
-    ],
-    "errors": [
-        (
-            RunError,
-            {
-                "error_type": "ToolError",
-                "message": "Docker daemon unreachable.",
-                "agent": "infrastructure_monitor",
-                "step": "docker_check",
-            },
-        ),
-        (RunRetry, {"retry_count": 1, "max_retries": 3, "reason": "temporary network issue"}),
-        (RunInterrupted, {"reason": "user_stop", "step": "security_scan"}),
-    ],
-    "rag": [
-        (
-            RetrievalStarted,
-            {"query": "how to fix postgres connection error", "agent": "knowledge_base"},
-        ),
-        (
-            RetrievalResult,
-            {
-                "documents": [
-                    {
-                        "id": "doc1",
-                        "score": 0.92,
-                        "content": "Increase max_connections in Postgres...",
-                    }
-                ]
-            },
-        ),
-    ],
-    "n8n": [
-        (AutomationTriggered, {"workflow": "SendSlackAlert", "trigger": "disk_space_low"}),
-        (AutomationCompleted, {"workflow": "SendSlackAlert", "result": "Notification sent."}),
-    ],
-    "infrastructure": [
-        (
-            MetricsUpdate,
-            {"cpu": 42, "memory_used": "3.2GB", "disk_free": "120GB", "containers_running": 5},
-        )
-    ],
-}
-UNIFIED: dict[str, UnifiedType] = {
+RUN_ID: Final = "0198c5a0-7b1e-7c3a-9d52-4f6e8a1b2c3d"
+UNIFIED: Final[Mapping[str, UnifiedType]] = {
     model.TYPE: UnifiedType(
         model.TYPE,
-        category,
+        model.CATEGORY,
         model,
         inspect.cleandoc(model.__doc__ or ""),
-        {**example, "run_id": "0198c5a0-7b1e-7c3a-9d52-4f6e8a1b2c3d"},
+        {**model.EXAMPLE, "run_id": RUN_ID},
     )
-    for category, rows in _ROWS.items()
-    for model, example in rows
+    for model in list(vars().values())
+    if inspect.isclass(model) and issubclass(model, Payload) and "TYPE" in vars(model)
 }

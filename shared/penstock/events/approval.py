@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from penstock.events.base import Data, Model, Subrun
+from penstock.events.note import APPROVAL_ID, DIGEST, Note
 
 
 class RequestedItem(Model):
@@ -43,6 +44,29 @@ class Requested(Data, title="Approval requested"):
     """The upstream waits for decisions; all undecided items of one pause."""
 
     TYPE: ClassVar[str] = "approval.requested"
+    NOTE: ClassVar[Note] = Note(
+        when="When the upstream waits for decisions, before anyone is asked.",
+        times="once per `approval_id`",
+        sequence=8,
+        from_agent=False,
+        example={
+            "approval_id": APPROVAL_ID,
+            "digest": DIGEST,
+            "expires_at": "2025-12-31T11:00:00.000Z",
+            "deciders_required": 1,
+            "items": [
+                {
+                    "item_id": "call-1",
+                    "kind": "confirmation",
+                    "digest": DIGEST,
+                    "tool_call_id": "call-1",
+                    "tool": "delete_document",
+                    "args": {"doc_id": "d-2"},
+                    "editable": True,
+                }
+            ],
+        },
+    )
     approval_id: str = Field(description="The approval.")
     digest: str = Field(description="SHA-256 hex over all items.")
     expires_at: str | None = Field(default=None, description="Deadline, RFC 3339 UTC.")
@@ -55,6 +79,19 @@ class Decided(Data, title="Approval decided"):
     """A decision was made; there is one per approval."""
 
     TYPE: ClassVar[str] = "approval.decided"
+    NOTE: ClassVar[Note] = Note(
+        when="When the decision stands, before the run goes on.",
+        times="at most once per `approval_id`",
+        sequence=10,
+        from_agent=False,
+        example={
+            "approval_id": APPROVAL_ID,
+            "outcome": "approved",
+            "by": "grace",
+            "automatic": False,
+            "items": [{"item_id": "call-1", "decision": "approve"}],
+        },
+    )
     approval_id: str = Field(description="The approval.")
     outcome: str = Field(description="`approved`, `rejected` or `mixed`.")
     by: str = Field(description="Who decided.")
@@ -67,6 +104,13 @@ class Expired(Data, title="Approval expired"):
     """Nobody decided in time."""
 
     TYPE: ClassVar[str] = "approval.expired"
+    NOTE: ClassVar[Note] = Note(
+        when="When the deadline passed without a decision.",
+        times="at most once per `approval_id`",
+        sequence=10,
+        from_agent=False,
+        example={"approval_id": APPROVAL_ID, "reason": "not decided by 2025-12-31T11:00:00.000Z"},
+    )
     approval_id: str = Field(description="The approval.")
     reason: str = Field(description="Which deadline passed.")
 
@@ -75,8 +119,12 @@ class Withdrawn(Data, title="Approval withdrawn"):
     """The decision is not needed any more. May follow the run's end."""
 
     TYPE: ClassVar[str] = "approval.withdrawn"
+    NOTE: ClassVar[Note] = Note(
+        when="When the decision is not needed any more. May come after the run's end.",
+        times="at most once per `approval_id`",
+        sequence=17,
+        from_agent=False,
+        example={"approval_id": APPROVAL_ID, "reason": "the run was cancelled"},
+    )
     approval_id: str = Field(description="The approval.")
     reason: str = Field(description="Why: the run ended, was cancelled, …")
-
-
-EVENTS: tuple[type[Data], ...] = (Requested, Decided, Expired, Withdrawn)

@@ -7,18 +7,27 @@ from typing import ClassVar
 from pydantic import Field
 
 from penstock.events.base import Data
+from penstock.events.note import Note
 
 
 class Updated(Data, title="Artifact updated"):
     """A file was made, or has a new version."""
 
     TYPE: ClassVar[str] = "artifact.updated"
+    NOTE: ClassVar[Note] = Note(
+        when="When a run has made a file, or a new version of one.",
+        times="any number",
+        sequence=14,
+        example={
+            "name": "report.pdf",
+            "version": 0,
+            "media_type": "application/pdf",
+            "size_bytes": 48211,
+        },
+    )
     name: str = Field(description="The file's name.")
     version: int | None = Field(default=None, description="Its version; the first is 0.")
     media_type: str | None = Field(default=None, description="Its media type (MIME).")
     size_bytes: int | None = Field(default=None, description="Its size in bytes.")
     digest: str | None = Field(default=None, description="SHA-256 hex of its content.")
     uri: str | None = Field(default=None, description="Where to fetch it.")
-
-
-EVENTS: tuple[type[Data], ...] = (Updated,)

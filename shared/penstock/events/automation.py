@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from penstock.events.base import Data
+from penstock.events.note import DELIVERY_ID, Note
 from penstock.events.workflow import ErrorInfo
 
 
@@ -14,6 +15,18 @@ class Triggered(Data, title="Automation triggered"):
     """A rule matched an event."""
 
     TYPE: ClassVar[str] = "automation.triggered"
+    NOTE: ClassVar[Note] = Note(
+        when="When a rule matched an event. May come after the run's end.",
+        times="once per `delivery_id`",
+        sequence=17,
+        from_agent=False,
+        example={
+            "automation": "notify-ops",
+            "trigger": "lifecycle.completed",
+            "delivery_id": DELIVERY_ID,
+            "workflow": "SendSlackAlert",
+        },
+    )
     automation: str = Field(description="The rule's id.")
     trigger: str = Field(description="The event that it matched.")
     delivery_id: str = Field(description="The delivery; the same over all its attempts.")
@@ -35,12 +48,40 @@ class Completed(_Outcome, title="Automation completed"):
     """A delivery succeeded."""
 
     TYPE: ClassVar[str] = "automation.completed"
+    NOTE: ClassVar[Note] = Note(
+        when="When the receiver has taken the delivery. May come after the run's end.",
+        times="at most once per `delivery_id`",
+        sequence=18,
+        from_agent=False,
+        example={
+            "automation": "notify-ops",
+            "workflow": "SendSlackAlert",
+            "delivery_id": DELIVERY_ID,
+            "status_code": 200,
+            "result": "delivered",
+            "attempts": 1,
+            "duration_s": 0.21,
+        },
+    )
 
 
 class Failed(_Outcome, title="Automation failed"):
     """A delivery failed for good."""
 
     TYPE: ClassVar[str] = "automation.failed"
-
-
-EVENTS: tuple[type[Data], ...] = (Triggered, Completed, Failed)
+    NOTE: ClassVar[Note] = Note(
+        when="When a delivery was given up. May come after the run's end.",
+        times="at most once per `delivery_id`",
+        sequence=18,
+        from_agent=False,
+        example={
+            "automation": "notify-ops",
+            "workflow": "SendSlackAlert",
+            "delivery_id": DELIVERY_ID,
+            "status_code": 503,
+            "result": "given up",
+            "attempts": 8,
+            "duration_s": 3604.5,
+            "error": {"code": "http_503", "message": "Service Unavailable", "retryable": True},
+        },
+    )

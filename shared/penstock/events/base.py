@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from penstock.events.note import Note
+
 
 class InvalidEvent(ValueError):
     """What was given is no canonical event; `field` is the dotted path of the first fault."""
@@ -36,9 +38,10 @@ class Model(BaseModel):
 
 
 class Data(Model):
-    """The `data` of one event type; `TYPE` is its `category.action`."""
+    """The `data` of one event: `TYPE` is its `category.action`, `NOTE` says when it comes."""
 
     TYPE: ClassVar[str]
+    NOTE: ClassVar[Note]
 
     def dump(self) -> dict[str, Any]:
         """The fields that were given, as JSON values by their names on the wire."""

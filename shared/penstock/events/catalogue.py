@@ -1,9 +1,10 @@
-"""Every event type of the contract in one table: the schemas and documents are made from it."""
+"""Every event of the contract in one table, from which the schemas and documents are made."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,8 +23,10 @@ from penstock.events import (
     workflow,
 )
 from penstock.events.base import Data, InvalidEvent
+from penstock.events.note import Note
 
-CATEGORIES = {
+# The categories in the order of the published documents. A new category is one row here.
+CATEGORIES: dict[str, ModuleType] = {
     "lifecycle": lifecycle,
     "llm": llm,
     "dispatch": dispatch,
@@ -43,27 +46,50 @@ TERMINAL = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.canc
 
 @dataclass(frozen=True, slots=True)
 class EventType:
-    """One row of the contract. `name` is `category.action`, `model` what its `data` must be."""
+    """One event of the contract.
+
+    `name` is `category.action`, `model` the model of its `data`, `note` says when it is published.
+    """
 
     name: str
     model: type[Data]
     title: str
     description: str
     terminal: bool
+    note: Note
+
+
+def events_in(module: ModuleType) -> list[EventType]:
+    """The events whose models a module defines, in the order of its text.
+
+    Raises:
+        TypeError: a model has no NOTE.
+    """
+    return [
+        _row(member)
+        for member in vars(module).values()
+        if inspect.isclass(member)
+        and issubclass(member, Data)
+        and "TYPE" in vars(member)
+        and member.__module__ == module.__name__
+    ]
 
 
 def _row(model: type[Data]) -> EventType:
+    if "NOTE" not in vars(model):
+        raise TypeError(f"the model of {model.TYPE} has no NOTE: say when it is published")
     return EventType(
         name=model.TYPE,
         model=model,
         title=model.model_config["title"] or model.__name__,
         description=inspect.cleandoc(model.__doc__ or ""),
         terminal=model.TYPE in TERMINAL,
+        note=model.NOTE,
     )
 
 
 CATALOGUE: dict[str, EventType] = {
-    model.TYPE: _row(model) for category in CATEGORIES.values() for model in category.EVENTS
+    row.name: row for module in CATEGORIES.values() for row in events_in(module)
 }
 
 

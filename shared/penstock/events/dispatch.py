@@ -7,12 +7,19 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from penstock.events.base import Data
+from penstock.events.note import Note
 
 
 class Team(Data, title="Team dispatched"):
     """A team was given a task."""
 
     TYPE: ClassVar[str] = "dispatch.team"
+    NOTE: ClassVar[Note] = Note(
+        when="When a team is given its task.",
+        times="any number",
+        sequence=2,
+        example={"team_name": "Research", "task": "Find the old report."},
+    )
     team_name: str = Field(description="The team.")
     task: str = Field(description="What it shall do.")
 
@@ -21,6 +28,12 @@ class Worker(Data, title="Worker dispatched"):
     """An agent inside the run was given a task: an inner run begins."""
 
     TYPE: ClassVar[str] = "dispatch.worker"
+    NOTE: ClassVar[Note] = Note(
+        when="When an agent inside the run begins an inner run.",
+        times="once per `subrun_id`",
+        sequence=3,
+        example={"worker_name": "Librarian", "task": "Search the archive.", "subrun_id": "sub-1"},
+    )
     worker_name: str = Field(description="The agent that works.")
     task: str = Field(description="What it shall do.")
     subrun_id: str = Field(description="The inner run.")
@@ -31,6 +44,12 @@ class Transfer(Data, title="Control transferred"):
     """One agent hands the conversation over to another."""
 
     TYPE: ClassVar[str] = "dispatch.transfer"
+    NOTE: ClassVar[Note] = Note(
+        when="When one agent hands over to another.",
+        times="any number",
+        sequence=4,
+        example={"to": "Librarian", "from": "Assistant", "reason": "It knows the archive."},
+    )
     to: str = Field(description="Who goes on.")
     from_: str = Field(alias="from", description="Who hands over.")
     reason: str | None = Field(default=None, description="Why.")
@@ -40,10 +59,13 @@ class Finished(Data, title="Worker finished"):
     """An inner run ended."""
 
     TYPE: ClassVar[str] = "dispatch.finished"
+    NOTE: ClassVar[Note] = Note(
+        when="When an inner run ends, before the run itself does.",
+        times="once per `subrun_id`",
+        sequence=8,
+        example={"subrun_id": "sub-1", "status": "completed", "result": "Found d-2."},
+    )
     subrun_id: str = Field(description="The inner run.")
     status: str = Field(description="`completed`, `failed` or `cancelled`.")
     result: Any = Field(default=None, description="What it came to.")
     error: str | None = Field(default=None, description="What went wrong.")
-
-
-EVENTS: tuple[type[Data], ...] = (Team, Worker, Transfer, Finished)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from penstock.events.base import Data, Model
+from penstock.events.note import Note
 
 
 class Document(Model):
@@ -23,6 +24,12 @@ class Started(Data, title="Retrieval started"):
     """A search of a knowledge base begins."""
 
     TYPE: ClassVar[str] = "retrieval.started"
+    NOTE: ClassVar[Note] = Note(
+        when="When a search of a knowledge base begins, if the upstream says so.",
+        times="once per `retrieval_id`",
+        sequence=3,
+        example={"retrieval_id": "q1", "query": "old report"},
+    )
     retrieval_id: str = Field(description="The search, unique in the run.")
     query: str = Field(description="What is looked for.")
 
@@ -31,8 +38,14 @@ class Result(Data, title="Documents retrieved"):
     """What a search found."""
 
     TYPE: ClassVar[str] = "retrieval.result"
+    NOTE: ClassVar[Note] = Note(
+        when="When documents were found.",
+        times="any number",
+        sequence=4,
+        example={
+            "retrieval_id": "q1",
+            "documents": [{"id": "d-2", "score": 0.92, "content": "Report of 2023."}],
+        },
+    )
     retrieval_id: str | None = Field(default=None, description="The search, if it was announced.")
     documents: list[Document] = Field(description="What was found, best first.")
-
-
-EVENTS: tuple[type[Data], ...] = (Started, Result)

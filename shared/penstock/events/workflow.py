@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from penstock.events.base import Data, Model
+from penstock.events.note import WORKFLOW_RUN_ID, Note
 
 
 class ErrorInfo(Model):
@@ -23,6 +24,12 @@ class Started(Data, title="Workflow started"):
     """A workflow begins."""
 
     TYPE: ClassVar[str] = "workflow.started"
+    NOTE: ClassVar[Note] = Note(
+        when="When a workflow begins.",
+        times="once per workflow run",
+        sequence=2,
+        example={"workflow": "review_workflow", "run_id": WORKFLOW_RUN_ID, "version": "3"},
+    )
     workflow: str = Field(description="The workflow's name.")
     run_id: str = Field(description="The workflow's run.")
     version: str | None = Field(default=None, description="The workflow's version.")
@@ -33,6 +40,17 @@ class StepStarted(Data, title="Step started"):
     """A step begins."""
 
     TYPE: ClassVar[str] = "workflow.step_started"
+    NOTE: ClassVar[Note] = Note(
+        when="When a step begins.",
+        times="once per `step_id`",
+        sequence=3,
+        example={
+            "run_id": WORKFLOW_RUN_ID,
+            "step_id": "static_analysis",
+            "description": "Running static analysis...",
+            "kind": "step",
+        },
+    )
     run_id: str = Field(description="The workflow's run.")
     step_id: str = Field(description="The step, unique in the run.")
     description: str = Field(description="What the step does.")
@@ -47,6 +65,12 @@ class StepProgress(Data, title="Step progressed"):
     """A step tells how far it is."""
 
     TYPE: ClassVar[str] = "workflow.step_progress"
+    NOTE: ClassVar[Note] = Note(
+        when="While a step runs.",
+        times="any number per `step_id`",
+        sequence=4,
+        example={"step_id": "static_analysis", "message": "12 of 40 files"},
+    )
     step_id: str = Field(description="The step.")
     message: str | None = Field(default=None, description="How far it is.")
 
@@ -55,6 +79,12 @@ class StepCompleted(Data, title="Step completed"):
     """A step ended well."""
 
     TYPE: ClassVar[str] = "workflow.step_completed"
+    NOTE: ClassVar[Note] = Note(
+        when="When a step ended well.",
+        times="at most once per `step_id`",
+        sequence=5,
+        example={"run_id": WORKFLOW_RUN_ID, "step_id": "static_analysis", "output": {"score": 82}},
+    )
     run_id: str = Field(description="The workflow's run.")
     step_id: str = Field(description="The step.")
     output: Any = Field(description="What it came to, or null.")
@@ -65,6 +95,16 @@ class StepFailed(Data, title="Step failed"):
     """A step ended in an error."""
 
     TYPE: ClassVar[str] = "workflow.step_failed"
+    NOTE: ClassVar[Note] = Note(
+        when="When a step ended in an error; the workflow may go on.",
+        times="at most once per `step_id`",
+        sequence=5,
+        example={
+            "run_id": WORKFLOW_RUN_ID,
+            "step_id": "static_analysis",
+            "error": {"code": "tool_error", "message": "No such branch.", "retryable": False},
+        },
+    )
     run_id: str = Field(description="The workflow's run.")
     step_id: str = Field(description="The step.")
     error: ErrorInfo = Field(description="What went wrong.")
@@ -75,6 +115,17 @@ class Transition(Data, title="Step chosen"):
     """The workflow goes from one step to another."""
 
     TYPE: ClassVar[str] = "workflow.transition"
+    NOTE: ClassVar[Note] = Note(
+        when="When a step has chosen which one comes next.",
+        times="any number",
+        sequence=6,
+        example={
+            "run_id": WORKFLOW_RUN_ID,
+            "from_step": "static_analysis",
+            "to_step": "security_scan",
+            "reason": "static_analysis_complete",
+        },
+    )
     run_id: str = Field(description="The workflow's run.")
     from_step: str = Field(description="The step that chose.")
     to_step: str = Field(description="The step that comes.")
@@ -85,6 +136,15 @@ class Completed(Data, title="Workflow completed"):
     """A workflow ended well."""
 
     TYPE: ClassVar[str] = "workflow.completed"
+    NOTE: ClassVar[Note] = Note(
+        when="When a workflow ended well, before the run's own end.",
+        times="at most once per workflow run",
+        sequence=9,
+        example={
+            "run_id": WORKFLOW_RUN_ID,
+            "result": {"summary": "Code review finished successfully."},
+        },
+    )
     run_id: str = Field(description="The workflow's run.")
     result: Any = Field(description="What it came to.")
 
@@ -93,17 +153,14 @@ class Failed(Data, title="Workflow failed"):
     """A workflow ended in an error."""
 
     TYPE: ClassVar[str] = "workflow.failed"
+    NOTE: ClassVar[Note] = Note(
+        when="When a workflow ended in an error, before the run's own end.",
+        times="at most once per workflow run",
+        sequence=9,
+        example={
+            "run_id": WORKFLOW_RUN_ID,
+            "error": {"code": "step_failed", "message": "static_analysis failed."},
+        },
+    )
     run_id: str = Field(description="The workflow's run.")
     error: ErrorInfo = Field(description="What went wrong.")
-
-
-EVENTS: tuple[type[Data], ...] = (
-    Started,
-    StepStarted,
-    StepProgress,
-    StepCompleted,
-    StepFailed,
-    Transition,
-    Completed,
-    Failed,
-)

@@ -147,7 +147,7 @@ def serves(*operations: Operation) -> Callable[[H], H]:
     return declare
 
 
-def operations_of(*surfaces: type) -> tuple[Operation, ...]:
+def operations_of(*surfaces: object) -> tuple[Operation, ...]:
     """The operations that the methods of these classes declare, in the order of their text."""
     return tuple(
         operation

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 from pydantic import Field
 
 from penstock.events import CATALOGUE, TERMINAL, is_epilogue
-from penstock.events.base import Model
-from penstock.events.catalogue import CATEGORIES
+from penstock.events.base import Data, Model
+from penstock.events.catalogue import CATEGORIES, events_in
 
 # Every type with its fields as they stand on the wire; `?`: may be absent.
 VOCABULARY = {
@@ -84,9 +86,9 @@ def test_the_vocabulary_is_this_one() -> None:
 
 def test_a_type_lives_in_the_module_of_its_category() -> None:
     for category, module in CATEGORIES.items():
-        for model in module.EVENTS:
-            assert model.TYPE.split(".")[0] == category
-            assert model.__module__ == module.__name__
+        assert events_in(module)
+        for row in events_in(module):
+            assert row.name.split(".")[0] == category
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -127,3 +129,11 @@ def test_a_model_refuses_to_guess() -> None:
 
     with pytest.raises(ValueError, match="valid integer"):
         Sample.model_validate({"count": "1"})
+
+
+def test_a_model_without_a_note_is_refused_with_what_to_do() -> None:
+    module = ModuleType("billing")
+    namespace = {"__module__": "billing", "TYPE": "billing.charged", "__doc__": "It was charged."}
+    module.Charged = type("Charged", (Data,), namespace)  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"billing\.charged has no NOTE: say when"):
+        events_in(module)
