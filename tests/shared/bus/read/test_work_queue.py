@@ -532,8 +532,13 @@ async def test_what_a_dead_one_had_taken_is_handled_before_its_time_is_over(
         async def both_taken() -> bool:
             return len(taken) == 2
 
+        async def its_requests_are_gone() -> bool:
+            info = await commands.bus.api(f"CONSUMER.INFO.COMMANDS.{commands.target}")
+            return not info["num_waiting"]
+
         await eventually(both_taken)
         await dying.client.close()
+        await eventually(its_requests_are_gone)  # else the server may still deliver to it
         await commands.send(b"not taken yet")
         await queue.take_up()
         assert sorted(commands.handled) == [b"one", b"two"]
