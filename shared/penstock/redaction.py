@@ -1,12 +1,13 @@
-"""Takes credentials and internal addresses out of error texts, before clients read them. Pure.
+"""Removes credentials and internal addresses from error texts before clients read them. Pure.
 
-An error text is what a server, a library or this project says about a failure. It often repeats
-what it was called with: a header with a token, a connection string with a password, the address of
-a machine that clients cannot reach anyway. The same text always becomes the same text, so that a
-run that is rebuilt has the same bytes. The work grows with the length of the text: every pattern
-begins at a boundary that its own characters cannot contain, or has a bounded length.
+An error text of a server, of a library or of this project often repeats its input: a header with a
+token, a connection string with a password, the address of a machine that clients cannot reach. The
+same text always has the same result, so that a run that is rebuilt has the same bytes. The time is
+linear in the length of the text: every pattern begins at a boundary that its own characters cannot
+contain, or has a bounded length.
 
-It recognises shapes. A secret that looks like any other word (`the password is summer`) stays.
+The patterns recognise shapes. A secret that looks like any other word (`the password is summer`)
+stays in the text.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final
 SECRET: Final = "[redacted]"
 ADDRESS: Final = "[address]"
 
-# An error text that is longer is cut, and says so; the source frames have the whole of it.
+# A longer error text is cut, and says so; the source frames keep the complete text.
 MAX_CHARACTERS: Final = 64 * 1024
 MAX_LEVELS: Final = 64
 
@@ -38,7 +39,7 @@ _COOKIE: Final = re.compile(
     r"""[A-Za-z0-9_.-]{1,128}=[^"'\\\r\n}]+""",
     re.IGNORECASE,
 )
-# The lookahead leaves prose alone: "Bearer token expired", "Basic authentication required".
+# The lookahead excludes prose: "Bearer token expired", "Basic authentication required".
 _SCHEME: Final = re.compile(
     r"(?<![A-Za-z0-9])(bearer\s{1,8}(?!(?:auth[a-z]*|tokens?|realm|scheme|credentials?|headers?|"
     r"format|prefix|undefined|required|expected)(?![A-Za-z0-9._~+/=-]))"
@@ -65,7 +66,7 @@ _JWT: Final = re.compile(
     r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{4,}+\.[A-Za-z0-9_-]{2,}+(?:\.[A-Za-z0-9_-]*)*"
 )
 
-# a name and what stands between it and its value; the value is read where the name is a secret's
+# A name and the characters up to its value. `_value` reads the value if the name is a secret's.
 _ASSIGNED: Final = re.compile(
     r"""(?<![A-Za-z0-9_.-])([A-Za-z0-9_.-]{1,64})((?:\\*["'])?\]?[ \t]{0,4}(?:=>|[:=])[ \t]{0,4})"""
 )
@@ -81,7 +82,7 @@ _SECRET_NAME: Final = re.compile(
     r"|authcode|authorization|bearer|codeverifier|cookie|credentials?|signature|csrf|nkey|seed)$|^(?:pass|sig|auth)$"
 )
 _HOST_NAMES: Final = frozenset({"host", "hostname", "hostaddr", "peer", "remoteaddr"})
-# what follows `token:` in a sentence, and is no token
+# words that follow `token:` in a sentence and are not tokens
 _PROSE: Final = frozenset(
     {
         "a",
@@ -164,7 +165,7 @@ _INTERNAL: Final = frozenset(
         "svc",
     }
 )
-# "line:1200" is a place in a file
+# names before a number that is not a port: "line:1200" is a place in a file
 _NO_HOSTS: Final = frozenset(
     {
         "char",
@@ -200,12 +201,12 @@ _FIRST_USER_PORT: Final = 1024
 def redacted(text: str, hosts: Sequence[str] = ()) -> str:
     """The text without credentials, and without addresses of machines that clients cannot reach.
 
-    `hosts`: names that are hidden too, although they look like public ones: those of agent servers.
-    Addresses become `[address]`, everything else `[redacted]`.
+    `hosts` are further names to hide, although they look public: those of agent servers. Addresses
+    become `[address]`, credentials `[redacted]`.
     """
     if len(text) > MAX_CHARACTERS:
-        # at a space, so that no secret is cut into what does not look like one
-        begin = (text[:MAX_CHARACTERS].rsplit(None, 1) or [""])[0]  # none where all is blank
+        # Cut at a space: a part of a secret may not look like one.
+        begin = (text[:MAX_CHARACTERS].rsplit(None, 1) or [""])[0]  # empty if all is blank
         text = f"{begin}… (cut: it has {len(text)} characters)"
     text = _PRIVATE_KEY.sub(SECRET, text)
     text = _AUTHORIZATION.sub(_after_name, text)
@@ -223,7 +224,10 @@ def redacted(text: str, hosts: Sequence[str] = ()) -> str:
 
 
 def redacted_value(value: Any, hosts: Sequence[str] = (), levels: int = MAX_LEVELS) -> Any:
-    """A JSON value with every text redacted, and the whole value of keys that name a secret."""
+    """A JSON value with every text redacted, and with no values of keys that name a secret.
+
+    A value nested deeper than `levels` becomes `[redacted]`.
+    """
     if isinstance(value, str):
         return redacted(value, hosts)
     if not isinstance(value, dict | list):
@@ -241,7 +245,7 @@ def redacted_value(value: Any, hosts: Sequence[str] = (), levels: int = MAX_LEVE
 
 
 def without(text: str, secrets: Sequence[str]) -> str:
-    """The text without these secrets, wherever they stand: those that we have sent ourselves."""
+    """The text without these secrets, such as headers that Penstock itself has sent."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, SECRET)
     return text
@@ -252,13 +256,13 @@ def _after_name(found: re.Match[str]) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether what has this name (a field, a header, a variable) is a credential."""
+    """Whether a field, header or variable of this name holds a credential."""
     plain = name.lower().replace("_", "").replace("-", "").replace(".", "")
     return _SECRET_NAME.search(plain) is not None
 
 
 def _without_assigned(text: str) -> str:
-    """Without the values in `password=…`, `"api_key": "…"`, `host='…'` and the like."""
+    """The text without the values in `password=…`, `"api_key": "…"`, `host='…'` and the like."""
     pieces: list[str] = []
     at = 0
     for found in _ASSIGNED.finditer(text):
@@ -283,7 +287,7 @@ def _without_assigned(text: str) -> str:
 
 
 def _value(text: str, at: int) -> tuple[int, int]:
-    """Where the value that begins there begins and ends, without its quotation marks."""
+    """The start and end of the value at this place, without its quotation marks."""
     first = text[at : at + 1]
     if first in _QUOTED:
         quoted = _QUOTED[first].match(text, at)
@@ -302,7 +306,7 @@ def _url(found: re.Match[str], hidden: frozenset[str]) -> str:
     scheme, rest = found[1], found[2]
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if "@" not in authority and _has_password(authority) and "@" in rest:
-        authority = rest[: rest.rindex("@") + 1]  # a password may hold what should be escaped
+        authority = rest[: rest.rindex("@") + 1]  # the password has unescaped characters
     user, at, place = authority.rpartition("@")
     if at and scheme.lower() not in _WEB:
         return SECRET + _sentence_end(rest)
@@ -313,13 +317,13 @@ def _url(found: re.Match[str], hidden: frozenset[str]) -> str:
 
 
 def _has_password(authority: str) -> bool:
-    """Whether what follows the colon is no port."""
+    """Whether the text after the colon is not a port."""
     _, colon, port = authority.rpartition(":")
     return bool(colon) and not port.isdigit() and not authority.endswith("]")
 
 
 def _sentence_end(rest: str) -> str:
-    """What a sentence puts behind an address."""
+    """The punctuation of the sentence behind an address."""
     return rest[len(rest.rstrip(".,;:)}")) :]
 
 
@@ -335,7 +339,7 @@ def _is_internal(host: str, hidden: frozenset[str]) -> bool:
         return bool(host)
     if _is_private(host):
         return True
-    # every public name has a dot; a number that is no private address has none to hide
+    # Every public name has a dot; an IPv6 address has colons, and was found public above.
     return host.rpartition(".")[2] in _INTERNAL or ("." not in host and ":" not in host)
 
 

@@ -1,12 +1,11 @@
-"""What a start may pass to an agent server besides its message: one table for every surface. Pure.
+"""Which fields a start may pass to an agent server besides its message: one table for all surfaces.
 
-The edge asks it before anything begins, so that the client gets a 422 that names the field. The
-connector asks it again when it makes the request, where all surfaces meet: whatever way a command
-came, nothing else goes upstream. What could answer a pause is never passed by a start: a run goes
-on by a decision, and by nothing else.
+The edge checks a start before anything begins, so that the client gets a 422 that names the field.
+The connector checks it again when it makes the request, because commands of all surfaces meet
+there. A start never passes a field that could answer a pause: only a decision continues a run.
 
-`accepts` is the agent's setting of that name: further fields that its server may be given, such as
-`dependencies`, `stateDelta`, `stateDelta.app:theme` or `forwardedProps.locale`.
+`accepts` is the agent's setting of that name: further fields that its server may get, such as
+`dependencies`, `stateDelta`, `stateDelta.app:theme` or `forwardedProps.locale`. Pure.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ SHOWN_CHARACTERS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field that a start may not pass: where it stands, and why it is refused."""
+    """A field that a start may not pass: its path, and why it is refused."""
 
     where: Where
     text: str
 
 
 class NotAccepted(ValueError):
-    """A start passes what it may not. The text names every field."""
+    """A start has fields that it may not pass. The text names each of them."""
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
         super().__init__("; ".join(f"{_dotted(each.where)}: {each.text}" for each in refusals))
@@ -41,27 +40,31 @@ class NotAccepted(ValueError):
 
 
 def folded(name: str) -> str:
-    """A name without case and separators: `Forwarded-Props` is `forwardedprops`."""
+    """The name without case and separators: `Forwarded-Props` becomes `forwardedprops`."""
     plain = unicodedata.normalize("NFKC", name).casefold()
     return "".join(letter for letter in plain if letter.isalnum())
 
 
-# What answers a pause at some server, in any spelling; no setting can allow it.
+# Fields that answer a pause at some server, in any spelling. No setting can allow them.
 ANSWERS: Final = frozenset({"resume", "command"})
 _ANSWERS_OF: Final[Mapping[str, frozenset[str]]] = {
     "agui": ANSWERS,
-    # the first goes on with an invocation, the second with a call of one
+    # the first continues an invocation, the second a call within one
     "adk": ANSWERS | {"invocationid", "functioncalleventid"},
     "agno": ANSWERS | {"requirements", "steprequirements", "updatedtools", "runresponse"},
 }
-# What people and their apps have written: no server looks for an answer in there.
+# Fields with data of people and their apps, in which no server looks for an answer.
 _DATA: Final = frozenset(
     {"messages", "newmessage", "message", "state", "statedelta", "tools", "context", "dependencies"}
 )
 
 
 def refuse_answers(document: Any) -> None:
-    """For a surface that passes nothing on: raises NotAccepted for what could answer a pause."""
+    """Check the document of a surface that passes no fields on.
+
+    Raises:
+        NotAccepted: a field could answer a pause.
+    """
     if found := [Refusal(where, _ANSWER) for where in _answers(document, ANSWERS)]:
         raise NotAccepted(found)
 
@@ -69,18 +72,21 @@ def refuse_answers(document: Any) -> None:
 def accepted_input(
     protocol: str, accepts: Sequence[str], given: Mapping[str, Any] | None
 ) -> JsonObject:
-    """The `input` of a start as it may go upstream: without empty fields that are not known.
+    """The `input` of a start to send upstream: without empty fields that are not in the table.
 
-    Raises NotAccepted.
+    Raises:
+        NotAccepted: the input has a field that the start may not pass.
     """
     return _accepted(_INPUT[protocol], _Setting(protocol, frozenset(accepts)), given or {})
 
 
 def check_body(protocol: str, accepts: Sequence[str], body: bytes | str) -> None:
-    """Raises NotAccepted unless the server's own request body, given by a client, may go upstream.
+    """Check whether a client's request body in the server's own format may go upstream, verbatim.
 
-    It goes on as it came. A name that stands twice in one object is refused: which of the two a
-    server reads is its own affair.
+    An object with the same name twice is refused: the server might read the other one of the two.
+
+    Raises:
+        NotAccepted: the body is not JSON, or has a field that the start may not pass.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> JsonObject:
@@ -99,12 +105,20 @@ def check_body(protocol: str, accepts: Sequence[str], body: bytes | str) -> None
 
 
 def accepted_session(accepts: Sequence[str], given: Mapping[str, Any]) -> JsonObject:
-    """What an ADK session may be created with, beside its id. Raises NotAccepted."""
+    """The fields with which an ADK session may be created, besides its id.
+
+    Raises:
+        NotAccepted: there is a field that a session may not be created with.
+    """
     return _accepted(_SESSION, _Setting("adk", frozenset(accepts)), given)
 
 
 def check_setting(protocol: str, accepts: Sequence[str]) -> None:
-    """Raises ValueError for an `accepts` that would let an answer pass, or a field of ours."""
+    """Check an agent's setting `accepts`.
+
+    Raises:
+        ValueError: it allows an answer to a pause, or a field that Penstock sets itself.
+    """
     for name in accepts:
         first, _, rest = name.partition(".")
         parts = [first] if folded(first) in _DATA else [first, *rest.split(".")]
@@ -134,13 +148,13 @@ _OURS: Final[Mapping[str, frozenset[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What the agent's configuration says."""
+    """The settings of the agent."""
 
     protocol: str
     accepts: frozenset[str]
 
     def has(self, *path: str) -> bool:
-        """Whether a field of that name, in either of ADK's spellings, is accepted."""
+        """Whether a field of this name, in either of ADK's spellings, is accepted."""
         names = {".".join(path)}
         if self.protocol == "adk":
             names |= {".".join((spelled, *path[1:])) for spelled in _spellings(path[0])}
@@ -155,13 +169,13 @@ def _anything(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
 
 
 def _empty_answers(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """`resume: []` answers nothing: some clients always send the field."""
+    """Allow `resume: []`, which answers nothing: some clients always send the field."""
     if value:
         yield Refusal(where, _ANSWER)
 
 
 def _forwarded(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """AG-UI's forwardedProps: nothing but what the setting names, and no answer anywhere."""
+    """AG-UI's forwardedProps: only keys that `accepts` names, and no answer at any depth."""
     if not isinstance(value, dict):
         if value not in (None, "", []):
             yield Refusal(where, "must be an object")
@@ -181,7 +195,7 @@ _ONLY_SHOWN: Final = frozenset({"activity", "reasoning"})
 
 
 def _conversation(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """AG-UI's messages: a tool's result at their end answers a pause (Agno's interface)."""
+    """AG-UI's messages: a tool result at their end would answer a pause (Agno's interface)."""
     if value is None:
         return
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
@@ -210,7 +224,7 @@ _PARTS: Final = frozenset({"text", "inlineData", "videoMetadata", "mediaResoluti
 
 
 def _content(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """ADK's newMessage: what a user says. Calls and their results are the agent's to write."""
+    """ADK's newMessage: parts that a user may write, which calls and their results are not."""
     if not isinstance(value, dict):
         yield Refusal(where, "must be an object")
         return
@@ -241,7 +255,11 @@ _SHARED: Final = ("app:", "user:")  # ADK: of all users of an app, and of all se
 
 
 def _state(name: str, *, own: bool) -> Check:
-    """ADK's state: keys of the session where `own` or by `name`, shared ones by their own names."""
+    """ADK's state: keys of the session, and keys that sessions share.
+
+    Keys of the session pass if `own`, or if `accepts` has `name`. Shared keys pass if `accepts` has
+    their own names.
+    """
 
     def check(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
         if not value:
@@ -267,13 +285,13 @@ def _reads_as(key: str, prefix: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The fields that are known, and how each is checked."""
+    """The known fields, and the check of each."""
 
     fields: Mapping[str, Check]
     both_spellings: bool = False  # camelCase and snake_case
 
     def check(self, name: str) -> Check | None:
-        """How a field is checked; None for one that is not known."""
+        """The check of a field; None for an unknown one."""
         return self.fields.get(_camel(name) if self.both_spellings else name)
 
 
@@ -288,7 +306,7 @@ _CONVERSATION: Final[Mapping[str, Check]] = {
 }
 _STATE: Final[Mapping[str, Check]] = {"stateDelta": _state("stateDelta", own=False)}
 
-# What a client may write that sends the server's own body.
+# Fields of a body in the server's own format.
 _BODY: Final[Mapping[str, _Table]] = {
     "agui": _Table(
         {
@@ -304,19 +322,19 @@ _BODY: Final[Mapping[str, _Table]] = {
         },
         both_spellings=True,
     ),
-    "agno": _Table({}),  # its runs are started by a form of ours
+    "agno": _Table({}),  # clients start its runs with a form of Penstock
 }
-# What a start may have as `input`, beside its message.
+# Fields of a start's `input`, besides its message.
 _INPUT: Final[Mapping[str, _Table]] = {
     "agui": _Table(_CONVERSATION),
     "adk": _Table(_STATE, both_spellings=True),
     "agno": _Table({}),
 }
-# What a client may create an ADK session with: it is new, so its own state harms nobody.
+# Fields of a new ADK session. Its own state is free, since no other session reads it.
 _SESSION: Final = _Table({"state": _state("state", own=True)}, both_spellings=True)
 
 
-# How forms and some clients say that there is nothing.
+# The empty values of forms and of some clients.
 _NOTHING: Final[Sequence[Any]] = (None, "", "[]", "{}", [], {})
 
 
@@ -356,7 +374,7 @@ def _unnamed(name: str) -> str:
 
 
 def _doubled(where: Where, given: Mapping[str, Any]) -> Iterator[Refusal]:
-    """One name in two spellings: we and the server might read different ones."""
+    """Refuse one name in two spellings: Penstock and the server might read different ones."""
     first: dict[str, str] = {}
     for name in given:
         other = first.setdefault(folded(name), name)
@@ -365,7 +383,7 @@ def _doubled(where: Where, given: Mapping[str, Any]) -> Iterator[Refusal]:
 
 
 def _answers(document: Any, names: frozenset[str], data: frozenset[str] = _DATA) -> Iterator[Where]:
-    """Where something stands that could answer a pause; not within what holds only data."""
+    """The paths of fields that could answer a pause, except within fields that hold only data."""
     open_: list[tuple[Where, Any]] = [((), document)]
     while open_:
         where, value = open_.pop()
@@ -380,7 +398,7 @@ def _answers(document: Any, names: frozenset[str], data: frozenset[str] = _DATA)
 
 
 def _spellings(name: str) -> set[str]:
-    """camelCase and snake_case."""
+    """The name in camelCase and in snake_case."""
     return {_camel(name), re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()}
 
 

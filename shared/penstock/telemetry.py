@@ -15,66 +15,70 @@ FRAMES = Counter("penstock_raw_frames_total", "Source frames written to RAW", ["
 EVENTS = Counter("penstock_events_total", "Canonical events published", ["type"])
 CONFLICTS = Counter("penstock_fence_conflicts_total", "Publishes that the fence refused")
 HISTORY_LOST = Counter(
-    "penstock_history_lost_total", "Runs ended since frames of theirs had aged out unread"
+    "penstock_history_lost_total", "Runs ended because unread source frames of theirs had expired"
 )
 RUNS_STANDING = Gauge(
-    "penstock_runs_standing", "Runs that this normalizer cannot work on, and tries again"
+    "penstock_runs_standing", "Runs that are blocked at this normalizer, which retries them"
 )
 RUNS_STUCK = Counter(
-    "penstock_runs_stuck_total", "Open runs that nobody would ever have moved, and why", ["why"]
+    "penstock_runs_stuck_total", "Open runs that the watchdog found stuck, and why", ["why"]
 )
-LEGS = Counter("penstock_legs_total", "Upstream requests, by how they ended", ["outcome"])
+LEGS = Counter("penstock_legs_total", "Upstream requests, by outcome", ["outcome"])
 STARTS_WAITING = Gauge(
-    "penstock_starts_waiting", "Starts that this connector has fetched and has no leg for yet"
+    "penstock_starts_waiting", "Starts that wait at this connector for a free leg"
 )
 LEGS_OPEN = Gauge("penstock_legs_open", "Upstream connections held now")
 PARTITIONS = Gauge("penstock_partitions", "Partitions that this normalizer works on")
 CLIENTS = Gauge("penstock_clients", "Client streams open now", ["dialect"])
 DELIVERED = Counter("penstock_delivered_total", "Events written to clients", ["dialect"])
-SLOW_CLIENTS = Counter("penstock_slow_clients_total", "Clients dropped since they did not read")
-RING_BYTES = Gauge("penstock_ring_bytes", "Recent frames kept for clients that come back")
+SLOW_CLIENTS = Counter("penstock_slow_clients_total", "Clients dropped because they did not read")
+RING_BYTES = Gauge("penstock_ring_bytes", "Bytes of recent frames kept for clients that reconnect")
 STREAMS_REFUSED = Counter(
     "penstock_streams_refused_total", "Client streams that were not opened (503)", ["reason"]
 )
 SENT_AWAY = Counter(
-    "penstock_sent_away_total", "Client streams ended so that their clients come back", ["reason"]
+    "penstock_sent_away_total",
+    "Client streams closed so that clients reconnect elsewhere",
+    ["reason"],
 )
 DECISIONS = Counter("penstock_decisions_total", "Decisions taken", ["outcome"])
 OUTBOX_STUCK = Gauge(
     "penstock_outbox_stuck", "Decisions that cannot be sent on, such as for an unreadable record"
 )
 CONTINUES_REFUSED = Counter(
-    "penstock_continues_refused_total", "Continue commands that no decision stood behind"
+    "penstock_continues_refused_total", "Continue commands without a decision"
 )
 DEADLETTERS = Counter("penstock_deadletters_total", "Messages given up", ["service"])
-DEADLETTERS_KEPT = Gauge("penstock_deadletters_kept", "Dead letters that nobody has dropped yet")
+DEADLETTERS_KEPT = Gauge("penstock_deadletters_kept", "Dead letters that have not been dropped")
 NATS_CONNECTED = Gauge("penstock_nats_connected", "1 while NATS can be used", ["service"])
-NATS_TROUBLES = Gauge("penstock_nats_troubles", "What is in the way, as /readyz says", ["service"])
-NATS_RECONNECTS = Counter("penstock_nats_reconnects_total", "Connections lost and made anew")
+NATS_TROUBLES = Gauge(
+    "penstock_nats_troubles", "The number of reasons that /readyz gives", ["service"]
+)
+NATS_RECONNECTS = Counter("penstock_nats_reconnects_total", "Reconnects to NATS")
 CLOCK_OFFSET = Gauge(
     "penstock_clock_offset_seconds",
-    "By how much the clock of this machine is ahead of NATS's",
+    "Seconds by which the clock of this machine is ahead of NATS's",
     ["service"],
 )
 NATS_REFUSED = Counter(
     "penstock_nats_refused_total",
-    "What NATS did not do: full, denied, unheard, away (no leader), lost; where",
+    "Refusals of NATS, by kind (full, denied, unheard, away, lost) and place",
     ["why", "where"],
 )
 NATS_LOST = Gauge(
     "penstock_nats_lost_messages",
-    "Messages at the end of a stream that were acknowledged and lost, as far as is known",
+    "Acknowledged messages at the end of a stream that are known to be lost",
     ["service", "stream"],
 )
 FOLD_SECONDS = Histogram(
     "penstock_fold_seconds",
-    "From a source frame's receipt to its events' publication",
+    "Seconds from the receipt of a source frame to the publication of its events",
     buckets=(0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30),
 )
 
 
 def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
-    """One line an entry on stderr: for people (`text`), or JSON objects."""
+    """Log to stderr, one line for each entry: `text` for people, or JSON objects."""
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -87,7 +91,7 @@ def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
         else structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
             pad_event_to=0,
-            # the default one prints local variables: payloads, and headers with tokens in them
+            # The default formatter prints local variables: payloads, and headers with tokens.
             exception_formatter=structlog.dev.plain_traceback,
         )
     )
