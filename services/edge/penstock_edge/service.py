@@ -1,4 +1,4 @@
-"""The edge as a service: its routes, and the beat of its streams."""
+"""The edge as a service: its routes, and its background work."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SURFACES: Final[tuple[Callable[[Edge], object], ...]] = (
 
 
 class EdgeService(Service):
-    """Serves runs to clients; holds nothing that another edge could not read from the bus."""
+    """Serves runs to clients. All its state can be read from the bus by another edge."""
 
     name = "edge"
     settings_type: ClassVar[type[Settings]] = EdgeSettings
@@ -68,9 +68,11 @@ class EdgeService(Service):
         self.routes = [*declared, *self._adk.routes(around), *files()]
 
     async def start(self) -> None:
-        """Keep the streams alive; they come with the requests."""
+        """Begin the background work: keep-alives, rotation of old streams, count of runs."""
         if not is_tried():
-            log.warning("an untried uvicorn: events go out by ASGI, at twice the cost")
+            log.warning(
+                "uvicorn: an untried version; events are written by ASGI, at twice the cost"
+            )
         self._edge.streams.fit(raise_file_limit())
         self.bus.continuity.on_loss(self._on_loss)
         self.spawn("beat", self._edge.hubs.beat)
@@ -82,11 +84,11 @@ class EdgeService(Service):
         self._edge.hubs.on_loss(loss)
 
     async def drain(self, grace_s: float) -> None:
-        """Open no stream, and lead those that are open to another edge, one after another."""
+        """Open no more streams, and ask the clients of the open ones to reconnect elsewhere."""
         await self._edge.streams.drain(grace_s)
 
     async def stop(self) -> None:
-        """End every stream where it stands: clients come back with their cursors."""
+        """End every stream between two frames; clients reconnect with their cursors."""
         await self.cancel("beat", "open-runs")
         await self._edge.hubs.close()
         await self._edge.many.feed.close()

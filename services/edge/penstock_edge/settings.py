@@ -1,4 +1,4 @@
-"""What the edge takes from the environment."""
+"""The settings of the edge, from the environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _flag(value: Any) -> bool:
 
 
 class EdgeSettings(Settings):
-    """`PENSTOCK_<NAME>`, but for the flag, which has the name that its contract gives it."""
+    """The variables are `PENSTOCK_<NAME>`; the flag has the name that its contract fixes."""
 
     model_config = SettingsConfigDict(populate_by_name=True)
 

@@ -11,9 +11,9 @@ import pytest
 from penstock.bus import Bus, BusSettings, Stored
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.feed import Feed
-from penstock_edge.sources.locate import place_of_now
-from penstock_edge.sources.many import Many
-from penstock_edge.sources.sessions import Records
+from penstock_edge.sources.locate import start_from_now
+from penstock_edge.sources.many_runs import ManyRunViews
+from penstock_edge.sources.sessions import RunRecords
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.views.framing import Sse
 from support.drive.clients import Client, MakeEdge, Stream
@@ -309,7 +309,7 @@ class Heard:
     def wants(self, type: str) -> bool:
         return True
 
-    def hear(self, batch: list[Stored]) -> None:
+    def receive(self, batch: list[Stored]) -> None:
         self.sequences += [stored.sequence for stored in batch]
 
 
@@ -379,8 +379,8 @@ async def test_a_nats_server_that_restarts_costs_no_event(
 
 
 async def test_who_sees_only_their_own_runs_gets_only_those(bus: Bus, feed: Feed) -> None:
-    many = Many(bus, feed, Records(bus))
-    place = await place_of_now(bus)
+    many = ManyRunViews(bus, feed, RunRecords(bus))
+    place = await start_from_now(bus)
     mine, foreign = PretendRun(bus), PretendRun(bus)
     await mine.record(user_id="me")
     await foreign.record(user_id="somebody")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.bus import Bus, Stored, streams, subjects
-from penstock_edge.sources.history import LEAST, Past
+from penstock_edge.sources.history import LEAST, History
 from support.fakes.pretend import PretendRun
 
 ROUNDS = 3 * LEAST
@@ -29,7 +29,7 @@ def of(runs: list[PretendRun]) -> list[str]:
     return [subjects.events_of_run(run.run_id) for run in runs]
 
 
-async def sequences(past: Past, floor: int, limit: int) -> list[int]:
+async def sequences(past: History, floor: int, limit: int) -> list[int]:
     found: list[int] = []
     while batch := await past.below(floor, limit):
         assert len(batch) <= limit
@@ -40,20 +40,20 @@ async def sequences(past: Past, floor: int, limit: int) -> list[int]:
 @pytest.mark.parametrize("limit", [1, 7, 1000])
 async def test_many_patterns_are_merged(bus: Bus, runs: list[PretendRun], limit: int) -> None:
     every = places(runs)
-    past = Past(bus, streams.EVENTS, lambda: of(runs), every[0])
+    past = History(bus, streams.EVENTS, lambda: of(runs), every[0])
     assert await sequences(past, every[-1] + 1, limit) == every
 
 
 async def test_what_two_patterns_match_is_given_once(bus: Bus, runs: list[PretendRun]) -> None:
     every = places(runs)
     patterns = [*of(runs), f"llm.*.{runs[0].run_id}", f"*.stream.{runs[1].run_id}"]
-    past = Past(bus, streams.EVENTS, lambda: patterns, every[0])
+    past = History(bus, streams.EVENTS, lambda: patterns, every[0])
     assert await sequences(past, every[-1] + 1, 3) == every
 
 
 async def test_a_floor_that_rises_gives_the_rest(bus: Bus, runs: list[PretendRun]) -> None:
     every = places(runs)
-    past = Past(bus, streams.EVENTS, lambda: of(runs), every[0])
+    past = History(bus, streams.EVENTS, lambda: of(runs), every[0])
     found = []
     for floor in (every[3], every[3], every[20], every[-1] + 1):
         found += await sequences(past, floor, 5)
@@ -66,7 +66,7 @@ async def test_what_stands_above_the_floor_waits_for_it_to_rise(
     bus: Bus, runs: list[PretendRun]
 ) -> None:
     every = places(runs)
-    past = Past(bus, streams.EVENTS, lambda: of(runs), every[0])
+    past = History(bus, streams.EVENTS, lambda: of(runs), every[0])
     found = []
     for floor in range(every[0], every[-1] + 2):
         found += await sequences(past, floor, 1000)
@@ -77,7 +77,7 @@ async def test_a_pattern_that_joins_later_is_read_from_where_the_reading_stands(
     bus: Bus, runs: list[PretendRun]
 ) -> None:
     known = of(runs[:1])
-    past = Past(bus, streams.EVENTS, lambda: known, runs[0].places[0])
+    past = History(bus, streams.EVENTS, lambda: known, runs[0].places[0])
     middle = runs[0].places[7]
     found = await sequences(past, middle, 5)
     known += of(runs[1:])
@@ -91,5 +91,5 @@ async def test_what_is_not_to_be_kept_is_left_out(bus: Bus, runs: list[PretendRu
     async def keep(stored: Stored) -> bool:
         return stored.subject.endswith(runs[2].run_id)
 
-    past = Past(bus, streams.EVENTS, lambda: ["*.*.*"], runs[0].places[0], keep)
+    past = History(bus, streams.EVENTS, lambda: ["*.*.*"], runs[0].places[0], keep)
     assert await sequences(past, places(runs)[-1] + 1, 2) == runs[2].places

@@ -9,32 +9,32 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.bus.read.direct import replay
-from penstock_edge.sources import unsettled as module
-from penstock_edge.sources.sessions import Session, settled
-from penstock_edge.sources.unsettled import Unsettled
+from penstock_edge.sources import active_runs as module
+from penstock_edge.sources.active_runs import ActiveRuns
+from penstock_edge.sources.sessions import Session, idle_since
 from support.fakes.pretend import PretendRun
 
 
-async def of(unsettled: Unsettled, bus: Bus, *runs: PretendRun) -> list[str]:
+async def of(active_runs: ActiveRuns, bus: Bus, *runs: PretendRun) -> list[str]:
     """Which of these runs are under way."""
     ids = {run.run_id for run in runs}
-    return [each.run_id for each in await unsettled.now(bus) if each.run_id in ids]
+    return [each.run_id for each in await active_runs.now(bus) if each.run_id in ids]
 
 
 async def test_a_run_is_there_from_its_record_to_its_end_or_pause(bus: Bus) -> None:
-    unsettled, first, second = Unsettled(), PretendRun(bus), PretendRun(bus)
-    assert await of(unsettled, bus, first, second) == []
+    active_runs, first, second = ActiveRuns(), PretendRun(bus), PretendRun(bus)
+    assert await of(active_runs, bus, first, second) == []
     await first.record()
     await second.record(status="running")
-    assert await of(unsettled, bus, first, second) == [first.run_id, second.run_id]
+    assert await of(active_runs, bus, first, second) == [first.run_id, second.run_id]
     await first.record(status="completed")
-    assert await of(unsettled, bus, first, second) == [second.run_id]
+    assert await of(active_runs, bus, first, second) == [second.run_id]
     await second.record(status="paused")
-    assert await of(unsettled, bus, first, second) == []
+    assert await of(active_runs, bus, first, second) == []
     await second.record(status="running")
-    assert await of(unsettled, bus, second) == [second.run_id]
+    assert await of(active_runs, bus, second) == [second.run_id]
     await bus.bucket("runs").delete(second.run_id)
-    assert await of(unsettled, bus, second) == []
+    assert await of(active_runs, bus, second) == []
 
 
 async def test_each_record_is_read_once_however_many_ask(
@@ -49,20 +49,20 @@ async def test_each_record_is_read_once_however_many_ask(
             yield stored
 
     monkeypatch.setattr(module, "replay", counted)
-    unsettled, run = Unsettled(), PretendRun(bus)
-    await unsettled.now(bus)
+    active_runs, run = ActiveRuns(), PretendRun(bus)
+    await active_runs.now(bus)
     read = 0
     await run.record()
-    found = await asyncio.gather(*(of(unsettled, bus, run) for _ in range(50)))
+    found = await asyncio.gather(*(of(active_runs, bus, run) for _ in range(50)))
     assert found == [[run.run_id]] * 50
     assert read == 1
 
 
-async def test_a_session_with_a_run_that_nobody_has_taken_is_not_settled(bus: Bus) -> None:
+async def test_a_session_with_a_run_that_no_connector_has_taken_is_not_idle(bus: Bus) -> None:
     run = PretendRun(bus, session_id="queued-session")
     session = Session("alice", "queued-session", ("assistant",), any_agent=False)
-    assert await settled(bus, session) == 0
+    assert await idle_since(bus, session) == 0
     await run.record(user_id="alice")
-    assert await settled(bus, session) is None
+    assert await idle_since(bus, session) is None
     await run.record(user_id="alice", status="cancelled")
-    assert await settled(bus, session) == 0
+    assert await idle_since(bus, session) == 0

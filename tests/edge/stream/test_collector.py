@@ -11,13 +11,13 @@ import pytest
 from penstock.bus import Bus
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.feed import Feed
-from penstock_edge.sources.locate import locate, place_of_now
-from penstock_edge.sources.many import Many
-from penstock_edge.sources.sessions import Records
+from penstock_edge.sources.locate import locate, start_from_now
+from penstock_edge.sources.many_runs import ManyRunViews
+from penstock_edge.sources.sessions import RunRecords
 from penstock_edge.stream.collector import Collector
 from penstock_edge.stream.hub import Hub
 from penstock_edge.stream.hubs import Hubs
-from penstock_edge.views.dialects import view
+from penstock_edge.views.dialects import run_view
 from penstock_edge.views.framing import Sse
 from support.drive.waiting import eventually
 from support.fakes.pretend import PretendRun
@@ -101,7 +101,7 @@ async def test_a_stream_that_is_over_leaves_nothing_to_the_collector(
     await run.record()
     await run.started()
     hubs = Hubs(bus, EdgeSettings(hub_grace_s=0))
-    shown = view(run.run_id, dialect)
+    shown = run_view(run.run_id, dialect)
     client = await hubs.join(shown, await locate(bus, shown, None))
     await run.text("a piece")
     if dialect != "raw":
@@ -124,8 +124,8 @@ async def test_a_stream_over_many_runs_leaves_nothing_either(
     await run.record()
     feed = Feed(bus)
     hubs = Hubs(bus, EdgeSettings(hub_grace_s=0))
-    all_runs = Many(bus, feed, Records(bus)).of_types(["*.*"], None, Sse())
-    client = await hubs.join(all_runs, await place_of_now(bus))
+    all_runs = ManyRunViews(bus, feed, RunRecords(bus)).of_types(["*.*"], None, Sse())
+    client = await hubs.join(all_runs, await start_from_now(bus))
     await run.started()
     assert await client.take()
     hub: weakref.ref[Hub] = weakref.ref(client.hub)

@@ -11,12 +11,12 @@ from prometheus_client import REGISTRY
 
 from penstock.bus import Bus, BusSettings
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.sources.locate import locate, place_of_new
+from penstock_edge.sources.locate import locate, start_of_new_run
 from penstock_edge.stream import direct_write
 from penstock_edge.stream.client import Client as Reader
 from penstock_edge.stream.hubs import Hubs
-from penstock_edge.stream.positions import StreamSequence
-from penstock_edge.views.dialects import leg_view, view
+from penstock_edge.views.dialects import run_view, upstream_leg_view
+from penstock_edge.views.positions import StreamSequence
 from support.drive.clients import MakeEdge, Stream
 from support.drive.waiting import eventually
 from support.fakes.pretend import PretendRun
@@ -31,7 +31,7 @@ async def hubs(bus: Bus) -> AsyncIterator[Hubs]:
 
 
 async def join(hubs: Hubs, bus: Bus, run: PretendRun, dialect: str = "canonical") -> Reader:
-    seen = view(run.run_id, dialect)
+    seen = run_view(run.run_id, dialect)
     return await hubs.join(seen, await locate(bus, seen, None))
 
 
@@ -89,8 +89,8 @@ async def test_closing_the_edge_ends_every_stream(hubs: Hubs, bus: Bus, run: Pre
 async def test_closing_the_edge_is_no_silent_end_where_nobody_can_come_back(
     hubs: Hubs, bus: Bus, run: PretendRun
 ) -> None:
-    place = await place_of_new(bus, over_raw=True)
-    reader = await hubs.join(leg_view(run.run_id, 1, 300), place)
+    place = await start_of_new_run(bus, frames=True)
+    reader = await hubs.join(upstream_leg_view(run.run_id, 1, 300), place)
     await run.raw("open", {})
     await run.raw("bytes", b"data: 1\n\ndata: 2")
     assert await reader.take() == b"data: 1\n\ndata: 2"
@@ -106,9 +106,11 @@ async def test_who_falls_out_of_the_ring_gets_every_byte_all_the_same(
     bus: Bus, run: PretendRun, surface: str
 ) -> None:
     hubs = Hubs(bus, EdgeSettings(ring_bytes=500))
-    seen = leg_view(run.run_id, 1, 300) if surface == "leg" else view(run.run_id, surface)
-    reader = await hubs.join(seen, await place_of_new(bus, seen.over_raw))
-    whole = await hubs.join(seen, await place_of_new(bus, seen.over_raw))
+    seen = (
+        upstream_leg_view(run.run_id, 1, 300) if surface == "leg" else run_view(run.run_id, surface)
+    )
+    reader = await hubs.join(seen, await start_of_new_run(bus, frames=seen.reads_frames))
+    whole = await hubs.join(seen, await start_of_new_run(bus, frames=seen.reads_frames))
     await run.started()
     await run.raw("open", {})
     bodies = [bytes([65 + number]) * 100 for number in range(20)]

@@ -21,7 +21,7 @@ from penstock_edge.sources.locate import locate
 from penstock_edge.stream.client import Client as Reader
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OTHER_FILES, OpenStreams
-from penstock_edge.views.dialects import view
+from penstock_edge.views.dialects import run_view
 from support.drive.clients import Client, MakeEdge
 from support.drive.waiting import eventually
 from support.fakes.pretend import PretendRun
@@ -37,7 +37,7 @@ def metric(name: str, **labels: str) -> float:
 
 
 async def join(hubs: Hubs, bus: Bus, run: PretendRun, dialect: str) -> Reader:
-    seen = view(run.run_id, dialect)
+    seen = run_view(run.run_id, dialect)
     return await hubs.join(seen, await locate(bus, seen, None))
 
 

@@ -31,7 +31,7 @@ from penstock_edge.sources.locate import locate
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.views.cursor import Cursor
-from penstock_edge.views.dialects import view
+from penstock_edge.views.dialects import run_view
 from support.drive.sync_bus import World
 from support.fakes.pretend import PretendRun
 from support.real.nats import NatsServer
@@ -52,7 +52,7 @@ class Reader:
 
     async def come(self) -> None:
         if self._client is None:
-            seen = view(self._run.run_id, self.dialect)
+            seen = run_view(self._run.run_id, self.dialect)
             last = self.frames[-1].id if self.frames else None
             after = Cursor.parse(last) if last else None
             place = await locate(self._run.bus, seen, after)

@@ -15,7 +15,8 @@ from penstock.dialects.decoders import DECODERS
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.events import CATALOGUE
 from penstock.sse import Frame, Parser
-from penstock_edge.views.dialects import view
+from penstock_edge.views.dialects import run_view
+from penstock_edge.views.view import ReadFrom
 from penstock_normalizer.fold.run_fold import RunFold
 from support.fakes.raw import RUN_ID, Frames
 from support.recorded.canonical import event, run, type_of
@@ -78,7 +79,7 @@ def test_a_client_dialect_of_the_table_is_streamed_by_the_edge(
 ) -> None:
     monkeypatch.setitem(CLIENT_DIALECTS, "toy", TOY)
     said = run(("llm.stream", {"message_id": "m", "content": "a"}), ("lifecycle.completed", {}))
-    toy = view(RUN_ID, "toy")
+    toy = run_view(RUN_ID, "toy")
     encoding = toy.encoding()
     items = [encoding.feed(stored(at, each)) for at, each in enumerate(said, 1)]
     frames = Parser().feed(b"".join(item.body for item in items))
@@ -87,7 +88,7 @@ def test_a_client_dialect_of_the_table_is_streamed_by_the_edge(
         ("2-0", "counted", {"count": 2, "type": "llm.stream"}),
         ("3-0", "counted", {"count": 3, "type": "lifecycle.completed"}),
     ]
-    assert toy.stateful
+    assert toy.reads_from is ReadFrom.START
     assert [item.last for item in items] == [False, False, True]
     # the dialect has no event for a warning, so the edge writes a comment
     assert toy.notice("slow", "too slow") == b": slow: too slow\n\n"

@@ -1,1 +1,1 @@
-"""Runs: started, cancelled and decided on behalf of a caller who is allowed to."""
+"""Runs: what a caller may do with them, and how they are started, cancelled and decided."""

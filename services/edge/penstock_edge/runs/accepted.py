@@ -1,4 +1,4 @@
-"""What a start may pass, asked before anything begins: 422 that names the field."""
+"""Turns the refusals of a start's fields into a 422 that names each field."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from penstock.web.problems import Problem
 
 @contextmanager
 def named_in_422(*prefix: str) -> Iterator[None]:
-    """Turn NotAccepted into Problem 422; `prefix` is where in the body the fields stand.
+    """Turn NotAccepted within the block into a Problem; `prefix` is the fields' path in the body.
 
-    Its `errors` are as FastAPI writes them: type, loc, msg.
+    Raises:
+        Problem: 422. Its `errors` have FastAPI's shape: type, loc, msg.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Cancelling a run: a command, its outcome, and the end that the edge makes when nobody does."""
+"""Cancels a run: commands the connector, and ends the run itself if no connector does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.events.catalogue import TERMINAL
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.runs.access import run_of
-from penstock_edge.sources.locate import lifecycle_of, place_of_new
+from penstock_edge.sources.locate import lifecycle_of, start_of_new_run
 from penstock_edge.views.items import type_of
 
 FORCED_WAIT_S: Final = 5.0
@@ -25,28 +25,33 @@ WRITER: Final = "edge"
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The run, and when it was cancelled; None where that is not known yet."""
+    """The run, and when it was cancelled; None if its end is not known yet."""
 
     record: RunRecord
     at: str | None
 
 
 class Canceller:
-    """Cancels runs; of several calls for one run, one is told that it did."""
+    """Cancels runs. Of several concurrent calls for one run, one succeeds."""
 
     def __init__(self, bus: Bus, wait_s: float) -> None:
         self._bus = bus
         self._wait_s = wait_s
 
     async def cancel(self, run_id: str, who: Identity) -> Cancelled:
-        """Returns once the run is cancelled, after `wait_s` at most ends it itself.
+        """Cancel the run, and wait for its end.
 
-        Raises Problem 404 for a run that is unknown or not the caller's, 409 when it has ended,
-        also by another's cancel.
+        If no connector has ended the run after `wait_s`, the edge ends it, and waits for at most
+        5 seconds more.
+
+        Raises:
+            Problem: 404 for a run that is unknown or not the caller's; 409 if the run has ended,
+                also by another caller's cancel.
+            BusError: the command, or the end, could not be written.
         """
         record = await run_of(self._bus, who, run_id)
-        run_id = record.run_id  # as the bus knows it
-        place = await place_of_new(self._bus, over_raw=False)
+        run_id = record.run_id  # in the spelling of the bus
+        position = await start_of_new_run(self._bus)
         before = await lifecycle_of(self._bus, run_id)
         if before is not None and type_of(before) in TERMINAL:
             raise _ended(type_of(before).removeprefix("lifecycle."))
@@ -56,11 +61,11 @@ class Canceller:
         follow = Follow(
             self._bus,
             events(run_id),
-            before.sequence if before else place.start,
+            before.sequence if before else position.start,
             lambda batch: _resolve(end, batch),
         )
-        await follow.start()
         try:
+            await follow.start()
             event = await self._end(record, who.user_id, end)
         finally:
             await follow.stop()
@@ -77,7 +82,7 @@ class Canceller:
                 await self._command(CancelCommand(run_id=record.run_id, by=by))
             event = await _within(end, self._wait_s)
             if event is None:
-                # nobody has done it, perhaps since nobody is there: say so in the run itself
+                # No connector has ended the run; perhaps none is there. So the edge ends it.
                 await self._force(record, by)
                 event = await _within(end, FORCED_WAIT_S)
         finally:

@@ -1,4 +1,4 @@
-"""What waits for an answer in a run, and handing one to the approvals service."""
+"""Finds the pause of a run, and hands decisions to the approvals service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.bus.subjects import decide, key_of
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
 from penstock.web.problems import Problem
-from penstock_edge.sources.locate import Place, lifecycle_of, place_of_new
+from penstock_edge.sources.locate import StartPosition, lifecycle_of, start_of_new_run
 from penstock_edge.views.items import type_of
 
 LOOKUP_S: Final = 2.0
@@ -27,22 +27,26 @@ ANSWER_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """What a run waits for. `shown`: the upstream's own ids of what is asked, to the items'."""
+    """The pause of a run. `shown`: maps the upstream's ids of what is asked to the items' ids."""
 
     approval: ApprovalRecord
     shown: Mapping[str, str]
 
     @property
     def items(self) -> list[dict[str, Any]]:
-        """As approval.requested has them."""
+        """The items, as in the event approval.requested."""
         return self.approval.items
 
 
 async def pause_of(bus: Bus, run_id: str, fits: Callable[[Pause], bool]) -> Pause:
-    """The run's last pause, open or not.
+    """The run's last pause, whether it is decided or not.
 
-    An answer may be faster than the record of what it answers: until there is a pause that it
-    `fits`, that is waited for. Raises Problem 409 for a run that has ended, or is not paused.
+    An answer may arrive before the record of its pause. So the record is waited for, for at most
+    two seconds, until there is a pause that `fits` accepts.
+
+    Raises:
+        Problem: 409 if the run has ended, or is not paused.
+        BusError: the streams cannot be read now.
     """
     deadline = asyncio.get_running_loop().time() + LOOKUP_S
     while True:
@@ -75,7 +79,7 @@ async def _pause_of(bus: Bus, run_id: str) -> Pause | None:
 
 
 async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:
-    """Requirements of an Agno upstream have ids of their own."""
+    """The ids that an Agno upstream gives its requirements, and the items that they stand for."""
     kept = await kept_pause(bus, approval.run_id)
     if kept is None or kept.approval_id != approval.approval_id or kept.protocol != "agno":
         return {}
@@ -90,7 +94,12 @@ async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:
 
 
 async def kept_pause(bus: Bus, run_id: str) -> PauseRecord | None:
-    """What is kept of the run's last pause. Raises BusError, ObjectGone."""
+    """The record of the run's last pause, None if there is none.
+
+    Raises:
+        BusError: KV cannot be read now.
+        ObjectGone: the record's payload has expired.
+    """
     entry = await bus.bucket("pauses").get(run_id)
     if entry is None or entry.value is None:
         return None
@@ -100,47 +109,63 @@ async def kept_pause(bus: Bus, run_id: str) -> PauseRecord | None:
 async def find_alias(
     bus: Bus, user_id: str, agent: str, session_id: str, item_id: str
 ) -> Entry | None:
-    """What is known of an item of a pause: the user's own first, then anybody's.
+    """The alias of a pause's item: the user's own, otherwise another user's.
 
-    Whoever goes on with anybody's checks that the caller sees it. It is there for those who act for
-    others, and for pauses from before the owner was part of the name.
+    The caller must check that the user may see the approval of another user's alias. That one is
+    found for callers that act for other users, and for aliases that were written before the owner
+    was part of the key.
+
+    Raises:
+        BusError: KV cannot be read now.
     """
     aliases, named = bus.bucket("aliases"), (agent, session_id, item_id)
     own = await aliases.get(key_of("approval", user_id, *named))
     return own or await aliases.get(key_of("approval", *named))
 
 
-async def place_of_next_leg(bus: Bus, run_id: str, over_raw: bool) -> Place:
-    """Of frames: after all that there are. Of events: the run's start, to be encoded anew."""
+async def start_of_next_leg(bus: Bus, run_id: str, *, frames: bool = False) -> StartPosition:
+    """A position before all messages of the run's next leg.
+
+    `frames`: after all source frames that are stored. Otherwise the run's first event, since the
+    encoders of legs need all earlier events.
+
+    Raises:
+        BusError: the streams cannot be read now.
+    """
     lifecycle = await lifecycle_of(bus, run_id)
-    place = await place_of_new(bus, over_raw)
+    position = await start_of_new_run(bus, frames=frames)
     if lifecycle is None:
-        return place
-    if over_raw:
-        # the run's end is looked for from its pause on
-        return Place(place.start, lifecycle.sequence)
+        return position
+    if frames:
+        # The run's end can only come after its pause.
+        return StartPosition(position.start, lifecycle.sequence)
     first = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
-    return Place(first, first)
+    return StartPosition(first, first)
 
 
 async def take(bus: Bus, approval_id: str, request: DecideRequest) -> None:
-    """Have the decision taken. Raises Problem as the approvals service answers: 404, 409, 422.
+    """Hand a decision to the approvals service.
 
-    Whoever was asked may have died of a kill between decision and answer: the key makes asking
-    once more harmless. 503 where nobody answers then either: nobody knows whether it was taken.
+    The approvals pod may be killed after it has written the decision and before it replies. The
+    idempotency key makes one retry safe.
+
+    Raises:
+        Problem: 404, 409 or 422, as the approvals service answers; 503 if it answers neither
+            request, so that it is not known whether the decision was taken.
+        BusError: the request was not sent.
     """
     keyed = request.model_copy(update={"idempotency_key": uuid4().hex})
-    answer = await _asked(bus, approval_id, keyed) or await _asked(bus, approval_id, keyed)
-    if answer is None:
+    reply = await _request(bus, approval_id, keyed) or await _request(bus, approval_id, keyed)
+    if reply is None:
         text = "it is not known whether the decision was taken; ask for the approval's state"
         raise Problem(503, text)
-    reply = DecideReply.model_validate_json(answer.data)
-    if reply.status != 200:
-        raise Problem(reply.status, reply.detail)
+    outcome = DecideReply.model_validate_json(reply.data)
+    if outcome.status != 200:
+        raise Problem(outcome.status, outcome.detail)
 
 
-async def _asked(bus: Bus, approval_id: str, request: DecideRequest) -> Msg | None:
-    """The approvals service's answer; None when none came in time."""
+async def _request(bus: Bus, approval_id: str, request: DecideRequest) -> Msg | None:
+    """The approvals service's reply; None if none came in time."""
     try:
         return await bus.request(decide(approval_id), request.dump(), ANSWER_S)
     except OutcomeUnknown:

@@ -1,10 +1,10 @@
-"""How many runs of each user are open or queued, in the whole installation.
+"""Counts the open and queued runs of each user, over the whole installation.
 
-Counted from the stream of KV `runs`, which every edge follows: it is the normalizer that ends a
-run, whoever has started it. A run that is about to be started is counted here first, so that many
-starts at once are not more than the limit. What the count says is not trusted against a user: at
-the limit, runs that have been counted for long are looked up, and what is over or was lost (its
-edge died between the record and the command) frees its place.
+Every edge counts from the stream of KV `runs`, in which the normalizer records the end of each run.
+A run that is about to be started is counted before its record is written, so that many concurrent
+starts cannot exceed the limit. At the limit, the runs that were counted for longest are looked up
+before a start is refused: a run that is over, or was lost because its edge ended between the record
+and the command, no longer counts.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import orjson
+from pydantic import ValidationError
 
 from penstock.bus import Bus, Reader, Stored, subjects
 from penstock.bus.records import RunRecord
@@ -27,14 +29,14 @@ log = logging.getLogger(__name__)
 
 RUNS: Final = "KV_runs"
 PREFIX: Final = "$KV.runs."
-# A run that waits for a decision holds nothing but records, so it is not counted.
-COUNTED: Final = frozenset({"queued", "running"})
-LOST_S: Final = 30.0  # a start takes less from the record to the command, or has failed
-LOOK_S: Final = 1.0  # how often a user's runs are looked up at the limit
-LOOKED_UP: Final = 20  # of them at a time, those that are counted for longest
-RETRY_S: Final = 5
+LOST_S: Final = 30.0  # longer than a start takes from the record to the command
+LOOK_S: Final = 1.0  # the least time between two look-ups of one user's runs
+LOOKED_UP: Final = 20  # runs in one look-up
+RETRY_AFTER_S: Final = 5
 
 Status = Literal["starting", "queued", "running"]
+# A paused run only has records, so it is not counted.
+COUNTED: Final[Mapping[str, Status]] = {"queued": "queued", "running": "running"}
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class _Open:
 @dataclass(slots=True)
 class _User:
     runs: dict[str, _Open] = field(default_factory=dict)
-    queued: int = 0  # of them, also those that are about to be started
+    queued: int = 0  # runs that no connector has taken yet; those with status "starting", too
     looked_at: float = 0.0
 
     def put(self, run_id: str, status: Status) -> None:
@@ -61,59 +63,66 @@ class _User:
 
 
 class OpenRuns:
-    """The count, and the two limits; a limit of 0 is none. Nothing is counted for `anonymous`."""
+    """The counts, and two limits. 0 means no limit. Runs of `anonymous` are not counted."""
 
     def __init__(self, bus: Bus, max_open: int, max_queued: int) -> None:
         self._bus = bus
         self._max_open = max_open
         self._max_queued = max_queued
         self._users: dict[str, _User] = {}
-        self._owners: dict[str, str] = {}  # of the runs that are counted
-        self._reader = Reader(bus, RUNS, f"{PREFIX}>", 1, self._on_record)
+        self._owners: dict[str, str] = {}  # by run id, of the runs that are counted
 
     async def follow(self) -> None:
-        """Read what stands in KV `runs` and what is written there, until cancelled."""
-        if self._limits:
-            await self._reader.run()
+        """Read the records of KV `runs`, and follow their changes, until it is cancelled."""
+        if self._has_limits:
+            await Reader(self._bus, RUNS, f"{PREFIX}>", 1, self._on_record).run()
 
     @property
-    def _limits(self) -> bool:
+    def _has_limits(self) -> bool:
         return bool(self._max_open or self._max_queued)
 
     def count(self, user_id: str) -> tuple[int, int]:
-        """Open and, among them, queued runs of the user."""
+        """The numbers of the user's open runs, and of the queued ones among them."""
         user = self._users.get(user_id)
         return (len(user.runs), user.queued) if user else (0, 0)
 
     async def has_room(self, user_id: str) -> bool:
-        """Whether one run more of the user may be started. Raises BusError."""
+        """Whether the user may start one more run.
+
+        Raises:
+            BusError: the user is at the limit, and the runs cannot be looked up now.
+        """
         if self._fits(user_id):
             return True
         await self._look_up(user_id)
         return self._fits(user_id)
 
     def refuse(self, user_id: str) -> None:
-        """Raises Refused 429 that says which limit it is."""
+        """Refuse a start.
+
+        Raises:
+            Refused: 429; the text names the limit.
+        """
         open_, queued = self.count(user_id)
         if self._max_queued and queued >= self._max_queued:
             text = (
                 f"{queued} runs of this user are queued and no more may be; wait until some have "
                 "begun, or cancel some"
             )
-            raise beyond("queued_runs", text, RETRY_S)
+            raise beyond("queued_runs", text, RETRY_AFTER_S)
         text = (
             f"{open_} runs of this user are open and no more may be; wait until some have ended, "
             "or cancel some"
         )
-        raise beyond("open_runs", text, RETRY_S)
+        raise beyond("open_runs", text, RETRY_AFTER_S)
 
     def begin(self, user_id: str, run_id: str) -> None:
-        """A run is about to be written down: it counts from here on."""
-        if self._limits and run_id not in self._owners and user_id != ANONYMOUS_USER:
+        """Count a run whose record is about to be written."""
+        if self._has_limits and run_id not in self._owners and user_id != ANONYMOUS_USER:
             self._count(run_id, user_id, "starting")
 
     def forget(self, run_id: str) -> None:
-        """It was not written down after all; one that is on record stays counted."""
+        """Stop counting a run whose record was not written. A run with a record stays counted."""
         user = self._users.get(self._owners.get(run_id, ""))
         if user is not None and user.runs[run_id].status == "starting":
             self._drop(run_id)
@@ -129,13 +138,15 @@ class OpenRuns:
         self._note(stored.subject.removeprefix(PREFIX), stored.payload)
 
     def _note(self, run_id: str, value: bytes) -> None:
+        status: Status | None = None
+        user_id = ANONYMOUS_USER
         try:
             record = orjson.loads(value) if value else {}
-            status, user_id = record.get("status"), record.get("user_id", ANONYMOUS_USER)
-        except (orjson.JSONDecodeError, AttributeError):
-            log.warning("the record of run %s cannot be read", run_id)
-            return
-        if status in COUNTED and user_id != ANONYMOUS_USER:
+            status = COUNTED.get(record.get("status", ""))
+            user_id = str(record.get("user_id", ANONYMOUS_USER))
+        except (orjson.JSONDecodeError, AttributeError, TypeError):
+            log.warning("the record of run %s cannot be read; the run is not counted", run_id)
+        if status is not None and user_id != ANONYMOUS_USER:
             self._count(run_id, user_id, status)
         else:
             self._drop(run_id)
@@ -156,7 +167,7 @@ class OpenRuns:
             del self._users[user_id]
 
     async def _look_up(self, user_id: str) -> None:
-        """See whether the runs that are counted for longest are still what they were."""
+        """Read the records of the runs that were counted for longest, and correct their count."""
         user, now = self._users.get(user_id), time.monotonic()
         if user is None or now - user.looked_at < LOOK_S:
             return
@@ -166,20 +177,29 @@ class OpenRuns:
 
     async def _look_at(self, run_id: str) -> None:
         entry = await self._bus.bucket("runs").get(run_id)
-        if entry is None or await self._is_lost(RunRecord.model_validate_json(entry.value)):
+        if entry is None or await self._is_lost(run_id, entry.value):
             self._drop(run_id)
         else:
-            self._note(run_id, entry.value)  # and the next time others are looked at
+            self._note(run_id, entry.value)  # counted as new, so the next look-up takes other runs
 
-    async def _is_lost(self, record: RunRecord) -> bool:
-        """Whether it is queued and nobody will ever take it: its command was not published."""
+    async def _is_lost(self, run_id: str, value: bytes) -> bool:
+        """Whether no connector will ever take the run, since its command was not published."""
+        try:
+            record = RunRecord.model_validate_json(value)
+        except ValidationError as error:
+            # Without this, one bad record would refuse all starts of its user.
+            log.warning("the record of run %s cannot be read; it is not counted: %s", run_id, error)
+            return True
         if record.status != "queued":
             return False
         start = subjects.command("connector", "start", record.run_id)
         if await self._bus.tail(COMMANDS, start) is not None:
             return False
-        # whoever has taken the command has written to RAW, or is about to
+        # A connector that has taken the command has written to RAW, or is about to.
         if await self._bus.tail(RAW, subjects.raw_of_run(record.run_id)) is not None:
             return False
-        log.warning("run %s: queued, but no command of it stands; it is not counted", record.run_id)
+        log.warning(
+            "run %s is queued, but its command was never published; it is not counted",
+            record.run_id,
+        )
         return True

@@ -1,4 +1,4 @@
-"""Starting runs: the record, the command, and the idempotency key that makes a repeat harmless."""
+"""Starts runs: writes the record and the command, and finds the first run of a repeated request."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ RETRY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What somebody asks for. `key` and `request` are for idempotency: the key, and the bytes."""
+    """A request for a run. `key` is the idempotency key, `request` the bytes that belong to it."""
 
     agent: AgentConfig
     message: str
-    session_id: str | None  # None for a new one
+    session_id: str | None  # None for a new session
     user_id: str
     input: dict[str, Any] | None = None
     body: str | None = None
     key: str | None = None
     request: bytes = b""
-    prepare: Callable[[str], Awaitable[object]] | None = None  # with the run's id, before it begins
+    prepare: Callable[[str], Awaitable[object]] | None = None  # is called with the new run's id
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The run, and whether it is a new one."""
+    """The run; `new`: this request has created it, no earlier one with the same key."""
 
     record: RunRecord
     new: bool
 
 
 class Starter:
-    """Puts runs on the bus."""
+    """Writes the records and commands of new runs."""
 
     def __init__(self, bus: Bus, open_runs: OpenRuns, *, callers_known: bool) -> None:
         self._bus = bus
@@ -66,26 +66,27 @@ class Starter:
         self._open_runs = open_runs
 
     async def start(self, start: Start) -> Started:
-        """A new run, or the first one of the same key.
+        """Start a new run, or return the run of an earlier request with the same key.
 
-        Raises Problem 409 when the key came with another body before, 422 for a session that the
-        agent's server cannot be asked for, 429 when the user has too many runs and this would be
-        one more; BusError.
+        Raises:
+            Problem: 409 if the key came with another request before; 422 for a session or user that
+                the agent's server has no path for; 429 if the user has too many runs.
+            BusError: the run was not started; or, for OutcomeUnknown, may not have been.
         """
         require_reachable(start.agent, start.user_id, start.session_id)
-        # ids tell the order of runs, so all edges take the time from one clock
+        # Lists sort runs by id, so all edges take the time from the same clock.
         run_id = str(uuid_utils.uuid7(nanoseconds=round(self._bus.clock.time() * 1e9)))
         if not await self._open_runs.has_room(start.user_id) and not await self._is_repeat(start):
             self._open_runs.refuse(start.user_id)
-        # before anything is waited for, or many starts at once would all have found room
+        # No `await` may come before this line, or many concurrent starts would all find room.
         self._open_runs.begin(start.user_id, run_id)
-        is_begun = False
         try:
             started = await self._start(start, run_id)
-            is_begun = started.record.run_id == run_id
-        finally:
-            if not is_begun:  # refused, failed, or a repeat of another one
-                self._open_runs.forget(run_id)
+        except BaseException:
+            self._open_runs.forget(run_id)
+            raise
+        if started.record.run_id != run_id:
+            self._open_runs.forget(run_id)  # the request was a repeat
         return started
 
     async def _start(self, start: Start, run_id: str) -> Started:
@@ -97,20 +98,34 @@ class Starter:
             update={"callers_known": self._callers_known}
         )
         record = await self._record(command)
-        # a repeat may find that the first attempt has not come this far; a claim is taken once
+        # An earlier attempt may have failed before its command, so a repeat publishes it again. Two
+        # commands for one run are harmless: connectors claim a run once.
         if record.status == "queued":
-            if start.prepare is not None:
-                await start.prepare(run_id)
-            try:
-                await self._publish(command)
-            except (BusUnavailable, StreamFull):
-                if new:  # of an earlier attempt nobody knows what became of its command
-                    await self._forget(run_id)
-                raise
+            await self._command(start, command, new=new)
         return Started(record, new)
 
+    async def _command(self, start: Start, command: StartCommand, *, new: bool) -> None:
+        """Prepare the run, and publish its command.
+
+        If the command was certainly not published, a new run's record is deleted, so that lists do
+        not show a run that never begins. The command of an earlier attempt may have been published.
+        """
+        try:
+            if start.prepare is not None:
+                await start.prepare(command.run_id)
+        except BaseException:
+            if new:
+                await self._delete_record(command.run_id)
+            raise
+        try:
+            await self._publish(command)
+        except (BusUnavailable, StreamFull):
+            if new:
+                await self._delete_record(command.run_id)
+            raise
+
     async def _is_repeat(self, start: Start) -> bool:
-        """Whether the key has a run on record: then nothing new is asked for."""
+        """Whether a run is recorded for the key, so that the request starts no new one."""
         if start.key is None:
             return False
         entry = await self._bus.bucket("idempotency").get(_key_of(start))
@@ -119,6 +134,7 @@ class Starter:
         return await self._bus.bucket("runs").get(orjson.loads(entry.value)["run_id"]) is not None
 
     async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
+        """The id of the key's first run, and whether it is this one."""
         bucket = self._bus.bucket("idempotency")
         key = _key_of(start)
         digest = hashlib.sha256(start.request).hexdigest()
@@ -164,22 +180,26 @@ class Starter:
             except OutcomeUnknown as error:
                 failure = error
             except (BusUnavailable, StreamFull) as error:
-                if not isinstance(failure, OutcomeUnknown):  # that one may be there
+                if not isinstance(failure, OutcomeUnknown):  # an earlier try may have succeeded
                     failure = error
             await asyncio.sleep(RETRY_S)
         assert failure is not None
         raise failure
 
-    async def _forget(self, run_id: str) -> None:
-        """Nothing was begun, and the caller is told so: the list of runs should show no run."""
+    async def _delete_record(self, run_id: str) -> None:
+        """Delete the record of a run that has not begun, if KV answers."""
         with suppress(BusError):
             await self._bus.bucket("runs").delete(run_id)
 
 
 def require_reachable(agent: AgentConfig, user_id: str, session_id: str | None) -> None:
-    """Raises Problem 422 for a user or session that an ADK server has no path for.
+    """Require ids that an ADK server has a path for.
 
-    The server decodes `%2F` before it looks for the route, so it answers 404 to every request.
+    An ADK server decodes `%2F` before it looks for the route. So it answers 404 to every request
+    for an id with a slash.
+
+    Raises:
+        Problem: 422 for such an id.
     """
     if agent.protocol != "adk":
         return
@@ -200,7 +220,7 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
     return StartCommand(
         run_id=run_id,
         agent=start.agent.id,
-        # derived from the run, so that a repeat says the same
+        # Derived from the run's id, so that a repeat has the same session.
         session_id=start.session_id or str(uuid.uuid5(uuid.UUID(run_id), "session")),
         user_id=start.user_id,
         message=start.message,

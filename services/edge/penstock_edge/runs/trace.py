@@ -1,4 +1,4 @@
-"""W3C trace context: the caller's `traceparent` goes with the run, or one begins here."""
+"""W3C trace context: a run gets the `traceparent` of its request, or a new one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _current: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
 
 def enter(header: str | None) -> None:
-    """Remember what the request of this task says; anything that is no traceparent is left out."""
+    """Remember the `traceparent` of this task's request; an invalid one is ignored."""
     _current.set(header if header is not None and _VALID.fullmatch(header) else None)
 
 
 def traceparent() -> str:
-    """The caller's, or a new one that is not sampled."""
+    """The `traceparent` of the request; otherwise a new one that is not sampled."""
     return _current.get() or f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"

@@ -1,4 +1,4 @@
-"""What one request may read of the past before it is answered with what there is by then."""
+"""How much one request may read. After that it is answered with the events found so far."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Allowance:
-    """The events, bytes and seconds that are left; it is spent once any of them is used up."""
+    """The events, bytes and seconds that are left. It is spent when one of the three is used up."""
 
     events: int
     size_bytes: int
@@ -16,12 +16,12 @@ class Allowance:
     _begun: float = field(default_factory=time.monotonic)
 
     def take(self, events: int, size_bytes: int) -> None:
-        """So much was read."""
+        """Count what was read."""
         self.events -= events
         self.size_bytes -= size_bytes
 
     @property
     def spent(self) -> bool:
-        """Whether the request has to be answered now."""
+        """Whether the request must be answered now."""
         late = time.monotonic() - self._begun >= self.time_s
         return late or self.events <= 0 or self.size_bytes <= 0

@@ -1,4 +1,4 @@
-"""From a message of the bus to an item: objects fetched, its run folded, and nothing left out."""
+"""Encodes a message of the bus as an item. A message that cannot be read becomes a notice."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from penstock.bus import Bus, BusError, ObjectGone, Stored, subjects
 from penstock.bus.messages import SEQUENCE
 from penstock.bus.streams import EVENTS
 from penstock.bus.write.objects import unwrap
-from penstock_edge.sources.history import Past
-from penstock_edge.views.dialects import View
+from penstock_edge.sources.history import History
 from penstock_edge.views.items import Encoding, Item
+from penstock_edge.views.positions import StreamSequence
 from penstock_edge.views.upstream_frames import is_raw
+from penstock_edge.views.view import View
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +26,16 @@ FOLD_RETRY_S: Final = 0.05
 
 
 async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> Item:
-    """One message as an item; one that cannot be read becomes a notice, never nothing."""
+    """One message as an item.
+
+    If the message cannot be read, the item is a notice, so that a client sees where one is missing.
+    """
     try:
         if not is_raw(stored):
-            stored = await _whole(bus, stored)
-        if (start := encoding.lacks(stored)) is not None:
+            stored = await _with_object(bus, stored)
+        if (start := encoding.missing_from(stored)) is not None:
             await _fold(bus, encoding, stored, start)
-        await encoding.meet(stored)
+        await encoding.prepare(stored)
         return encoding.feed(stored)
     except (BusError, ObjectGone) as error:
         log.warning("%s %d: %s", stored.subject, stored.sequence, error)
@@ -42,23 +46,33 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
         return Item(stored.sequence, [view.notice("unreadable_event", text)])
 
 
-async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: int) -> None:
-    """What has happened in the message's run before it."""
+async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequence) -> None:
+    """Fold the run's events from `start` on, up to the one before this message."""
     run = (subjects.events_of_run(subjects.run_id_of(upto.subject)),)
-    wanted = int(upto.headers[SEQUENCE]) - 1
+    newest = int(upto.headers[SEQUENCE]) - 1
     for _ in range(FOLD_TRIES):
-        past = Past(bus, EVENTS, lambda: run, start)
-        while found := await past.below(upto.sequence):
+        history = History(bus, EVENTS, lambda: run, start)
+        while found := await history.below(upto.sequence):
             for stored in found:
-                encoding.fold(await _whole(bus, stored))
-            start = found[-1].sequence + 1
-            if int(found[-1].headers[SEQUENCE]) == wanted:
+                encoding.fold(await _with_object(bus, stored))
+            start = StreamSequence(found[-1].sequence + 1)
+            if int(found[-1].headers[SEQUENCE]) == newest:
                 return
-        await asyncio.sleep(FOLD_RETRY_S)  # a replica lags behind what was republished
-    log.warning("%s: not all of what was before %d is left", run[0], upto.sequence)
+        await asyncio.sleep(FOLD_RETRY_S)  # a replica lags behind the live messages
+    log.warning(
+        "%s: some events before %d are no longer stored; frames may lack what depends on them",
+        run[0],
+        upto.sequence,
+    )
 
 
-async def _whole(bus: Bus, stored: Stored) -> Stored:
+async def _with_object(bus: Bus, stored: Stored) -> Stored:
+    """The message with its payload, which may be in the object store.
+
+    Raises:
+        BusError: the object store does not answer.
+        ObjectGone: the object has expired.
+    """
     for _ in range(OBJECT_TRIES - 1):
         try:
             return replace(stored, payload=await unwrap(bus, stored.payload))

@@ -1,8 +1,8 @@
-"""Every event of every run as it comes: one subscription for all who follow many runs.
+"""The feed: all events of all runs, followed once for all streams over many runs.
 
-Of a filtered subject nobody can tell whether a message is missing. Of the whole stream everybody
-can: its sequence has no gaps. So the process follows it once, whole, while somebody follows many
-runs, and hands each message to whom it concerns.
+With a filtered subscription, a missing message cannot be noticed. The sequence of the whole stream
+has no gaps, so there it can. Therefore the process follows the whole stream once, while there are
+streams over many runs, and gives each message to the listeners that need it.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ from penstock.bus.read.follow import PROBE_S
 from penstock.bus.state.skipping import NOBODY
 from penstock.bus.streams import EVENTS
 from penstock_edge.views.items import type_of
+from penstock_edge.views.positions import StreamSequence
 
-# What was just published may not have reached every replica, so that much of the past is read
-# by the feed, which sees gaps, and not by its listeners, who would not.
+# The newest messages may not have reached every replica. So the feed, which notices gaps, reads
+# this many of them; its listeners, which do not notice gaps, read only the earlier ones.
 RECENT: Final = 500
 RECENT_BYTES: Final = 4 * 1024 * 1024
 KNOWN_RUNS: Final = 20_000
 
 
 class Listener(Protocol):
-    """Somebody who follows many runs: by type, or of one session id."""
+    """A source over many runs: of some types, or of one session id."""
 
     session_id: str | None
 
     def wants(self, type: str) -> bool:
-        """Whether events of this `category.action` concern it."""
+        """Whether it needs the events of this `category.action`."""
         ...
 
-    def hear(self, batch: list[Stored]) -> None:
-        """Messages that concern it, or may, in the stream's order. Must neither wait nor raise."""
+    def receive(self, batch: list[Stored]) -> None:
+        """Take messages that it may need, in the stream's order. Must neither wait nor raise."""
         ...
 
 
 class Feed:
-    """The one reading of EVENTS in this process. It stands while somebody listens."""
+    """The one reading of EVENTS in this process. It exists while it has listeners."""
 
     def __init__(self, bus: Bus, probe_s: float = PROBE_S) -> None:
         self._bus = bus
@@ -50,16 +51,20 @@ class Feed:
         self._users = 0
         self._opening: asyncio.Task[Follow] | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self._next = 1
+        self._next = StreamSequence(1)
         self._recent: deque[Stored] = deque()
         self._recent_bytes = 0
         self._by_type: set[Listener] = set()
         self._by_session: dict[str, set[Listener]] = {}
-        self._wanting: dict[str, tuple[Listener, ...]] = {}  # by type
+        self._listeners_by_type: dict[str, tuple[Listener, ...]] = {}  # by type
         self._session_of: dict[str, str] = {}  # by run
 
-    async def join(self, listener: Listener) -> int:
-        """Listen; returns the stream sequence from which on it hears all. Raises BusError."""
+    async def join(self, listener: Listener) -> StreamSequence:
+        """Add a listener; returns the stream sequence from which on it receives all messages.
+
+        Raises:
+            BusError: the stream cannot be followed now. The listener is not added.
+        """
         self._users += 1
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
@@ -68,19 +73,19 @@ class Feed:
         except BaseException:
             self._release()
             raise
-        # without a turn of the loop in between, or something would fall between
+        # No `await` may come between these lines, or a message between them would be lost.
         self._add(listener)
         recent = list(self._recent)
-        heard = [stored for stored in recent if listener in self._concerned(stored)]
-        if heard:
-            listener.hear(heard)
-        return recent[0].sequence if recent else self._next
+        needed = [stored for stored in recent if listener in self._listeners_of(stored)]
+        if needed:
+            listener.receive(needed)
+        return StreamSequence(recent[0].sequence) if recent else self._next
 
     def leave(self, listener: Listener) -> None:
-        """Hear nothing more."""
+        """Remove a listener, if it was added."""
         if listener in self._by_type:
             self._by_type.discard(listener)
-            self._wanting.clear()
+            self._listeners_by_type.clear()
         elif listener in self._by_session.get(listener.session_id or "", ()):
             others = self._by_session[listener.session_id or ""]
             others.discard(listener)
@@ -91,32 +96,35 @@ class Feed:
         self._release()
 
     def forget(self) -> None:
-        """What was heard last is lost, and will be made again: no new listener is to hear both."""
+        """Drop the newest messages: NATS has lost them, and they are published again.
+
+        Without this, a new listener would receive both the lost and the published ones.
+        """
         self._recent.clear()
         self._recent_bytes = 0
 
     async def close(self) -> None:
-        """Wait for what is being given back."""
-        await asyncio.gather(*self._closing)
+        """Wait until the subscriptions that nobody needs any more are ended."""
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _add(self, listener: Listener) -> None:
         if listener.session_id is None:
             self._by_type.add(listener)
-            self._wanting.clear()
+            self._listeners_by_type.clear()
         else:
             self._by_session.setdefault(listener.session_id, set()).add(listener)
 
     def _release(self) -> None:
         self._users -= 1
         if self._users == 0 and self._opening is not None:
-            task = asyncio.create_task(self._give_back(self._opening))
+            task = asyncio.create_task(self._end(self._opening))
             self._opening = None
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def _open(self) -> Follow:
         state = (await self._bus.api(f"STREAM.INFO.{EVENTS}"))["state"]
-        self._next = max(state["last_seq"] + 1 - RECENT, state["first_seq"], 1)
+        self._next = StreamSequence(max(state["last_seq"] + 1 - RECENT, state["first_seq"], 1))
         self._recent.clear()
         self._recent_bytes = 0
         whole = Followed(EVENTS, ">", "live.>", _is_next)
@@ -124,21 +132,21 @@ class Feed:
         await follow.start()
         return follow
 
-    async def _give_back(self, opening: asyncio.Task[Follow]) -> None:
+    async def _end(self, opening: asyncio.Task[Follow]) -> None:
         await asyncio.wait([opening])
         if not opening.cancelled() and opening.exception() is None:
             await opening.result().stop()
 
     def _deliver(self, batch: list[Stored]) -> None:
-        self._next = batch[-1].sequence + 1
+        self._next = StreamSequence(batch[-1].sequence + 1)
         batch = [stored for stored in batch if subjects.run_id_of(stored.subject) != NOBODY]
         self._remember(batch)
-        heard: dict[Listener, list[Stored]] = {}
+        needed: dict[Listener, list[Stored]] = {}
         for stored in batch:
-            for listener in self._concerned(stored):
-                heard.setdefault(listener, []).append(stored)
-        for listener, messages in heard.items():
-            listener.hear(messages)
+            for listener in self._listeners_of(stored):
+                needed.setdefault(listener, []).append(stored)
+        for listener, messages in needed.items():
+            listener.receive(messages)
 
     def _remember(self, batch: list[Stored]) -> None:
         for stored in batch:
@@ -147,12 +155,12 @@ class Feed:
         while len(self._recent) > RECENT or self._recent_bytes > RECENT_BYTES:
             self._recent_bytes -= len(self._recent.popleft().payload)
 
-    def _concerned(self, stored: Stored) -> Iterator[Listener]:
+    def _listeners_of(self, stored: Stored) -> Iterator[Listener]:
         type = type_of(stored)
-        wanting = self._wanting.get(type)
+        wanting = self._listeners_by_type.get(type)
         if wanting is None:
             wanting = tuple(listener for listener in self._by_type if listener.wants(type))
-            self._wanting[type] = wanting
+            self._listeners_by_type[type] = wanting
         yield from wanting
         if self._by_session:
             session_id = self._session(stored)
@@ -163,21 +171,21 @@ class Feed:
                 yield from listeners
 
     def _session(self, stored: Stored) -> str | None:
-        """The session id of the message's run; None where the message does not tell."""
+        """The session id of the message's run; None if the message does not have it."""
         run_id = subjects.run_id_of(stored.subject)
         known = self._session_of.get(run_id)
         if known is not None:
             return known
         try:
-            told = orjson.loads(stored.payload).get("session_id")
+            session_id = orjson.loads(stored.payload).get("session_id")
         except (orjson.JSONDecodeError, AttributeError):
             return None
-        if not isinstance(told, str):
+        if not isinstance(session_id, str):
             return None
         if len(self._session_of) >= KNOWN_RUNS:
             self._session_of.clear()
-        self._session_of[run_id] = told
-        return told
+        self._session_of[run_id] = session_id
+        return session_id
 
 
 def _is_next(before: Stored, after: Stored) -> bool:

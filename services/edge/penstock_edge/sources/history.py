@@ -1,4 +1,4 @@
-"""What stands in a stream of one or many subjects, read in the stream's own order."""
+"""The stored messages of one or many subjects, read in the order of their stream."""
 
 from __future__ import annotations
 
@@ -14,46 +14,47 @@ from penstock.bus.read.direct import read
 from penstock.web.read_turns import Turn
 
 BATCH = 100
-MAX_READ_BYTES = 256 * 1024  # so much may be held for each client that does not read
-LEAST = 4  # of many patterns, each is read in small pieces
-AT_ONCE = 16
+MAX_READ_BYTES = 256 * 1024  # the most that is held for a client that does not read
+LEAST = 4  # the fewest messages that are read of a pattern, where there are many patterns
+AT_ONCE = 16  # patterns that are read at the same time
 
 Keep = Callable[[Stored], Awaitable[bool]]
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One pattern: what was read of it and is not given yet."""
+    """One pattern, and its messages that were read but not returned yet."""
 
     pattern: str
-    next: int  # where it is read on
-    known: int = 0  # all of it that stands below this stream sequence has been read
+    next: int  # the stream sequence from which the next reading begins
+    known: int = 0  # all of its messages below this stream sequence have been read
     held: deque[Stored] = field(default_factory=deque)
 
     def is_read(self, floor: int) -> bool:
-        """Whether all of it below the floor is given."""
+        """Whether all of its messages below the floor have been returned."""
         return self.known >= floor and not (self.held and self.held[0].sequence < floor)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one reading gave. `read`: messages, also those that `keep` has left out.
+    """The result of one reading.
 
-    `upto` is the stream sequence of the last of them, 0 without any. `is_last`: below the floor
-    nothing follows.
+    `kept`: the messages that `keep` has kept. `read`: the number of messages that were read.
+    `upto`: the stream sequence of the last one that was read, 0 if there was none. `is_last`: no
+    message follows below the floor.
     """
 
-    given: list[Stored]
+    kept: list[Stored]
     read: int
     upto: int
     is_last: bool
 
 
-class Past:
-    """The messages of some patterns from a stream sequence on, merged; each once.
+class History:
+    """The messages of some patterns from the stream sequence `start` on, merged; each once.
 
-    `patterns` is asked before each batch: what joins later is read from where the reading stands.
-    `keep` leaves out what the reader is not to be given. Each step is done within a `turn`.
+    `patterns` is called before each batch. A pattern that is new then is read from the current
+    position on. `keep` decides which messages are returned. Each step is one `turn`.
     """
 
     def __init__(
@@ -74,25 +75,30 @@ class Past:
         self._lanes: dict[str, _Lane] = {}
 
     async def below(self, floor: int, limit: int = BATCH) -> list[Stored]:
-        """The next messages below this stream sequence; none when there are no more.
+        """The next messages below this stream sequence; an empty list when there are no more.
 
-        Everything below the floor must stand in the stream by now. Raises BusError; asked again,
-        it goes on where it stood. Where `keep` leaves out everything, it reads to the floor: who
-        must not do that takes steps.
+        All messages below the floor must be stored already. If `keep` keeps none of them, one call
+        reads up to the floor; a reader that must not do so calls `step`.
+
+        Raises:
+            BusError: the stream cannot be read now. The next call continues at the same position.
         """
         while True:
             step = await self.step(floor, limit)
-            if step.given or step.is_last:
-                return step.given
+            if step.kept or step.is_last:
+                return step.kept
 
     async def step(self, floor: int, limit: int = BATCH) -> Step:
-        """Up to `limit` messages below this stream sequence, and what is kept of them.
+        """Read up to `limit` messages below this stream sequence; only the last step reads none.
 
-        Otherwise like `below`. Unless it is the last, a step reads at least one message.
+        Raises:
+            BusError: as `below`.
         """
         async with self._turn():
             found: list[Stored] = []
-            while not found:  # what was merged may all have been given before
+            while (
+                not found
+            ):  # all that was read may have been returned before, under another pattern
                 await self._fill(floor, limit)
                 found = self._merge(floor, limit)
                 if not found and all(lane.is_read(floor) for lane in self._lanes.values()):
@@ -125,30 +131,34 @@ class Past:
         if found:
             lane.next = found[-1].sequence + 1
         lane.known = lane.next if found and pending else max(lane.next, floor)
-        # another pattern may have the same message
+        # Another pattern may have returned the same message.
         lane.held.extend(stored for stored in found if stored.sequence >= self._next)
 
     def _merge(self, floor: int, limit: int) -> list[Stored]:
-        given: list[Stored] = []
+        merged: list[Stored] = []
         lanes = list(self._lanes.values())
         heads = [(lane.held[0].sequence, at) for at, lane in enumerate(lanes) if lane.held]
         heapq.heapify(heads)
-        while heads and heads[0][0] < floor and len(given) < limit:
+        while heads and heads[0][0] < floor and len(merged) < limit:
             sequence, at = heapq.heappop(heads)
             lane = lanes[at]
             stored = lane.held.popleft()
             if sequence >= self._next:
-                given.append(stored)
+                merged.append(stored)
                 self._next = sequence + 1
             if lane.held:
                 heapq.heappush(heads, (lane.held[0].sequence, at))
             elif lane.known < floor:
-                break  # what follows in it comes first
-        return given
+                break  # its next messages are not read yet, and may come first
+        return merged
 
 
 async def tail(bus: Bus, stream: str, patterns: Sequence[str]) -> int:
-    """The stream sequence of the last message of all these, 0 when there is none."""
+    """The stream sequence of the newest message under these patterns, 0 if there is none.
+
+    Raises:
+        BusError: the stream cannot be read now.
+    """
     last = 0
     for at in range(0, len(patterns), AT_ONCE):
         found = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""Where the messages of a run stand in the streams, and whether a cursor fits them."""
+"""Start positions: where a client begins to read, and whether its cursor is valid there."""
 
 from __future__ import annotations
 
@@ -16,85 +16,104 @@ from penstock.events.catalogue import TERMINAL
 from penstock.web.problems import Problem
 from penstock_edge.sources.history import tail
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
-from penstock_edge.views.dialects import View
 from penstock_edge.views.items import type_of
+from penstock_edge.views.view import ReadFrom, View
 
-LAG_S = 0.1
-MADE_AGAIN_S = 20.0  # events that were lost are made again in this time, where that is possible
+LAG_S = 0.1  # before a replica that lags behind is asked again
+RECOVERY_S = 20.0  # in this time the normalizer publishes lost events again, where it can
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a client begins to read. `start` and `events_start` are stream sequences."""
+class StartPosition:
+    """Where a client begins to read. All numbers are stream sequences."""
 
     start: int
-    events_start: int  # where the run's end is looked for, when `start` is RAW's
-    after: Cursor | None = None
-    truncated: bool = False  # something that the client does not have is gone
-    ended: bool = False
-    live_after: int | None = None  # the last message of the replay, where its end is to be told
+    events_start: int  # where the search for the run's end begins, if `start` is a sequence of RAW
+    after: Cursor | None = None  # frames up to this cursor are not written
+    truncated: bool = False  # messages that the client does not have are no longer stored
+    ended: bool = False  # the run is over, or the session is idle
+    live_after: int | None = None  # the last message of the replay, if the client wants a marker
 
 
-async def place_of_new(bus: Bus, over_raw: bool) -> Place:
-    """The place of a run, or leg, that is about to start: everything of it comes after this."""
-    if not over_raw:
+async def start_of_new_run(bus: Bus, *, frames: bool = False) -> StartPosition:
+    """A position before all messages of a run, or leg, that is about to start.
+
+    `frames`: the position is in RAW, for a view over source frames.
+
+    Raises:
+        BusError: the streams cannot be read now.
+    """
+    if not frames:
         events_end = await _end(bus, EVENTS)
-        return Place(events_end, events_end)
+        return StartPosition(events_end, events_end)
     raw_end, events_end = await asyncio.gather(_end(bus, RAW), _end(bus, EVENTS))
-    return Place(raw_end, events_end)
+    return StartPosition(raw_end, events_end)
 
 
-async def marked(bus: Bus, stream: str, patterns: Collection[str], place: Place) -> Place:
-    """The place, and where its replay ends: with the last of what stands there now."""
-    return replace(place, live_after=await tail(bus, stream, list(patterns)))
+async def with_live_marker(
+    bus: Bus, stream: str, patterns: Collection[str], start: StartPosition
+) -> StartPosition:
+    """The same position with `live_after`: the newest message that is stored now.
+
+    Raises:
+        BusError: the stream cannot be read now.
+    """
+    return replace(start, live_after=await tail(bus, stream, list(patterns)))
 
 
-async def place_of_now(bus: Bus) -> Place:
-    """The place in EVENTS of what will be stored from now on."""
-    return _place_from(await _end(bus, EVENTS))
+async def start_from_now(bus: Bus) -> StartPosition:
+    """The position in EVENTS of the next message that is stored. Raises BusError."""
+    return _start_from(await _end(bus, EVENTS))
 
 
-async def place_after(
-    bus: Bus, after: Cursor, ours: Callable[[Stored], Awaitable[bool]] | None = None
-) -> Place:
-    """The place in EVENTS from which a client of many runs goes on.
+async def start_after(
+    bus: Bus, after: Cursor, keep: Callable[[Stored], Awaitable[bool]] | None = None
+) -> StartPosition:
+    """The position in EVENTS from which a client of many runs continues.
 
-    Raises Problem 410 for a cursor of what NATS has lost, or beyond the end of the stream, and 400
-    for one of a message that is not `ours`.
+    Raises:
+        Problem: 410 if NATS has lost the cursor's message, or has none yet with this sequence; 400
+            if `keep` refuses the message, so that the cursor is of another stream.
+        BusError: the stream cannot be read now.
     """
     state = (await bus.api(f"STREAM.INFO.{EVENTS}"))["state"]
     first, last = int(state["first_seq"]), int(state["last_seq"])
     if after.sequence < first:
-        return Place(first, first, after, truncated=after.sequence < first - 1)
+        return StartPosition(first, first, after, truncated=after.sequence < first - 1)
     if after.sequence > last or bus.continuity.covers(EVENTS, after.sequence):
         raise _lost(after)
-    if ours is not None:
+    if keep is not None:
         found = await bus.at(EVENTS, after.sequence)
-        if found is None or not await ours(found):
+        if found is None or not await keep(found):
             raise Problem(400, f"the cursor {after} is not of this stream")
-    return Place(after.sequence, after.sequence, after)
+    return StartPosition(after.sequence, after.sequence, after)
 
 
-async def place_since(bus: Bus, since: datetime) -> Place:
-    """The place of the first message of EVENTS that was stored at that time or later."""
+async def start_since(bus: Bus, since: datetime) -> StartPosition:
+    """The position of the first message of EVENTS that was stored at that time or later."""
     found = await bus.since(EVENTS, since)
     if found is None:
-        return await place_of_now(bus)
+        return await start_from_now(bus)
     state = (await bus.api(f"STREAM.INFO.{EVENTS}"))["state"]
-    # the oldest of a stream that has lost its beginning: perhaps there was more
+    # The oldest message of a stream whose beginning has expired: there may have been earlier ones.
     truncated = 1 < found.sequence <= state["first_seq"]
-    return replace(_place_from(found.sequence), truncated=truncated)
+    return replace(_start_from(found.sequence), truncated=truncated)
 
 
-def _place_from(sequence: int) -> Place:
-    # with a cursor: what is on its way to the ring may be older
+def _start_from(sequence: int) -> StartPosition:
+    # The cursor keeps out older messages that may still be on their way to the ring.
     after = Cursor(sequence - 1, LAST_FRAME) if sequence > 1 else None
-    return Place(sequence, sequence, after)
+    return StartPosition(sequence, sequence, after)
 
 
 async def record_of(bus: Bus, run_id: str) -> RunRecord:
-    """What KV says of the run. Raises Problem 404 when there is none."""
-    known_as = run_id.lower()  # a UUID is the same in capitals
+    """The run's record.
+
+    Raises:
+        Problem: 404 if there is no such run.
+        BusError: KV cannot be read now.
+    """
+    known_as = run_id.lower()  # a UUID in capital letters is the same UUID
     entry = await bus.bucket("runs").get(known_as) if subjects.is_run_id(known_as) else None
     if entry is None or entry.value is None:
         raise Problem(404, f"there is no run {run_id[:64]}")
@@ -102,51 +121,54 @@ async def record_of(bus: Bus, run_id: str) -> RunRecord:
 
 
 async def lifecycle_of(bus: Bus, run_id: str) -> Stored | None:
-    """The run's last lifecycle event: nothing of the kind follows the terminal one."""
+    """The run's newest lifecycle event; no other one follows the terminal one. Raises BusError."""
     return await bus.tail(EVENTS, subjects.event("lifecycle.*", run_id))
 
 
-async def locate(bus: Bus, view: View, after: Cursor | None) -> Place:
-    """The place in a run, past or present, from which this client goes on.
+async def locate(bus: Bus, view: View, after: Cursor | None) -> StartPosition:
+    """The position in a run, which may be over, from which this client continues.
 
-    Raises Problem 404 for an unknown run, 410 when nothing of it is left and for a cursor of what
-    NATS has lost, 400 for one that is not of this run.
+    Raises:
+        Problem: 404 for an unknown run; 410 if none of its events is stored any more, or NATS has
+            lost the cursor's event; 400 for a cursor of another stream.
+        BusError: the streams cannot be read now.
     """
     run_id = view.run_id
     record = await record_of(bus, run_id)
     lifecycle = await lifecycle_of(bus, run_id)
     if lifecycle is None:
-        place = await _not_begun(bus, view, record)
+        position = await _not_begun(bus, view, record)
     else:
-        place = await _begun(bus, view, lifecycle)
+        position = await _begun(bus, view, lifecycle)
     if after is None:
-        return place
-    # what the record says holds even after all of it has aged
-    begun = record.first_event or place.events_start
+        return position
+    # The record is kept for longer than the events.
+    begun = record.first_event or position.events_start
     truncated = await _check(bus, view, begun, after)
-    start = place.start if view.stateful or truncated else after.sequence
-    if place.ended and lifecycle is not None and not view.over_raw:
-        # an epilogue's cursor lies behind the end, which must be read to be seen
+    start = position.start if view.reads_from is ReadFrom.START or truncated else after.sequence
+    if position.ended and lifecycle is not None and not view.reads_frames:
+        # Some frames come after the terminal event. With the cursor of one of them, the terminal
+        # event must be read all the same, or the stream would not end.
         start = min(start, lifecycle.sequence)
-    return replace(place, start=start, after=after, truncated=truncated)
+    return replace(position, start=start, after=after, truncated=truncated)
 
 
-async def _begun(bus: Bus, view: View, lifecycle: Stored) -> Place:
+async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:
     begun = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
     ended = type_of(lifecycle) in TERMINAL
-    found = await _first_from(bus, view, 1 if view.over_raw else begun)
+    found = await _first_from(bus, view, 1 if view.reads_frames else begun)
     if not found and ended:
         raise _gone(view.run_id)
-    return Place(
+    return StartPosition(
         start=found[0].sequence if found else await _end(bus, view.followed.stream),
-        events_start=lifecycle.sequence if view.over_raw else begun,
+        events_start=lifecycle.sequence if view.reads_frames else begun,
         truncated=bool(found) and not _is_first(found[0]),
         ended=ended,
     )
 
 
 async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
-    """The first message from there on; a replica that lags is asked again."""
+    """The first message from there on. A replica that lags behind is asked again."""
     stream, pattern = view.followed.stream, view.followed.pattern
     while True:
         found, _ = await read(bus, stream, pattern, start, 1)
@@ -156,21 +178,23 @@ async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
         await asyncio.sleep(LAG_S)
 
 
-async def _not_begun(bus: Bus, view: View, record: RunRecord) -> Place:
-    """No lifecycle event stands: the run is queued, or all of it has aged, or is lost."""
+async def _not_begun(bus: Bus, view: View, record: RunRecord) -> StartPosition:
+    """No lifecycle event is stored: the run is queued, or its events have expired or are lost."""
     loss = bus.continuity.covers(EVENTS, record.first_event or 0)
     if record.status in ENDED:
-        if loss is not None and bus.clock.age_s(loss.found_at) < MADE_AGAIN_S:
-            raise Problem(503, "the server has lost these events, and makes them again; try again")
+        if loss is not None and bus.clock.age_s(loss.found_at) < RECOVERY_S:
+            raise Problem(
+                503, "the server has lost these events and restores them; try again in some seconds"
+            )
         raise _gone(record.run_id)
-    place = await place_of_new(bus, view.over_raw)
-    # it may have begun while we looked
+    position = await start_of_new_run(bus, frames=view.reads_frames)
+    # The run may have begun meanwhile.
     lifecycle = await lifecycle_of(bus, record.run_id)
     if lifecycle is not None:
         begun = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
-        return Place(1 if view.over_raw else begun, begun)
-    return Place(
-        place.start, place.events_start, truncated=record.first_event is not None and not loss
+        return StartPosition(1 if view.reads_frames else begun, begun)
+    return StartPosition(
+        position.start, position.events_start, truncated=record.first_event is not None and not loss
     )
 
 
@@ -182,25 +206,27 @@ def _is_first(stored: Stored) -> bool:
 
 
 async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
-    """True when what follows the cursor is not all there.
+    """Whether some of the messages after the cursor have expired.
 
-    Raises Problem 400 when it is not ours, 410 when it is of what NATS has lost.
+    Raises:
+        Problem: 400 if the cursor is not of this run; 410 if NATS has lost its message.
     """
     stream, pattern = view.followed.stream, view.followed.pattern
     found, _ = await read(bus, stream, pattern, after.sequence, 1)
     if found and found[0].sequence == after.sequence:
         return False
-    # a replica that lags does not have it yet; who is told 400 does not come back
-    stands = await bus.at(stream, after.sequence)
-    if stands is not None and subjects.run_id_of(stands.subject) == view.run_id:
+    # A replica that lags behind may not have the message yet. A client does not repeat a request
+    # that was answered by 400, so the leader is asked.
+    stored = await bus.at(stream, after.sequence)
+    if stored is not None and subjects.run_id_of(stored.subject) == view.run_id:
         return False
     info = await bus.api(f"STREAM.INFO.{stream}")
-    # the run's end stands one behind its last source frame
-    beyond = after.sequence > info["state"]["last_seq"] + view.over_raw
+    # The terminal event has the sequence after that of the last source frame.
+    beyond = after.sequence > info["state"]["last_seq"] + view.reads_frames
     if beyond or bus.continuity.covers(stream, after.sequence):
         raise _lost(after)
     aged = after.sequence < info["state"]["first_seq"]
-    if not aged or (not view.over_raw and after.sequence < begun):
+    if not aged or (not view.reads_frames and after.sequence < begun):
         raise Problem(400, f"the cursor {after} is not of this run")
     return True
 

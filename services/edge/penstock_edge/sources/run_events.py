@@ -1,4 +1,4 @@
-"""The events of one run that are kept, for answers that are made of a whole run."""
+"""The stored events of one run, for answers that are made from the whole run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ Take = Callable[[str, dict[str, Any]], None]
 async def read_run(
     bus: Bus, run: RunRecord, allowance: Allowance, turn: Turn, take: Take | None = None
 ) -> list[dict[str, Any]]:
-    """The run's events in order, or as many of them as the allowance lets be read.
+    """The run's events in order; only the first ones if the allowance is spent before the end.
 
-    The reading goes batch by batch, each within one of the caller's turns. So does `take`, which is
-    given each event with its type: its work would keep other users waiting just as well. With
-    `take` nothing is returned. Raises BusError, ObjectGone.
+    Each batch is read within one of the caller's turns, so that other users do not wait for long.
+    If `take` is given, it is called with the type and the body of each event, also within the turn,
+    and the list is empty.
+
+    Raises:
+        BusError: the stream cannot be read now.
+        ObjectGone: the payload of an event has expired.
     """
     events: list[dict[str, Any]] = []
     start, pattern, pending = run.first_event or 1, events_of_run(run.run_id), 1

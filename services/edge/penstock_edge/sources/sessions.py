@@ -1,4 +1,4 @@
-"""Whose run is whose: the runs of a session, and when none of them is under way."""
+"""The records of runs and sessions, and whether any run of a session is active."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from penstock.bus.streams import EVENTS
 from penstock.bus.subjects import events_of_run, session_key
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
+from penstock_edge.sources.active_runs import active_runs
 from penstock_edge.sources.locate import lifecycle_of
-from penstock_edge.sources.unsettled import unsettled
 from penstock_edge.views.items import type_of
 
 log = logging.getLogger(__name__)
@@ -28,23 +28,28 @@ log = logging.getLogger(__name__)
 RETRY_S: Final = 0.5
 NEWEST: Final = 20
 KNOWN_OWNERS: Final = 20_000
-# What the connector keeps of a session's runs; of one with more, the first are forgotten.
+# The connector keeps this many runs in a session's record, and drops the oldest ones.
 LISTED: Final = 1000
 
-_SETTLED: Final = TERMINAL | {"lifecycle.paused"}
+_AT_REST: Final = TERMINAL | {"lifecycle.paused"}
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session id of one owner; `agents`: the ids of one agent, or of all."""
+    """A session of one owner; `agents`: the id of one agent, or the ids of all."""
 
     owner: str
     session_id: str
     agents: tuple[str, ...]
     any_agent: bool
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Part of a view's key."""
+        return (self.owner, self.session_id, *(("*",) if self.any_agent else self.agents))
+
     def has(self, record: RunRecord) -> bool:
-        """Whether the run is one of its runs."""
+        """Whether the run belongs to this session."""
         return (
             record.session_id == self.session_id
             and record.user_id == self.owner
@@ -52,21 +57,21 @@ class Session:
         )
 
 
-class Records:
-    """Records of runs that many listeners ask for: what never changes of them is remembered."""
+class RunRecords:
+    """The records of runs, cached: their owner, agent and session never change."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._known: dict[str, RunRecord] = {}
 
     async def of(self, run_id: str) -> RunRecord | None:
-        """Owner, agent and session of a run; None when nothing is on record. Waits for the bus."""
+        """The run's record, whose status may be old; None if there is none. Waits for the bus."""
         known = self._known.get(run_id)
         while known is None:
             try:
                 entry = await self._bus.bucket("runs").get(run_id)
             except BusError as error:
-                log.warning("whose is run %s: %s", run_id, error)
+                log.warning("reading the record of run %s: %s; trying again", run_id, error)
                 await asyncio.sleep(RETRY_S)
                 continue
             if entry is None:
@@ -83,14 +88,22 @@ class Records:
 
 
 async def records_of(bus: Bus, session: Session) -> list[SessionRecord]:
-    """What KV says of it: a record for each agent that has it."""
+    """The session's records, one for each agent that has runs in it.
+
+    Raises:
+        BusError: KV cannot be read now.
+    """
     keys = [session_key(session.owner, agent, session.session_id) for agent in session.agents]
     entries = await asyncio.gather(*(bus.bucket("sessions").get(key) for key in keys))
     return [SessionRecord.model_validate_json(entry.value) for entry in entries if entry]
 
 
 async def is_cut(bus: Bus, records: Sequence[SessionRecord]) -> bool:
-    """Whether the beginning of the session is not kept any more."""
+    """Whether the session's first events have expired.
+
+    Raises:
+        BusError: KV or the stream cannot be read now.
+    """
     for record in records:
         if len(record.runs) >= LISTED or (record.runs and await _is_run_cut(bus, record.runs[0])):
             return True
@@ -102,35 +115,38 @@ async def _is_run_cut(bus: Bus, run_id: str) -> bool:
     if found:
         return found[0].headers[SEQUENCE] != "1"
     entry = await bus.bucket("runs").get(run_id)
-    # nothing at all: it is over and gone, unless it has not begun
+    # A run without events has not begun, or all of its events have expired.
     return entry is None or RunRecord.model_validate_json(entry.value).first_event is not None
 
 
-async def settled(bus: Bus, session: Session) -> int | None:
-    """None while a leg of the session is under way or waits for its turn.
+async def idle_since(bus: Bus, session: Session) -> int | None:
+    """None while a leg of the session is active or queued.
 
-    Otherwise the stream sequence of the last event that ended or paused a run, 0 when there is
-    none: whoever has read as far has seen all until somebody starts or decides something. A paused
-    run waits for a person, not we for it.
+    Otherwise the stream sequence of the last event that ended or paused a run; 0 if there is none.
+    A client that has read up to this event has everything until the next start or decision. A
+    paused run counts as idle: it waits for a person.
+
+    Raises:
+        BusError: KV or the stream cannot be read now.
     """
     records = await records_of(bus, session)
     if any(record.queue for record in records):
         return None
     newest = [run_id for record in records for run_id in record.runs[-NEWEST:]]
-    # before all that costs more: who waits for a queued run asks twice a second
+    # This is cheap, so it comes first: a stream that waits for a queued run asks twice a second.
     if await _is_queued(bus, session, set(newest)):
         return None
     last = await asyncio.gather(*(lifecycle_of(bus, run_id) for run_id in newest))
     found = [stored for stored in last if stored is not None]
-    if any(type_of(stored) not in _SETTLED for stored in found):
+    if any(type_of(stored) not in _AT_REST for stored in found):
         return None
-    if any(await asyncio.gather(*(_goes_on(bus, stored) for stored in found))):
+    if any(await asyncio.gather(*(_is_decided(bus, stored) for stored in found))):
         return None
     return max((stored.sequence for stored in found), default=0)
 
 
-async def _goes_on(bus: Bus, lifecycle: Stored) -> bool:
-    """Whether the run was answered, and its next leg is on its way."""
+async def _is_decided(bus: Bus, lifecycle: Stored) -> bool:
+    """Whether the run's pause is decided, so that its next leg is about to begin."""
     if type_of(lifecycle) != "lifecycle.paused":
         return False
     try:
@@ -140,11 +156,11 @@ async def _goes_on(bus: Bus, lifecycle: Stored) -> bool:
             return False
         return bool(orjson.loads(await unwrap(bus, entry.value))["status"] == "decided")
     except ObjectGone:
-        return False  # nobody can answer it any more
+        return False  # the pause can no longer be decided
 
 
 async def _is_queued(bus: Bus, session: Session, known: set[str]) -> bool:
-    """Whether a run was started that no connector has taken yet."""
+    """Whether a run of the session was started that no connector has taken yet."""
     return any(
-        record.run_id not in known and session.has(record) for record in await unsettled(bus)
+        record.run_id not in known and session.has(record) for record in await active_runs(bus)
     )

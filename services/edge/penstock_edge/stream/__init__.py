@@ -1,1 +1,1 @@
-"""Streams: one reading shared by many clients, and the ways in which it reaches each of them."""
+"""Streams: one reading that many clients share, and the responses that write it to each client."""

@@ -24,15 +24,16 @@ from penstock.telemetry import DELIVERED, SLOW_CLIENTS
 from penstock.web.auth import Identity
 from penstock.web.read_turns import ReadTurns, Turn
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.sources.locate import Place
+from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.direct_write import Direct
 from penstock_edge.stream.hub import Hub
-from penstock_edge.stream.open_streams import Departure, retry_ms
-from penstock_edge.stream.positions import ByteOffset, RingPosition, StreamSequence
+from penstock_edge.stream.open_streams import ReconnectReason, retry_ms
 from penstock_edge.stream.replay import Reached, Replay
 from penstock_edge.stream.ring import Chunk
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.items import Item
+from penstock_edge.views.positions import ByteOffset, RingPosition, StreamSequence
+from penstock_edge.views.view import Delivery, ReadFrom
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class End(Enum):
     FAILED = "failed"  # the hub has failed
 
 
-_MOVED: Final = {Departure.AGE: End.AGED, Departure.DRAIN: End.DRAINED}
+_MOVED: Final = {ReconnectReason.AGE: End.AGED, ReconnectReason.DRAIN: End.DRAINED}
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Client:
     """
 
     def __init__(
-        self, hub: Hub, place: Place, on_leave: Callable[[Client], None], turns: ReadTurns
+        self, hub: Hub, start: StartPosition, on_leave: Callable[[Client], None], turns: ReadTurns
     ) -> None:
         self.hub = hub
         self.resumable = False  # until the response says that the client knows its cursor
@@ -81,11 +82,11 @@ class Client:
         self._on_leave = on_leave
         self._turns = turns
         self._turn: Turn = nullcontext
-        self._start = StreamSequence(place.start)
+        self._start = StreamSequence(start.start)
         self._phase: Replay | Live | None = Replay(hub, self._start)
         self._next = self._start  # one more than the sequence of the newest item that was given
-        self._after: Cursor | None = place.after  # until the items reach it, none is written
-        self._live_after: int | None = place.live_after  # until the live marker is written
+        self._after: Cursor | None = start.after  # until the items reach it, none is written
+        self._live_after: int | None = start.live_after  # until the live marker is written
         self._end_after: int | None = None
         self._was_last = False  # the newest item that was given ends the stream
         self._notices = b""
@@ -94,9 +95,9 @@ class Client:
         self._writing_since: float | None = None
         self._wrote_at = asyncio.get_running_loop().time()
         self._count = DELIVERED.labels(hub.view.dialect).inc
-        if place.truncated:
+        if start.truncated:
             self.warn("history_truncated", "earlier events are no longer kept")
-        if self._live_after is not None and self._live_after < place.start:
+        if self._live_after is not None and self._live_after < start.start:
             self._notices += self._live_marker()
 
     # What the response asks
@@ -128,11 +129,11 @@ class Client:
         self._writing_since = None
         self._wrote_at = asyncio.get_running_loop().time()
 
-    def last_words(self) -> bytes:
+    def interruption(self) -> bytes:
         """What tells a client that cannot reconnect that its stream is incomplete."""
-        words = b"".join(self.hub.view.encoding().cut())
+        frames = b"".join(self.hub.view.encoding().interruption())
         # The last write may have ended inside a frame. An empty line between frames means nothing.
-        return words and b"\n\n" + words
+        return frames and b"\n\n" + frames
 
     # What others ask
 
@@ -160,9 +161,9 @@ class Client:
         """The stream ends because the caller may not read it any more."""
         self._end_with(End.EXPIRED)
 
-    def depart(self, why: Departure) -> None:
+    def ask_to_reconnect(self, reason: ReconnectReason) -> None:
         """The stream ends, and the client is told to reconnect."""
-        self._end_with(_MOVED[why])
+        self._end_with(_MOVED[reason])
 
     def leave(self) -> None:
         """The client has closed the connection, or its response is over."""
@@ -176,9 +177,7 @@ class Client:
         if self._writing_since is not None:
             self._drop_if_slow(now - self._writing_since, period_s, settings)
             return
-        view = self.hub.view
-        kept_alive = view.droppable if view.kept_alive is None else view.kept_alive
-        if kept_alive and view.form.keep_alive and now - self._wrote_at >= 2 * period_s:
+        if self.hub.view.framing.keep_alive and now - self._wrote_at >= 2 * period_s:
             self._keep_alive_due = True
             self._wake.set()
 
@@ -200,8 +199,8 @@ class Client:
     def _farewell(self) -> bytes:
         """When to reconnect; or, to a client that cannot, that its stream is incomplete."""
         if self.end in (End.AGED, End.DRAINED):
-            return self.hub.view.form.come_back(retry_ms())
-        return self.last_words()
+            return self.hub.view.framing.reconnect(retry_ms())
+        return self.interruption()
 
     def _drop_if_slow(self, hangs_s: float, period_s: float, settings: EdgeSettings) -> None:
         """Drop the client if one write hangs for too long.
@@ -209,7 +208,8 @@ class Client:
         Too long is `write_timeout_s`, and `period_s` where more than `max_pending_bytes` wait
         behind the write.
         """
-        behind = self.hub.view.droppable and self._pending_bytes > settings.max_pending_bytes
+        resumable = self.hub.view.delivery is Delivery.RESUMABLE
+        behind = resumable and self._pending_bytes > settings.max_pending_bytes
         if not (hangs_s >= settings.write_timeout_s or (behind and hangs_s >= period_s)):
             return
         if self.end is End.SLOW or self.task is None:
@@ -237,7 +237,7 @@ class Client:
             return notices
         if self._keep_alive_due:
             self._keep_alive_due = False
-            return self.hub.view.form.keep_alive
+            return self.hub.view.framing.keep_alive
         return self._live_marker() if self._is_live_unmarked() else b""
 
     def _is_live_unmarked(self) -> bool:
@@ -253,7 +253,7 @@ class Client:
     def _live_marker(self) -> bytes:
         """The marker, which is written once."""
         self._live_after = None
-        return self.hub.view.form.live_marker
+        return self.hub.view.framing.live_marker
 
     # The items
 
@@ -293,7 +293,7 @@ class Client:
     def _fall_behind(self) -> None:
         """The ring has evicted items that the client was not given: read them from the stream."""
         start = self._next
-        if self.hub.view.stateful:
+        if self.hub.view.reads_from is ReadFrom.START:
             # The run is encoded again from its start, but only what is new is written.
             self._after = max(self._after or _BEFORE_ALL, Cursor(self._next - 1, LAST_FRAME))
             self._next = start = self._start

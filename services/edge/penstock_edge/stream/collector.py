@@ -1,9 +1,10 @@
-"""Python's garbage collector without pauses that grow with the number of open streams.
+"""Keeps the pauses of Python's garbage collector short, however many streams are open.
 
-An open stream is 180 objects that the collector knows. To look at all of them takes 0.1 ms a
-stream, a second at 10,000, in which nobody is given anything; and while streams come it is done for
-every quarter more. But what an edge keeps it keeps for long, and a stream that ends leaves no
-cycle: reference counts free it. So what has been looked at once is set aside.
+The collector tracks 180 objects for each open stream. A full collection takes 0.1 ms for a stream,
+so 1 s for 10,000, in which the process does nothing else; and it runs each time the number of
+objects has grown by a quarter. But the objects of an open stream live long, and those of an ended
+stream form no cycle, so reference counts free them. Therefore objects that were collected once are
+frozen: later collections skip them.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ WHOLE_S = 3600.0
 
 
 class Collector:
-    """Looks at new objects only, and once in `whole_s` at all: for cycles nobody knows of."""
+    """Collects new objects only, and all objects once in `whole_s`, for cycles by mistake."""
 
     def __init__(self, whole_s: float = WHOLE_S) -> None:
         self._whole_s = whole_s
         self._due = time.monotonic() + whole_s
 
     def install(self) -> None:
-        """Begin with what was imported: it stays to the end."""
+        """Freeze the imported modules, and begin to watch collections."""
         gc.collect()
         gc.freeze()
         gc.callbacks.append(self._on_collection)
 
     def uninstall(self) -> None:
-        """As it was."""
+        """Undo `install`."""
         gc.callbacks.remove(self._on_collection)
         gc.unfreeze()
 

@@ -1,9 +1,9 @@
-"""Writing to a client's connection without a turn of its task: half the cost of an ASGI `send`.
+"""Writes an event to a client's transport without waking its task: half the cost of ASGI's `send`.
 
-The head and the end of a response, and whatever a connection does not take at once, go through
-ASGI as usual. In between, the bytes of an event can go straight to the transport, framed as an
-HTTP chunk once for all clients. That needs uvicorn's own objects, which are not public: so only the
-versions are used with which it was tried, and anything else is served by plain ASGI.
+The head and the end of a response, and all writes that a connection does not take at once, go
+through ASGI. In between, an event is framed as an HTTP chunk once for all clients, and goes to the
+transport directly. This needs objects of uvicorn that are not public. So it is used only with the
+versions in `TRIED`, and any other version is served by ASGI alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Direct:
         self._cycle = cycle
 
     def write(self, chunk: bytes) -> bool:
-        """An HTTP chunk, whole; False when the connection does not take it now."""
+        """Write an HTTP chunk; False if the connection does not take it now."""
         cycle = self._cycle
         if (
             cycle.disconnected
@@ -35,18 +35,18 @@ class Direct:
         return True
 
     def close_after(self) -> None:
-        """The connection is closed with the end of the response: the next may go elsewhere."""
+        """Close the connection after the response, so that the next one may reach another edge."""
         self._cycle.keep_alive = False
 
 
 def is_tried() -> bool:
-    """True for a uvicorn whose objects are known."""
+    """Whether this version of uvicorn is one of `TRIED`."""
     return uvicorn.__version__.startswith(TRIED)
 
 
 def direct_of(receive: Receive) -> Direct | None:
-    """The connection behind a response under way; None where only ASGI will do."""
-    # the one callable that no middleware wraps
+    """The connection of a response whose head is sent; None if ASGI must be used."""
+    # Middleware wraps `send`, but not `receive`.
     cycle = getattr(receive, "__self__", None)
     if is_tried() and isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding:
         return Direct(cycle)

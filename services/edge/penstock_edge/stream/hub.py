@@ -17,20 +17,21 @@ from penstock.bus import Bus, Stored
 from penstock.telemetry import DELIVERED
 from penstock.web.read_turns import Turn
 from penstock_edge.sources.encode import encode
-from penstock_edge.sources.history import Past
-from penstock_edge.sources.locate import Place
-from penstock_edge.stream.positions import StreamSequence
+from penstock_edge.sources.history import History
+from penstock_edge.sources.locate import StartPosition
+from penstock_edge.sources.run_source import source_of
 from penstock_edge.stream.ring import Ring
-from penstock_edge.stream.ring_budget import Budget
-from penstock_edge.views.dialects import View
+from penstock_edge.stream.ring_budget import RingBudget
 from penstock_edge.views.items import Encoding, Item
+from penstock_edge.views.positions import StreamSequence
+from penstock_edge.views.view import View
 
 log = logging.getLogger(__name__)
 
 SLICE: Final = 100  # clients that are woken before the event loop has its turn
 
 
-class Listener(Protocol):
+class HubClient(Protocol):
     """A client, as its hub sees it."""
 
     def wake(self) -> int:
@@ -48,6 +49,10 @@ class State(Enum):
     FAILED = "failed"  # an error stopped it; the next client gets a new hub
 
 
+class SourceFailed(Exception):
+    """The source delivers nothing more, because of an error."""
+
+
 class _Arrivals:
     """The messages that a source has delivered. It has no reference to the hub.
 
@@ -57,28 +62,40 @@ class _Arrivals:
 
     def __init__(self) -> None:
         self._batch: list[Stored] = []
+        self._failure: BaseException | None = None
         self._some = asyncio.Event()
 
     def add(self, batch: list[Stored]) -> None:
         self._batch += batch
         self._some.set()
 
+    def fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._some.set()
+
     async def take(self) -> list[Stored]:
+        """The next messages. Raises SourceFailed after the last one, if the source has failed."""
         await self._some.wait()
         self._some.clear()
         batch, self._batch = self._batch, []
+        if self._failure is not None:
+            if not batch:
+                raise SourceFailed from self._failure
+            self._some.set()
         return batch
 
 
 class Hub:
     """Follows one view for as long as it has clients, and for a short time after that."""
 
-    def __init__(self, bus: Bus, view: View, place: Place, ring_bytes: int, budget: Budget) -> None:
+    def __init__(
+        self, bus: Bus, view: View, start: StartPosition, ring_bytes: int, budget: RingBudget
+    ) -> None:
         self.view = view
-        self.clients: set[Listener] = set()
+        self.clients: set[HubClient] = set()
         self.ring = Ring()
         # Every message from here on is in the ring, or will be.
-        self.floor = StreamSequence(place.start)
+        self.floor = StreamSequence(start.start)
         self._bus = bus
         self._state = State.NEW
         self._ring_bytes = ring_bytes
@@ -86,8 +103,8 @@ class Hub:
         self._first: Stored | None = None
         self._encoding = view.encoding()
         self._arrivals = _Arrivals()
-        deliver = self._arrivals.add
-        self._source = view.source(bus, place.start, place.events_start, deliver)
+        self._source = source_of(bus, view, start, self._arrivals.add)
+        self._source.on_failure = self._arrivals.fail
         self._working: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
 
@@ -133,10 +150,12 @@ class Hub:
         self._starting = self._working = None
         await self._source.stop()
 
-    def history(self, start: StreamSequence, turn: Turn) -> Past:
+    def history(self, start: StreamSequence, turn: Turn) -> History:
         """A reading of the stream's messages from there on, for one client."""
         source = self._source
-        return Past(self._bus, self.view.followed.stream, source.patterns, start, source.keep, turn)
+        return History(
+            self._bus, self.view.followed.stream, source.patterns, start, source.keep, turn
+        )
 
     def joins(self, last: Stored | None) -> bool:
         """Whether the ring's oldest item directly follows this message.
@@ -182,7 +201,7 @@ class Hub:
 
     def _evict(self, limit_bytes: int, least: int) -> None:
         newest = self.ring.newest
-        if self.view.over_raw and newest is not None and newest.last:
+        if self.view.reads_frames and newest is not None and newest.last:
             # The run's terminal event is not in RAW: a client could not read it from there.
             least = 1
         if self.ring.evict(limit_bytes, least):
@@ -199,7 +218,7 @@ class Hub:
             DELIVERED.labels(self.view.dialect).inc(written)
 
     def _close(self, state: State) -> None:
-        if not self.closed and (frames := self._encoding.cut()):
+        if not self.closed and (frames := self._encoding.interruption()):
             newest = self.ring.newest
             after = newest.sequence if newest else self.floor
             self.ring.append(Item(after + 1, frames, last=True))

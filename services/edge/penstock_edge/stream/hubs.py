@@ -9,12 +9,12 @@ from penstock.bus import Bus, Loss
 from penstock.telemetry import CLIENTS
 from penstock.web.read_turns import ReadTurns
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.sources.locate import Place
+from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.hub import SLICE, Hub
 from penstock_edge.stream.open_streams import OpenStreams
-from penstock_edge.stream.ring_budget import Budget
-from penstock_edge.views.dialects import View
+from penstock_edge.stream.ring_budget import RingBudget
+from penstock_edge.views.view import RunEvents, View
 
 BEATS: Final = 3  # in one keep-alive interval
 
@@ -27,14 +27,14 @@ class Hubs:
         self.streams = OpenStreams(settings.max_streams, settings.max_connection_age_s)
         self._bus = bus
         self._settings = settings
-        self._budget = Budget(settings.max_ring_bytes)
+        self._budget = RingBudget(settings.max_ring_bytes)
         self._hubs: dict[tuple[str, ...], Hub] = {}
         self._detached: set[Hub] = set()  # hubs with clients that no further client may join
         self._clients: dict[Hub, set[Client]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
-    async def join(self, view: View, place: Place) -> Client:
-        """A client of the view, from its place on.
+    async def join(self, view: View, start: StartPosition) -> Client:
+        """A client of the view, from its start position on.
 
         Raises:
             BusError: the view cannot be followed now.
@@ -42,8 +42,8 @@ class Hubs:
         hub = self._hubs.get(view.key)
         if hub is None or hub.failed:
             ring_bytes = self._settings.ring_bytes
-            hub = self._hubs[view.key] = Hub(self._bus, view, place, ring_bytes, self._budget)
-        client = Client(hub, place, self._left, self.turns)
+            hub = self._hubs[view.key] = Hub(self._bus, view, start, ring_bytes, self._budget)
+        client = Client(hub, start, self._left, self.turns)
         hub.clients.add(client)
         self._clients.setdefault(hub, set()).add(client)
         self.streams.add(client)
@@ -86,7 +86,7 @@ class Hubs:
             view = hub.view
             if view.followed.stream != loss.stream:
                 continue
-            if view.sources is None and not view.over_raw and not hub.ring.base and hub.clients:
+            if isinstance(view.reads, RunEvents) and not hub.ring.base and hub.clients:
                 # A new client begins among the events that are published again, which have other
                 # stream sequences. So it needs a hub of its own.
                 del self._hubs[key]

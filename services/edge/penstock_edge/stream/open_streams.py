@@ -1,8 +1,8 @@
-"""The streams that are open in this process: how many there may be, and how they are led elsewhere.
+"""The open streams of this process: how many there may be, and when their clients must reconnect.
 
-A stream is sent away when it is old, so that clients spread over the edges in normal life too, and
-when the edge drains. Only one whose client can come back with its cursor is: the others are left
-until they end, or until the process does.
+A stream is closed when it is old, so that clients spread over all edges, and when this edge drains.
+Its client then reconnects, perhaps to another edge, and continues at its cursor. A stream whose
+client cannot do so is left open until it ends by itself, or the process ends.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
-JITTER: Final = 0.2  # of the age, so that those who came together do not leave together
-# Of the grace. Not from its beginning: until then a load balancer may not know that we drain, and
-# would send them back. Not to its end: the last must be written.
+JITTER: Final = 0.2  # a part of the age, so that streams of one moment are not closed in one
+# The part of the grace period in which streams are closed. Earlier, a load balancer may not know
+# yet that this edge drains, and would route the clients back to it. Later, the last bytes of a
+# response might not be written before the process ends.
 DRAINED_BETWEEN: Final = (0.2, 0.8)
 RETRY_MS: Final = (500, 3000)
 TICK_S: Final = 0.05
-OTHER_FILES: Final = 500  # NATS, upstreams' servers, requests that are no streams
+OTHER_FILES: Final = 500  # for NATS, the servers of agents, and requests without a stream
 
 
-class Departure(StrEnum):
-    """Why a stream is sent away."""
+class ReconnectReason(StrEnum):
+    """Why a client is asked to reconnect."""
 
     AGE = "age"
     DRAIN = "drain"
@@ -42,41 +43,44 @@ class Stream(Protocol):
 
     @property
     def resumable(self) -> bool:
-        """Whether its client can come back and go on where it was."""
+        """Whether its client can reconnect and continue at its cursor."""
         ...
 
-    def depart(self, why: Departure) -> None:
-        """End between two frames, and tell the client to come back. May be called again."""
+    def ask_to_reconnect(self, reason: ReconnectReason) -> None:
+        """End between two frames, and ask the client to reconnect. May be called again."""
         ...
 
 
 class OpenStreams:
-    """All of them. `max_age_s` 0: a stream may be as old as it likes."""
+    """All open streams of this process. `max_age_s` 0: no stream is too old."""
 
     def __init__(self, max_streams: int, max_age_s: float) -> None:
         self.max_streams = max_streams
         self._max_age_s = max_age_s
-        self._leave_at: dict[Stream, float] = {}
+        self._close_at: dict[Stream, float] = {}
         self._grace_s: float | None = None  # once the edge drains
 
     def __len__(self) -> int:
-        return len(self._leave_at)
+        return len(self._close_at)
 
     def fit(self, max_files: int) -> None:
-        """Take no more than this process can open files for."""
+        """Lower the limit to the number of files that this process may open."""
         room = max(max_files - OTHER_FILES, 1)
         if room < self.max_streams:
             log.warning(
-                "only %d streams can be open, for this process may open only %d files; for %d of "
-                "them, as PENSTOCK_MAX_STREAMS says, raise its limit (ulimit -Hn) to %d",
-                *(room, max_files, self.max_streams, self.max_streams + OTHER_FILES),
+                "this process may open only %d files, so it opens at most %d streams; for the %d "
+                "of PENSTOCK_MAX_STREAMS, raise the limit of files (ulimit -Hn) to %d",
+                *(max_files, room, self.max_streams, self.max_streams + OTHER_FILES),
             )
             self.max_streams = room
 
     def require_room(self, scope: Scope) -> None:
-        """Ask before anything is begun; the request of this scope is a stream from here on.
+        """Require that one more stream may be open; the request of this scope counts as one then.
 
-        Raises Problem 503 where no stream may be opened, 429 where its user has too many.
+        Handlers call this before they begin any work.
+
+        Raises:
+            Problem: 503 if this edge opens no more streams; 429 if the user has too many.
         """
         if self._grace_s is not None:
             STREAMS_REFUSED.labels("draining").inc()
@@ -87,28 +91,28 @@ class OpenStreams:
         take_stream(scope)
 
     def add(self, stream: Stream) -> None:
-        """It is open from now on."""
-        self._leave_at[stream] = self._when()
+        """The stream is open from now on."""
+        self._close_at[stream] = self._when()
 
     def discard(self, stream: Stream) -> None:
-        """It is over."""
-        self._leave_at.pop(stream, None)
+        """The stream is over."""
+        self._close_at.pop(stream, None)
 
     def rotate(self) -> None:
-        """Send away who has been here for long enough. To be called now and then."""
-        self._send_away(Departure.AGE)
+        """Ask the clients of old streams to reconnect. To be called from time to time."""
+        self._close_due(ReconnectReason.AGE)
 
     async def drain(self, grace_s: float) -> None:
-        """Open none, and send away all that can come back, at moments spread over the grace.
+        """Open no more streams, and ask all clients that can to reconnect, spread over the grace.
 
-        Returns when none is left, at the latest when the grace is over.
+        Returns when no stream is open, at the latest after `grace_s`.
         """
         self._grace_s = grace_s
-        for stream in self._leave_at:
-            self._leave_at[stream] = self._when()
+        for stream in self._close_at:
+            self._close_at[stream] = self._when()
         over = asyncio.get_running_loop().time() + grace_s
-        while self._leave_at and asyncio.get_running_loop().time() < over:
-            self._send_away(Departure.DRAIN)
+        while self._close_at and asyncio.get_running_loop().time() < over:
+            self._close_due(ReconnectReason.DRAIN)
             await asyncio.sleep(TICK_S)
 
     def _when(self) -> float:
@@ -119,15 +123,15 @@ class OpenStreams:
             return now + self._max_age_s * random.uniform(1 - JITTER, 1)
         return float("inf")
 
-    def _send_away(self, why: Departure) -> None:
+    def _close_due(self, reason: ReconnectReason) -> None:
         now = asyncio.get_running_loop().time()
-        due = [each for each, at in self._leave_at.items() if at <= now and each.resumable]
+        due = [each for each, at in self._close_at.items() if at <= now and each.resumable]
         for stream in due:
-            SENT_AWAY.labels(why).inc()
-            self._leave_at[stream] = float("inf")
-            stream.depart(why)
+            SENT_AWAY.labels(reason).inc()
+            self._close_at[stream] = float("inf")
+            stream.ask_to_reconnect(reason)
 
 
 def retry_ms() -> int:
-    """When a client that is sent away should come back: not all at once."""
+    """After how long a client should reconnect; random, so that not all reconnect at once."""
     return random.randint(*RETRY_MS)

@@ -1,36 +1,36 @@
-"""Events as JSON pages, for those who do not stream.
+"""Events as JSON pages, for clients that do not stream.
 
-A page reads the past in batches, within an allowance. Where that is spent before the page is full,
-the page has what was found by then, and `next` says where the reading stands: a client that goes on
-with it comes to the end, however little of the past is for it.
+A page is read in batches, within an allowance. If the allowance is spent before the page is full,
+the page has the events found so far, and `next` is the position of the reading. So a client that
+continues with `next` reaches the end, however few of the events are for it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from penstock.bus import Bus, Stored
-from penstock.bus.read.direct import read
 from penstock.web.read_turns import Turn
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.encode import encode
-from penstock_edge.sources.history import BATCH, MAX_READ_BYTES, Past
-from penstock_edge.sources.locate import Place
+from penstock_edge.sources.history import History
+from penstock_edge.sources.locate import StartPosition
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
-from penstock_edge.views.dialects import View
 from penstock_edge.views.items import Encoding
-from penstock_edge.views.run_source import Source
+from penstock_edge.views.view import Source, View
 
-MAX_PAGE = 1000
+MAX_PAGE: Final = 1000
+NO_END: Final = sys.maxsize
 
 
 @dataclass(slots=True)
 class _Page:
-    """A page while it is filled. `cursor`: up to where the client has everything."""
+    """A page while it is filled. `cursor`: the client has all frames up to it."""
 
     bus: Bus
     view: View
@@ -39,11 +39,11 @@ class _Page:
     limit: int
     allowance: Allowance
     events: list[Any] = field(default_factory=list)
-    ended: bool = False  # the run's end is in it
+    ended: bool = False  # the run's terminal event is in the page
     advanced: bool = False  # the cursor is beyond the one that the client has sent
 
     async def add(self, batch: Sequence[Stored]) -> bool:
-        """Tell what is in these messages; False once the page is full or the run has ended."""
+        """Add the frames of these messages; False once the page is full or the run has ended."""
         for stored in batch:
             item = await encode(self.bus, self.view, self.encoding, stored)
             for index, data in enumerate(item.frames):
@@ -64,10 +64,10 @@ class _Page:
         return True
 
     def reach(self, sequence: int) -> bool:
-        """All up to this message was read; False where the page has to end with it.
+        """Note that all messages up to this one were read; False if the page must end with it.
 
-        A view that depends on all that came before is read from its start: up to the client's own
-        place that is no progress, and the page does not end there.
+        A dialect with state is read from the run's start. Up to the client's own cursor that is no
+        progress. If the page ended there, the client would never get beyond.
         """
         if not self.allowance.spent:
             return True
@@ -82,55 +82,44 @@ class _Page:
         return {"events": self.events, "next": following}
 
 
-def _begin(bus: Bus, view: View, place: Place, limit: int, allowance: Allowance) -> _Page:
-    page = _Page(bus, view, view.encoding(), place.after, limit, allowance)
-    if place.truncated and (told := view.notice("history_truncated", "earlier events are gone")):
-        page.events.append(orjson.loads(told))
-    return page
-
-
 async def page(
-    bus: Bus, view: View, place: Place, limit: int, allowance: Allowance, turn: Turn
-) -> dict[str, Any]:
-    """`{events, next}` of a run's view in the form of a page: up to `limit` frames' bodies.
-
-    `next` is null once the run's end is in the page. Of a run that goes on, it is where the page
-    stands, so that asking again with it gives what is new.
-    """
-    filled = _begin(bus, view, place, limit, allowance)
-    start = place.start
-    while True:
-        async with turn():
-            found, pending = await read(
-                bus, view.followed.stream, view.followed.pattern, start, BATCH, MAX_READ_BYTES
-            )
-            goes_on = await filled.add(found)
-        if not (goes_on and found and pending):
-            return filled.body()
-        start = found[-1].sequence + 1
-
-
-async def page_of_many(
     bus: Bus,
     view: View,
-    source: Source,
-    place: Place,
-    end: int,
+    start: StartPosition,
     limit: int,
     allowance: Allowance,
     turn: Turn,
+    *,
+    source: Source | None = None,
+    end: int = NO_END,
 ) -> dict[str, Any]:
-    """`{events, next}` of a view in the form of a page, up to the stream sequence `end`.
+    """`{events, next}` of a view whose framing is `PageItems`: the data of up to `limit` frames.
 
-    The source need not be started. `next` is where the page stands: asking again gives what is new.
+    `next` is null once the run's end is in the page. Otherwise it is a cursor: a request with it
+    returns what follows. `source`: selects the messages of a view over many runs; it need not be
+    started. `end`: only messages below this stream sequence. Each batch is read within a `turn`.
+
+    Raises:
+        BusError: the stream cannot be read now.
     """
-    past = Past(bus, view.followed.stream, source.patterns, place.start, source.keep)
-    filled = _begin(bus, view, place, limit, allowance)
+    stream, pattern = view.followed.stream, view.followed.pattern
+    if source is None:
+        history = History(bus, stream, lambda: (pattern,), start.start)
+    else:
+        history = History(bus, stream, source.patterns, start.start, source.keep)
+    filled = _begin(bus, view, start, limit, allowance)
     while True:
         async with turn():
-            step = await past.step(end)
-            if step.is_last or not await filled.add(step.given):
+            step = await history.step(end)
+            if step.is_last or not await filled.add(step.kept):
                 return filled.body()
-            allowance.take(step.read - len(step.given), 0)
+            allowance.take(step.read - len(step.kept), 0)
             if not filled.reach(step.upto):
                 return filled.body()
+
+
+def _begin(bus: Bus, view: View, start: StartPosition, limit: int, allowance: Allowance) -> _Page:
+    filled = _Page(bus, view, view.encoding(), start.after, limit, allowance)
+    if start.truncated and (text := view.notice("history_truncated", "earlier events are gone")):
+        filled.events.append(orjson.loads(text))
+    return filled

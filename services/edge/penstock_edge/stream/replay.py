@@ -9,10 +9,10 @@ from typing import Final
 
 from penstock.bus import BusError, Stored
 from penstock.web.read_turns import Turn
-from penstock_edge.sources.history import Past
+from penstock_edge.sources.history import History
 from penstock_edge.stream.hub import Hub
-from penstock_edge.stream.positions import StreamSequence
 from penstock_edge.views.items import Encoding, Item
+from penstock_edge.views.positions import StreamSequence
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Replay:
         self._hub = hub
         self._start = start
         self._next = start
-        self._history: Past | None = None
+        self._history: History | None = None
         self._unencoded: list[Stored] = []  # newest first, so that the next one is popped
         self._encoding: Encoding | None = None
         self._newest: Stored | None = None  # of what was encoded
@@ -78,10 +78,10 @@ class Replay:
             log.warning("reading %s: %s", " ".join(self._hub.view.key), error)
             await asyncio.sleep(UNAVAILABLE_RETRY_S)
             return False
-        self._unencoded = step.given[::-1]
+        self._unencoded = step.kept[::-1]
         # A batch may hold no message of this client's. The caller gets no items then, and so looks
         # whether the client is still there before the next batch is read.
-        return step.is_last or bool(step.given)
+        return step.is_last or bool(step.kept)
 
     async def _encode(self, encoding: Encoding) -> tuple[Item, ...]:
         """Encode up to 256 KiB: a client that does not read must not hold much more."""

@@ -1,4 +1,4 @@
-"""A client's stream as an HTTP response: `text/event-stream`, written as it comes."""
+"""A client's stream as an HTTP response of type `text/event-stream`."""
 
 from __future__ import annotations
 
@@ -9,35 +9,41 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import sse
 from penstock.web.auth import identity_of
-from penstock_edge.runs.access import while_it_holds
 from penstock_edge.stream.client import Client, End
+from penstock_edge.stream.credential import while_valid
 from penstock_edge.stream.direct_write import direct_of
+from penstock_edge.stream.leaving import until_closed
+from penstock_edge.views.view import Delivery
 
 SLICE_BYTES = 256 * 1024
-LAST_WORDS_S = 5.0
-LAST_WORDS = sse.comment(
-    "dropped: this connection reads too slowly; come back with Last-Event-ID to go on"
+DROPPED_S = 5.0  # the time that a slow connection gets for the comment
+DROPPED = sse.comment(
+    "dropped: this connection reads too slowly; reconnect with Last-Event-ID to continue"
 )
 
 
 class EventStream:
-    """The response of one client. Its end is the end of what the client follows.
+    """The response of one client; it ends when the client's stream is over.
 
-    Whoever comes back to the end of a finished run gets 204, which tells an EventSource not to
-    come back again; `ended` says that this has to be looked at before the head is sent.
+    `ended`: the run is over. If the client has all of it already, the answer is 204, which keeps an
+    EventSource from reconnecting. So the first bytes are taken before the head is sent.
     """
 
     def __init__(self, client: Client, *, ended: bool = False) -> None:
         self._client = client
         self._ended = ended
 
+    def discard(self) -> None:
+        """Leave the hub: this response will not be sent."""
+        self._client.leave()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application of this one response; it ends when the credential does."""
         client = self._client
-        # a client of a POST does not ask again by itself, and has no place to ask for
-        client.resumable = scope["method"] == "GET" and client.hub.view.form.resumable
+        # A client of a POST does not reconnect by itself, and the same request would not continue.
+        client.resumable = scope["method"] == "GET" and client.hub.view.framing.resumable
         client.read_for(identity_of(scope))
-        with while_it_holds(scope, client.expire, client.warn):
+        with while_valid(scope, client.expire, client.warn):
             await self._respond(receive, send)
 
     async def _respond(self, receive: Receive, send: Send) -> None:
@@ -66,10 +72,10 @@ class EventStream:
         except asyncio.CancelledError:
             if client.end is not End.SLOW:
                 raise
-            # cancelled by the hub's beat, not by the server: this task lives on
+            # The hub's beat has cancelled this task, not the server: the task goes on.
             if task := asyncio.current_task():
                 task.uncancel()
-            await self._say_last_words(send, mid_frame)
+            await self._say_dropped(send, mid_frame)
         finally:
             leaving.cancel()
             client.leave()
@@ -79,22 +85,22 @@ class EventStream:
         await send({"type": "http.response.body", "body": body, "more_body": True})
         self._client.wrote()
 
-    async def _say_last_words(self, send: Send, mid_frame: bool) -> None:
-        """Why it ends, if the connection takes that and no frame is half written."""
-        words = LAST_WORDS if self._client.hub.view.droppable else self._client.last_words()
-        body = b"" if mid_frame else words
+    async def _say_dropped(self, send: Send, mid_frame: bool) -> None:
+        """Say why the stream ends, unless a frame is half written or the connection is stuck."""
+        resumable = self._client.hub.view.delivery is Delivery.RESUMABLE
+        text = DROPPED if resumable else self._client.interruption()
+        body = b"" if mid_frame else text
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(DROPPED_S):
                 await send({"type": "http.response.body", "body": body})
 
     async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await until_closed(receive)
         self._client.leave()
 
 
 class Prefaced:
-    """A stream with something in front of its body."""
+    """A stream with some bytes before its body."""
 
     def __init__(self, stream: ASGIApp, preface: bytes) -> None:
         self._stream = stream
@@ -113,7 +119,7 @@ class Prefaced:
 
 
 def head(status: int, run_id: str = "") -> Message:
-    """The beginning of a response; 204 has no body."""
+    """The head of a response: 200 with `text/event-stream`, or 204."""
     headers = [(b"penstock-run-id", run_id.encode())] if run_id else []
     if status == 200:
         headers += [

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock_edge.stream.direct_write import http_chunk
-from penstock_edge.stream.positions import ByteOffset, RingPosition, StreamSequence
 from penstock_edge.views.items import Item
+from penstock_edge.views.positions import ByteOffset, RingPosition, StreamSequence
 
 CHUNK_BYTES: Final = 256 * 1024
 KNOWN_CHUNKS: Final = 4  # most clients are at the ring's end, and take the same chunk

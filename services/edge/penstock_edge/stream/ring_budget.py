@@ -1,4 +1,4 @@
-"""What the rings of all hubs hold together, within one limit."""
+"""Limits the bytes that the rings of all hubs hold together."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Protocol
 from penstock.telemetry import RING_BYTES
 
 
-class Ring(Protocol):
-    """Recent frames, which can be read from the stream again."""
+class Emptiable(Protocol):
+    """A hub, whose ring can be emptied: clients read its frames from the stream again."""
 
     def empty(self) -> int:
-        """Give up all that can be read again; returns the bytes that are still held."""
+        """Evict all that can be evicted; returns the bytes that are still held."""
         ...
 
 
-class Budget:
-    """Empties the ring that has been silent for longest while all hold more than the limit.
+class RingBudget:
+    """While all rings hold more than the limit, empties the one that was silent for longest.
 
-    So those stay whole that their clients are reading from: frames that went out long ago are
-    needed by nobody but who comes back for them.
+    Its frames were written long ago, so only a client that reconnects may still need them. The
+    rings that clients read from now stay whole.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._held: dict[Ring, int] = {}  # the first has been silent for longest
-        self._emptied: dict[Ring, int] = {}  # nothing can be had from them until they hold more
+        self._held: dict[Emptiable, int] = {}  # the first was silent for longest
+        self._emptied: dict[Emptiable, int] = {}  # emptied already: no bytes can be freed here
         self.held_bytes = 0
 
-    def hold(self, ring: Ring, held_bytes: int) -> None:
-        """The ring has been written to, and holds so much now."""
-        self.forget(ring)
+    def hold(self, hub: Emptiable, held_bytes: int) -> None:
+        """The hub has written to its ring, which holds so many bytes now."""
+        self.forget(hub)
         self.held_bytes += held_bytes
-        self._held[ring] = held_bytes
+        self._held[hub] = held_bytes
         while self.held_bytes > self._limit_bytes and self._held:
             oldest = next(iter(self._held))
             left = oldest.empty()
@@ -40,7 +40,7 @@ class Budget:
             self._emptied[oldest] = left
         RING_BYTES.set(self.held_bytes)
 
-    def forget(self, ring: Ring) -> None:
-        """The ring is gone."""
-        self.held_bytes -= self._held.pop(ring, 0) + self._emptied.pop(ring, 0)
+    def forget(self, hub: Emptiable) -> None:
+        """The hub was stopped."""
+        self.held_bytes -= self._held.pop(hub, 0) + self._emptied.pop(hub, 0)
         RING_BYTES.set(self.held_bytes)

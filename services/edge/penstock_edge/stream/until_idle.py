@@ -8,8 +8,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.bus import Bus, BusError
-from penstock_edge.sources.sessions import Session, settled
+from penstock.bus import Bus
+from penstock_edge.sources.sessions import Session, idle_since
 from penstock_edge.stream.client import Client
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ LOOK_S: Final = 0.5
 
 
 class UntilIdle:
-    """The response of one client, ended after the last event of the run that was the last."""
+    """One client's response, which ends after the last event once no run is active or queued."""
 
     def __init__(self, stream: ASGIApp, client: Client, bus: Bus, session: Session) -> None:
         self._stream = stream
@@ -37,9 +37,15 @@ class UntilIdle:
     async def _watch(self) -> None:
         while True:
             try:
-                last = await settled(self._bus, self._session)
-            except BusError as error:
-                log.warning("is session %r idle: %s", self._session.session_id[:128], error)
+                last = await idle_since(self._bus, self._session)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                # Without this, a record that cannot be read would keep the stream open for ever.
+                name = self._session.session_id[:128]
+                log.warning(
+                    "whether session %r is idle is not known: %r; asking again", name, error
+                )
                 last = None
             if last is not None:
                 self._client.end_after(last)

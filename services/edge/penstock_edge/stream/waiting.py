@@ -1,31 +1,41 @@
-"""A stream that is asked for before there is anything to follow."""
+"""A stream that a client opens before the run that it will follow has begun."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from enum import Enum
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.bus import Bus, BusError, Msg
-from penstock_edge.runs.access import while_it_holds
+from penstock.web.problems import Problem
+from penstock_edge.stream.credential import while_valid
 from penstock_edge.stream.direct_write import direct_of
-from penstock_edge.stream.open_streams import Departure, OpenStreams, retry_ms
+from penstock_edge.stream.leaving import until_closed
+from penstock_edge.stream.open_streams import OpenStreams, ReconnectReason, retry_ms
 from penstock_edge.stream.response import EventStream, head
-from penstock_edge.views.framing import Sse
+from penstock_edge.views.framing import NAMED_SSE
 
 log = logging.getLogger(__name__)
 
-# A notice may be lost.
-LOOK_AGAIN_S: Final = 1.0
+LOOK_AGAIN_S: Final = 1.0  # a notice may be lost, so the bus is also asked without one
+
+
+class WaitEnd(Enum):
+    """Why a client waits no longer although nothing has begun."""
+
+    LEFT = "left"  # the client has closed the connection
+    EXPIRED = "expired"  # the client's credential has expired or was revoked
+    MOVED = "moved"  # the client is asked to reconnect, perhaps to another edge
 
 
 class WaitingStream:
-    """Sends the head at once and keep-alives until `begun` gives a stream; then it is that stream.
+    """Sends the head at once, and keep-alives until `begun` returns a stream; then that stream.
 
-    `notices`: a core subject on which is said that it is worth looking again.
+    `notices`: a core subject. After each message on it, `begun` is called again.
     """
 
     def __init__(
@@ -41,36 +51,26 @@ class WaitingStream:
         self._begun = begun
         self._keep_alive_s = keep_alive_s
         self._streams = streams
-        self._leaving: asyncio.Task[None] | None = None
-        self._departs = False
-        self.resumable = True  # there is nothing yet that it could miss
+        self._moved = asyncio.Event()  # a notice came, or the wait has ended
+        self._end: WaitEnd | None = None
+        self.resumable = True  # the client has no frame yet, so it can miss none
 
-    def depart(self, why: Departure) -> None:
-        """The client comes back, and waits elsewhere."""
-        self._departs = True
-        if self._leaving:
-            self._leaving.cancel()
+    def ask_to_reconnect(self, reason: ReconnectReason) -> None:
+        """End the response, and ask the client to reconnect."""
+        self._finish(WaitEnd.MOVED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application of this one response."""
         await send(head(200))
-        leaving = self._leaving = asyncio.create_task(_left(receive))
+        leaving = asyncio.create_task(self._watch(receive))
         self._streams.add(self)
-        stream = None
         try:
-            with while_it_holds(scope, leaving.cancel):
-                stream = await self._wait(send, leaving)
-        except BusError as error:
-            # it may come back: there is no cursor to lose
-            log.warning("waiting for %s: %s", self._notices, error)
+            stream = await self._stream(scope, send)
         finally:
             leaving.cancel()
             self._streams.discard(self)
         if stream is None:
-            if self._departs and (direct := direct_of(receive)):
-                direct.close_after()
-            words = Sse().come_back(retry_ms()) if self._departs else b""
-            await send({"type": "http.response.body", "body": words})
+            await self._say_end(receive, send)
             return
 
         async def send_body(message: Message) -> None:
@@ -79,34 +79,49 @@ class WaitingStream:
 
         await stream(scope, receive, send_body)
 
-    async def _wait(self, send: Send, leaving: asyncio.Task[None]) -> EventStream | None:
-        """What began; None when the client has left, or may not wait any longer."""
-        moved = asyncio.Event()
+    async def _stream(self, scope: Scope, send: Send) -> EventStream | None:
+        """The stream that has begun; None if the wait has ended before."""
+        stream: EventStream | None = None
+        try:
+            with while_valid(scope, lambda: self._finish(WaitEnd.EXPIRED)):
+                subscription = await self._bus.subscribe(self._notices, self._on_notice)
+                try:
+                    stream = await self._wait(send)
+                finally:
+                    await subscription.unsubscribe()
+        except (BusError, Problem) as error:
+            # The head is sent, so no error can be. The client reconnects, and loses no cursor.
+            log.warning("waiting for %s: %s", self._notices, error)
+        except BaseException:
+            if stream is not None:
+                # Without this, the hub would keep a client that nobody reads for.
+                stream.discard()
+            raise
+        return stream
 
-        async def on_notice(msg: Msg) -> None:
-            moved.set()
-
-        subscription = await self._bus.subscribe(self._notices, on_notice)
+    async def _wait(self, send: Send) -> EventStream | None:
+        """The stream that has begun; None if the wait has ended before."""
         loop = asyncio.get_running_loop()
         wrote_at = loop.time()
-        try:
-            while not leaving.done():
-                moved.clear()
-                if (stream := await self._look()) is not None:
-                    return stream
-                notice = asyncio.create_task(moved.wait())
-                wait_s = min(LOOK_AGAIN_S, self._keep_alive_s / 3)
-                await asyncio.wait(
-                    {leaving, notice}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                notice.cancel()
-                if loop.time() - wrote_at >= self._keep_alive_s * 2 / 3:
-                    wrote_at = loop.time()
-                    body = Sse().keep_alive
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-        finally:
-            await subscription.unsubscribe()
+        wait_s = min(LOOK_AGAIN_S, self._keep_alive_s / 3)
+        while self._end is None:
+            self._moved.clear()
+            if (stream := await self._look()) is not None:
+                return stream
+            if self._end is None:
+                await self._wait_for_notice(wait_s)
+            if self._end is None and loop.time() - wrote_at >= self._keep_alive_s * 2 / 3:
+                wrote_at = loop.time()
+                body = NAMED_SSE.keep_alive
+                await send({"type": "http.response.body", "body": body, "more_body": True})
         return None
+
+    async def _wait_for_notice(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._moved.wait()
+        except TimeoutError:
+            return
 
     async def _look(self) -> EventStream | None:
         try:
@@ -115,7 +130,21 @@ class WaitingStream:
             log.warning("waiting for %s: %s", self._notices, error)
             return None
 
+    async def _say_end(self, receive: Receive, send: Send) -> None:
+        body = b""
+        if self._end is WaitEnd.MOVED:
+            body = NAMED_SSE.reconnect(retry_ms())
+            if direct := direct_of(receive):
+                direct.close_after()
+        await send({"type": "http.response.body", "body": body})
 
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    async def _on_notice(self, msg: Msg) -> None:
+        self._moved.set()
+
+    async def _watch(self, receive: Receive) -> None:
+        await until_closed(receive)
+        self._finish(WaitEnd.LEFT)
+
+    def _finish(self, end: WaitEnd) -> None:
+        self._end = self._end or end
+        self._moved.set()

@@ -1,4 +1,4 @@
-"""Where a client stands: the `id:` of the last frame that it has."""
+"""A client's cursor: the `id:` of the last frame that it has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError for anything that is not of our making."""
+        """The cursor that `str` has written.
+
+        Raises:
+            ValueError: the text is no cursor.
+        """
         match = _FORM.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"{text[:80]!r} is no cursor: send back the id of a frame")

@@ -1,118 +1,112 @@
-"""Dialects by name: what each is read from, and how it is encoded."""
+"""The table of client dialects: how a run is encoded in each of them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from penstock import sse
-from penstock.bus import Bus, Followed
-from penstock.bus.read.follow import events, raw
 from penstock.dialects.agui.encode import PROFILES
 from penstock.dialects.encoders import CLIENT_DIALECTS
-from penstock_edge.views.framing import Form, Sse
-from penstock_edge.views.items import Encoding, EventEncoding, Render, notice, selected
-from penstock_edge.views.run_source import UPSTREAM, Deliver, EventsOfRun, FramesUntilEnd, Source
+from penstock_edge.views.agui import AguiViews
+from penstock_edge.views.framing import NAMED_SSE, VERBATIM_SSE, Framing, Sse
+from penstock_edge.views.items import EventEncoding, Render, notice, selected
 from penstock_edge.views.upstream_frames import LegEncoding, RawEncoding
+from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, RunFrames, View
 
 RAW_DIALECT: Final = "raw"
-# AG-UI's encoders need ids that a run's events do not contain: see `surfaces/agui/views.py`.
 DIALECTS: Final = (*CLIENT_DIALECTS, *PROFILES, RAW_DIALECT)
-NAMED: Final = Sse()
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """A run, or many, as clients see them. Views of the same `key` share reading and encoding.
+class RunViews:
+    """Makes the view of a whole run in any of `DIALECTS`."""
 
-    `run_id` is empty where there are many, and `sources` then says what is read.
-    """
+    agui: AguiViews
 
-    key: tuple[str, ...]
-    run_id: str
-    dialect: str
-    followed: Followed
-    encoding: Callable[[], Encoding]
-    notice: Callable[[str, str], bytes]  # code and message; without an id
-    over_raw: bool = False
-    stateful: bool = False  # must be read from the run's start, whatever the cursor
-    form: Form = field(default_factory=Sse)
-    droppable: bool = True  # clients can be told, and can come back
-    kept_alive: bool | None = None  # default: as it is droppable
-    sources: Callable[[Deliver], Source] | None = None
-
-    def source(self, bus: Bus, start: int, events_start: int, deliver: Deliver) -> Source:
-        """What delivers the messages, from these stream sequences on."""
-        if self.sources is not None:
-            return self.sources(deliver)
-        if self.over_raw:
-            return FramesUntilEnd(bus, self.run_id, start, events_start, deliver)
-        return EventsOfRun(bus, self.followed, start, deliver)
+    def of_run(
+        self, run_id: str, dialect: str, framing: Framing, types: frozenset[str] | None = None
+    ) -> View:
+        """The run in this dialect; `types`: only frames of these types, where frames have types."""
+        if dialect in PROFILES:
+            return self.agui.of_run(run_id, dialect, framing)
+        return run_view(run_id, dialect, framing, types)
 
 
-def view(
-    run_id: str, dialect: str, form: Form = NAMED, types: frozenset[str] | None = None
+def run_view(
+    run_id: str,
+    dialect: str,
+    framing: Framing = NAMED_SSE,
+    types: frozenset[str] | None = None,
 ) -> View:
-    """A whole run: the upstream's own frames, or events in a dialect of `CLIENT_DIALECTS`.
-
-    `types`: only frames of these types, in a dialect that has types.
-    """
+    """A whole run: its events in a dialect of `CLIENT_DIALECTS`, or the upstream's own frames."""
     if dialect == RAW_DIALECT:
-        return View(
-            (run_id, dialect),
-            run_id,
-            dialect,
-            raw(run_id, UPSTREAM),
-            RawEncoding,
-            # a frame of ours among the upstream's would be taken for one of its own
-            lambda code, message: sse.comment(f"{code}: {message}"),
-            over_raw=True,
-            stateful=True,
-        )
+        return _raw_view(run_id)
     known = CLIENT_DIALECTS[dialect]
-    render = rendering(form, types)
+    render = rendering(framing, types)
     return View(
-        (run_id, dialect, form.key, *sorted(types or ())),
-        run_id,
+        (run_id, dialect, framing.key, *sorted(types or ())),
         dialect,
-        events(run_id),
+        RunEvents(run_id),
         lambda: EventEncoding(known.encoder(), render),
-        noticing(dialect, form, run_id),
-        stateful=known.stateful,
-        form=form,
+        notices(dialect, framing, run_id),
+        reads_from_of(dialect),
+        framing,
     )
 
 
-def noticing(
-    dialect: str, form: Form, run_id: str, session_id: str = ""
+def _raw_view(run_id: str) -> View:
+    """The upstream's own frames. A frame that is split over messages needs the earlier ones."""
+    return View(
+        (run_id, RAW_DIALECT),
+        RAW_DIALECT,
+        RunFrames(run_id),
+        RawEncoding,
+        # A client would take an event of ours for one of the upstream's, so it is a comment.
+        lambda code, message: sse.comment(f"{code}: {message}"),
+        ReadFrom.START,
+    )
+
+
+def upstream_leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str, ...] = ()) -> View:
+    """One leg's body, byte for byte.
+
+    `timeout_s` and `hosts` are the agent's, for the text of the error frame.
+    """
+    return View(
+        (run_id, "leg", str(leg)),
+        "adk",
+        RunFrames(run_id),
+        partial(LegEncoding, leg, timeout_s, hosts),
+        lambda code, message: b"",
+        ReadFrom.START,
+        VERBATIM_SSE,
+        Delivery.ONCE,
+    )
+
+
+def reads_from_of(dialect: str) -> ReadFrom:
+    """Where a reading of this dialect of `CLIENT_DIALECTS` must begin."""
+    return ReadFrom.START if CLIENT_DIALECTS[dialect].stateful else ReadFrom.CURSOR
+
+
+def notices(
+    dialect: str, framing: Framing, run_id: str, session_id: str = ""
 ) -> Callable[[str, str], bytes]:
-    """What the edge says of its own in that dialect: a comment where it has no event for it."""
+    """Makes the edge's own notices in that dialect; a comment where it has no event for them."""
     known = CLIENT_DIALECTS[dialect]
     if not known.has_warnings:
-        told = isinstance(form, Sse)
-        return lambda code, message: sse.comment(f"{code}: {message}") if told else b""
-    return lambda code, message: form.notice(
+        has_comments = isinstance(framing, Sse)
+        return lambda code, message: sse.comment(f"{code}: {message}") if has_comments else b""
+    return lambda code, message: framing.notice(
         notice(known.encoder(), run_id, code, message, session_id)
     )
 
 
-def rendering(form: Form, types: frozenset[str] | None) -> Render:
-    """A dialect's frames in that form; of some types only, where they are given."""
-    return form.event if types is None else partial(selected, render=form.event, types=types)
-
-
-def leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str, ...] = ()) -> View:
-    """One leg's body, byte for byte; the rest is the agent's, for the text of its error."""
-    return View(
-        (run_id, "leg", str(leg)),
-        run_id,
-        "adk",
-        raw(run_id, UPSTREAM),
-        partial(LegEncoding, leg, timeout_s, hosts),
-        lambda code, message: b"",
-        over_raw=True,
-        stateful=True,
-        droppable=False,
-    )
+def rendering(framing: Framing, types: frozenset[str] | None) -> Render:
+    """Writes a dialect's frames in that framing; only those of `types`, where these are given."""
+    if types is None:
+        return framing.event
+    return partial(selected, render=framing.event, types=types)

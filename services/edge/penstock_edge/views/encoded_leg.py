@@ -23,14 +23,14 @@ class EncodedLeg(Encoding):
     Events of earlier legs are folded into the encoder, and nothing is written for them. Where a
     policy decides at once, the run is not paused, so the stream continues with the next leg.
 
-    `last_words` returns the frames that end a stream too early. These clients have no cursor, and
+    `interrupted` returns the frames that end a stream too early. These clients have no cursor, and
     take an end without such a frame for success.
     """
 
     encoder: Encoder
     leg: int
     render: Render
-    last_words: Callable[[], list[bytes]]
+    interrupted: Callable[[], list[bytes]]
 
     def feed(self, stored: Stored) -> Item:
         """The frames of one event.
@@ -45,9 +45,9 @@ class EncodedLeg(Encoding):
         body = rendered(frames, stored.sequence, self.render)
         return Item(stored.sequence, body, last=ends_leg(stored))
 
-    def cut(self) -> list[bytes]:
+    def interruption(self) -> list[bytes]:
         """The frames that say that the stream ends before the leg."""
-        return self.last_words()
+        return self.interrupted()
 
 
 def is_before(event: dict[str, Any], stored: Stored, leg: int) -> bool:

@@ -1,4 +1,4 @@
-"""How what a client is told looks on the wire: frames of SSE, or messages of a WebSocket. Pure."""
+"""How frames look on the wire: lines of SSE, messages of a WebSocket, or items of a page. Pure."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from penstock.sse import Frame
 
 LIVE: Final = b'{"marker":"live"}'
 LIVE_EVENT: Final = "penstock.live"
-MESSAGE_END: Final = b"\n"  # JSON has none inside: the messages of one write are split there
+MESSAGE_END: Final = b"\n"  # separates the messages of one write; JSON bodies have no newline
 
 
-class Form(Protocol):
-    """The bytes of one kind of stream. `key` tells it from the others."""
+class Framing(Protocol):
+    """Makes the bytes of one kind of stream."""
 
     @property
     def key(self) -> str:
-        """Among the keys of a view."""
+        """A text that differs from the keys of all other framings; part of a view's key."""
         ...
 
     @property
     def keep_alive(self) -> bytes:
-        """What is written in silence; nothing where the protocol has its own."""
+        """The bytes for a silent stream; empty where the stream gets no keep-alives."""
         ...
 
     @property
     def live_marker(self) -> bytes:
-        """That the replay is over, and what follows is live."""
+        """Says that the replay is over, and that all that follows is live."""
         ...
 
     @property
     def resumable(self) -> bool:
-        """Whether a client knows its cursor."""
+        """Whether frames have their cursors, so that a client can continue after a cut."""
         ...
 
-    def come_back(self, retry_ms: int) -> bytes:
-        """That the stream ends here, and when the client should come back to it."""
+    def reconnect(self, retry_ms: int) -> bytes:
+        """Says after how long the client should reconnect."""
         ...
 
     def event(self, frame: Frame, id: str) -> bytes:
@@ -63,16 +63,16 @@ class Sse:
 
     @property
     def key(self) -> str:
-        """Among the keys of a view."""
+        """Part of a view's key."""
         return f"named={self.named}, id_first={self.id_first}"
 
     @property
     def live_marker(self) -> bytes:
-        """Without an id, so that an EventSource keeps the last one."""
+        """Has no id, so that an EventSource keeps its last one."""
         return self.notice(Frame(LIVE, LIVE_EVENT))
 
-    def come_back(self, retry_ms: int) -> bytes:
-        """`retry`."""
+    def reconnect(self, retry_ms: int) -> bytes:
+        """A `retry:` line."""
         return sse.retry(retry_ms)
 
     def event(self, frame: Frame, id: str) -> bytes:
@@ -85,12 +85,17 @@ class Sse:
         return sse.encode(frame.data, event=frame.event if self.named else None)
 
 
+NAMED_SSE: Final = Sse()
+# For a body that belongs to another protocol: the edge adds nothing to it, not even keep-alives.
+VERBATIM_SSE: Final = Sse(keep_alive=b"")
+
+
 @dataclass(frozen=True, slots=True)
-class Messages:
-    """One WebSocket message a frame. `cursors`: each is followed by one with its cursor."""
+class WebSocketMessages:
+    """A WebSocket message for each frame. `cursors`: another one follows with its cursor."""
 
     cursors: bool = False
-    keep_alive: bytes = b""
+    keep_alive: bytes = b""  # the protocol has pings
     live_marker: bytes = LIVE + MESSAGE_END
 
     @property
@@ -98,17 +103,17 @@ class Messages:
         """Only with cursors."""
         return self.cursors
 
-    def come_back(self, retry_ms: int) -> bytes:
+    def reconnect(self, retry_ms: int) -> bytes:
         """Nothing: the close code says it."""
         return b""
 
     @property
     def key(self) -> str:
-        """Among the keys of a view."""
+        """Part of a view's key."""
         return f"messages, cursors={self.cursors}"
 
     def event(self, frame: Frame, id: str) -> bytes:
-        """The frame's data and nothing else; then, as a message of its own, `{"cursor": …}`."""
+        """The frame's data and nothing else; then `{"cursor": …}` as a message of its own."""
         message = _message(frame)
         if self.cursors:
             message += orjson.dumps({"cursor": id}) + MESSAGE_END
@@ -120,16 +125,16 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """The frames of a JSON page: their data alone."""
+class PageItems:
+    """The items of a JSON page: the frames' data alone."""
 
     key: str = "page"
     keep_alive: bytes = b""
     live_marker: bytes = b""
     resumable: bool = False
 
-    def come_back(self, retry_ms: int) -> bytes:
-        """Nothing: it is not cut."""
+    def reconnect(self, retry_ms: int) -> bytes:
+        """Nothing: a page is never cut."""
         return b""
 
     def event(self, frame: Frame, id: str) -> bytes:
@@ -142,7 +147,7 @@ class Page:
 
 
 def split(body: bytes) -> Sequence[str]:
-    """The messages of one write."""
+    """The WebSocket messages of one write."""
     return body.decode().split("\n")[:-1]
 
 

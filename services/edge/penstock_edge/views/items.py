@@ -1,4 +1,4 @@
-"""Messages of the bus, encoded for clients: once, however many read them. Pure."""
+"""Items: messages of the bus, each encoded once for all clients that read it. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from penstock.dialects.base import Encoder
 from penstock.events.catalogue import TERMINAL
 from penstock.sse import Frame
 from penstock_edge.views.cursor import Cursor
+from penstock_edge.views.positions import StreamSequence
 
 
 @dataclass(slots=True)
 class Item:
-    """One message, encoded. `frames` are ready to be written; a frame's index is its place here.
+    """One encoded message. `frames` are bytes as they are written; an index counts in its cursor.
 
-    `last`: the stream ends with it. `offset`: bytes of its hub's stream up to its end.
+    `last`: the stream ends with this item. `offset`: the bytes of its hub's items up to its end.
     """
 
     sequence: int
@@ -33,42 +34,46 @@ class Item:
         self.body = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
 
     def after(self, cursor: Cursor) -> bytes:
-        """What a client that stands there does not have yet."""
+        """The bytes that a client with this cursor does not have yet."""
         if self.sequence != cursor.sequence:
             return self.body if self.sequence > cursor.sequence else b""
         return b"".join(self.frames[cursor.frame + 1 :])
 
 
 class Encoding(Protocol):
-    """The messages that are followed, in order, to items. Lives as long as the reading."""
+    """Encodes the messages of one reading, in order."""
 
-    async def meet(self, stored: Stored) -> None:
-        """Learn what must be known from elsewhere before this message. Waits for the bus."""
+    async def prepare(self, stored: Stored) -> None:
+        """Look up what this message does not contain but its frames need. Waits for the bus."""
         return
 
-    def lacks(self, stored: Stored) -> int | None:
-        """The stream sequence from which this message's run must be folded before it."""
+    def missing_from(self, stored: Stored) -> StreamSequence | None:
+        """The first message that must be folded before this one; None if none is missing."""
         return None
 
     def fold(self, stored: Stored) -> None:
-        """A message that its readers have, or need not be given. Raises as `feed` does."""
+        """Encode a message whose frames no client is given. Raises as `feed` does."""
         return
 
     def feed(self, stored: Stored) -> Item:
-        """One message. Raises ValueError, KeyError or TypeError where it cannot be read."""
+        """One message as an item.
+
+        Raises:
+            ValueError, KeyError, TypeError: the message cannot be read.
+        """
         ...
 
-    def cut(self) -> list[bytes]:
-        """What says that the stream ends before its time; nothing where clients can come back."""
+    def interruption(self) -> list[bytes]:
+        """Says that the stream is incomplete; nothing where clients can reconnect."""
         ...
 
 
-# A frame, and its cursor, as what is written to a client; nothing where it is not to be told.
+# Makes the bytes of a frame and its cursor; empty for a frame that the client has not asked for.
 Render = Callable[[Frame, str], bytes]
 
 
 def selected(frame: Frame, id: str, *, render: Render, types: frozenset[str]) -> bytes:
-    """Only the frames of these types. The others keep their index, so that cursors are the same."""
+    """Only frames of these types. The others are counted, so that cursors are the same."""
     return render(frame, id) if frame.event in types else b""
 
 
@@ -85,13 +90,17 @@ class EventEncoding(Encoding):
     render: Render
 
     def feed(self, stored: Stored) -> Item:
-        """Raises ValueError, KeyError or TypeError on a body that is no event."""
-        frames = self.encoder.feed(orjson.loads(stored.payload))
-        told = rendered(frames, stored.sequence, self.render)
-        return Item(stored.sequence, told, type_of(stored) in TERMINAL)
+        """One event as an item.
 
-    def cut(self) -> list[bytes]:
-        """Nothing: a client comes back with its cursor."""
+        Raises:
+            ValueError, KeyError, TypeError: the body is no event.
+        """
+        frames = self.encoder.feed(orjson.loads(stored.payload))
+        written = rendered(frames, stored.sequence, self.render)
+        return Item(stored.sequence, written, type_of(stored) in TERMINAL)
+
+    def interruption(self) -> list[bytes]:
+        """Nothing: a client reconnects with its cursor."""
         return []
 
 
@@ -101,9 +110,9 @@ def type_of(stored: Stored) -> str:
 
 
 def notice(encoder: Encoder, run_id: str, code: str, message: str, session_id: str = "") -> Frame:
-    """A `system.warning` of the edge's own: it is not on the bus, so it has no sequence.
+    """A `system.warning` that only this client gets; it is not on the bus and has no sequence.
 
-    A dialect that has no warnings is given an error.
+    A dialect that has no frame for a warning gets a `system.error`.
     """
     event = {
         "run_id": run_id,

@@ -1,4 +1,4 @@
-"""The upstream's own frames for clients: verbatim for `/run_sse`, with cursors for `raw`. Pure."""
+"""The upstream's own frames: byte for byte for `/run_sse`, with cursors for `raw`. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.bus.messages import RawFrame, now, raw_frame
 from penstock.redaction import redacted_value
 from penstock_edge.views.items import Encoding, Item, type_of
 
-# ADK up to 1.22 does not escape the text, so that the frame is no JSON: its beginning tells.
+# ADK up to 1.22 does not escape the error text. Such a frame is no JSON, so only its start is read.
 _UPSTREAM_ERROR = re.compile(rb'\s*\{\s*"error"\s*:')
 
 INTERRUPTED = "The stream was interrupted; the run goes on"
@@ -28,21 +28,25 @@ def is_raw(stored: Stored) -> bool:
 
 @dataclass(slots=True)
 class RawEncoding(Encoding):
-    """Every leg's frames again, with `id: <RAW sequence>-<n>`; what cut a leg is a comment.
+    """The frames of all legs, with `id: <RAW sequence>-<n>`. A comment says why a leg was cut.
 
-    A frame may span messages, so the reading begins where the run does.
+    A frame may span messages, so a reading must begin at the run's start.
     """
 
     _parser: sse.Parser = field(default_factory=sse.Parser)
     _connection: str = ""
 
     def feed(self, stored: Stored) -> Item:
-        """An item for each message; raises KeyError or ValueError on one that is not ours."""
+        """An item for each message.
+
+        Raises:
+            KeyError, ValueError: the message is no source frame.
+        """
         if not is_raw(stored):
             return Item(stored.sequence, [], last=True)
         raw = raw_frame(stored)
         if raw.connection != self._connection:
-            # what another connection left unfinished is nobody's frame
+            # The earlier connection may have ended inside a frame, which stays incomplete.
             self._parser, self._connection = sse.Parser(), raw.connection
         frames: list[bytes] = []
         if raw.is_body:
@@ -56,8 +60,8 @@ class RawEncoding(Encoding):
             frames = [sse.comment(f"the upstream was lost: {code}")]
         return Item(raw.sequence, frames)
 
-    def cut(self) -> list[bytes]:
-        """Nothing: a client comes back with its cursor."""
+    def interruption(self) -> list[bytes]:
+        """Nothing: a client reconnects with its cursor."""
         return []
 
     def _frames(self, payload: bytes) -> list[sse.Frame]:
@@ -74,21 +78,25 @@ def _name(frame: sse.Frame) -> str | None:
 
 @dataclass(slots=True)
 class LegEncoding(Encoding):
-    """One leg's body as it came, byte for byte; then at most one error frame of ours.
+    """One leg's body, byte for byte, and after it at most one error frame of the edge's.
 
-    adk-streaming.md: nothing is added, no ids and no comments. What cut the leg is said in the
-    document's error frame, at a frame boundary, unless the upstream has said so itself.
+    adk-streaming.md allows nothing else: no ids and no comments. The error frame says why the leg
+    was cut. It begins at a frame boundary, and is left out if the upstream's last frame is one.
     """
 
     leg: int
     timeout_s: float
-    hosts: tuple[str, ...] = ()  # of the agent's server, which no error of ours names
+    hosts: tuple[str, ...] = ()  # of the agent's server; the error frame must not name them
     _parser: sse.Parser | None = field(default_factory=sse.Parser)
     _connection: str = ""
     _last_frame: bytes = b""
 
     def feed(self, stored: Stored) -> Item:
-        """An item for each message; raises KeyError or ValueError on one that is not ours."""
+        """An item for each message.
+
+        Raises:
+            KeyError, ValueError: the message is no source frame.
+        """
         if not is_raw(stored):
             return self._ended(stored)
         raw = raw_frame(stored)
@@ -100,13 +108,15 @@ class LegEncoding(Encoding):
             return Item(raw.sequence, [boundary + raw.payload])
         if raw.kind == "lost":
             lost = orjson.loads(raw.payload)
-            return Item(raw.sequence, self._error(self._told(lost), raw.received), last=True)
+            return Item(
+                raw.sequence, self._error(_error_of(lost, self.timeout_s), raw.received), last=True
+            )
         if raw.kind == "end":
             return Item(raw.sequence, self._end(raw), last=True)
         return Item(raw.sequence, [])
 
-    def cut(self) -> list[bytes]:
-        """An error frame: there is no cursor here, and a clean end would look like success."""
+    def interruption(self) -> list[bytes]:
+        """An error frame: the client has no cursor, and would take a clean end for success."""
         return self._error(_stream_error(INTERRUPTED), now())
 
     def _end(self, raw: RawFrame) -> list[bytes]:
@@ -115,7 +125,7 @@ class LegEncoding(Encoding):
         return []
 
     def _ended(self, stored: Stored) -> Item:
-        """The run is over, and the connector has said nothing of this leg."""
+        """The run has ended, but no frame has ended this leg."""
         event = orjson.loads(stored.payload)
         error = {
             "lifecycle.failed": event["data"].get("error", "The run failed"),
@@ -125,7 +135,7 @@ class LegEncoding(Encoding):
         return Item(stored.sequence, frames, last=True)
 
     def _boundary(self, connection: str) -> bytes:
-        """What parts another response of the leg from half a frame of the one that was cut."""
+        """An empty line if the leg's earlier connection was cut inside a frame."""
         if connection == self._connection:
             return b""
         is_half = self._connection and self._parser is not None and not self._parser.at_boundary
@@ -136,7 +146,7 @@ class LegEncoding(Encoding):
         return b"\n\n"
 
     def _follow(self, payload: bytes) -> None:
-        """Keep track of where frames end, and of what the last one says."""
+        """Keep track of the frame boundaries and of the last frame."""
         if self._parser is None:
             return
         try:
@@ -147,28 +157,30 @@ class LegEncoding(Encoding):
         if frames:
             self._last_frame = frames[-1].data
 
-    def _told(self, lost: dict[str, Any]) -> dict[str, Any]:
-        match lost.get("code"):
-            case "timeout":
-                text = f"Request timeout after {self.timeout_s:g} seconds"
-                return {"error": text, "error_code": "TIMEOUT"}
-            case "upstream_http":
-                status = lost.get("status_code")
-                return {
-                    "error": f"ADK upstream error: {status}",
-                    "status_code": status,
-                    "detail": lost.get("detail", ""),
-                }
-            case _:
-                return _stream_error(str(lost.get("error") or "The upstream was lost"))
-
-    def _error(self, told: dict[str, Any], at: str) -> list[bytes]:
+    def _error(self, body: dict[str, Any], at: str) -> list[bytes]:
         at_boundary = self._parser is not None and self._parser.at_boundary
         if at_boundary and _UPSTREAM_ERROR.match(self._last_frame):
             return []
-        told = redacted_value(told, self.hosts)
-        frame = sse.encode(orjson.dumps(told | {"timestamp": _epoch_s(at)}))
+        redacted = redacted_value(body, self.hosts)
+        frame = sse.encode(orjson.dumps(redacted | {"timestamp": _epoch_s(at)}))
         return [frame if at_boundary else b"\n\n" + frame]
+
+
+def _error_of(lost: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """adk-streaming.md's error for the reason why the connector has lost the upstream."""
+    match lost.get("code"):
+        case "timeout":
+            text = f"Request timeout after {timeout_s:g} seconds"
+            return {"error": text, "error_code": "TIMEOUT"}
+        case "upstream_http":
+            status = lost.get("status_code")
+            return {
+                "error": f"ADK upstream error: {status}",
+                "status_code": status,
+                "detail": lost.get("detail", ""),
+            }
+        case _:
+            return _stream_error(str(lost.get("error") or "The upstream was lost"))
 
 
 def _stream_error(text: str) -> dict[str, Any]:

@@ -145,7 +145,7 @@ async def test_a_cancelled_run_ends_as_adk_aborts(edge: Client, bus: Bus) -> Non
 
 
 def test_a_stream_that_is_cut_by_us_says_so() -> None:
-    [frame] = encoded_leg(1, 60, streaming=False).cut()
+    [frame] = encoded_leg(1, 60, streaming=False).interruption()
     assert orjson.loads(frame.removeprefix(b"data: "))["error_code"] == "STREAM_ERROR"
 
 

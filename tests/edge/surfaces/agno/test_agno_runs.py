@@ -421,7 +421,7 @@ async def test_half_a_frame_of_a_cut_connection_is_left_out(edge: Client, bus: B
 def test_the_stream_of_an_edge_that_stops_does_not_look_like_success(
     agent: AgentConfig, encoding: Any
 ) -> None:
-    [frame] = Parser().feed(b"".join(encoding(EdgeFrames(agent, "r-1"), 1).cut()))
+    [frame] = Parser().feed(b"".join(encoding(EdgeFrames(agent, "r-1"), 1).interruption()))
     told = orjson.loads(frame.data)
     assert (frame.event or "").endswith("Error")
     assert (told["run_id"], told["content"]) == (

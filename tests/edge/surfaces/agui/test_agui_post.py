@@ -14,8 +14,8 @@ from penstock.settings import AgnoAgent, AguiAgent, Config
 from penstock.sse import Parser
 from penstock_edge.edge import Edge
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.sources.locate import place_of_new
-from penstock_edge.surfaces.agui.views import Audience
+from penstock_edge.sources.locate import start_of_new_run
+from penstock_edge.views.agui import Audience
 from support.drive.agui_requests import post, run_input, user
 from support.drive.clients import Client, MakeEdge, Stream, contents
 from support.fakes.pretend import PretendRun, command_of
@@ -187,7 +187,7 @@ async def test_a_stream_that_is_cut_is_no_silent_success(bus: Bus, thread: str) 
     run = PretendRun(bus, session_id=thread)
     await run.record()
     view = edge.agui.of_leg(run.run_id, 1, Audience(protocol_version="1.0"))
-    client = await edge.hubs.join(view, await place_of_new(bus, over_raw=False))
+    client = await edge.hubs.join(view, await start_of_new_run(bus))
     await run.started()
     await run.text("Hel")
     body = b""

@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from penstock.bus import Stored, subjects
-from penstock_edge.surfaces.agui import views
-from penstock_edge.surfaces.agui.run_ids import AguiRuns
-from penstock_edge.surfaces.agui.views import Audience, Turns, Voices
+from penstock_edge.runs.agui_names import AguiNames
+from penstock_edge.views import agui
+from penstock_edge.views.agui import Audience, RunEncoders, RunsInTurn
 from support.drive.agui_out import Event, Run
 
 RUNS = 300
@@ -30,16 +30,16 @@ async def _name(run_id: str, leg: int) -> str:
 class Reading:
     """A reading of a thread; what it has told is kept."""
 
-    voices: Voices = field(
-        default_factory=lambda: Voices(
-            cast(AguiRuns, SimpleNamespace(thread_of=_thread_of, name=_name)),
+    encoders: RunEncoders = field(
+        default_factory=lambda: RunEncoders(
+            cast(AguiNames, SimpleNamespace(thread_of=_thread_of, name=_name)),
             Audience(protocol_version="1.0"),
         )
     )
     told: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.voices)
+        self.turns = RunsInTurn(self.encoders)
 
     async def read(self, run_id: str, *events: Event) -> None:
         for each in events:
@@ -48,7 +48,7 @@ class Reading:
             stored: Any = SimpleNamespace(
                 subject=subjects.event(type, run_id), payload=orjson.dumps(event)
             )
-            await self.voices.meet(cast(Stored, stored))
+            await self.encoders.prepare(cast(Stored, stored))
             frames = self.turns.feed(run_id, event)
             self.told += [orjson.loads(frame.data) for frame in frames]
 
@@ -58,10 +58,10 @@ async def test_a_thread_of_many_runs_keeps_encoders_of_open_runs_only() -> None:
     finished = Run().start().text("x").complete().events
     for number in range(RUNS):
         await reading.read(f"{number:036}", *finished)
-        kept.append(len(reading.voices))
+        kept.append(len(reading.encoders))
     assert set(kept) == {0}
     assert [each["type"] for each in reading.told].count("RUN_FINISHED") == RUNS
-    assert reading.voices._names == {}
+    assert reading.encoders._names == {}
 
 
 async def test_a_run_that_waits_keeps_its_encoder_while_others_come_and_go() -> None:
@@ -70,12 +70,12 @@ async def test_a_run_that_waits_keeps_its_encoder_while_others_come_and_go() -> 
     await reading.read("a" * 36, *waits.events)
     for number in range(3):
         await reading.read(f"{number:036}", *Run().start().text("x").complete().events)
-    assert len(reading.voices) == 1
+    assert len(reading.encoders) == 1
     before = len(waits.events)
     await reading.read("a" * 36, *waits.resume().result().complete().events[before:])
     last = [each for each in reading.told if each["type"] == "TOOL_CALL_RESULT"]
     assert [each["toolCallId"] for each in last] == [f"{'a' * 12}.c1"]
-    assert len(reading.voices) == 0
+    assert len(reading.encoders) == 0
 
 
 async def test_an_event_after_the_end_of_its_run_says_nothing() -> None:
@@ -88,12 +88,12 @@ async def test_an_event_after_the_end_of_its_run_says_nothing() -> None:
     await reading.read("b" * 36, *events[:1])
     await reading.read("a" * 36, *late)
     assert [each["type"] for each in reading.told[told:]] == ["RUN_STARTED"]
-    assert len(reading.voices) == 1
+    assert len(reading.encoders) == 1
 
 
 async def test_the_ids_of_ended_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "ENDED_RUNS", 5)
+    monkeypatch.setattr(agui, "ENDED_RUNS", 5)
     reading = Reading()
     for number in range(20):
         await reading.read(f"{number:036}", *Run().start().complete().events)
-    assert len(reading.voices._ended) == 5
+    assert len(reading.encoders._ended) == 5

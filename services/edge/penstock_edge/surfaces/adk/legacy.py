@@ -27,7 +27,7 @@ from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.start import Start
-from penstock_edge.sources.locate import lifecycle_of, locate, place_after
+from penstock_edge.sources.locate import lifecycle_of, locate, start_after
 from penstock_edge.stream.response import EventStream
 from penstock_edge.stream.waiting import WaitingStream
 from penstock_edge.surfaces import parameters as by
@@ -107,7 +107,7 @@ class Legacy:
         if found is not None:
             return await self._follow(*found)
         if after is not None:
-            await place_after(self._edge.bus, after)  # 410 for what NATS has lost
+            await start_after(self._edge.bus, after)  # 410 for what NATS has lost
             raise Problem(400, f"the cursor {after} is not of this session")
 
         async def begun() -> EventStream | None:

@@ -25,18 +25,19 @@ from penstock_edge.runs.decide import (
     LOOKUP_S,
     find_alias,
     kept_pause,
-    place_of_next_leg,
+    start_of_next_leg,
     take,
 )
 from penstock_edge.runs.start import Start
-from penstock_edge.sources.locate import Place, place_of_new
+from penstock_edge.sources.locate import StartPosition, start_of_new_run
 from penstock_edge.surfaces.adk import request as adk_request
 from penstock_edge.surfaces.adk.answers import Answer, answers_of, decided
 from penstock_edge.surfaces.adk.common import ADK
 from penstock_edge.surfaces.adk.request import RunAgentRequest
 from penstock_edge.surfaces.adk.views import encoded_leg_view
 from penstock_edge.surfaces.agents import agent_of_app
-from penstock_edge.views.dialects import View, leg_view
+from penstock_edge.views.dialects import upstream_leg_view
+from penstock_edge.views.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,13 @@ class OpenedLeg:
     agent: AgentConfig
     run_id: str
     number: int
-    place: Place
+    place: StartPosition
 
     def view(self, *, streaming: bool) -> View:
         """The leg in ADK's events: an ADK upstream's bytes as they are, any other's encoded."""
         timeout_s = self.agent.timeout_s
         if self.agent.protocol == ADK:
-            return leg_view(self.run_id, self.number, timeout_s, self.agent.hosts)
+            return upstream_leg_view(self.run_id, self.number, timeout_s, self.agent.hosts)
         return encoded_leg_view(self.run_id, self.number, timeout_s, streaming=streaming)
 
 
@@ -105,7 +106,7 @@ class AdkLegs:
     async def _start(self, agent: AgentConfig, asked: RunAgentRequest, body: bytes) -> OpenedLeg:
         edge = self._edge
         native = agent.protocol == ADK
-        place = await place_of_new(edge.bus, over_raw=native)
+        place = await start_of_new_run(edge.bus, frames=native)
         start = Start(
             agent,
             adk_request.text_of(asked),
@@ -190,7 +191,7 @@ class AdkLegs:
         invocation_id = asked.invocation_id if native else None
         if invocation_id is not None:
             await self._require_own(run_id, approval_id, invocation_id)
-        place = await place_of_next_leg(edge.bus, run_id, over_raw=native)
+        place = await start_of_next_leg(edge.bus, run_id, frames=native)
         request = DecideRequest(by=asked.user_id, items=decisions, invocation_id=invocation_id)
         await take(edge.bus, approval_id, request)
         return OpenedLeg(agent, run_id, aliases[0].leg + 1, place)

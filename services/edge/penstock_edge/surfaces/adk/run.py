@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from penstock.sse import Frame, FrameTooLarge, Parser
 from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
-from penstock_edge.stream.client import Client
+from penstock_edge.stream.single_body import Body, SingleBody
 from penstock_edge.surfaces.adk.common import UPSTREAM, leg_operation, require_enabled
 from penstock_edge.surfaces.adk.legs import AdkLegs
 
@@ -41,44 +40,35 @@ class Run:
         """What /run_sse would stream, without partial events."""
         require_enabled(self._edge)
         _, leg = await self._legs.open(request)
-        return ListOfEvents(await self._edge.hubs.join(leg.view(streaming=False), leg.place))
+        client = await self._edge.hubs.join(leg.view(streaming=False), leg.place)
+        return SingleBody(client, ListOfEvents(), DETAIL.response)
 
 
-class ListOfEvents:
-    """The response: nothing until the leg is over, then all of it, or why it failed."""
+class ListOfEvents(Body):
+    """The leg's frames as a JSON list, or why the leg failed."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self) -> None:
+        self._parser = Parser()
+        self._frames: list[Frame] = []
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application of this one response."""
-        client = self._client
-        leaving = asyncio.create_task(self._watch(receive))
+    def add(self, taken: bytes) -> None:
+        """Add the next bytes of the stream.
+
+        Raises:
+            Problem: 502 if a frame is too large.
+        """
         try:
-            response = await self._response()
-            if not leaving.done():
-                response.headers["penstock-run-id"] = client.hub.view.run_id
-                await response(scope, receive, send)
-        finally:
-            leaving.cancel()
-            client.leave()
-
-    async def _response(self) -> Response:
-        parser = Parser()
-        frames: list[Frame] = []
-        try:
-            while (body := await self._client.take()) is not None:
-                frames += parser.feed(body)
-            return Response(listed(frames), media_type="application/json")
+            self._frames += self._parser.feed(taken)
         except FrameTooLarge as error:
-            return DETAIL.response(Problem(502, f"the upstream sent too much: {error}"))
-        except Problem as problem:
-            return DETAIL.response(problem)
+            raise Problem(502, f"the upstream sent too much: {error}") from error
 
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._client.leave()
+    def response(self) -> Response:
+        """The list.
+
+        Raises:
+            Problem: as `listed`.
+        """
+        return Response(listed(self._frames), media_type="application/json")
 
 
 def listed(frames: Iterable[Frame]) -> bytes:

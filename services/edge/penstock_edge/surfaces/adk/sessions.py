@@ -25,7 +25,7 @@ from penstock.web.read_turns import Turn
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.sources.run_events import read_run
-from penstock_edge.sources.sessions import LISTED, Session, settled
+from penstock_edge.sources.sessions import LISTED, Session, idle_since
 from penstock_edge.views.items import type_of
 
 # Of a session with more runs, the last ones are read.
@@ -133,7 +133,7 @@ class AdkSessions:
     async def check_at_rest(self, named: Named) -> None:
         """Raises Problem 409 while a run of the session is not over."""
         session = Session(named.user_id, named.id, (named.agent.id,), any_agent=False)
-        if await settled(self._bus, session) is None:
+        if await idle_since(self._bus, session) is None:
             raise Problem(409, "a run of this session is under way; cancel it, or wait for its end")
         record = await self.get(named)
         runs = record.runs[-RUNS_READ:] if record is not None else []

@@ -8,16 +8,15 @@ from functools import partial
 import orjson
 
 from penstock import sse
-from penstock.bus.read.follow import events
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.dialects.adk.encode.legacy import LegacyEncoder
 from penstock.dialects.adk.encode.shapes import failure_frame
 from penstock.sse import Frame
-from penstock_edge.views.dialects import View
 from penstock_edge.views.encoded_leg import EncodedLeg
-from penstock_edge.views.framing import Sse
+from penstock_edge.views.framing import VERBATIM_SSE, Sse
 from penstock_edge.views.items import EventEncoding
 from penstock_edge.views.upstream_frames import INTERRUPTED
+from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, View
 
 
 def encoded_leg(leg: int, timeout_s: float, *, streaming: bool) -> EncodedLeg:
@@ -31,14 +30,13 @@ def encoded_leg_view(run_id: str, leg: int, timeout_s: float, *, streaming: bool
     """One leg of an agent that is no ADK agent; `streaming` is the request's."""
     return View(
         (run_id, "adk", str(leg), f"streaming={streaming}"),
-        run_id,
         "adk",
-        events(run_id),
+        RunEvents(run_id),
         partial(encoded_leg, leg, timeout_s, streaming=streaming),
         lambda code, message: b"",
-        # ids and state depend on the events before
-        stateful=True,
-        droppable=False,
+        ReadFrom.START,  # ids and state depend on the earlier events
+        VERBATIM_SSE,
+        Delivery.ONCE,
     )
 
 
@@ -46,13 +44,12 @@ def legacy_view(run_id: str) -> View:
     """A whole run in the legacy pair's three event types, each frame with its cursor."""
     return View(
         (run_id, "legacy"),
-        run_id,
         "legacy",
-        events(run_id),
+        RunEvents(run_id),
         lambda: EventEncoding(LegacyEncoder(), Sse().event),
         # none of the three event types is a warning
         lambda code, message: sse.comment(f"{code}: {message}"),
-        stateful=True,
+        ReadFrom.START,
     )
 
 

@@ -29,10 +29,10 @@ from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.access import run_of
-from penstock_edge.runs.decide import pause_of, place_of_next_leg, take
+from penstock_edge.runs.decide import pause_of, start_of_next_leg, take
 from penstock_edge.runs.start import Start
-from penstock_edge.sources.locate import Place, place_of_new
-from penstock_edge.stream.whole_body import WholeBody
+from penstock_edge.sources.locate import StartPosition, start_of_new_run
+from penstock_edge.stream.single_body import SingleBody
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_of_kind
 from penstock_edge.surfaces.agno import answers as agno_answers
@@ -141,7 +141,7 @@ class AgnoSurface:
         if not native:
             agno_request.require_portable(asked)
         _require_raw(who, agent, asked)
-        place = await place_of_new(edge.bus, over_raw=native and asked.stream)
+        place = await start_of_new_run(edge.bus, frames=native and asked.stream)
         started = await edge.starter.start(
             Start(
                 agent,
@@ -197,7 +197,8 @@ class AgnoSurface:
         if approval.status != "pending":
             raise Problem(409, f"run {run_id} is not paused: its request was {approval.status}")
         items = agno_answers.decided(pause.items, pause.shown, answers)
-        place = await place_of_next_leg(edge.bus, run_id, is_native(agent) and asked.stream)
+        native = is_native(agent) and asked.stream
+        place = await start_of_next_leg(edge.bus, run_id, frames=native)
         decision = DecideRequest(by=user_id, digest=approval.digest, items=items)
         await take(edge.bus, approval.approval_id, decision)
         return await self._leg(agent, run_id, approval.leg + 1, place, stream=asked.stream)
@@ -225,12 +226,12 @@ class AgnoSurface:
         return json_response({})
 
     async def _leg(
-        self, agent: AgentConfig, run_id: str, leg: int, place: Place, *, stream: bool
+        self, agent: AgentConfig, run_id: str, leg: int, place: StartPosition, *, stream: bool
     ) -> ASGIApp:
         edge = self._edge
         if stream:
             return await edge.stream(leg_view(agent, run_id, leg), place)
-        return WholeBody(await edge.hubs.join(output_view(agent, run_id, leg), place))
+        return SingleBody(await edge.hubs.join(output_view(agent, run_id, leg), place))
 
     def _agent(self, request: Request) -> AgentConfig:
         path = request.path_params

@@ -12,15 +12,14 @@ import orjson
 from penstock import sse
 from penstock.bus import Stored
 from penstock.bus.messages import RawFrame, now, raw_frame
-from penstock.bus.read.follow import events, raw
 from penstock.dialects.agno.encode import AgnoEncoder
 from penstock.dialects.agno.encode.complete import run_output
 from penstock.settings import AgentConfig
-from penstock_edge.views.dialects import View
 from penstock_edge.views.encoded_leg import EncodedLeg, ends_leg, is_before
+from penstock_edge.views.framing import NAMED_SSE, VERBATIM_SSE, Framing
 from penstock_edge.views.items import Encoding, Item
-from penstock_edge.views.run_source import UPSTREAM
 from penstock_edge.views.upstream_frames import INTERRUPTED, is_raw
+from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, RunFrames, View
 
 # The frames after which a leg has said how it ended, by the kind of its agent.
 LAST_WORDS: Final = {
@@ -100,7 +99,7 @@ class UpstreamLeg(Encoding):
         # a leg that was cut in silence is ended by the run's own end, which follows
         return Item(raw.sequence, [], last=raw.kind in ("end", "lost") and self._told)
 
-    def cut(self) -> list[bytes]:
+    def interruption(self) -> list[bytes]:
         """A RunError."""
         return self.edge.interrupted()
 
@@ -147,9 +146,9 @@ class Output(Encoding):
         self._events.append(event)
         if is_before(event, stored, self.leg) or not ends_leg(stored):
             return Item(stored.sequence, [])
-        return Item(stored.sequence, self.cut(), last=True)
+        return Item(stored.sequence, self.interruption(), last=True)
 
-    def cut(self) -> list[bytes]:
+    def interruption(self) -> list[bytes]:
         """The run as far as it is known: its status says that it goes on."""
         return [orjson.dumps(run_output(self._events, self.edge.encoder()))]
 
@@ -160,16 +159,15 @@ def leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
     if is_native(agent):
         return View(
             (run_id, "agno", "bytes", str(leg)),
-            run_id,
             "agno",
-            raw(run_id, UPSTREAM),
+            RunFrames(run_id),
             partial(UpstreamLeg, edge, leg),
             _no_notice,
-            over_raw=True,
-            stateful=True,
-            droppable=False,
+            ReadFrom.START,
+            VERBATIM_SSE,
+            Delivery.ONCE,
         )
-    return _encoded(run_id, leg, "events", partial(encoded_leg, edge, leg), kept_alive=True)
+    return _encoded(run_id, leg, "events", partial(encoded_leg, edge, leg), NAMED_SSE)
 
 
 def encoded_leg(edge: EdgeFrames, leg: int) -> EncodedLeg:
@@ -180,7 +178,7 @@ def encoded_leg(edge: EdgeFrames, leg: int) -> EncodedLeg:
 def output_view(agent: AgentConfig, run_id: str, leg: int) -> View:
     """The run as one object, when this leg is over."""
     encoding = partial(Output, EdgeFrames(agent, run_id), leg)
-    return _encoded(run_id, leg, "output", encoding, kept_alive=False)
+    return _encoded(run_id, leg, "output", encoding, VERBATIM_SSE)
 
 
 def is_native(agent: AgentConfig) -> bool:
@@ -189,18 +187,17 @@ def is_native(agent: AgentConfig) -> bool:
 
 
 def _encoded(
-    run_id: str, leg: int, form: str, encoding: Callable[[], Encoding], *, kept_alive: bool
+    run_id: str, leg: int, form: str, encoding: Callable[[], Encoding], framing: Framing
 ) -> View:
     return View(
         (run_id, "agno", form, str(leg)),
-        run_id,
         "agno",
-        events(run_id),
+        RunEvents(run_id),
         encoding,
         _no_notice,
-        stateful=True,
-        droppable=False,
-        kept_alive=kept_alive,
+        ReadFrom.START,
+        framing,
+        Delivery.ONCE,
     )
 
 

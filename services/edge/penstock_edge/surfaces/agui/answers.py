@@ -18,12 +18,12 @@ from penstock.dialects.agui.ids import parse_interrupt_id, scope_of, unscoped
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
+from penstock_edge.runs.agui_names import AGUI
 from penstock_edge.runs.decide import find_alias
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.sources.sessions import Session, records_of
 from penstock_edge.surfaces.agui import request
 from penstock_edge.surfaces.agui.request import RunAgentInput, ToolMessage
-from penstock_edge.surfaces.agui.run_ids import AGUI
 from penstock_edge.views.items import type_of
 
 # Of a thread with more runs, the first are looked up by their items' ids alone.

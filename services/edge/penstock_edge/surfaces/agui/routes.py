@@ -17,17 +17,17 @@ from penstock.web.operation import Operation, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
-from penstock_edge.runs.decide import place_of_next_leg, take
+from penstock_edge.runs.agui_names import AGUI
+from penstock_edge.runs.decide import start_of_next_leg, take
 from penstock_edge.runs.start import Start
-from penstock_edge.sources.locate import locate, place_of_new
+from penstock_edge.sources.locate import locate, start_of_new_run
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui import request as agui_request
 from penstock_edge.surfaces.agui.answers import Answer, Answers
 from penstock_edge.surfaces.agui.request import RunAgentInput
-from penstock_edge.surfaces.agui.run_ids import AGUI
-from penstock_edge.surfaces.agui.views import Audience
 from penstock_edge.surfaces.described import FOLLOWED
+from penstock_edge.views.agui import Audience
 
 
 class AguiSurface:
@@ -88,7 +88,7 @@ class AguiSurface:
     ) -> ASGIApp:
         """The same request again is the same run."""
         edge = self._edge
-        place = await place_of_new(edge.bus, over_raw=False)
+        place = await start_of_new_run(edge.bus)
         digest = hashlib.sha256(body).hexdigest()
         start = Start(
             agent,
@@ -108,21 +108,21 @@ class AguiSurface:
         """Hand the decision to the approvals service."""
         edge, approval = self._edge, answer.approval
         run_id, leg = approval.run_id, approval.leg + 1
-        place = await place_of_next_leg(edge.bus, run_id, over_raw=False)
+        place = await start_of_next_leg(edge.bus, run_id)
         decision = DecideRequest(by=who.user_id, digest=approval.digest, items=answer.items)
         named = await self._call(run_id, leg, asked)
         try:
             await take(edge.bus, approval.approval_id, decision)
         except Problem as problem:
             if problem.status != 503:
-                await edge.agui.runs.uncall(run_id, leg, named)
+                await edge.agui_names.withdraw(run_id, leg, named)
             raise
         # somebody whose decision came too late may have named it meanwhile
         await self._call(run_id, leg, asked)
         return await edge.stream(edge.agui.of_leg(run_id, leg, _audience(asked)), place)
 
     async def _call(self, run_id: str, leg: int, asked: RunAgentInput) -> int:
-        return await self._edge.agui.runs.call(run_id, leg, asked.run_id)
+        return await self._edge.agui_names.write(run_id, leg, asked.run_id)
 
 
 def _audience(asked: RunAgentInput) -> Audience:

@@ -40,22 +40,22 @@ from penstock.web.operation import (
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.sources.encode import encode
-from penstock_edge.sources.history import Past
-from penstock_edge.sources.locate import Place, place_after, place_of_new
-from penstock_edge.sources.sessions import Session, is_cut, records_of, settled
-from penstock_edge.sources.whole_session import WholeSession
-from penstock_edge.stream.pages import MAX_PAGE, page_of_many
+from penstock_edge.sources.history import History
+from penstock_edge.sources.locate import StartPosition, start_after, start_of_new_run
+from penstock_edge.sources.session_from_start import SessionFromStart
+from penstock_edge.sources.sessions import Session, idle_since, is_cut, records_of
+from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.stream.response import EventStream, Prefaced
 from penstock_edge.stream.until_idle import UntilIdle
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui.request import MAX_ID
-from penstock_edge.surfaces.agui.views import Audience, ThreadEncoding, Turns
 from penstock_edge.surfaces.described import FOLLOWED
 from penstock_edge.surfaces.query import cursor_of, number, switch, until_idle
+from penstock_edge.views.agui import Audience, RunsInTurn, ThreadEncoding
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
-from penstock_edge.views.dialects import View
-from penstock_edge.views.framing import Form, Page, Sse
+from penstock_edge.views.framing import Framing, PageItems, Sse
+from penstock_edge.views.view import View
 
 _PAGE: Final = an_object(threadId=TEXT, events=a_list(OBJECT), next=NULLABLE)
 _PRELUDE: Final = Parameter(
@@ -76,7 +76,7 @@ class Standing:
     is under way already.
     """
 
-    place: Place
+    place: StartPosition
     until_idle: bool = False
     idle: int | None = None
 
@@ -115,22 +115,22 @@ class Threads:
         session = self._session(request, request.query_params.get("agent"))
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
         place = await self._history_place(request, session)
-        end = (await place_of_new(edge.bus, over_raw=False)).start
+        end = (await start_of_new_run(edge.bus)).start
         source = self._source(session)
         await source.prepare()
-        seen = self._view(session, Audience(RUNS), Page())
-        page = await page_of_many(
+        seen = self._view(session, Audience(RUNS), PageItems())
+        body = await page(
             edge.bus,
             seen,
-            source,
             place,
-            end,
             limit,
             edge.allowance(),
             edge.turns.named(identity_of(request)),
+            source=source,
+            end=end,
         )
-        body = orjson.dumps({"threadId": session.session_id, **page})
-        return Response(body, media_type="application/json")
+        found = orjson.dumps({"threadId": session.session_id, **body})
+        return Response(found, media_type="application/json")
 
     @serves(
         _operation(
@@ -169,11 +169,11 @@ class Threads:
                 request, session, seen, await self._standing(request, session)
             )
         # before the standing: what ends in between is told by the tail
-        end = (await place_of_new(self._edge.bus, over_raw=False)).start
+        end = (await start_of_new_run(self._edge.bus)).start
         standing = await self._standing(request, session)
         frames = await self._prelude(identity_of(request), session, audience, seen, end)
         after = Cursor(end - 1, LAST_FRAME) if end > 1 else None
-        standing = replace(standing, place=Place(1, 1, after))
+        standing = replace(standing, place=StartPosition(1, 1, after))
         return await self._stream(
             request, session, seen, standing, b"".join(map(form.notice, frames))
         )
@@ -206,21 +206,21 @@ class Threads:
         place = replace(await self._place(request, session), ended=idle is not None)
         return Standing(place, until_idle=True, idle=idle)
 
-    async def _history_place(self, request: Request, session: Session) -> Place:
+    async def _history_place(self, request: Request, session: Session) -> StartPosition:
         """Raises Problem 404, 410 when nothing is left to tell, 400 for a foreign cursor."""
         await self._settled(session)
         return await self._place(request, session)
 
     async def _settled(self, session: Session) -> int | None:
-        """What `sessions.settled` says. Raises Problem 404 or 410 where there is no event."""
-        idle = await settled(self._edge.bus, session)
+        """What `sessions.idle_since` says. Raises Problem 404 or 410 where there is no event."""
+        idle = await idle_since(self._edge.bus, session)
         if idle == 0:
             if any(record.runs for record in await records_of(self._edge.bus, session)):
                 raise Problem(410, "the events of this thread are no longer kept")
             raise Problem(404, f"there is no thread {session.session_id[:128]}")
         return idle
 
-    async def _place(self, request: Request, session: Session) -> Place:
+    async def _place(self, request: Request, session: Session) -> StartPosition:
         """Raises Problem 400 for a cursor of elsewhere, 410 for one beyond the end."""
         bus, after = self._edge.bus, cursor_of(request)
         truncated = False
@@ -229,9 +229,9 @@ class Threads:
         else:
             source = self._source(session)
             await source.prepare()
-            truncated = (await place_after(bus, after, source.keep)).truncated
+            truncated = (await start_after(bus, after, source.keep)).truncated
         # what is said of one run depends on the others: all is read
-        return Place(1, 1, after, truncated)
+        return StartPosition(1, 1, after, truncated)
 
     async def _stream(
         self,
@@ -263,23 +263,23 @@ class Threads:
             remember(memory, encoder, (event,))
             return ()
 
-        turns = Turns(self._edge.agui.voices(audience), tell)
-        encoding = ThreadEncoding(turns, seen.form.event)
+        turns = RunsInTurn(self._edge.agui.encoders(audience), tell)
+        encoding = ThreadEncoding(turns, seen.framing.event)
         turn = self._edge.turns.named(who)
-        past = Past(bus, EVENTS, source.patterns, 1, source.keep, turn)
+        past = History(bus, EVENTS, source.patterns, 1, source.keep, turn)
         while batch := await past.below(end):
             for stored in batch:
                 await encode(bus, seen, encoding, stored)
-        return prelude(turns.speaking, (), memory) if turns.speaking else ()
+        return prelude(turns.current, (), memory) if turns.current else ()
 
-    def _view(self, session: Session, audience: Audience, form: Form) -> View:
+    def _view(self, session: Session, audience: Audience, form: Framing) -> View:
         edge = self._edge
-        source = partial(WholeSession, edge.bus, edge.many, session, edge.turns)
-        return edge.agui.of_thread(session, audience, form, source)
+        source = partial(SessionFromStart, edge.bus, edge.many, session, edge.turns)
+        return edge.agui.of_thread(session.key, audience, form, source)
 
-    def _source(self, session: Session) -> WholeSession:
+    def _source(self, session: Session) -> SessionFromStart:
         edge = self._edge
-        return WholeSession(edge.bus, edge.many, session, edge.turns, _nowhere)
+        return SessionFromStart(edge.bus, edge.many, session, edge.turns, _nowhere)
 
 
 def _nowhere(batch: list[Stored]) -> None:

@@ -19,10 +19,10 @@ from penstock.web.problems import ErrorShape, Problem, schema_of
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.start import Start
-from penstock_edge.sources.locate import place_of_new
+from penstock_edge.sources.locate import start_of_new_run
 from penstock_edge.surfaces.bodies import Message
 from penstock_edge.surfaces.described import STREAMED
-from penstock_edge.views.dialects import view
+from penstock_edge.views.dialects import run_view
 
 CODES: Final = {
     400: "INVALID_REQUEST",
@@ -98,9 +98,9 @@ class Executions:
         with named_in_422():
             starts.refuse_answers(asked.model_extra)
         edge.streams.require_room(request.scope)
-        place = await place_of_new(edge.bus, over_raw=False)
+        place = await start_of_new_run(edge.bus)
         started = await edge.starter.start(Start(agent, asked.user_message, None, who.user_id))
-        return await edge.stream(view(started.record.run_id, "executions"), place)
+        return await edge.stream(run_view(started.record.run_id, "executions"), place)
 
     @serves(
         Operation(

@@ -18,13 +18,19 @@ from penstock.web.auth import identity_of
 from penstock.web.operation import Operation, Parameter, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.sources.locate import Place, marked, place_after, place_of_now, place_since
-from penstock_edge.stream.pages import MAX_PAGE, page_of_many
+from penstock_edge.sources.locate import (
+    StartPosition,
+    start_after,
+    start_from_now,
+    start_since,
+    with_live_marker,
+)
+from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.stream.response import Prefaced
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.described import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import cursor_of, listed, number, switch, wants_page
-from penstock_edge.views.framing import Page, Sse
+from penstock_edge.views.framing import PageItems, Sse
 
 SUBJECTS: Final = Parameter(
     "subjects",
@@ -70,28 +76,28 @@ class ManyEvents:
         if caller.grant is not None:
             caller.grant.check_subjects(subjects)
         chosen, owners = subjects or [EVERYTHING], caller.owners
-        now = await place_of_now(bus)
+        now = await start_from_now(bus)
         asked = await place_of(self._edge, request)
         place = asked or now
         if wants_page(request):
             limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
             source = many.types(chosen, owners, lambda batch: None)
-            seen = many.of_types(chosen, owners, Page())
-            page = await page_of_many(
+            seen = many.of_types(chosen, owners, PageItems())
+            body = await page(
                 bus,
                 seen,
-                source,
                 place,
-                now.start,
                 limit,
                 self._edge.allowance(),
                 self._edge.turns.named(caller),
+                source=source,
+                end=now.start,
             )
-            return Response(orjson.dumps(page), media_type="application/json")
+            return Response(orjson.dumps(body), media_type="application/json")
         self._edge.streams.require_room(request.scope)
         if switch(request, "markers", default=False):
             source = many.types(chosen, owners, lambda batch: None)
-            place = await marked(bus, EVENTS, source.patterns(), place)
+            place = await with_live_marker(bus, EVENTS, source.patterns(), place)
         form = Sse(switch(request, "names", default=True))
         stream = await self._edge.stream(many.of_types(chosen, owners, form), place)
         # so that who is cut before the first event comes back to now, and not to then
@@ -119,7 +125,7 @@ def _matches(pattern: str, type: str) -> bool:
     )
 
 
-async def place_of(edge: Edge, request: HTTPConnection) -> Place | None:
+async def place_of(edge: Edge, request: HTTPConnection) -> StartPosition | None:
     """Where the request says that it goes on; None where it does not say.
 
     A cursor goes before a time: an EventSource that comes back sends both. Raises Problem 400 for
@@ -128,8 +134,8 @@ async def place_of(edge: Edge, request: HTTPConnection) -> Place | None:
     since = _time(request)
     after = cursor_of(request)
     if after is not None:
-        return await place_after(edge.bus, after)
-    return None if since is None else await place_since(edge.bus, since)
+        return await start_after(edge.bus, after)
+    return None if since is None else await start_since(edge.bus, since)
 
 
 def _time(request: HTTPConnection) -> datetime | None:

@@ -36,14 +36,14 @@ from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.access import require_dialect, run_of
 from penstock_edge.runs.start import Start
-from penstock_edge.sources.locate import locate, marked, place_of_new
+from penstock_edge.sources.locate import locate, start_of_new_run, with_live_marker
 from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import Message
 from penstock_edge.surfaces.described import STREAM, STREAM_OR_PAGE
 from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, wants_page
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
-from penstock_edge.views.framing import Page, Sse
+from penstock_edge.views.framing import PageItems, Sse
 
 LISTED = 50
 MAX_LISTED = 1000
@@ -117,7 +117,7 @@ class Runs:
         if streams:
             require_dialect(who, dialect)
             edge.streams.require_room(request.scope)
-        place = await place_of_new(edge.bus, dialect == RAW_DIALECT) if streams else None
+        place = await start_of_new_run(edge.bus, frames=dialect == RAW_DIALECT) if streams else None
         started = await edge.starter.start(
             Start(
                 agent,
@@ -230,11 +230,13 @@ class Runs:
         paged = wants_page(request)
         if not paged:
             edge.streams.require_room(request.scope)
-        seen = edge.view(record.run_id, dialect, Page() if paged else Sse(named), types)
+        seen = edge.view(record.run_id, dialect, PageItems() if paged else Sse(named), types)
         place = await locate(edge.bus, seen, cursor_of(request))
         if not paged:
             if switch(request, "markers", default=False) and not place.ended:
-                place = await marked(edge.bus, seen.followed.stream, [seen.followed.pattern], place)
+                place = await with_live_marker(
+                    edge.bus, seen.followed.stream, [seen.followed.pattern], place
+                )
             return await edge.stream(seen, place)
         if dialect == RAW_DIALECT:
             raise Problem(406, "the upstream's bytes have no JSON pages; accept text/event-stream")

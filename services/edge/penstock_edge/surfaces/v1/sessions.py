@@ -20,10 +20,15 @@ from penstock.web.auth import act_as, identity_of
 from penstock.web.operation import Answer, Operation, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
-from penstock_edge.sources.locate import Place, marked, place_after, place_of_new
-from penstock_edge.sources.sessions import Session, is_cut, records_of, settled
+from penstock_edge.sources.locate import (
+    StartPosition,
+    start_after,
+    start_of_new_run,
+    with_live_marker,
+)
+from penstock_edge.sources.sessions import Session, idle_since, is_cut, records_of
 from penstock_edge.stream.client import Client
-from penstock_edge.stream.pages import MAX_PAGE, page_of_many
+from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.stream.response import EventStream
 from penstock_edge.stream.until_idle import UntilIdle
 from penstock_edge.stream.websocket import EventSocket
@@ -31,8 +36,8 @@ from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.described import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, until_idle, wants_page
 from penstock_edge.surfaces.v1.events import place_of
-from penstock_edge.views.dialects import View
-from penstock_edge.views.framing import Form, Messages, Page, Sse
+from penstock_edge.views.framing import Framing, PageItems, Sse, WebSocketMessages
+from penstock_edge.views.view import View
 
 MAX_SESSION_ID: Final = 512
 _operation = partial(Operation, tag="events", method="GET", scopes=("read",), refusals=(404, 410))
@@ -94,7 +99,7 @@ class SessionEvents:
         edge.streams.require_room(websocket.scope)
         asked = self._asked(websocket)
         place, idle = await self._place(websocket, asked)
-        form = Messages(switch(websocket, "cursors", default=False))
+        form = WebSocketMessages(switch(websocket, "cursors", default=False))
         client = await self._join(websocket, asked, form, place)
         if not asked.until_idle:
             return EventSocket(client)
@@ -122,14 +127,16 @@ class SessionEvents:
         session = Session(owner, session_id, agents, any_agent=agent is None)
         return Asked(session, dialect, types_of(request, dialect), until_idle(request))
 
-    async def _place(self, request: HTTPConnection, asked: Asked) -> tuple[Place, int | None]:
+    async def _place(
+        self, request: HTTPConnection, asked: Asked
+    ) -> tuple[StartPosition, int | None]:
         """Where the client begins, and after what it ends, if nothing is under way any more.
 
         A session that nobody has heard of yet is waited for. Raises Problem 400 for a cursor that
         is not of this session, 410 when there is nothing left to give and nothing to wait for.
         """
         bus = self._edge.bus
-        idle = await settled(bus, asked.session) if asked.until_idle else None
+        idle = await idle_since(bus, asked.session) if asked.until_idle else None
         records = await records_of(bus, asked.session)
         if idle == 0 and any(record.runs for record in records):
             raise Problem(410, "the events of this session are no longer kept")
@@ -137,42 +144,42 @@ class SessionEvents:
         if after is not None:
             source = self._edge.many.session(asked.session, _nowhere)
             await source.prepare()
-            place = await place_after(bus, after, source.keep)
+            place = await start_after(bus, after, source.keep)
         else:
-            place = await place_of(self._edge, request) or Place(
+            place = await place_of(self._edge, request) or StartPosition(
                 1, 1, truncated=await is_cut(bus, records)
             )
         return replace(place, ended=idle is not None), idle
 
     async def _join(
-        self, request: HTTPConnection, asked: Asked, form: Form, place: Place
+        self, request: HTTPConnection, asked: Asked, form: Framing, place: StartPosition
     ) -> Client:
         edge = self._edge
         if switch(request, "markers", default=False):
             source = edge.many.session(asked.session, _nowhere)
             await source.prepare()
-            place = await marked(edge.bus, EVENTS, source.patterns(), place)
+            place = await with_live_marker(edge.bus, EVENTS, source.patterns(), place)
         return await edge.hubs.join(self._view(asked, form), place)
 
-    async def _page(self, request: HTTPConnection, asked: Asked, place: Place) -> ASGIApp:
+    async def _page(self, request: HTTPConnection, asked: Asked, place: StartPosition) -> ASGIApp:
         edge = self._edge
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
         source = edge.many.session(asked.session, _nowhere)
-        end, _ = await asyncio.gather(place_of_new(edge.bus, over_raw=False), source.prepare())
-        seen = self._view(asked, Page())
-        page = await page_of_many(
+        end, _ = await asyncio.gather(start_of_new_run(edge.bus), source.prepare())
+        seen = self._view(asked, PageItems())
+        body = await page(
             edge.bus,
             seen,
-            source,
             place,
-            end.start,
             limit,
             edge.allowance(),
             edge.turns.named(identity_of(request.scope)),
+            source=source,
+            end=end.start,
         )
-        return Response(orjson.dumps(page), media_type="application/json")
+        return Response(orjson.dumps(body), media_type="application/json")
 
-    def _view(self, asked: Asked, form: Form) -> View:
+    def _view(self, asked: Asked, form: Framing) -> View:
         return self._edge.many.of_session(asked.session, asked.dialect, form, asked.types)
 
 

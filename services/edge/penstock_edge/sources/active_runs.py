@@ -1,37 +1,47 @@
-"""Runs that were started of late and are neither over nor paused: read once for all who ask.
+"""The runs of the last ten minutes that are neither over nor paused, read once for all streams.
 
-Every stream that ends with its session asks twice a second. Each asking by itself, they would all
-read all records of the last minutes, again and again; here each record is read once.
+Every stream that ends with its session (`until=idle`) asks twice a second. If each stream read the
+records of the last minutes itself, the cost would grow with the number of streams.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from datetime import timedelta
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from pydantic import ValidationError
+
 from penstock.bus import Bus
 from penstock.bus.read.direct import replay
 from penstock.bus.records import ENDED, RunRecord
 
+log = logging.getLogger(__name__)
+
 RUNS: Final = "KV_runs"
 PATTERN: Final = "$KV.runs.>"
-OLDEST_S: Final = 600.0  # a run whose record was written before is no business of this
+OLDEST_S: Final = 600.0  # records that were written earlier are left out
 _AT_REST: Final = ENDED | {"paused"}
 
 
-class Unsettled:
-    """The records, as the stream of KV `runs` has them."""
+class ActiveRuns:
+    """The newest records of active runs, from the stream of KV `runs`."""
 
     def __init__(self) -> None:
         self._next = 0
         self._lock = asyncio.Lock()
-        self._records: dict[str, tuple[float, RunRecord]] = {}  # with when it was read here
+        # By subject: when the record was read, and the record; the oldest first.
+        self._records: dict[str, tuple[float, RunRecord]] = {}
 
     async def now(self, bus: Bus) -> list[RunRecord]:
-        """Those that stand now, each as it was written last. Raises BusError."""
+        """The records of the runs that are active now.
+
+        Raises:
+            BusError: the stream cannot be read now.
+        """
         async with self._lock:
             if not self._next:
                 since = bus.clock.now() - timedelta(seconds=OLDEST_S)
@@ -49,12 +59,17 @@ class Unsettled:
         self._records.pop(subject, None)
         if not payload:
             return
-        record = RunRecord.model_validate_json(payload)
+        try:
+            record = RunRecord.model_validate_json(payload)
+        except ValidationError as error:
+            # Without this, one bad record would fail the requests of all sessions.
+            log.warning("%s cannot be read: %s", subject, error)
+            return
         if record.status not in _AT_REST:
             self._records[subject] = (time.monotonic(), record)
 
     def _forget(self) -> None:
-        """Leave out what is too old; they stand in the order in which they were written."""
+        """Drop the records that are too old; the oldest come first."""
         oldest = time.monotonic() - OLDEST_S
         for subject, (read_at, _) in list(self._records.items()):
             if read_at >= oldest:
@@ -62,9 +77,13 @@ class Unsettled:
             del self._records[subject]
 
 
-_of: WeakKeyDictionary[Bus, Unsettled] = WeakKeyDictionary()
+_of: WeakKeyDictionary[Bus, ActiveRuns] = WeakKeyDictionary()
 
 
-async def unsettled(bus: Bus) -> list[RunRecord]:
-    """The records that stand now. Raises BusError."""
-    return await _of.setdefault(bus, Unsettled()).now(bus)
+async def active_runs(bus: Bus) -> list[RunRecord]:
+    """The records of the runs that are active now.
+
+    Raises:
+        BusError: the stream cannot be read now.
+    """
+    return await _of.setdefault(bus, ActiveRuns()).now(bus)

@@ -1,53 +1,66 @@
-"""Runs and threads as AG-UI clients see them: a leg, a whole run, or a thread's runs in turn."""
+"""Runs and threads for AG-UI clients: a leg, a whole run, or a thread's runs in turn. Pure."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
 from penstock import sse
-from penstock.bus import Followed, Stored, subjects
-from penstock.bus.read.follow import events
-from penstock.bus.streams import EVENTS
+from penstock.bus import Stored, subjects
 from penstock.dialects.agui.encode import PROFILES, RUNS, STRICT, AguiEncoder, Phase, Profile
 from penstock.dialects.agui.vocabulary import is_modern
 from penstock.events.catalogue import TERMINAL
 from penstock.sse import Frame
-from penstock_edge.sources.sessions import Session
-from penstock_edge.surfaces.agui.run_ids import AguiRuns, unnamed
-from penstock_edge.views.dialects import View
-from penstock_edge.views.framing import Form, Page, Sse
+from penstock_edge.views.framing import Framing, PageItems, Sse
 from penstock_edge.views.items import Encoding, Item, Render, rendered, type_of
-from penstock_edge.views.run_source import Deliver, Source
 from penstock_edge.views.upstream_frames import INTERRUPTED
+from penstock_edge.views.view import Deliver, Delivery, ManyRuns, ReadFrom, RunEvents, Source, View
 
 log = logging.getLogger(__name__)
 
 CUT: Final = "stream_interrupted"
-# A client of POST is not told our event names, which it must ignore, but where it can come back.
+# A client of POST must ignore event names, so it gets none. It gets cursors, since it can continue
+# on the thread's stream.
 UNNAMED: Final = Sse(named=False)
 
 Event = dict[str, Any]
-Tell = Callable[[AguiEncoder, Event], Sequence[Frame]]
+FeedEvent = Callable[[AguiEncoder, Event], Sequence[Frame]]
 
 _BEGIN_A_LEG: Final = frozenset({"lifecycle.started", "lifecycle.resumed"})
 
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """Who is told: a profile's clients, of the version that they declare."""
+    """The clients of a profile that declare this version of the protocol."""
 
     profile: Profile = STRICT
     protocol_version: str | None = None
 
     @property
     def key(self) -> tuple[str, str]:
-        """Among the keys of a view: what is told depends on no more of the version than this."""
+        """Part of a view's key: the frames depend on nothing else of the version."""
         return self.profile.name, f"modern={is_modern(self.protocol_version)}"
+
+
+class LegNames(Protocol):
+    """The ids that AG-UI clients have for threads and legs. Both calls wait for the bus."""
+
+    async def thread_of(self, run_id: str) -> str:
+        """The thread of a run."""
+        ...
+
+    async def name(self, run_id: str, leg: int) -> str:
+        """The AG-UI runId of a leg."""
+        ...
+
+
+def default_name(run_id: str, leg: int) -> str:
+    """The AG-UI runId of a leg that no client has named."""
+    return run_id if leg == 1 else f"{run_id}-{leg}"
 
 
 # Ids of ended runs that a reading remembers. Events may follow the end of a run for some seconds.
@@ -55,13 +68,13 @@ ENDED_RUNS: Final = 10_000
 
 
 @dataclass(slots=True)
-class Voices:
-    """The encoders of the runs that a reading has met, each with what is known of its run.
+class RunEncoders:
+    """The encoders of the runs of one reading, one for each run.
 
-    The encoder of an ended run can be dropped (`forget`): the run says nothing more.
+    The encoder of an ended run can be dropped (`forget`): no frame of the run follows.
     """
 
-    runs: AguiRuns
+    names: LegNames
     audience: Audience
     _encoders: dict[str, AguiEncoder] = field(default_factory=dict)
     _names: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -71,28 +84,28 @@ class Voices:
         """How many encoders are kept."""
         return len(self._encoders)
 
-    async def meet(self, stored: Stored) -> None:
-        """Learn what must be known before the message is told. Waits for the bus."""
+    async def prepare(self, stored: Stored) -> None:
+        """Look up what the message's run and leg are called. Waits for the bus."""
         run_id = subjects.run_id_of(stored.subject)
         if run_id in self._ended:
             return
         if run_id not in self._encoders:
             self._encoders[run_id] = AguiEncoder(
                 self.audience.profile,
-                await self.runs.thread_of(run_id),
-                lambda leg: self._names.get((run_id, leg)) or unnamed(run_id, leg),
+                await self.names.thread_of(run_id),
+                lambda leg: self._names.get((run_id, leg)) or default_name(run_id, leg),
                 self.audience.protocol_version,
             )
         if type_of(stored) in _BEGIN_A_LEG:
             leg = orjson.loads(stored.payload)["leg"]
-            self._names[run_id, leg] = await self.runs.name(run_id, leg)
+            self._names[run_id, leg] = await self.names.name(run_id, leg)
 
     def of(self, run_id: str) -> AguiEncoder:
-        """The encoder of a run that was met."""
+        """The encoder of a run that was prepared."""
         return self._encoders[run_id]
 
     def has_ended(self, run_id: str) -> bool:
-        """Whether the run has said its last word, and its encoder was dropped."""
+        """Whether the run has ended, and its encoder was dropped."""
         return run_id in self._ended
 
     def forget(self, run_id: str) -> None:
@@ -105,7 +118,7 @@ class Voices:
             del self._ended[next(iter(self._ended))]
 
     def interrupted(self) -> list[Frame]:
-        """That the stream ends before the run: a client would take silence for success."""
+        """An error: the stream ends before the run, and a client would take that for success."""
         open_ = [each for each in self._encoders.values() if each.phase is Phase.RUNNING]
         encoder = open_[0] if open_ else AguiEncoder(self.audience.profile, "", lambda leg: "")
         return list(encoder.cut(INTERRUPTED, CUT))
@@ -113,57 +126,62 @@ class Voices:
 
 @dataclass(slots=True)
 class RunEncoding(Encoding):
-    """One run. `leg`: only this one, to its pause or the run's end; 0 for all."""
+    """One run. `leg`: only this leg, until its pause or the run's end; 0 for the whole run."""
 
-    voices: Voices
+    encoders: RunEncoders
     render: Render
     leg: int = 0
 
-    async def meet(self, stored: Stored) -> None:
-        """Learn what must be known of the run."""
-        await self.voices.meet(stored)
+    async def prepare(self, stored: Stored) -> None:
+        """Look up the names of the run and its leg. Waits for the bus."""
+        await self.encoders.prepare(stored)
 
     def feed(self, stored: Stored) -> Item:
-        """Raises ValueError, KeyError or TypeError on a body that is no event."""
+        """The frames of one event.
+
+        Raises:
+            ValueError, KeyError, TypeError: the body is no event.
+        """
         event, type = orjson.loads(stored.payload), type_of(stored)
-        frames = self.voices.of(subjects.run_id_of(stored.subject)).feed(event)
+        frames = self.encoders.of(subjects.run_id_of(stored.subject)).feed(event)
         last = type in TERMINAL
         if self.leg:
-            # a run may end before its leg was opened
+            # A run may end before the leg begins: then the terminal event is of an earlier leg.
             if not last and event["leg"] < self.leg:
                 return Item(stored.sequence, [])
             last = last or type == "lifecycle.paused"
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render), last)
 
-    def cut(self) -> list[bytes]:
-        """Of a leg, an error: its client does not come back by itself. Of a run, nothing."""
-        return [sse.encode(each.data) for each in self.voices.interrupted()] if self.leg else []
+    def interruption(self) -> list[bytes]:
+        """An error for a leg, whose client does not reconnect by itself; else nothing."""
+        return [sse.encode(each.data) for each in self.encoders.interrupted()] if self.leg else []
 
 
 @dataclass(slots=True)
-class Turns:
-    """The runs of a thread, told one after another: no client takes two at once.
+class RunsInTurn:
+    """The runs of a thread, one after another: AG-UI clients cannot take two at once.
 
-    What happens in another run while one is open is held until that one ends, or waits. `tell`
-    feeds an event to its encoder.
+    Events of another run are held until the open one ends or pauses. `feed_event` gives an event
+    to its encoder.
     """
 
-    voices: Voices
-    tell: Tell = AguiEncoder.feed
-    speaking: AguiEncoder | None = None  # the last that was fed
+    encoders: RunEncoders
+    feed_event: FeedEvent = AguiEncoder.feed
+    current: AguiEncoder | None = None  # the encoder that was fed last
     _held: list[tuple[str, Event]] = field(default_factory=list)  # each with its run
     _open: str | None = None
 
     def feed(self, run_id: str, event: Event) -> list[Frame]:
-        """The frames of this event, and of those that were held until it.
+        """The frames of this event, and of the held events that can follow it.
 
-        Raises ValueError, KeyError or TypeError on what is no event.
+        Raises:
+            ValueError, KeyError, TypeError: the body is no event.
         """
         self._held.append((run_id, event))
         frames: list[Frame] = []
         while (next_ := self._next()) is not None:
             try:
-                frames += self._said(*self._held.pop(next_))
+                frames += self._encode(*self._held.pop(next_))
             except (ValueError, KeyError, TypeError) as error:
                 if not frames:
                     raise
@@ -174,15 +192,15 @@ class Turns:
         fits = (at for at, (run_id, _) in enumerate(self._held) if self._open in (None, run_id))
         return next(fits, None)
 
-    def _said(self, run_id: str, event: Event) -> Sequence[Frame]:
-        if self.voices.has_ended(run_id):
+    def _encode(self, run_id: str, event: Event) -> Sequence[Frame]:
+        if self.encoders.has_ended(run_id):
             return ()
-        encoder = self.voices.of(run_id)
-        frames = self.tell(encoder, event)
-        self.speaking = encoder
+        encoder = self.encoders.of(run_id)
+        frames = self.feed_event(encoder, event)
+        self.current = encoder
         self._open = run_id if encoder.phase is Phase.RUNNING else None
         if encoder.phase is Phase.OVER:
-            self.voices.forget(run_id)
+            self.encoders.forget(run_id)
         return frames
 
 
@@ -190,21 +208,25 @@ class Turns:
 class ThreadEncoding(Encoding):
     """All runs of a thread, read from its start; the stream has no end."""
 
-    turns: Turns
+    turns: RunsInTurn
     render: Render
 
-    async def meet(self, stored: Stored) -> None:
-        """Learn what must be known of the run."""
-        await self.turns.voices.meet(stored)
+    async def prepare(self, stored: Stored) -> None:
+        """Look up the names of the run and its leg. Waits for the bus."""
+        await self.turns.encoders.prepare(stored)
 
     def feed(self, stored: Stored) -> Item:
-        """Raises ValueError, KeyError or TypeError on a body that is no event."""
+        """The frames of one event.
+
+        Raises:
+            ValueError, KeyError, TypeError: the body is no event.
+        """
         run_id = subjects.run_id_of(stored.subject)
         frames = self.turns.feed(run_id, orjson.loads(stored.payload))
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render))
 
-    def cut(self) -> list[bytes]:
-        """Nothing: a client comes back with its cursor."""
+    def interruption(self) -> list[bytes]:
+        """Nothing: a client reconnects with its cursor."""
         return []
 
 
@@ -212,18 +234,20 @@ class ThreadEncoding(Encoding):
 class AguiViews:
     """Makes the views; `PROFILES` has the names of their dialects."""
 
-    runs: AguiRuns
+    names: LegNames
 
-    def voices(self, audience: Audience) -> Voices:
+    def encoders(self, audience: Audience) -> RunEncoders:
         """Encoders for these clients."""
-        return Voices(self.runs, audience)
+        return RunEncoders(self.names, audience)
 
-    def of_run(self, run_id: str, dialect: str, form: Form) -> View:
-        """A whole run, over its pauses; strict frames are what any client takes."""
+    def of_run(self, run_id: str, dialect: str, framing: Framing) -> View:
+        """A whole run with its pauses; any client takes the frames of the strict profile."""
         audience = Audience(PROFILES[dialect])
-        if audience.profile is RUNS and isinstance(form, Sse):
-            form = replace(form, id_first=True)  # agent-runs-sse.md fixes the order of the lines
-        return self._run((run_id, dialect, form.key), run_id, audience, form)
+        if audience.profile is RUNS and isinstance(framing, Sse):
+            framing = replace(
+                framing, id_first=True
+            )  # agent-runs-sse.md fixes the order of the lines
+        return self._run((run_id, dialect, framing.key), run_id, audience, framing)
 
     def of_leg(self, run_id: str, leg: int, audience: Audience) -> View:
         """One leg: an AG-UI run."""
@@ -232,46 +256,39 @@ class AguiViews:
 
     def of_thread(
         self,
-        session: Session,
+        key: tuple[str, ...],
         audience: Audience,
-        form: Form,
+        framing: Framing,
         source: Callable[[Deliver], Source],
     ) -> View:
-        """The runs of a thread, one after another."""
-        agents = ("*",) if session.any_agent else session.agents
+        """The runs of a thread, one after another; `key` is the session's."""
         return View(
-            ("thread", session.owner, session.session_id, *agents, *audience.key, form.key),
-            "",
+            ("thread", *key, *audience.key, framing.key),
             audience.profile.name,
-            # the source sees to it that nothing is missing
-            Followed(EVENTS, ">", "live.>", lambda before, after: True),
-            lambda: ThreadEncoding(Turns(self.voices(audience)), form.event),
-            _notice(form),
-            stateful=True,
-            form=form,
-            sources=source,
+            ManyRuns(source),
+            lambda: ThreadEncoding(RunsInTurn(self.encoders(audience)), framing.event),
+            _notice(framing),
+            ReadFrom.START,
+            framing,
         )
 
     def _run(
-        self, key: tuple[str, ...], run_id: str, audience: Audience, form: Form, leg: int = 0
+        self, key: tuple[str, ...], run_id: str, audience: Audience, framing: Framing, leg: int = 0
     ) -> View:
         return View(
             key,
-            run_id,
             audience.profile.name,
-            events(run_id),
-            lambda: RunEncoding(self.voices(audience), form.event, leg),
-            _notice(form),
-            stateful=True,
-            form=form,
-            # whoever reads a leg could not be told that it goes on elsewhere
-            droppable=not leg,
-            kept_alive=True,
+            RunEvents(run_id),
+            lambda: RunEncoding(self.encoders(audience), framing.event, leg),
+            _notice(framing),
+            ReadFrom.START,
+            framing,
+            Delivery.ONCE if leg else Delivery.RESUMABLE,
         )
 
 
-def _notice(form: Form) -> Callable[[str, str], bytes]:
-    """A comment: no event may stand before RUN_STARTED. On a page, where any may, CUSTOM."""
+def _notice(framing: Framing) -> Callable[[str, str], bytes]:
+    """A comment, since no event may precede RUN_STARTED; on a page, where any may, CUSTOM."""
 
     def comment(code: str, message: str) -> bytes:
         return sse.comment(f"{code}: {message}")
@@ -280,4 +297,4 @@ def _notice(form: Form) -> Callable[[str, str], bytes]:
         value: Mapping[str, str] = {"code": code, "message": message}
         return orjson.dumps({"type": "CUSTOM", "name": "penstock.system.warning", "value": value})
 
-    return custom if isinstance(form, Page) else comment
+    return custom if isinstance(framing, PageItems) else comment

@@ -1,4 +1,4 @@
-"""Three kinds of positions, as types of their own, so that none is taken for another."""
+"""Three kinds of positions. Each is a type, so that mypy finds one that is used as another."""
 
 from __future__ import annotations
 

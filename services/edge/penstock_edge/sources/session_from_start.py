@@ -1,4 +1,4 @@
-"""A session's events from its first on, for those whose frames depend on all that came before."""
+"""A session's events from the first one on, for dialects whose frames depend on all of them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,37 @@ from functools import partial
 from penstock.bus import Bus, Stored
 from penstock.bus.streams import EVENTS
 from penstock.web.read_turns import ReadTurns
-from penstock_edge.sources.history import Past
-from penstock_edge.sources.many import Many
+from penstock_edge.sources.history import History
+from penstock_edge.sources.many_runs import ManyRunViews
+from penstock_edge.sources.run_source import ignore_failure
 from penstock_edge.sources.sessions import Session
-from penstock_edge.views.run_source import Deliver, Source
+from penstock_edge.views.view import Deliver, Source
 
 
-class WholeSession(Source):
-    """Delivers the past, then what follows."""
+class SessionFromStart(Source):
+    """Delivers the session's stored events, then its live ones."""
 
     def __init__(
-        self, bus: Bus, many: Many, session: Session, turns: ReadTurns, deliver: Deliver
+        self, bus: Bus, many: ManyRunViews, session: Session, turns: ReadTurns, deliver: Deliver
     ) -> None:
+        self.on_failure = ignore_failure
         self._bus = bus
         self._turn = partial(turns.of, session.owner)
         self._deliver = deliver
         self._live = many.session(session, self._on_live)
-        self._held: list[Stored] | None = []  # until the past is delivered
+        # Live events that wait until the stored ones are delivered; None after that.
+        self._held: list[Stored] | None = []
 
     async def start(self) -> int:
-        """Begin to deliver. Raises BusError when it cannot."""
+        """Deliver the stored events, and begin to deliver the live ones.
+
+        Raises:
+            BusError: the events cannot be read now. The source must be stopped.
+        """
+        self._live.on_failure = self.on_failure
         floor = await self._live.start()
-        past = Past(self._bus, EVENTS, self._live.patterns, 1, self._live.keep, self._turn)
-        while batch := await past.below(floor):
+        history = History(self._bus, EVENTS, self._live.patterns, 1, self._live.keep, self._turn)
+        while batch := await history.below(floor):
             self._deliver(batch)
         held, self._held = self._held, None
         if held:
@@ -38,7 +46,7 @@ class WholeSession(Source):
         return 1
 
     def patterns(self) -> Collection[str]:
-        """The runs that are known by now."""
+        """The session's runs that are known by now."""
         return self._live.patterns()
 
     async def keep(self, stored: Stored) -> bool:
@@ -46,7 +54,11 @@ class WholeSession(Source):
         return await self._live.keep(stored)
 
     async def prepare(self) -> None:
-        """Find out what the patterns are, without beginning. Raises BusError."""
+        """Read what `patterns` must know, without beginning to deliver.
+
+        Raises:
+            BusError: KV cannot be read now.
+        """
         await self._live.prepare()
 
     async def stop(self) -> None:

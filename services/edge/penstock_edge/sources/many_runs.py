@@ -1,4 +1,4 @@
-"""Streams over many runs: of chosen types, or of a session; what is read, and how it is encoded."""
+"""Views over many runs: events of chosen types, or of a session's runs."""
 
 from __future__ import annotations
 
@@ -11,52 +11,67 @@ from typing import Final
 
 import orjson
 
-from penstock.bus import Bus, Followed, Stored, subjects
+from penstock.bus import Bus, Stored, subjects
 from penstock.bus.messages import FIRST
-from penstock.bus.streams import EVENTS
 from penstock.dialects.base import Encoder
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock_edge.sources.feed import Feed
-from penstock_edge.sources.sessions import Records, Session, records_of
-from penstock_edge.views.dialects import View, noticing, rendering
-from penstock_edge.views.framing import Form
+from penstock_edge.sources.run_source import ignore_failure
+from penstock_edge.sources.sessions import RunRecords, Session, records_of
+from penstock_edge.views.dialects import notices, reads_from_of, rendering
+from penstock_edge.views.framing import Framing
 from penstock_edge.views.items import Encoding, Item, Render, rendered
-from penstock_edge.views.run_source import Deliver
+from penstock_edge.views.positions import StreamSequence
+from penstock_edge.views.view import Deliver, ManyRuns, ReadFrom, Source, View
 
-OPEN_RUNS: Final = 1000  # whose encoders are kept; another's is made again by folding
+OPEN_RUNS: Final = 1000  # runs whose encoders are kept; another one is built again by folding
 
 
 @dataclass(slots=True)
 class ManyEncoding(Encoding):
-    """The events of many runs, each run by an encoder of its own; the stream has no end."""
+    """The events of many runs; the stream has no end.
+
+    In a dialect with state (`reads_from` START) each run has an encoder of its own.
+    """
 
     encoder: Callable[[], Encoder]
     render: Render
-    stateful: bool
+    reads_from: ReadFrom
     _encoders: OrderedDict[str, Encoder] = field(default_factory=OrderedDict)
 
-    def lacks(self, stored: Stored) -> int | None:
-        """Where the run begins, if it is in the middle and nothing is known of it."""
-        if not self.stateful or subjects.run_id_of(stored.subject) in self._encoders:
+    def missing_from(self, stored: Stored) -> StreamSequence | None:
+        """The run's first event, if the run has no encoder here."""
+        if (
+            self.reads_from is ReadFrom.CURSOR
+            or subjects.run_id_of(stored.subject) in self._encoders
+        ):
             return None
         first = stored.headers.get(FIRST)
-        return int(first) if first else None
+        return StreamSequence(int(first)) if first else None
 
     def fold(self, stored: Stored) -> None:
-        """Raises ValueError, KeyError or TypeError on a body that is no event."""
+        """Encode an event whose frames no client is given.
+
+        Raises:
+            ValueError, KeyError, TypeError: the body is no event.
+        """
         self._of(stored).feed(orjson.loads(stored.payload))
 
     def feed(self, stored: Stored) -> Item:
-        """Raises ValueError, KeyError or TypeError on a body that is no event."""
+        """One event as an item.
+
+        Raises:
+            ValueError, KeyError, TypeError: the body is no event.
+        """
         frames = self._of(stored).feed(orjson.loads(stored.payload))
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render))
 
-    def cut(self) -> list[bytes]:
-        """Nothing: a client comes back with its cursor."""
+    def interruption(self) -> list[bytes]:
+        """Nothing: a client reconnects with its cursor."""
         return []
 
     def _of(self, stored: Stored) -> Encoder:
-        run_id = subjects.run_id_of(stored.subject) if self.stateful else ""
+        run_id = "" if self.reads_from is ReadFrom.CURSOR else subjects.run_id_of(stored.subject)
         encoder = self._encoders.get(run_id)
         if encoder is None:
             encoder = self._encoders[run_id] = self.encoder()
@@ -66,39 +81,49 @@ class ManyEncoding(Encoding):
         return encoder
 
 
-class Chosen(ABC):
-    """Delivers those of the feed's messages whose run is one of ours, which takes a look at KV."""
+class FilteredSource(Source, ABC):
+    """Delivers the feed's messages that `keep` keeps. `keep` may have to read records in KV."""
 
     session_id: str | None = None
 
     def __init__(self, feed: Feed, deliver: Deliver) -> None:
+        self.on_failure = ignore_failure
         self._feed = feed
         self._deliver = deliver
-        self._heard: list[Stored] = []
+        self._received: list[Stored] = []
         self._wake = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
 
     @abstractmethod
     def wants(self, type: str) -> bool:
-        """Whether events of this `category.action` concern us."""
+        """Whether the source needs the events of this `category.action`."""
 
     @abstractmethod
     def patterns(self) -> Collection[str]:
-        """The stored subjects of what is delivered."""
+        """The stored subjects of the messages that are delivered."""
 
     @abstractmethod
     async def keep(self, stored: Stored) -> bool:
-        """Whether the message is one of ours."""
+        """Whether the message is delivered."""
 
     @abstractmethod
     async def prepare(self) -> None:
-        """Find out what the patterns are. Raises BusError."""
+        """Read what `patterns` must know.
+
+        Raises:
+            BusError: KV cannot be read now.
+        """
 
     async def start(self) -> int:
-        """Begin to deliver. Raises BusError when it cannot."""
+        """Begin to deliver; returns the stream sequence to begin with.
+
+        Raises:
+            BusError: the messages cannot be followed now. The source must be stopped.
+        """
         floor = await self._feed.join(self)
         await self.prepare()
         self._working = asyncio.create_task(self._work())
+        self._working.add_done_callback(self._on_work_ended)
         return floor
 
     async def stop(self) -> None:
@@ -106,29 +131,34 @@ class Chosen(ABC):
         self._feed.leave(self)
         if self._working:
             self._working.cancel()
-            self._working = None  # what ended it holds its frame, which holds this
+            self._working = None  # an exception in the task refers to this object
 
-    def hear(self, batch: list[Stored]) -> None:
-        """What may concern us."""
-        self._heard += batch
+    def receive(self, batch: list[Stored]) -> None:
+        """Take messages from the feed, which may have to be delivered."""
+        self._received += batch
         self._wake.set()
+
+    def _on_work_ended(self, task: asyncio.Task[None]) -> None:
+        # Without this the clients would wait in silence for events that nobody delivers.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.on_failure(error)
 
     async def _work(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            heard, self._heard = self._heard, []
-            if kept := [stored for stored in heard if await self.keep(stored)]:
+            received, self._received = self._received, []
+            if kept := [stored for stored in received if await self.keep(stored)]:
                 self._deliver(kept)
 
 
-class TypesSource(Chosen):
-    """The events of some types, of everybody's runs or of some owners'."""
+class TypesSource(FilteredSource):
+    """The events of some types, of all runs or of some owners' runs."""
 
     def __init__(
         self,
         feed: Feed,
-        records: Records,
+        records: RunRecords,
         types: Sequence[str],
         owners: frozenset[str] | None,
         deliver: Deliver,
@@ -149,28 +179,28 @@ class TypesSource(Chosen):
         return self._patterns
 
     async def keep(self, stored: Stored) -> bool:
-        """Whether its run is one of the owners'."""
+        """Whether the message's run belongs to one of the owners."""
         if self._owners is None:
             return True
         record = await self._records.of(subjects.run_id_of(stored.subject))
         return record is not None and record.user_id in self._owners
 
     async def prepare(self) -> None:
-        """The patterns are known."""
+        """Nothing: the patterns are known."""
 
 
-class SessionSource(Chosen):
+class SessionSource(FilteredSource):
     """All events of a session's runs: those on record when it starts, and those that follow."""
 
     def __init__(
-        self, bus: Bus, feed: Feed, records: Records, session: Session, deliver: Deliver
+        self, bus: Bus, feed: Feed, records: RunRecords, session: Session, deliver: Deliver
     ) -> None:
         super().__init__(feed, deliver)
         self.session_id = session.session_id
         self._bus = bus
         self._records = records
         self._session = session
-        self._runs: dict[str, bool] = {}  # whether they are ours
+        self._runs: dict[str, bool] = {}  # by run id: whether it is one of the session's
         self._patterns: dict[str, None] = {}
 
     def wants(self, type: str) -> bool:
@@ -178,11 +208,11 @@ class SessionSource(Chosen):
         return True
 
     def patterns(self) -> Collection[str]:
-        """The runs that are known by now."""
+        """The session's runs that are known by now."""
         return self._patterns
 
     async def keep(self, stored: Stored) -> bool:
-        """Whether its run is one of the session's."""
+        """Whether the message's run is one of the session's."""
         run_id = subjects.run_id_of(stored.subject)
         if run_id not in self._runs:
             record = await self._records.of(run_id)
@@ -190,24 +220,28 @@ class SessionSource(Chosen):
         return self._runs[run_id]
 
     async def prepare(self) -> None:
-        """Look up the session's runs. Raises BusError."""
+        """Look up the session's runs.
+
+        Raises:
+            BusError: KV cannot be read now.
+        """
         for record in await records_of(self._bus, self._session):
             for run_id in record.runs:
                 self._learn(run_id, True)
 
-    def _learn(self, run_id: str, ours: bool) -> None:
-        self._runs[run_id] = ours
-        if ours:
+    def _learn(self, run_id: str, is_of_session: bool) -> None:
+        self._runs[run_id] = is_of_session
+        if is_of_session:
             self._patterns[subjects.events_of_run(run_id)] = None
 
 
 @dataclass(frozen=True, slots=True)
-class Many:
+class ManyRunViews:
     """Makes the views over many runs."""
 
     bus: Bus
     feed: Feed
-    records: Records
+    records: RunRecords
 
     def types(
         self, types: Sequence[str], owners: frozenset[str] | None, deliver: Deliver
@@ -219,23 +253,25 @@ class Many:
         """The events of a session's runs."""
         return SessionSource(self.bus, self.feed, self.records, session, deliver)
 
-    def of_types(self, types: Sequence[str], owners: frozenset[str] | None, form: Form) -> View:
+    def of_types(
+        self, types: Sequence[str], owners: frozenset[str] | None, framing: Framing
+    ) -> View:
         """Canonical events of these `category.action` patterns; of some owners' runs, if given."""
         chosen = sorted(set(types))
-        # as JSON: a user's id may hold anything, and views of one key are shared
-        whose = "*" if owners is None else orjson.dumps(sorted(owners)).decode()
-        key = ("types", whose, *chosen)
-        return _view(key, "canonical", form, lambda deliver: self.types(chosen, owners, deliver))
+        # A user's id may have any character. As JSON, different owners have different keys; with
+        # one key, clients would share a hub and so see each other's events.
+        owner_key = "*" if owners is None else orjson.dumps(sorted(owners)).decode()
+        key = ("types", owner_key, *chosen)
+        return _view(key, "canonical", framing, lambda deliver: self.types(chosen, owners, deliver))
 
     def of_session(
-        self, session: Session, dialect: str, form: Form, types: frozenset[str] | None = None
+        self, session: Session, dialect: str, framing: Framing, types: frozenset[str] | None = None
     ) -> View:
         """A session's runs, one after another, in a dialect of `CLIENT_DIALECTS`."""
-        agents = ("*",) if session.any_agent else session.agents
         return _view(
-            ("session", session.owner, session.session_id, *agents),
+            ("session", *session.key),
             dialect,
-            form,
+            framing,
             lambda deliver: self.session(session, deliver),
             session.session_id,
             types,
@@ -245,21 +281,20 @@ class Many:
 def _view(
     key: tuple[str, ...],
     dialect: str,
-    form: Form,
-    sources: Callable[[Deliver], Chosen],
+    framing: Framing,
+    sources: Callable[[Deliver], FilteredSource],
     session_id: str = "",
     types: frozenset[str] | None = None,
 ) -> View:
     known = CLIENT_DIALECTS[dialect]
-    render = rendering(form, types)
+    render = rendering(framing, types)
+    reads_from = reads_from_of(dialect)
     return View(
-        (*key, dialect, form.key, *sorted(types or ())),
-        "",
+        (*key, dialect, framing.key, *sorted(types or ())),
         dialect,
-        # the feed sees to it that nothing is missing
-        Followed(EVENTS, ">", "live.>", lambda before, after: True),
-        lambda: ManyEncoding(known.encoder, render, known.stateful),
-        noticing(dialect, form, "", session_id),
-        form=form,
-        sources=sources,
+        ManyRuns(sources),
+        lambda: ManyEncoding(known.encoder, render, reads_from),
+        notices(dialect, framing, "", session_id),
+        reads_from,
+        framing,
     )

@@ -1,63 +1,60 @@
-"""What a hub reads: a run's canonical events, or its source frames until the run is over."""
+"""The source of a view: one run's events, its source frames until its end, or many runs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Protocol
 
 from penstock.bus import Bus, Follow, Followed, Stored, subjects
 from penstock.bus.read.follow import events, raw
 from penstock.bus.streams import RAW
 from penstock.bus.write.fence import tail
 from penstock.events.catalogue import TERMINAL
+from penstock_edge.sources.locate import StartPosition
 from penstock_edge.views.items import type_of
-
-UPSTREAM = "upstream"
-
-Deliver = Callable[[list[Stored]], None]
+from penstock_edge.views.view import UPSTREAM, Deliver, ManyRuns, RunEvents, RunFrames, Source, View
 
 
-class Source(Protocol):
-    """Delivers messages in order, each once, until it is stopped."""
-
-    async def start(self) -> int:
-        """Begin to deliver; returns the stream sequence from which on. Raises BusError."""
-        ...
-
-    def patterns(self) -> Collection[str]:
-        """The stored subjects of what it delivers; once it has started, their past too."""
-        ...
-
-    async def keep(self, stored: Stored) -> bool:
-        """Whether a message of the past, under these patterns, is one that it would deliver."""
-        ...
-
-    async def stop(self) -> None:
-        """Deliver nothing more."""
-        ...
+def ignore_failure(error: BaseException) -> None:
+    """For a source that is only asked for its patterns, or whose delivery cannot fail."""
 
 
-class EventsOfRun:
+def source_of(bus: Bus, view: View, start: StartPosition, deliver: Deliver) -> Source:
+    """The source that delivers the messages of this view, from that position on."""
+    match view.reads:
+        case RunEvents():
+            return EventsOfRun(bus, view.followed, start.start, deliver)
+        case RunFrames(run_id):
+            return FramesUntilEnd(bus, run_id, start.start, start.events_start, deliver)
+        case ManyRuns(open_source):
+            return open_source(deliver)
+
+
+class EventsOfRun(Source):
     """A run's canonical events."""
 
     def __init__(self, bus: Bus, followed: Followed, start: int, deliver: Deliver) -> None:
+        self.on_failure = ignore_failure
         self._start = start
         self._patterns = (followed.pattern,)
         self._follow = Follow(bus, followed, start, deliver)
 
     async def start(self) -> int:
-        """Begin to deliver. Raises BusError when it cannot."""
+        """Begin to deliver; returns the stream sequence to begin with.
+
+        Raises:
+            BusError: the messages cannot be followed now.
+        """
         await self._follow.start()
         return self._start
 
     def patterns(self) -> Collection[str]:
-        """The run."""
+        """The run's events."""
         return self._patterns
 
     async def keep(self, stored: Stored) -> bool:
-        """All of it."""
+        """True: all messages under the patterns are of this run."""
         return True
 
     async def stop(self) -> None:
@@ -65,16 +62,17 @@ class EventsOfRun:
         await self._follow.stop()
 
 
-class FramesUntilEnd:
-    """A run's source frames, and after the last of them the run's terminal event.
+class FramesUntilEnd(Source):
+    """A run's source frames, and after the last one the run's terminal event.
 
-    RAW does not know when a run is over: a leg that ends may be a pause. So the lifecycle is
-    followed too; once it is terminal, the frames that stand in RAW by then are the last.
+    RAW does not show when a run is over: a leg may also end with a pause. So the run's events are
+    followed too. After the terminal event, the frames that RAW has by then are the last ones.
     """
 
     def __init__(
         self, bus: Bus, run_id: str, raw_start: int, events_start: int, deliver: Deliver
     ) -> None:
+        self.on_failure = ignore_failure
         self._bus = bus
         self._run_id = run_id
         self._deliver = deliver
@@ -86,7 +84,11 @@ class FramesUntilEnd:
         self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Begin to deliver. Raises BusError when it cannot."""
+        """Begin to deliver; returns the stream sequence to begin with.
+
+        Raises:
+            BusError: the messages cannot be followed now.
+        """
         await self._frames.start()
         await self._events.start()
         return self._start
@@ -96,7 +98,7 @@ class FramesUntilEnd:
         return (subjects.raw_stored(self._run_id, UPSTREAM),)
 
     async def keep(self, stored: Stored) -> bool:
-        """All of it."""
+        """True: all messages under the patterns are of this run."""
         return True
 
     async def stop(self) -> None:
@@ -105,7 +107,7 @@ class FramesUntilEnd:
         await self._events.stop()
         if self._ending:
             self._ending.cancel()
-            self._ending = None  # what ended it holds its frame, which holds this
+            self._ending = None  # an exception in the task refers to this object
 
     def _on_frames(self, batch: list[Stored]) -> None:
         self._at = batch[-1].sequence
@@ -116,10 +118,16 @@ class FramesUntilEnd:
         ends = [stored for stored in batch if type_of(stored) in TERMINAL]
         if ends and self._ending is None:
             self._ending = asyncio.create_task(self._find_end(ends[0]))
+            self._ending.add_done_callback(self._on_end_found)
+
+    def _on_end_found(self, task: asyncio.Task[None]) -> None:
+        # Without this the stream would stay open after the end of its run.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.on_failure(error)
 
     async def _find_end(self, event: Stored) -> None:
         last = await tail(self._bus, RAW, subjects.raw_stored(self._run_id, UPSTREAM))
-        # one past the frames, so that sequences rise to the end
+        # The terminal event gets the next sequence, so that the sequences of the stream increase.
         end = max(last.sequence if last else 0, self._at) + 1
         self._terminal = replace(event, sequence=end)
         self._finish()

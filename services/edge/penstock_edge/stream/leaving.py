@@ -1,0 +1,11 @@
+"""Notices when a client closes its connection."""
+
+from __future__ import annotations
+
+from starlette.types import Receive
+
+
+async def until_closed(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,90 @@
+"""A view as one response body, which is sent when the view is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.web.auth import identity_of
+from penstock.web.problems import Problem, problem_response
+from penstock_edge.stream.client import Client
+from penstock_edge.stream.leaving import until_closed
+
+
+class Body(Protocol):
+    """Collects what a client takes, and makes the response from it."""
+
+    def add(self, taken: bytes) -> None:
+        """Add the next bytes.
+
+        Raises:
+            Problem: the body cannot be made; the response is this problem.
+        """
+        ...
+
+    def response(self) -> Response:
+        """The response, once the view is over.
+
+        Raises:
+            Problem: the view ended in an error; the response is this problem.
+        """
+        ...
+
+
+class Json:
+    """The bytes as they are, which are JSON."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def add(self, taken: bytes) -> None:
+        """Add the next bytes."""
+        self._pieces.append(taken)
+
+    def response(self) -> Response:
+        """All bytes."""
+        return Response(b"".join(self._pieces), media_type="application/json")
+
+
+class SingleBody:
+    """The response of one client. `shape`: how a Problem looks on this surface."""
+
+    def __init__(
+        self,
+        client: Client,
+        body: Body | None = None,
+        shape: Callable[[Problem], Response] = problem_response,
+    ) -> None:
+        self._client = client
+        self._body = body or Json()
+        self._shape = shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application of this one response."""
+        client = self._client
+        client.read_for(identity_of(scope))
+        leaving = asyncio.create_task(self._watch(receive))
+        try:
+            response = await self._complete()
+            if not leaving.done():
+                response.headers["penstock-run-id"] = client.hub.view.run_id
+                await response(scope, receive, send)
+        finally:
+            leaving.cancel()
+            client.leave()
+
+    async def _complete(self) -> Response:
+        try:
+            while (taken := await self._client.take()) is not None:
+                self._body.add(taken)
+            return self._body.response()
+        except Problem as problem:
+            return self._shape(problem)
+
+    async def _watch(self, receive: Receive) -> None:
+        await until_closed(receive)
+        self._client.leave()
