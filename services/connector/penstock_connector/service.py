@@ -180,6 +180,8 @@ class ConnectorService(Service):
                 await queue.take_up()
             except BusError as error:
                 log.warning("a dead connector's commands are delivered later: %s", error)
+            except Exception:  # without this, a failure for one queue would keep the others waiting
+                log.exception("a dead connector's commands are delivered later")
 
     async def _share(self, starts: WorkQueue) -> None:
         """While legs are free here, begin starts that wait for a leg at another connector."""

@@ -182,11 +182,13 @@ class Leg:
     async def _turn_comes(self) -> bool:
         """Wait until earlier legs have ended; False when the leg is asked to stop before that."""
         turn = asyncio.ensure_future(self.steps.turn())
-        if await self._unless_stopped(turn):
-            turn.result()
-            return True
-        await stop(turn)
-        return False
+        try:
+            if await self._unless_stopped(turn):
+                turn.result()
+                return True
+            return False
+        finally:
+            await stop(turn)  # without this, a cancelled leg would leave its subscription behind
 
     async def _unless_stopped(self, task: asyncio.Future[Any]) -> bool:
         """Wait for the task; False when the leg is asked to stop before the task is done."""

@@ -99,10 +99,12 @@ class ResponseBody:
         try:
             await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await stop(reading)
-            await self._response.aclose()
-            # A write is never cancelled: the next one could not tell whether the first was stored.
-            await asyncio.wait({writing})
+            try:
+                await stop(reading)
+                await self._response.aclose()
+            finally:
+                # A write is never cancelled: the next could not tell whether the first was stored.
+                await asyncio.wait({writing})
         writing.result()
         return reading.result()
 

@@ -85,7 +85,10 @@ class Handover:
             log.warning("run %s: its leg is not taken over: %s", run_id, error)
         except Exception:  # without an answer, the connector that stops would wait for 10 s
             log.exception("run %s: its leg is not taken over", run_id)
-        await self._bus.client.publish(reply, orjson.dumps({"taken": taken}))
+        try:
+            await self._bus.client.publish(reply, orjson.dumps({"taken": taken}))
+        except Exception as error:  # the connector that asked then looks at RAW itself
+            log.warning("run %s: the offer of its leg is not answered: %r", run_id, error)
 
     # Legs of ours
 
