@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypedDict
+from typing import Any, Final, Literal, Protocol, TypedDict
 
 from penstock.sse import Frame
 
 Json = Any  # any JSON value; a recursive alias would make mypy slow and would find little
 JsonObject = dict[str, Any]
+# A JSON value where mypy must refuse `object`, which `get` of a TypedDict gives for a misspelt key.
+JsonValue = dict[str, Any] | list[Any] | str | int | float | bool | None
 
 # Limits on what a decoder keeps and searches through for one run; docs/decisions/0032 says why.
 MAX_OPEN: Final = 1_000
@@ -78,11 +80,15 @@ class Ids:
         self.used = dict(state)
 
 
+AgentKind = Literal["agent", "team", "workflow"]
+AgentType = AgentKind | Literal["worker"]
+
+
 class Source(TypedDict):
     """The agent that an event comes from (executions-sse.md). All four keys are always present."""
 
     agent_id: str
-    agent_type: str  # "worker" in a run inside the outer one
+    agent_type: AgentType  # "worker" in a run inside the outer one
     agent_name: str
     team_name: str | None
 
@@ -109,6 +115,18 @@ class Draft:
     step_id: str | None = None
 
 
+PauseKind = Literal[
+    "confirmation",
+    "input",
+    "external",
+    "credential",
+    "feedback",
+    "selection",
+    "review",
+    "long_running",
+]
+
+
 @dataclass(slots=True)
 class PauseItem:
     """One question that a person or a client must answer before the upstream continues.
@@ -117,7 +135,7 @@ class PauseItem:
     """
 
     item_id: str
-    kind: str
+    kind: PauseKind
     tool_call_id: str | None = None
     tool: str | None = None
     args: JsonObject | None = None
@@ -146,7 +164,7 @@ class AgentFacts:
 
     id: str
     name: str | None = None
-    kind: str = "agent"  # agent | team | workflow
+    kind: AgentKind = "agent"
     # upstream event names that the decoder leaves out
     drop: frozenset[str] = field(default_factory=frozenset)
     # tools that the client runs (AG-UI)

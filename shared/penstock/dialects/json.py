@@ -1,4 +1,8 @@
-"""Readers of JSON values from an agent server. Only `loads` raises; all others take any value."""
+"""Readers of JSON values from an agent server. Only `loads` raises; all others take any value.
+
+`obj` and `objects` return Any, so that a caller can assign the result to the TypedDict that it
+expects. This checks nothing at run time.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,15 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.base import Json, JsonObject, JsonValue
 
 # How deep an upstream's JSON may be nested. orjson writes 254 levels, and events and frames of
 # clients wrap some levels around a value.
 MAX_LEVELS: Final = 200
 _ORJSON_LEVELS: Final = 254
+
+# For `isinstance`: mypy then leaves the value untyped, so that it can be passed as a TypedDict.
+OBJECT: Final[Any] = dict
 
 
 def loads(data: bytes) -> Json:
@@ -41,7 +48,7 @@ def parsed(content: str) -> Json:
         return content
 
 
-def dumped(value: Json) -> str:
+def dumped(value: JsonValue) -> str:
     """Compact JSON. A value that orjson refuses (none that `loads` returned) becomes `str`."""
     try:
         return orjson.dumps(value).decode()
@@ -49,49 +56,49 @@ def dumped(value: Json) -> str:
         return str(value)
 
 
-def string(value: Json) -> str | None:
+def string(value: JsonValue) -> str | None:
     """The string, or None for an empty string and any other type."""
     return value if isinstance(value, str) and value else None
 
 
-def text(value: Json) -> str:
+def text(value: JsonValue) -> str:
     """A string as it is, "" for null, and any other value as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else dumped(value)
 
 
-def verbatim(value: Json) -> str:
+def verbatim(value: JsonValue) -> str:
     """A string as it is, and any other value, null included, as JSON."""
     return value if isinstance(value, str) else dumped(value)
 
 
-def number(value: Json) -> float | None:
+def number(value: JsonValue) -> float | None:
     """The number, or None for any other type; a boolean is no number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def obj(value: Json) -> JsonObject:
+def obj(value: JsonValue) -> Any:
     """The object, or an empty one for any other type."""
     return value if isinstance(value, dict) else {}
 
 
-def array(value: Json) -> list[Json]:
+def array(value: JsonValue) -> list[Json]:
     """The array, or an empty one for any other type."""
     return value if isinstance(value, list) else []
 
 
-def objects(value: Json) -> list[JsonObject]:
+def objects(value: JsonValue) -> list[Any]:
     """The objects in an array."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def strings(value: Json) -> list[str]:
+def strings(value: JsonValue) -> list[str]:
     """The strings in an array that are not empty."""
     return [item for item in value if string(item)] if isinstance(value, list) else []
 
 
-def has_content(value: Json) -> bool:
+def has_content(value: JsonValue) -> bool:
     """False for null, false, "", [] and {}. True for any other value, zero included."""
     return value is not None and value is not False and value not in ("", [], {})
 

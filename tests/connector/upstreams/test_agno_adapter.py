@@ -15,7 +15,7 @@ import pytest
 
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.dialects.agno.decode import AgnoDecoder
-from penstock.dialects.base import AgentFacts, Pause
+from penstock.dialects.base import AgentFacts, AgentKind, Pause
 from penstock.settings import AgnoAgent
 from penstock.sse import Frame, Parser
 from penstock_connector.upstreams.agno import AgnoUpstream
@@ -24,7 +24,7 @@ from support.recorded.agno import CONTINUES, GOLDEN
 from support.recorded.goldens import Decisions
 
 SECTIONS = ("tools", "requirements", "step_requirements")
-KINDS = {"team": "team", "wf": "workflow"}
+KINDS: dict[str, AgentKind] = {"team": "team", "wf": "workflow"}
 
 # Where the recorded request did something that we must not do, or said less.
 OTHERWISE: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 }
 
 
-def kind_of(name: str) -> str:
+def kind_of(name: str) -> AgentKind:
     return KINDS.get(name.partition("_")[0], "agent")
 
 

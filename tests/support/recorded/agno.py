@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from penstock.dialects.agno.decode import AgnoDecoder
-from penstock.dialects.base import AgentFacts, Draft, Pause
+from penstock.dialects.base import AgentFacts, AgentKind, Draft, Pause
 from penstock.sse import Frame
 from support.recorded.goldens import Decisions, Scenario
 
@@ -66,7 +66,7 @@ CONTINUES: dict[str, list[tuple[str, Decisions]]] = {
     "wrong_tool_call_id": [("continue", {"toolu_02_0_create_document": APPROVE})],
 }
 
-_KINDS = {"team": "team", "wf": "workflow"}
+_KINDS: dict[str, AgentKind] = {"team": "team", "wf": "workflow"}
 
 
 def scenarios() -> list[Scenario]:
@@ -90,7 +90,7 @@ def decoder_for(scenario: Scenario) -> AgnoDecoder:
     return decoder(_KINDS.get(first, "agent"))
 
 
-def decoder(kind: str = "agent", *, drop: frozenset[str] = frozenset()) -> AgnoDecoder:
+def decoder(kind: AgentKind = "agent", *, drop: frozenset[str] = frozenset()) -> AgnoDecoder:
     """A decoder in its first leg."""
     made = AgnoDecoder(AgentFacts(id="assistant", name="Assistant", kind=kind, drop=drop))
     made.open(1)

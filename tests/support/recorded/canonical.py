@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from penstock.dialects.base import AgentKind
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
@@ -23,7 +24,7 @@ from support.recorded.agno import scenarios as agno_scenarios
 from support.recorded.goldens import Decisions, Scenario
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-_KINDS = {"team": "team", "wf": "workflow"}
+_KINDS: dict[str, AgentKind] = {"team": "team", "wf": "workflow"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Recorded:
 
     name: str
     protocol: str
-    kind: str
+    kind: AgentKind
     events: list[dict[str, Any]]
     decisions: dict[int, dict[str, Any]]
 
@@ -92,11 +93,11 @@ def recorded(name: str) -> Recorded:
     return next(each for each in recorded_runs() if each.name == name)
 
 
-def _kind(scenario: Scenario) -> str:
+def _kind(scenario: Scenario) -> AgentKind:
     return _KINDS.get(scenario.name.split("/")[1].split("_", maxsplit=1)[0], "agent")
 
 
-def folded(scenario: Scenario, protocol: str, kind: str = "agent") -> Recorded:
+def folded(scenario: Scenario, protocol: str, kind: AgentKind = "agent") -> Recorded:
     """A recording as the run that it is."""
     frames = Frames(protocol, kind=kind)
     fold = RunFold(RUN_ID, DECODERS)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.dialects.agno.decode import AgnoDecoder
-from penstock.dialects.base import AgentFacts, Draft, Pause
+from penstock.dialects.base import AgentFacts, AgentKind, Draft, Pause
 from penstock.events import TERMINAL, typed_data
 from penstock.sse import Frame
 from support.recorded.agno import decoder, feed
@@ -133,7 +133,7 @@ _DECIDED = st.dictionaries(
     ends=frames(sorted(_ENDS), 3),
 )
 def test_whatever_comes_is_events_of_the_contract_with_one_end(
-    kind: str,
+    kind: AgentKind,
     first: list[Frame],
     pauses: list[Frame],
     decided: dict[str, dict[str, Any]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.dialects.adk.decode.steps import Place, Steps
-from penstock.dialects.base import AgentFacts, Source
+from penstock.dialects.base import AgentFacts, AgentKind, AgentType, Source
 
 
 class Agents:
@@ -40,10 +40,10 @@ class Agents:
         agent = self._agent
         return self._source(agent.id, self._root_type(), agent.name or agent.id)
 
-    def _root_type(self) -> str:
+    def _root_type(self) -> AgentKind:
         return "workflow" if self._steps.graph else self._agent.kind
 
-    def _source(self, agent_id: str, agent_type: str, name: str) -> Source:
+    def _source(self, agent_id: str, agent_type: AgentType, name: str) -> Source:
         key = (agent_id, agent_type)
         if key not in self._known:
             self._known[key] = {

@@ -25,6 +25,7 @@ from penstock.dialects.adk.decode.extras import (
     emit_state,
     emit_transfer,
 )
+from penstock.dialects.adk.decode.frames import AdkEvent, Content, NodeInfo, Part
 from penstock.dialects.adk.decode.messages import Speaker
 from penstock.dialects.adk.decode.redaction import scrubbed
 from penstock.dialects.adk.decode.steps import Place, Steps
@@ -173,8 +174,9 @@ class AdkDecoder:
 
     # Events.
 
-    def _event(self, raw: JsonObject, out: list[Draft]) -> None:
-        n_parts = len(array(obj(raw.get("content")).get("parts")))
+    def _event(self, raw: AdkEvent, out: list[Draft]) -> None:
+        content: Content = obj(raw.get("content"))
+        n_parts = len(array(content.get("parts")))
         LimitReached.check(n_parts, MAX_ITEMS, "parts in an event")
         place = place_of(raw)
         same_run = raw.get("invocationId") == self._constants.invocation_id
@@ -188,7 +190,7 @@ class AdkDecoder:
         else:
             self._final(event)
 
-    def _move(self, place: Place, raw: JsonObject, out: list[Draft]) -> Speaker:
+    def _move(self, place: Place, raw: AdkEvent, out: list[Draft]) -> Speaker:
         """Changes to the speaker of another place, and closes speakers that cannot run beside it.
 
         Raises:
@@ -219,7 +221,9 @@ class AdkDecoder:
 
     def _partial(self, event: Event) -> None:
         speaker, out, event_id = event.speaker, event.out, event.id
-        for part in objects(obj(event.raw.get("content")).get("parts")):
+        content: Content = obj(event.raw.get("content"))
+        part: Part
+        for part in objects(content.get("parts")):
             if speaker.at_end:  # the final event of the last answer never came
                 self._close(speaker, out)
             piece = part.get("text")
@@ -261,7 +265,8 @@ class AdkDecoder:
         texts: list[str] = []
         thoughts: list[str] = []
         media: list[JsonObject] = []
-        content = objects(obj(event.raw.get("content")).get("parts"))
+        whole: Content = obj(event.raw.get("content"))
+        content: list[Part] = objects(whole.get("parts"))
         for part in content:
             piece = part.get("text")
             if isinstance(piece, str):
@@ -301,7 +306,7 @@ class AdkDecoder:
     def _node(self, event: Event, message: JsonObject | None) -> None:
         """Decodes the output and the route of a workflow's node."""
         raw, actions, place, speaker = event.raw, event.actions, event.place, event.speaker
-        node = obj(raw.get("nodeInfo"))
+        node: NodeInfo = obj(raw.get("nodeInfo"))
         output = raw.get("output")
         structured = output is not None
         if not structured and node.get("messageAsOutput") is True and message:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from penstock.dialects.adk.decode.frames import Actions, AdkEvent, NodeInfo
 from penstock.dialects.adk.decode.messages import Speaker
 from penstock.dialects.adk.decode.redaction import redacted, speaks_of_credentials
 from penstock.dialects.adk.decode.steps import Place
@@ -15,7 +17,7 @@ from penstock.dialects.json import loads, obj, string
 class Event:
     """The event as received, its place and speaker, and the drafts made so far."""
 
-    raw: JsonObject
+    raw: AdkEvent
     place: Place
     speaker: Speaker
     out: list[Draft]
@@ -26,9 +28,10 @@ class Event:
         return string(self.raw.get("id"))
 
     @property
-    def actions(self) -> JsonObject:
+    def actions(self) -> Actions:
         """The event's `actions`: changes and requests beside its content."""
-        return obj(self.raw.get("actions"))
+        actions: Actions = obj(self.raw.get("actions"))
+        return actions
 
     def emit(self, event_type: str, data: JsonObject) -> None:
         """Adds a draft."""
@@ -44,7 +47,7 @@ def custom(key: str, value: Json) -> JsonObject:
     return {"protocol": "adk", "name": f"adk.{key}", "value": value}
 
 
-def read(data: bytes) -> JsonObject | None:
+def read(data: bytes) -> Any:
     """The JSON object of a frame, without secrets, or None where there is none."""
     try:
         raw = loads(data)
@@ -55,10 +58,10 @@ def read(data: bytes) -> JsonObject | None:
     return redacted(raw) if speaks_of_credentials(data) else raw
 
 
-def place_of(raw: JsonObject) -> Place:
+def place_of(raw: AdkEvent) -> Place:
     """The place that an event comes from. Long names are cut."""
-    node = raw.get("nodeInfo")
-    path = node.get("path") if isinstance(node, dict) else None
+    node: NodeInfo = obj(raw.get("nodeInfo"))
+    path = node.get("path")
     branch = string(raw.get("branch"))
     return Place(
         short(string(raw.get("author")) or ""),

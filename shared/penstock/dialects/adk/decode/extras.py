@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.dialects.adk.decode import parts
 from penstock.dialects.adk.decode.event import Event
+from penstock.dialects.adk.decode.frames import (
+    AdkEvent,
+    Content,
+    GroundingMetadata,
+    RequestKey,
+    TransferRequest,
+)
 from penstock.dialects.adk.decode.redaction import redacted
 from penstock.dialects.adk.decode.steps import Steps
 from penstock.dialects.adk.decode.tools import TRANSFER, Tools
@@ -48,7 +57,7 @@ _ACTION_KEYS = frozenset(
 )
 _PART_KEYS = frozenset({"text", "thought", "functionCall", "functionResponse"}) | parts.MEDIA_KEYS
 _GROUNDING_KEYS = frozenset({"groundingChunks", "groundingSupports"})
-_REQUESTS = ("requestedToolConfirmations", "requestedAuthConfigs")
+_REQUESTS: Final[tuple[RequestKey, ...]] = ("requestedToolConfirmations", "requestedAuthConfigs")
 
 
 class Constants:
@@ -59,7 +68,7 @@ class Constants:
         self._model: Json = None
         self._metadata: Json = None
 
-    def invocation(self, raw: JsonObject) -> JsonObject | None:
+    def invocation(self, raw: AdkEvent) -> JsonObject | None:
         """The invocation and its model, where the invocation is new; else None."""
         invocation_id = string(raw.get("invocationId"))
         if invocation_id is None or invocation_id == self.invocation_id:
@@ -70,7 +79,7 @@ class Constants:
             self._model = value["model"] = raw["modelVersion"]
         return value
 
-    def changed(self, raw: JsonObject) -> JsonObject:
+    def changed(self, raw: AdkEvent) -> JsonObject:
         """The model and metadata that changed since the last event."""
         rest: JsonObject = {}
         if raw.get("modelVersion") not in (None, self._model):
@@ -113,13 +122,14 @@ def emit_transfer(event: Event, steps: Steps) -> None:
     """Emits a transfer: `transferToAgent`, or `transfer_to_agent` of adk-streaming.md."""
     actions = event.actions
     transfer = actions.get("transferToAgent") or actions.get(TRANSFER)
-    target = string(transfer) or string(obj(transfer).get("target"))
+    request: TransferRequest = obj(transfer)
+    target = string(transfer) or string(request.get("target"))
     if target is None:
         if has_content(transfer):
             event.custom(TRANSFER, transfer)
         return
     data: JsonObject = {"to": target, "from": event.place.author}
-    reason = string(actions.get("transferReason")) or string(obj(transfer).get("reason"))
+    reason = string(actions.get("transferReason")) or string(request.get("reason"))
     if reason:
         data["reason"] = reason
     steps.transferred(target)
@@ -128,7 +138,7 @@ def emit_transfer(event: Event, steps: Steps) -> None:
 
 def emit_grounding(event: Event) -> None:
     """Emits the documents that an answer is based on."""
-    grounding = obj(event.raw.get("groundingMetadata"))
+    grounding: GroundingMetadata = obj(event.raw.get("groundingMetadata"))
     documents = parts.documents(grounding)
     if documents:
         event.emit("retrieval.result", {"documents": documents})
@@ -140,9 +150,11 @@ def emit_grounding(event: Event) -> None:
 def emit_extras(event: Event, constants: Constants, tools: Tools) -> None:
     """Emits each field without a place in the contract as a `custom.event`."""
     raw, actions = event.raw, event.actions
-    rest = {key: value for key, value in raw.items() if key not in _EVENT_KEYS}
+    rest: dict[str, Json] = {key: value for key, value in raw.items() if key not in _EVENT_KEYS}
     rest |= {key: value for key, value in actions.items() if key not in _ACTION_KEYS}
-    rest |= {kind: redacted(tools.without_request(obj(actions.get(kind)))) for kind in _REQUESTS}
+    rest |= {
+        str(kind): redacted(tools.without_request(obj(actions.get(kind)))) for kind in _REQUESTS
+    }
     rest |= constants.changed(raw)
     content = raw.get("content")
     if not isinstance(content, dict):
@@ -150,7 +162,8 @@ def emit_extras(event: Event, constants: Constants, tools: Tools) -> None:
     for key, value in rest.items():
         if has_content(value):
             event.custom(key, value)
-    for part in array(obj(content).get("parts")):
+    whole: Content = obj(content)
+    for part in array(whole.get("parts")):
         _emit_extras_of_part(part, event)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.dialects.adk.decode.frames import AdkEvent, ErrorDetails
 from penstock.dialects.adk.decode.redaction import redacted, scrubbed
 from penstock.dialects.base import Json, JsonObject, cut_off
 from penstock.dialects.json import has_content, obj, string, verbatim
@@ -70,7 +71,7 @@ def error_of(data: JsonObject) -> JsonObject:
     return {"code": data.get("error_type", data["code"]), "message": data["error"]}
 
 
-def stop_warning(event: JsonObject) -> tuple[str, JsonObject] | None:
+def stop_warning(event: AdkEvent) -> tuple[str, JsonObject] | None:
     """The finishReason of an early stop and its `system.warning`, or None for a regular end."""
     reason = string(event.get("finishReason"))
     if reason is None or reason in _REGULAR:
@@ -85,7 +86,7 @@ def cut_short(reason: str, message: str) -> JsonObject:
 
 
 def pending_error(
-    event: JsonObject, step_id: str | None, reported: tuple[str | None, ...]
+    event: AdkEvent, step_id: str | None, reported: tuple[str | None, ...]
 ) -> PendingError | None:
     """The `errorCode` of an event; None where it repeats a reported finishReason."""
     code, message = event.get("errorCode"), event.get("errorMessage")
@@ -98,16 +99,16 @@ def pending_error(
     return PendingError(named, scrubbed(reported_text), step_id)
 
 
-def is_failure(event: JsonObject) -> bool:
+def is_failure(event: AdkEvent) -> bool:
     """Whether a frame is an error frame and no event."""
     return has_content(event.get("error")) and "author" not in event
 
 
-def read_failure(event: JsonObject, before: PendingError | None) -> JsonObject:
+def read_failure(event: AdkEvent, before: PendingError | None) -> JsonObject:
     """The data of `lifecycle.failed` from an error frame; `before` announced the frame."""
-    details = obj(event.get("error_details"))
+    details: ErrorDetails = obj(event.get("error_details"))
     status_code = event.get("status_code")
-    kinds = (details.get("error_type"), event.get("error_code"), before and before.code)
+    kinds = (details.get("error_type"), event.get("error_code"), before.code if before else None)
     rest = {key: value for key, value in event.items() if key not in _ERROR_KEYS}
     return failure(
         verbatim(event["error"]),

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
 
+from penstock.dialects.adk.decode.frames import (
+    Blob,
+    CodeResult,
+    Document,
+    ExecutableCode,
+    FileData,
+    GroundingMetadata,
+    GroundingSupport,
+    Part,
+    Segment,
+)
 from penstock.dialects.base import Json, JsonObject
-from penstock.dialects.json import array, obj, objects, string
+from penstock.dialects.json import OBJECT, array, obj, objects, string
 
 _TO_STANDARD_BASE64 = str.maketrans("-_", "+/")
 
 
-def media(part: JsonObject) -> JsonObject | None:
+def media(part: Part) -> JsonObject | None:
     """A part without text for `llm.message_completed.parts`, or None for any other part.
 
     Shapes: `{type: data, media_type, data}` (standard base64), `{type: file, media_type, uri}`,
@@ -19,24 +31,24 @@ def media(part: JsonObject) -> JsonObject | None:
     """
     for key, convert in _MEDIA.items():
         value = part.get(key)
-        if isinstance(value, dict):
+        if isinstance(value, OBJECT):
             return convert(value)
     return None
 
 
-def _data(blob: JsonObject) -> JsonObject:
+def _data(blob: Blob) -> JsonObject:
     return _named(blob, type="data", media_type=blob.get("mimeType"), data=_base64(blob))
 
 
-def _file(file: JsonObject) -> JsonObject:
+def _file(file: FileData) -> JsonObject:
     return _named(file, type="file", media_type=file.get("mimeType"), uri=file.get("fileUri"))
 
 
-def _code(code: JsonObject) -> JsonObject:
+def _code(code: ExecutableCode) -> JsonObject:
     return {"type": "code", "language": code.get("language"), "code": code.get("code")}
 
 
-def _code_result(result: JsonObject) -> JsonObject:
+def _code_result(result: CodeResult) -> JsonObject:
     return {
         "type": "code_result",
         "outcome": result.get("outcome"),
@@ -44,7 +56,8 @@ def _code_result(result: JsonObject) -> JsonObject:
     }
 
 
-_MEDIA: dict[str, Callable[[JsonObject], JsonObject]] = {
+_MediaKey = Literal["inlineData", "fileData", "executableCode", "codeExecutionResult"]
+_MEDIA: Final[Mapping[_MediaKey, Callable[[Any], JsonObject]]] = {
     "inlineData": _data,
     "fileData": _file,
     "executableCode": _code,
@@ -53,18 +66,18 @@ _MEDIA: dict[str, Callable[[JsonObject], JsonObject]] = {
 MEDIA_KEYS = frozenset(_MEDIA)
 
 
-def _named(value: JsonObject, **fields: Json) -> JsonObject:
+def _named(value: Blob | FileData, **fields: Json) -> JsonObject:
     name = string(value.get("displayName"))
     return fields | {"name": name} if name else fields
 
 
-def _base64(blob: JsonObject) -> str:
+def _base64(blob: Blob) -> str:
     # ADK writes URL-safe base64, which the `atob` of browsers refuses.
     data = (string(blob.get("data")) or "").translate(_TO_STANDARD_BASE64)
     return data + "=" * (-len(data) % 4)
 
 
-def documents(grounding: JsonObject) -> list[JsonObject]:
+def documents(grounding: GroundingMetadata) -> list[JsonObject]:
     """The documents of a groundingMetadata, as `retrieval.result` has them.
 
     `content` is the retrieved text, else the sentences of the answer that the document supports.
@@ -77,11 +90,13 @@ def documents(grounding: JsonObject) -> list[JsonObject]:
     ]
 
 
-def _supports(grounding: JsonObject) -> tuple[dict[int, list[str]], dict[int, float]]:
+def _supports(grounding: GroundingMetadata) -> tuple[dict[int, list[str]], dict[int, float]]:
     sentences: dict[int, list[str]] = {}
     scores: dict[int, float] = {}
+    support: GroundingSupport
     for support in objects(grounding.get("groundingSupports")):
-        sentence = string(obj(support.get("segment")).get("text"))
+        segment: Segment = obj(support.get("segment"))
+        sentence = string(segment.get("text"))
         confidence = array(support.get("confidenceScores"))
         for position, index in enumerate(array(support.get("groundingChunkIndices"))):
             if not isinstance(index, int):
@@ -97,7 +112,9 @@ def _supports(grounding: JsonObject) -> tuple[dict[int, list[str]], dict[int, fl
 def _document(
     index: int, chunk: JsonObject, sentences: list[str], score: float | None
 ) -> JsonObject:
-    found = next((inner for inner in chunk.values() if isinstance(inner, dict)), {})
+    found: Document = next(
+        (inner for inner in chunk.values() if isinstance(inner, OBJECT)), obj({})
+    )
     title, url = string(found.get("title")), string(found.get("uri"))
     content = string(found.get("text")) or " ".join(sentences) or title or ""
     document: JsonObject = {

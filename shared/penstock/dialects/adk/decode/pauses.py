@@ -7,8 +7,19 @@ the same id and name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from penstock.dialects.adk.decode.calls import Calls
+from penstock.dialects.adk.decode.frames import (
+    AuthConfig,
+    AuthCredential,
+    ConfirmationRequest,
+    CredentialRequest,
+    FunctionCall,
+    InputRequest,
+    OAuth2,
+    ToolConfirmation,
+)
 from penstock.dialects.adk.decode.redaction import redacted
 from penstock.dialects.base import Json, JsonObject, PauseItem
 from penstock.dialects.json import obj, string
@@ -22,9 +33,9 @@ _TYPE_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 
 
-def _confirmation(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
-    original = obj(args.get("originalFunctionCall"))
-    confirmation = obj(args.get("toolConfirmation"))
+def _confirmation(item_id: str, args: ConfirmationRequest, calls: Calls) -> PauseItem:
+    original: FunctionCall = obj(args.get("originalFunctionCall"))
+    confirmation: ToolConfirmation = obj(args.get("toolConfirmation"))
     call = calls.find(string(original.get("id")), string(original.get("name")))
     payload = confirmation.get("payload")
     return PauseItem(
@@ -64,7 +75,7 @@ def _sample(value: Json) -> JsonObject:
     return {"default": value}
 
 
-def _input(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
+def _input(item_id: str, args: InputRequest, calls: Calls) -> PauseItem:
     payload = args.get("payload")
     schema = args.get("response_schema", args.get("responseSchema"))
     return PauseItem(
@@ -76,16 +87,18 @@ def _input(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
     )
 
 
-def _credential(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
+def _credential(item_id: str, args: CredentialRequest, calls: Calls) -> PauseItem:
     """The item of a sign-in.
 
     It has only what a person needs; the rest of authConfig stays on the server.
     """
     call_id = string(args.get("functionCallId"))
     call = calls.find(call_id) if call_id else None
-    config = obj(args.get("authConfig"))
-    credential = obj(config.get("exchangedAuthCredential")) or obj(config.get("rawAuthCredential"))
-    auth_uri = string(obj(credential.get("oauth2")).get("authUri"))
+    config: AuthConfig = obj(args.get("authConfig"))
+    exchanged, raw = config.get("exchangedAuthCredential"), config.get("rawAuthCredential")
+    credential: AuthCredential = obj(exchanged) or obj(raw)
+    oauth2: OAuth2 = obj(credential.get("oauth2"))
+    auth_uri = string(oauth2.get("authUri"))
     shown = {
         "auth_type": string(credential.get("authType")),
         "auth_uri": auth_uri,
@@ -101,7 +114,7 @@ def _credential(item_id: str, args: JsonObject, calls: Calls) -> PauseItem:
     )
 
 
-REQUESTS: dict[str, Callable[[str, JsonObject, Calls], PauseItem]] = {
+REQUESTS: dict[str, Callable[[str, Any, Calls], PauseItem]] = {
     "adk_request_confirmation": _confirmation,
     "adk_request_input": _input,
     "adk_request_credential": _credential,

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Final, Literal
 
 from penstock.dialects.adk.decode import parts
 from penstock.dialects.adk.decode.calls import Call, Calls
 from penstock.dialects.adk.decode.event import Event
+from penstock.dialects.adk.decode.frames import (
+    Actions,
+    FunctionCall,
+    FunctionResponse,
+    PartialArg,
+)
 from penstock.dialects.adk.decode.pauses import REQUESTS
 from penstock.dialects.approved_calls import same_args, warning
 from penstock.dialects.base import (
@@ -24,9 +31,10 @@ from penstock.dialects.base import (
 )
 from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
 
-TRANSFER = "transfer_to_agent"  # `transferToAgent` reports it, so the call is no tool event
+TRANSFER: Final = "transfer_to_agent"  # `transferToAgent` reports it, so the call is no tool event
 
-_PARTIAL_VALUES = ("stringValue", "numberValue", "boolValue")
+_PartialValue = Literal["stringValue", "numberValue", "boolValue"]
+_PARTIAL_VALUES: Final[tuple[_PartialValue, ...]] = ("stringValue", "numberValue", "boolValue")
 
 
 @dataclass(slots=True)
@@ -47,7 +55,7 @@ class Tools:
         self._requests: dict[str, _Request] = {}
         self._approved: dict[str, JsonObject] = {}  # by our call id: the tool and its arguments
 
-    def arguments(self, call: JsonObject, event: Event) -> None:
+    def arguments(self, call: FunctionCall, event: Event) -> None:
         """Emits streamed arguments. ADK 1.39 gives each piece another id; the first one counts.
 
         Raises:
@@ -64,6 +72,7 @@ class Tools:
             streamed.append({"id": reserved, "upstream_id": upstream_id, "name": named})
             LimitReached.check(len(streamed), MAX_OPEN, "calls whose arguments are under way")
         current = streamed[-1]
+        piece: PartialArg
         for piece in objects(call.get("partialArgs")):
             data = {
                 "tool_call_id": current["id"],
@@ -74,7 +83,7 @@ class Tools:
             event.emit("llm.tool_args", data)
 
     def call(
-        self, call: JsonObject, streamed: list[JsonObject], message_id: str | None, event: Event
+        self, call: FunctionCall, streamed: list[JsonObject], message_id: str | None, event: Event
     ) -> None:
         """Decodes a complete call.
 
@@ -93,7 +102,7 @@ class Tools:
                 event.emit("llm.tool_call", _call_data(announced, message_id))
 
     def _is_approved_one(
-        self, upstream_id: str | None, name: str, call: JsonObject, event: Event
+        self, upstream_id: str | None, name: str, call: FunctionCall, event: Event
     ) -> bool:
         """Whether the call is an approved one that the server repeats before its result."""
         known = self._calls.find(upstream_id) if upstream_id else None
@@ -135,7 +144,7 @@ class Tools:
         self._requests[item_id] = _Request(name, item, event.speaker.source)
         LimitReached.check(len(self._requests), MAX_OPEN, "open questions")
 
-    def response(self, response: JsonObject, event: Event) -> None:
+    def response(self, response: FunctionResponse, event: Event) -> None:
         """Decodes a call's response: its result, its progress, or nothing while the call waits."""
         upstream_id, name = string(response.get("id")), string(response.get("name"))
         value = response.get("response")
@@ -271,12 +280,10 @@ def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: st
     return None
 
 
-def _is_interim(call_id: str | None, actions: JsonObject) -> bool:
+def _is_interim(call_id: str | None, actions: Actions) -> bool:
     """Whether a response only says that its call waits. Another response has the result."""
-    return any(
-        call_id in obj(actions.get(kind))
-        for kind in ("requestedToolConfirmations", "requestedAuthConfigs")
-    )
+    confirmations = obj(actions.get("requestedToolConfirmations"))
+    return call_id in confirmations or call_id in obj(actions.get("requestedAuthConfigs"))
 
 
 def _error_of(value: Json) -> str | None:

@@ -72,7 +72,7 @@ def media_parts(parts: Json) -> list[JsonObject]:
 
 def citation_metadata(citations: Json) -> JsonObject:
     """ADK's own citations as received; citations of another framework by their addresses."""
-    cited = obj(citations)
+    cited: JsonObject = obj(citations)
     if "citations" in cited:
         return cited
     urls = [

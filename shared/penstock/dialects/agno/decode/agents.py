@@ -6,15 +6,29 @@ starts or continues without a run around it. A frame without a `run_id` belongs 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Final, Literal
 
+from penstock.dialects.agno.decode.frames import AgnoFrame
 from penstock.dialects.agno.decode.steps import Steps
-from penstock.dialects.base import AgentFacts, Draft, Json, JsonObject, Source, Subrun, short
+from penstock.dialects.base import (
+    AgentFacts,
+    AgentKind,
+    Draft,
+    Json,
+    JsonObject,
+    Source,
+    Subrun,
+    short,
+)
 from penstock.dialects.json import string
 
 # The kind of a frame's sender, by the key that names it. The order matters, since a frame of an
 # agent inside a workflow names both.
-_KINDS = (
+_IdKey = Literal["agent_id", "team_id", "workflow_id"]
+_NameKey = Literal["agent_name", "team_name", "workflow_name"]
+_KINDS: Final[tuple[tuple[AgentKind, _IdKey, _NameKey], ...]] = (
     ("agent", "agent_id", "agent_name"),
     ("team", "team_id", "team_name"),
     ("workflow", "workflow_id", "workflow_name"),
@@ -22,7 +36,7 @@ _KINDS = (
 
 # A run contains only runs of a lower rank: a workflow contains agents, but no agent contains a
 # workflow.
-_RANK = {"agent": 0, "team": 1, "workflow": 2}
+_RANK: Final[Mapping[AgentKind, int]] = {"agent": 0, "team": 1, "workflow": 2}
 
 BEGIN = frozenset(
     {
@@ -59,7 +73,7 @@ class Run:
 
     key: str = ""
     id: str = ""
-    kind: str = "agent"
+    kind: AgentKind = "agent"
     name: str = ""
     source: Source | None = None
     subrun: Subrun | None = None
@@ -107,7 +121,7 @@ class Agents:
         """A leg begins, whose outer run may have another id."""
         self._outer_announced = False
 
-    def of(self, name: str, body: JsonObject) -> Run:
+    def of(self, name: str, body: AgnoFrame) -> Run:
         """The run of this frame, which becomes known if it is new."""
         run_id = string(body.get("run_id"))
         run = self._by_id.get(run_id) if run_id else self.outer
@@ -121,7 +135,7 @@ class Agents:
             self.session_id = string(body.get("session_id"))
         return run
 
-    def around(self, body: JsonObject) -> Run:
+    def around(self, body: AgnoFrame) -> Run:
         """The run around this frame's run. The outer run, if no earlier frame named another."""
         return self._by_id.get(_parent_id(body) or "", self.outer)
 
@@ -137,7 +151,7 @@ class Agents:
         """The runs inside the outer one, in the order of their first frames."""
         return list({id(run): run for run in self._by_id.values() if run.inner}.values())
 
-    def restarted(self, run: Run, body: JsonObject) -> Run:
+    def restarted(self, run: Run, body: AgnoFrame) -> Run:
         """Another run, `<id>#2`, for a run that had ended and starts again under the same id."""
         attempt = self._attempts[run.id] = self._attempts.get(run.id, 1) + 1
         return self._add(f"{run.id}#{attempt}", run.id, body)
@@ -189,7 +203,7 @@ class Agents:
         self._attempts = dict(state.get("attempts", {}))
         self.last_message_text = state.get("last_said", "")
 
-    def _new(self, run_id: str, name: str, body: JsonObject) -> Run:
+    def _new(self, run_id: str, name: str, body: AgnoFrame) -> Run:
         outer = self.outer
         begins = name in BEGIN
         if not self._is_inner(body) and (not outer.id or (begins and not self._outer_announced)):
@@ -204,7 +218,7 @@ class Agents:
             return self._by_id.setdefault(run_id, self.workflow_agent())
         return self._add(run_id, run_id, body)
 
-    def _is_inner(self, body: JsonObject) -> bool:
+    def _is_inner(self, body: AgnoFrame) -> bool:
         if _parent_id(body) is not None:
             return True
         depth = body.get("nested_depth")
@@ -213,7 +227,7 @@ class Agents:
         about = _named(body)
         return about is not None and _RANK[about[0]] < _RANK.get(self._agent.kind, 0)
 
-    def _add(self, key: str, run_id: str, body: JsonObject) -> Run:
+    def _add(self, key: str, run_id: str, body: AgnoFrame) -> Run:
         run = self._by_id[run_id] = Run(key=short(key), id=run_id)
         self._by_key[run.key] = run
         self._introduce(run, body)
@@ -221,13 +235,14 @@ class Agents:
             run.step_id = self._steps.id_of(step_id)
         return run
 
-    def _introduce(self, run: Run, body: JsonObject) -> None:
+    def _introduce(self, run: Run, body: AgnoFrame) -> None:
         about = _named(body)
         if about is None:
             if not run.inner:
                 return  # a later frame may name the agent
-            about = "agent", run.id, run.id
-        run.kind, agent_id, run.name = about[0], short(about[1]), short(about[2])
+            run.kind, agent_id, run.name = "agent", short(run.id), short(run.id)
+        else:
+            run.kind, agent_id, run.name = about[0], short(about[1]), short(about[2])
         around = self.around(body) if run.inner else None
         run.source = Source(
             agent_id=agent_id,
@@ -241,7 +256,7 @@ class Agents:
                 run.subrun["parent_id"] = around.key
 
 
-def _named(body: JsonObject) -> tuple[str, str, str] | None:
+def _named(body: AgnoFrame) -> tuple[AgentKind, str, str] | None:
     """Kind, id and name of the frame's sender, or None where the frame has none."""
     for kind, id_key, name_key in _KINDS:
         if agent_id := string(body.get(id_key)):
@@ -249,14 +264,13 @@ def _named(body: JsonObject) -> tuple[str, str, str] | None:
     return None
 
 
-def _parent_id(body: JsonObject) -> str | None:
+def _parent_id(body: AgnoFrame) -> str | None:
     """The id of the run around a frame's run: a member's team, or a step's workflow.
 
     None without one.
     """
     run_id = body.get("run_id")
-    for key in ("parent_run_id", "workflow_run_id"):
-        around = string(body.get(key))
+    for around in (string(body.get("parent_run_id")), string(body.get("workflow_run_id"))):
         if around and around != run_id:
             return around
     return None

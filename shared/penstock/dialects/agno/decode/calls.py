@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
+from penstock.dialects.agno.decode.frames import Tool
 from penstock.dialects.base import MAX_OPEN, Ids, Json, JsonObject, LimitReached, short
 from penstock.dialects.json import obj, string
 
@@ -50,7 +51,7 @@ class Calls:
     ids: Ids = field(default_factory=Ids)
     failed: Counter[tuple[str, str]] = field(default_factory=Counter)  # by run and upstream id
 
-    def add(self, run: str, tool: JsonObject, *, pending: bool) -> Call:
+    def add(self, run: str, tool: Tool, *, pending: bool) -> Call:
         """Adds a new call.
 
         Raises:
@@ -69,7 +70,7 @@ class Calls:
         LimitReached.check(len(self.open), MAX_OPEN, "calls without a result")
         return call
 
-    def find(self, run: str, tool: JsonObject, *, pending: bool | None = None) -> Call | None:
+    def find(self, run: str, tool: Tool, *, pending: bool | None = None) -> Call | None:
         """The open call of a frame.
 
         Among calls of the same id, the same tool and arguments come first.
@@ -97,7 +98,7 @@ class Calls:
         if failed:
             self.failed[call.run, call.upstream_id] += 1
 
-    def reported_already(self, run: str, tool: JsonObject) -> bool:
+    def reported_already(self, run: str, tool: Tool) -> bool:
         """Whether this is the second report of a failure. True once for each failure."""
         failure = (run, call_id(tool))
         if not self.failed[failure]:
@@ -132,16 +133,17 @@ def _without_fields(call: Call) -> JsonObject:
     return dumped
 
 
-def tool_name(tool: JsonObject) -> str:
+def tool_name(tool: Tool) -> str:
     """The tool's name, or "unknown"."""
     return short(string(tool.get("tool_name")) or "unknown")
 
 
-def tool_args(tool: JsonObject) -> JsonObject:
+def tool_args(tool: Tool) -> JsonObject:
     """The arguments as an object."""
-    return obj(tool.get("tool_args"))
+    args: JsonObject = obj(tool.get("tool_args"))
+    return args
 
 
-def call_id(tool: JsonObject) -> str:
+def call_id(tool: Tool) -> str:
     """The upstream's id of the call, or a name for a call without one."""
     return string(tool.get("tool_call_id")) or "call"

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Final, Literal
 
 from penstock.dialects.agno.decode import steps
 from penstock.dialects.agno.decode.agents import BEGIN, Agents, Run
 from penstock.dialects.agno.decode.calls import Call, tool_args, tool_name
+from penstock.dialects.agno.decode.frames import AgnoFrame
 from penstock.dialects.agno.decode.messages import Messages
 from penstock.dialects.agno.decode.pauses import Need, run_needs, workflow_needs
 from penstock.dialects.agno.decode.steps import Steps
@@ -33,13 +35,14 @@ from penstock.dialects.base import (
     short,
 )
 from penstock.dialects.custom_events import from_custom
-from penstock.dialects.json import loads, obj, present, string, text
+from penstock.dialects.json import OBJECT, loads, obj, present, string, text
 from penstock.sse import Frame
 
 Drafts = Sequence[Draft | Pause]
-Handler = Callable[[Run, JsonObject], Drafts]
+Handler = Callable[[Run, AgnoFrame], Drafts]
 
-_SECTIONS = ("tools", "requirements", "step_requirements")
+_Section = Literal["tools", "requirements", "step_requirements"]
+_SECTIONS: Final[tuple[_Section, ...]] = ("tools", "requirements", "step_requirements")
 
 # Texts of an incomplete message where the upstream gives no text of its own.
 _CUT = "the upstream's stream was cut off"
@@ -96,7 +99,7 @@ class AgnoDecoder:
             body = loads(frame.data)
         except ValueError:
             return [self._custom(self._agents.outer, name, frame.data.decode("utf-8", "replace"))]
-        if not isinstance(body, dict):
+        if not isinstance(body, OBJECT):
             return [self._custom(self._agents.outer, name, body)]
         if name == "message":  # Agno's own name for an event without a name
             name = string(body.get("event")) or name
@@ -105,7 +108,7 @@ class AgnoDecoder:
         except LimitReached as error:
             return self._fail(str(error), code="limit")
 
-    def _handled(self, name: str, body: JsonObject) -> Drafts:
+    def _handled(self, name: str, body: AgnoFrame) -> Drafts:
         run = self._agents.of(name, body)
         handle = self._handlers.get(name)
         if handle is None:
@@ -185,7 +188,7 @@ class AgnoDecoder:
 
     # Starts.
 
-    def _started(self, run: Run, body: JsonObject) -> Drafts:
+    def _started(self, run: Run, body: AgnoFrame) -> Drafts:
         drafts: list[Draft] = []
         if run.finished:  # the run starts again under the same id
             drafts += self._messages.close(run)
@@ -206,7 +209,7 @@ class AgnoDecoder:
             drafts.append(self._agents.draft(run, "workflow.started", data))
         return drafts
 
-    def _dispatched(self, run: Run, body: JsonObject) -> Draft:
+    def _dispatched(self, run: Run, body: AgnoFrame) -> Draft:
         """The `dispatch.worker` of an inner run.
 
         Its source is the run around, which hands the work over.
@@ -225,7 +228,7 @@ class AgnoDecoder:
         draft.step_id = run.step_id
         return draft
 
-    def _continued(self, _run: Run, body: JsonObject) -> Drafts:
+    def _continued(self, _run: Run, body: AgnoFrame) -> Drafts:
         """Emits lifecycle.resumed once, though members, steps and the outer run each report it."""
         if self._leg == 1:
             return self._unknown(_run, str(body.get("event")), body)
@@ -239,7 +242,7 @@ class AgnoDecoder:
         data = {"upstream_run_id": outer.id} if outer.id else {}
         return [self._agents.draft(outer, "lifecycle.resumed", data)]
 
-    def _workflow_agent_started(self, run: Run, body: JsonObject) -> Drafts:
+    def _workflow_agent_started(self, run: Run, body: AgnoFrame) -> Drafts:
         """The workflow's own agent starts, which decides whether the workflow runs.
 
         Agno sends no RunStarted.
@@ -251,13 +254,13 @@ class AgnoDecoder:
         data = {"worker_name": agent.name, "task": "", "subrun_id": agent.key}
         return [self._agents.draft(run, "dispatch.worker", data)]
 
-    def _workflow_agent_completed(self, _run: Run, body: JsonObject) -> Drafts:
+    def _workflow_agent_completed(self, _run: Run, body: AgnoFrame) -> Drafts:
         agent = self._agents.workflow_agent()
         return self._finish(agent, "completed", result=body.get("content"))
 
     # Pauses.
 
-    def _paused(self, run: Run, body: JsonObject) -> Drafts:
+    def _paused(self, run: Run, body: AgnoFrame) -> Drafts:
         """Announces the calls of an inner run's pause.
 
         Only the outermost run's pause pauses the run.
@@ -270,13 +273,13 @@ class AgnoDecoder:
             self._tools.pending(self._owner(need, run), need, drafts)
         return drafts
 
-    def _workflow_paused(self, run: Run, body: JsonObject) -> Drafts:
+    def _workflow_paused(self, run: Run, body: AgnoFrame) -> Drafts:
         """WorkflowPaused, or WorkflowRunOutput, which 3.1 sends after it."""
         if body.get("status") not in (None, "PAUSED"):
             return self._unknown(run, "WorkflowRunOutput", body)
         return [] if run.inner else self._pause(workflow_needs(body), body)
 
-    def _pause(self, needs: list[Need], body: JsonObject) -> Drafts:
+    def _pause(self, needs: list[Need], body: AgnoFrame) -> Drafts:
         outer = self._agents.outer
         drafts = [draft for run in self._agents.inner() for draft in self._messages.close(run)]
         drafts += self._messages.close(outer)
@@ -300,7 +303,7 @@ class AgnoDecoder:
         if not items:  # a pause without items could never be answered
             return [*drafts, *self._fail("the upstream paused without saying what for")]
         self._waits = True
-        lists = {key: body[key] for key in _SECTIONS if isinstance(body.get(key), list)}
+        lists = {str(key): found for key in _SECTIONS if isinstance(found := body.get(key), list)}
         resume = {
             "run_id": outer.id,
             "session_id": self._agents.session_id,
@@ -315,7 +318,7 @@ class AgnoDecoder:
 
     # Ends.
 
-    def _completed(self, run: Run, body: JsonObject) -> Drafts:
+    def _completed(self, run: Run, body: AgnoFrame) -> Drafts:
         if run.finished:
             return []
         drafts = self._messages.missing_answer(run, body) + self._messages.close(run)
@@ -330,7 +333,7 @@ class AgnoDecoder:
         drafts += self._workflow_completed(run, body, answer)
         return [*drafts, self._end(run, "lifecycle.completed", answer)]
 
-    def _workflow_completed(self, run: Run, body: JsonObject, answer: JsonObject) -> list[Draft]:
+    def _workflow_completed(self, run: Run, body: AgnoFrame, answer: JsonObject) -> list[Draft]:
         if run.kind != "workflow":
             return []
         failures = self._steps.failures(run.id, body.get("step_results"))
@@ -341,7 +344,7 @@ class AgnoDecoder:
             self._agents.draft(run, "workflow.completed", data),
         ]
 
-    def _failed(self, run: Run, body: JsonObject) -> Drafts:
+    def _failed(self, run: Run, body: AgnoFrame) -> Drafts:
         message = text(body.get("error")) or text(body.get("content"))
         message = message or "the upstream reported an error without words"
         if run.inner:
@@ -364,7 +367,7 @@ class AgnoDecoder:
         failure = {"error": message, "code": code, "error_type": error_type, "detail": detail}
         return [*drafts, self._end(outer, "lifecycle.failed", present(failure))]
 
-    def _cancelled(self, run: Run, _body: JsonObject) -> Drafts:
+    def _cancelled(self, run: Run, _body: AgnoFrame) -> Drafts:
         """A run was cancelled. Agno 3.1 sends RunCompleted after it; the first end counts."""
         if run.inner:
             return self._finish(run, "cancelled", cut=_CANCELLED)
@@ -372,7 +375,7 @@ class AgnoDecoder:
         closed = self._close_all("cancelled", _CANCELLED)
         return [*closed, self._end(run, "lifecycle.cancelled", data)]
 
-    def _resume_failed(self, _run: Run, body: JsonObject) -> Drafts:
+    def _resume_failed(self, _run: Run, body: AgnoFrame) -> Drafts:
         """The answer of /resume, with status 200, when the server does not know the run."""
         return self._lost(text(body.get("error")) or "the upstream does not know the run")
 
@@ -417,7 +420,7 @@ class AgnoDecoder:
 
     # Steps and other events.
 
-    def _step(self, name: str, run: Run, body: JsonObject) -> Drafts:
+    def _step(self, name: str, run: Run, body: AgnoFrame) -> Drafts:
         """A step. After a rejected gate, the next step is the first sign that the run continues."""
         run_id = string(body.get("run_id")) or short(run.id)
         return [*self._resume(), *self._step_drafts(run, self._steps.feed(name, run_id, body))]
@@ -428,19 +431,19 @@ class AgnoDecoder:
             Draft(kind, data, source, run.subrun, step_id) for kind, data, step_id in step_events
         )
 
-    def _custom_event(self, run: Run, body: JsonObject) -> Drafts:
+    def _custom_event(self, run: Run, body: AgnoFrame) -> Drafts:
         """A tool's own event. Its class decides which keys it has besides the common ones."""
-        for key in ("name", "type"):
-            name = string(body.get(key))
-            if name and (draft := _universal(name, body, key)):
+        for key, value in (("name", body.get("name")), ("type", body.get("type"))):
+            name = string(value)
+            if name and (draft := _canonical(name, body, key)):
                 return [self._agents.draft(run, draft.type, draft.data)]
         return self._unknown(run, "CustomEvent", body)
 
-    def _unknown(self, run: Run, name: str, body: JsonObject) -> Drafts:
+    def _unknown(self, run: Run, name: str, body: AgnoFrame) -> Drafts:
         """An event without a handler. A custom event class may be named like a canonical type."""
         if name in self._agent.drop:
             return []
-        if draft := _universal(name, body, "event"):
+        if draft := _canonical(name, body, "event"):
             return [self._agents.draft(run, draft.type, draft.data)]
         return [self._custom(run, name, body)]
 
@@ -474,11 +477,11 @@ _COMMON = frozenset(
 )
 
 
-def _nothing(_run: Run, _body: JsonObject) -> Drafts:
+def _nothing(_run: Run, _body: AgnoFrame) -> Drafts:
     return []
 
 
-def _answer(run: Run, body: JsonObject) -> JsonObject:
+def _answer(run: Run, body: AgnoFrame) -> JsonObject:
     """The data of `lifecycle.completed`."""
     content = body.get("content")
     content_type = string(body.get("content_type"))
@@ -513,7 +516,7 @@ def _item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseItem:
     )
 
 
-def _universal(name: str, body: JsonObject, name_key: str) -> Draft | None:
+def _canonical(name: str, body: AgnoFrame, name_key: str) -> Draft | None:
     """The canonical draft of a custom event whose value is under a key, or is all its own keys."""
     values = [body[key] for key in ("value", "payload", "data") if key in body]
     values.append({k: item for k, item in body.items() if k not in _COMMON and k != name_key})

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from penstock.dialects.agno.decode.agents import Agents, Message, Run
+from penstock.dialects.agno.decode.frames import AgnoFrame
 from penstock.dialects.base import Draft, Json, JsonObject, cut_off
 from penstock.dialects.json import obj, present, string, text
 from penstock.dialects.text_buffer import append_text
@@ -39,7 +40,7 @@ class Messages:
         self._leg = leg
         self._made.clear()
 
-    def content(self, run: Run, body: JsonObject) -> list[Draft]:
+    def content(self, run: Run, body: AgnoFrame) -> list[Draft]:
         """RunContent: a piece of text or thought, or structured output. The hot path."""
         drafts: list[Draft] = []
         content = body.get("content")
@@ -60,7 +61,7 @@ class Messages:
             run.message.citations = cited
         return drafts
 
-    def missing_answer(self, run: Run, body: JsonObject) -> list[Draft]:
+    def missing_answer(self, run: Run, body: AgnoFrame) -> list[Draft]:
         """The answer of a run without an earlier message.
 
         A stream that Agno reads again from its database has no RunContent: the text is only in
@@ -77,10 +78,14 @@ class Messages:
                 return []
         elif run.spoke:
             return []
-        answer = {key: body.get(key) for key in ("content", "content_type", "citations")}
+        answer: AgnoFrame = {
+            "content": body.get("content"),
+            "content_type": body.get("content_type"),
+            "citations": body.get("citations"),
+        }
         return self.content(run, answer)
 
-    def completed(self, run: Run, _body: JsonObject) -> list[Draft]:
+    def completed(self, run: Run, _body: AgnoFrame) -> list[Draft]:
         """RunContentCompleted. It also comes without content."""
         return self.close(run)
 
@@ -96,12 +101,12 @@ class Messages:
         thoughts = [] if run.announced else self._end_thoughts(run)
         return thoughts + self._end_message(run)
 
-    def reasoning_started(self, run: Run, _body: JsonObject) -> list[Draft]:
+    def reasoning_started(self, run: Run, _body: AgnoFrame) -> list[Draft]:
         """ReasoningStarted. Emits no event before the first thought."""
         run.announced = True
         return []
 
-    def reasoning_delta(self, run: Run, body: JsonObject) -> list[Draft]:
+    def reasoning_delta(self, run: Run, body: AgnoFrame) -> list[Draft]:
         """ReasoningContentDelta: a piece of a thought."""
         thought = string(body.get("reasoning_content"))
         if thought is None:
@@ -109,7 +114,7 @@ class Messages:
         append_text(run.thoughts, thought)
         return [self._thought(run, thought)]
 
-    def reasoning_step(self, run: Run, body: JsonObject) -> list[Draft]:
+    def reasoning_step(self, run: Run, body: AgnoFrame) -> list[Draft]:
         """ReasoningStep.
 
         Its `reasoning_content` repeats all thoughts, so only new ones are emitted.
@@ -124,7 +129,7 @@ class Messages:
             thought = thought.removeprefix(known)
         return [self._thought(run, thought, string(step.get("title")))] if thought else []
 
-    def reasoning_completed(self, run: Run, _body: JsonObject) -> list[Draft]:
+    def reasoning_completed(self, run: Run, _body: AgnoFrame) -> list[Draft]:
         """ReasoningCompleted. It repeats the steps, and text may have ended the thoughts before."""
         return self._end_thoughts(run)
 

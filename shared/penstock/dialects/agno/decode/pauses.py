@@ -6,11 +6,21 @@ An agent lists `tools`, a team `requirements` (with the tools of its members), a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final, Literal
 
-from penstock.dialects.base import Json, JsonObject
-from penstock.dialects.json import array, objects, present, string
+from penstock.dialects.agno.decode.frames import (
+    AgnoFrame,
+    FeedbackOption,
+    FeedbackQuestion,
+    InputField,
+    Requirement,
+    StepRequirement,
+    Tool,
+)
+from penstock.dialects.base import Json, JsonObject, PauseKind
+from penstock.dialects.json import OBJECT, array, objects, present, string
 
 _JSON_TYPES = {
     "str": "string",
@@ -22,6 +32,17 @@ _JSON_TYPES = {
 }
 
 
+_StepKind = Literal["input", "selection", "review", "confirmation"]
+_StepMessage = Literal["user_input_message", "output_review_message", "confirmation_message"]
+# The member that has the text for the person, by what a step waits for.
+_STEP_MESSAGES: Final[Mapping[_StepKind, _StepMessage]] = {
+    "input": "user_input_message",
+    "selection": "user_input_message",
+    "review": "output_review_message",
+    "confirmation": "confirmation_message",
+}
+
+
 @dataclass(slots=True)
 class Need:
     """One question: about a tool of a run, or (without `tool`) about a step of a workflow.
@@ -29,9 +50,9 @@ class Need:
     `path` leads to it in the pause's `resume`: section, index and so on.
     """
 
-    kind: str
+    kind: PauseKind
     path: list[str | int]
-    tool: JsonObject | None = None
+    tool: Tool | None = None
     run_id: str | None = None  # the inner run of the tool
     run_name: str | None = None
     step_id: str | None = None
@@ -40,7 +61,7 @@ class Need:
     options: list[Json] | None = None
 
 
-def run_needs(body: JsonObject, *, team: bool) -> list[Need]:
+def run_needs(body: AgnoFrame, *, team: bool) -> list[Need]:
     """The questions of RunPaused or TeamRunPaused. A continued team reads its requirements alone.
 
     A run of Agno 2.3 that pauses again repeats the requirements of its first pause unchanged. So a
@@ -55,7 +76,7 @@ def run_needs(body: JsonObject, *, team: bool) -> list[Need]:
     settled = {
         string(tool.get("tool_call_id"))
         for tool in called
-        if isinstance(tool, dict) and _was_asked_about(tool) and _tool_kind(tool) is None
+        if isinstance(tool, OBJECT) and _was_asked_about(tool) and _tool_kind(tool) is None
     }
     # two calls may have the same id
     settled -= {string(need.tool.get("tool_call_id")) for need in tools if need.tool}
@@ -68,17 +89,17 @@ def run_needs(body: JsonObject, *, team: bool) -> list[Need]:
     return [*requirements, *tools] if team else [*tools, *requirements]
 
 
-def workflow_needs(body: JsonObject) -> list[Need]:
+def workflow_needs(body: AgnoFrame) -> list[Need]:
     """The questions of WorkflowPaused."""
     return [
         need
         for index, step in enumerate(array(body.get("step_requirements")))
-        if isinstance(step, dict)
+        if isinstance(step, OBJECT)
         for need in _step_needs(step, ["step_requirements", index])
     ]
 
 
-def filled_in(tool: JsonObject) -> JsonObject:
+def filled_in(tool: Tool) -> JsonObject:
     """The arguments that a person is asked for, with the values that the model gave."""
     return {
         name: spec.get("value")
@@ -90,8 +111,9 @@ def filled_in(tool: JsonObject) -> JsonObject:
 def _requirements(
     value: Json, path: list[str | int], run_id: str | None, run_name: str | None
 ) -> Iterator[Need]:
+    requirement: Requirement
     for index, requirement in enumerate(array(value)):
-        if not isinstance(requirement, dict) or requirement.get("confirmation") is not None:
+        if not isinstance(requirement, OBJECT) or requirement.get("confirmation") is not None:
             continue
         yield from _tool_need(
             requirement.get("tool_execution"),
@@ -104,7 +126,7 @@ def _requirements(
 def _tool_need(
     tool: Json, path: list[str | int], run_id: str | None, run_name: str | None
 ) -> Iterator[Need]:
-    if not isinstance(tool, dict):
+    if not isinstance(tool, OBJECT):
         return
     kind = _tool_kind(tool)
     if kind is None:
@@ -118,7 +140,7 @@ def _tool_need(
     yield need
 
 
-def _was_asked_about(tool: JsonObject) -> bool:
+def _was_asked_about(tool: Tool) -> bool:
     """Whether the call waits, or has waited, for a decision and has an id.
 
     A call that has run since has `confirmed` or `answered`, and `requires_confirmation: false`.
@@ -133,7 +155,7 @@ def _was_asked_about(tool: JsonObject) -> bool:
     return was_asked and string(tool.get("tool_call_id")) is not None
 
 
-def _tool_kind(tool: JsonObject) -> str | None:
+def _tool_kind(tool: Tool) -> PauseKind | None:
     """The kind of answer that the call waits for.
 
     The most specific wins, as in Agno's `pause_type`.
@@ -147,7 +169,7 @@ def _tool_kind(tool: JsonObject) -> str | None:
     return None
 
 
-def _step_needs(step: JsonObject, path: list[str | int]) -> Iterator[Need]:
+def _step_needs(step: StepRequirement, path: list[str | int]) -> Iterator[Need]:
     if step.get("requires_executor_input") is True:
         yield from _requirements(
             step.get("executor_requirements"),
@@ -159,24 +181,18 @@ def _step_needs(step: JsonObject, path: list[str | int]) -> Iterator[Need]:
     kind = _step_kind(step)
     if kind is None:
         return
-    message = {
-        "input": "user_input_message",
-        "selection": "user_input_message",
-        "review": "output_review_message",
-        "confirmation": "confirmation_message",
-    }[kind]
     name = string(step.get("step_name"))
     yield Need(
         kind,
         path,
         step_id=string(step.get("step_id")) or name or "step",
-        description=string(step.get(message)) or name,
+        description=string(step.get(_STEP_MESSAGES[kind])) or name,
         input_schema=_input_schema(step.get("user_input_schema")) if kind == "input" else None,
         options=array(step.get("available_choices")) or None,
     )
 
 
-def _step_kind(step: JsonObject) -> str | None:
+def _step_kind(step: StepRequirement) -> _StepKind | None:
     if step.get("requires_route_selection") is True and step.get("selected_choices") is None:
         return "selection"
     if step.get("requires_user_input") is True and step.get("user_input") is None:
@@ -192,6 +208,7 @@ def _input_schema(fields: Json) -> JsonObject | None:
     """Agno's list of fields as a JSON Schema. Values of the model are the defaults."""
     properties: JsonObject = {}
     required: list[str] = []
+    spec: InputField
     for spec in objects(fields):
         name = string(spec.get("name"))
         if name is None:
@@ -210,16 +227,15 @@ def _input_schema(fields: Json) -> JsonObject | None:
     return _object_schema(properties, required) if properties else None
 
 
-def _feedback_schema(questions: list[JsonObject]) -> JsonObject | None:
+def _feedback_schema(questions: list[FeedbackQuestion]) -> JsonObject | None:
     """A JSON Schema with one property for each question: a list of the labels of its options."""
     properties: JsonObject = {}
     for question in questions:
         name = string(question.get("question"))
         if name is None:
             continue
-        labels = [
-            label for option in objects(question.get("options")) if (label := option.get("label"))
-        ]
+        options: list[FeedbackOption] = objects(question.get("options"))
+        labels = [label for option in options if (label := option.get("label"))]
         properties[name] = present(
             {
                 "type": "array",

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from penstock.dialects.agno.decode.frames import AgnoFrame, StepResult
 from penstock.dialects.base import MAX_ITEMS, Json, JsonObject, LimitReached, short
-from penstock.dialects.json import obj, objects, present, string, text
+from penstock.dialects.json import OBJECT, obj, objects, present, string, text
 
 # An event's type, its data and the id of its step.
 StepEvent = tuple[str, JsonObject, str]
@@ -40,7 +41,7 @@ class Steps:
         turn = self.turns.get(upstream_id)
         return ours if turn is None else f"{ours}/{turn}"
 
-    def feed(self, name: str, run_id: str, body: JsonObject) -> list[StepEvent]:
+    def feed(self, name: str, run_id: str, body: AgnoFrame) -> list[StepEvent]:
         """The events of one frame whose name is in `EVENTS`."""
         handle, kind = EVENTS[name]
         return handle(self, run_id, body, kind)
@@ -83,7 +84,7 @@ class Steps:
         self.chosen = {key: list(names) for key, names in state.get("chosen", {}).items()}
         self.parallel = set(state.get("parallel", ()))
 
-    def _begin(self, run_id: str, body: JsonObject, kind: str) -> list[StepEvent]:
+    def _begin(self, run_id: str, body: AgnoFrame, kind: str) -> list[StepEvent]:
         upstream_id = _step_id(body)
         times = self.used[upstream_id] = self.used.get(upstream_id, 0) + 1
         step_id = short(upstream_id) if times == 1 else f"{short(upstream_id)}#{times}"
@@ -124,28 +125,28 @@ class Steps:
         ends = {"from_step": from_step, "to_step": step_id}
         return [("workflow.transition", {"run_id": run_id, **ends, "reason": reason}, from_step)]
 
-    def _complete(self, run_id: str, body: JsonObject, kind: str) -> list[StepEvent]:
+    def _complete(self, run_id: str, body: AgnoFrame, kind: str) -> list[StepEvent]:
         upstream_id = _step_id(body)
         step_id = self._close(upstream_id) or upstream_id
         parent = string(body.get("parent_step_id"))
         self.last[self.id_of(parent) if parent else ""] = step_id
-        response = obj(body.get("step_response"))
+        response: StepResult = obj(body.get("step_response"))
         if response.get("success") is False:
             return [_failed(run_id, step_id, string(response.get("error")) or "the step failed")]
         output = body.get("content") if kind == "step" else _outputs(body)
         return [_completed(run_id, step_id, output)]
 
-    def _fail(self, run_id: str, body: JsonObject, _kind: str) -> list[StepEvent]:
+    def _fail(self, run_id: str, body: AgnoFrame, _kind: str) -> list[StepEvent]:
         upstream_id = _step_id(body)
         step_id = self._close(upstream_id) or upstream_id
         return [_failed(run_id, step_id, text(body.get("error")) or "the step failed")]
 
-    def _progress(self, _run_id: str, body: JsonObject, _kind: str) -> list[StepEvent]:
+    def _progress(self, _run_id: str, body: AgnoFrame, _kind: str) -> list[StepEvent]:
         step_id = self.id_of(_step_id(body))
         data = {"step_id": step_id, "message": text(body.get("content") or body.get("data"))}
         return [("workflow.step_progress", data, step_id)]
 
-    def _begin_turn(self, run_id: str, body: JsonObject, kind: str) -> list[StepEvent]:
+    def _begin_turn(self, run_id: str, body: AgnoFrame, kind: str) -> list[StepEvent]:
         loop = _step_id(body)
         turn = self.turns[loop] = _turn(body)
         step_id = self.id_of(loop)
@@ -159,7 +160,7 @@ class Steps:
         }
         return [("workflow.step_started", data, step_id)]
 
-    def _complete_turn(self, run_id: str, body: JsonObject, _kind: str) -> list[StepEvent]:
+    def _complete_turn(self, run_id: str, body: AgnoFrame, _kind: str) -> list[StepEvent]:
         loop = _step_id(body)
         self.turns.setdefault(loop, _turn(body))
         step_id = self.id_of(loop)
@@ -177,7 +178,7 @@ class Steps:
         return step_id
 
 
-Handler = Callable[[Steps, str, JsonObject, str], list[StepEvent]]
+Handler = Callable[[Steps, str, AgnoFrame, str], list[StepEvent]]
 
 EVENTS: dict[str, tuple[Handler, str]] = {
     "StepProgress": (Steps._progress, "step"),
@@ -209,12 +210,12 @@ def _failed(run_id: str, step_id: str, message: str) -> StepEvent:
     return "workflow.step_failed", {"run_id": run_id, "step_id": step_id, "error": error}, step_id
 
 
-def _branch(body: JsonObject) -> str | None:
+def _branch(body: AgnoFrame) -> str | None:
     result = body.get("condition_result")
     return ("if" if result else "else") if isinstance(result, bool) else None
 
 
-def _outputs(body: JsonObject) -> Json:
+def _outputs(body: AgnoFrame) -> Json:
     """The results of the steps inside a step, in their order."""
     return _results(body.get("step_results") or body.get("all_results"))
 
@@ -228,27 +229,27 @@ def _results(results: Json) -> Json:
     return results
 
 
-def _flat(results: Json) -> list[JsonObject]:
+def _flat(results: Json) -> list[StepResult]:
     """Step results, with those of the steps inside.
 
     A loop, since the upstream decides the depth.
     """
-    flat: list[JsonObject] = []
+    flat: list[StepResult] = []
     queue = [results]
     while queue:
         item = queue.pop()
         if isinstance(item, list):
             queue += item
-        elif isinstance(item, dict):
+        elif isinstance(item, OBJECT):
             flat.append(item)
             queue.append(objects(item.get("steps")))
     return flat
 
 
-def _step_id(body: JsonObject) -> str:
+def _step_id(body: AgnoFrame) -> str:
     return string(body.get("step_id")) or string(body.get("step_name")) or "step"
 
 
-def _turn(body: JsonObject) -> int:
+def _turn(body: AgnoFrame) -> int:
     iteration = body.get("iteration")
     return iteration if type(iteration) is int else 1

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from penstock.dialects.agno.decode.agents import Agents, Run
 from penstock.dialects.agno.decode.calls import Call, Calls, call_id, tool_args, tool_name
+from penstock.dialects.agno.decode.frames import AgnoFrame, MemberCall, Tool, ToolMetrics
 from penstock.dialects.agno.decode.messages import Messages
 from penstock.dialects.agno.decode.pauses import Need, filled_in
 from penstock.dialects.agno.decode.results import tool_value
@@ -33,9 +34,9 @@ class Tools:
         self._tasks: list[tuple[str, str | None, str]] = []
         self._waiting: dict[str, str] = {}  # item id to call id
 
-    def started(self, run: Run, body: JsonObject) -> list[Draft]:
+    def started(self, run: Run, body: AgnoFrame) -> list[Draft]:
         """ToolCallStarted: a new call, or a call that was announced at a pause and runs now."""
-        tool = obj(body.get("tool"))
+        tool: Tool = obj(body.get("tool"))
         drafts = self._messages.interrupt(run)
         call = self._calls.find(run.key, tool, pending=True)
         if call is not None:
@@ -49,22 +50,22 @@ class Tools:
         self._remember_task(run, call)
         return [*drafts, self._asked(run, call, tool)]
 
-    def completed(self, run: Run, body: JsonObject) -> list[Draft]:
+    def completed(self, run: Run, body: AgnoFrame) -> list[Draft]:
         """ToolCallCompleted, also of a failure, which ToolCallError repeats."""
-        tool = obj(body.get("tool"))
+        tool: Tool = obj(body.get("tool"))
         failed = tool.get("tool_call_error") is True
         return self._ended(run, tool, (text(tool.get("result")) or _FAILED) if failed else None)
 
-    def failed(self, run: Run, body: JsonObject) -> list[Draft]:
+    def failed(self, run: Run, body: AgnoFrame) -> list[Draft]:
         """ToolCallError."""
-        tool = obj(body.get("tool"))
+        tool: Tool = obj(body.get("tool"))
         return self._ended(
             run, tool, string(body.get("error")) or text(tool.get("result")) or _FAILED
         )
 
     def pending(self, run: Run, need: Need, drafts: list[Draft]) -> Call:
         """The call that waits for a decision. It is announced if it was not before."""
-        tool = need.tool or {}
+        tool: Tool = need.tool or {}
         call = self._calls.find(run.key, tool)
         if call is None:
             call = self._calls.add(run.key, tool, pending=True)
@@ -96,7 +97,7 @@ class Tools:
         self._waiting = {}
         return drafts
 
-    def settle(self, body: JsonObject) -> list[Draft]:
+    def settle(self, body: AgnoFrame) -> list[Draft]:
         """Ends calls that still waited when the run completed. Agno reports nothing of them.
 
         Agno 2.3 continues a team while a member pauses, and both versions skip calls that a
@@ -104,9 +105,9 @@ class Tools:
         stream are in the last frame.
         """
         drafts: list[Draft] = []
-        last_tools = {call_id(tool): tool for tool in _inner_tools(body)}
+        last_tools: dict[str, Tool] = {call_id(tool): tool for tool in _inner_tools(body)}
         for call in [call for call in self._calls.open if call.pending]:
-            tool = last_tools.get(call.upstream_id, {})
+            tool: Tool = last_tools.get(call.upstream_id, {})
             if tool.get("result") is not None:
                 run, failed = self._agents.by_key(call.run), tool.get("tool_call_error") is True
                 drafts += self._ended(run, tool, text(tool["result"]) if failed else None)
@@ -146,7 +147,7 @@ class Tools:
         self._tasks = [(team, member, task) for team, member, task in state["tasks"]]
         self._waiting = dict(state["waiting"])
 
-    def _ended(self, run: Run, tool: JsonObject, error: str | None) -> list[Draft]:
+    def _ended(self, run: Run, tool: Tool, error: str | None) -> list[Draft]:
         call = self._calls.find(run.key, tool, pending=False)
         call = call or self._calls.find(run.key, tool, pending=True)
         drafts: list[Draft] = []
@@ -161,12 +162,13 @@ class Tools:
         data = _result(call, tool_value(tool.get("result")), "ok" if error is None else "error")
         if error is not None:
             data["error"] = error
-        duration_s = number(obj(tool.get("metrics")).get("duration"))
+        metrics: ToolMetrics = obj(tool.get("metrics"))
+        duration_s = number(metrics.get("duration"))
         if duration_s is not None:
             data["duration_s"] = duration_s
         return [*drafts, self._agents.draft(run, "llm.tool_result", data)]
 
-    def _compared(self, run: Run, call: Call, tool: JsonObject) -> list[Draft]:
+    def _compared(self, run: Run, call: Call, tool: Tool) -> list[Draft]:
         """Warns once where an approved call runs as another one.
 
         The decoder then knows it as it ran.
@@ -185,7 +187,7 @@ class Tools:
             return []
         return [self._agents.draft(run, "system.warning", warning(call.id, approved, ran))]
 
-    def _asked(self, run: Run, call: Call, tool: JsonObject) -> Draft:
+    def _asked(self, run: Run, call: Call, tool: Tool) -> Draft:
         data: JsonObject = {"tool": call.tool, "args": call.args, "tool_call_id": call.id}
         if call.pending:
             data["pending"] = True
@@ -209,16 +211,18 @@ class Tools:
 
         It comes before the member's run, which has no task.
         """
-        task = string(call.args.get("task"))
+        args: MemberCall = obj(call.args)
+        task = string(args.get("task"))
         if run.kind == "team" and task is not None:
-            self._tasks.append((run.key, string(call.args.get("member_id")), task))
+            self._tasks.append((run.key, string(args.get("member_id")), task))
             del self._tasks[:-MAX_OPEN]  # forget the oldest tasks of members that never begin
 
 
-def _inner_tools(body: JsonObject) -> Iterator[JsonObject]:
+def _inner_tools(body: AgnoFrame) -> Iterator[Tool]:
     """The tools of the inner runs that a last frame repeats."""
-    for key in ("member_responses", "step_executor_runs"):
-        for run in objects(body.get(key)):
+    for runs in (body.get("member_responses"), body.get("step_executor_runs")):
+        run: AgnoFrame
+        for run in objects(runs):
             yield from objects(run.get("tools"))
 
 

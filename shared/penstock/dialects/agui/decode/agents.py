@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
+from penstock.dialects.agui.decode.frames import AguiFrame
 from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.base import (
     MAX_OPEN,
@@ -57,7 +58,7 @@ class Agents:
         """The source of the agent itself."""
         return self._outer.source
 
-    def draft(self, body: JsonObject, event_type: str, data: JsonObject) -> Draft:
+    def draft(self, body: AguiFrame, event_type: str, data: JsonObject) -> Draft:
         """A draft with the source and step of the event's agent."""
         agent = self._agent(owner_of(body))
         step_id = agent.steps[-1][1] if agent.steps else None
@@ -67,7 +68,7 @@ class Agents:
         """The inner run of a subagent; None for the agent itself."""
         return self._agent(owner).subrun
 
-    def meet(self, body: JsonObject) -> list[Draft]:
+    def meet(self, body: AguiFrame) -> list[Draft]:
         """The start of a subagent that an event names before its SUBAGENT_STARTED."""
         owner = owner_of(body)
         if owner is None or owner in self._subagents or _is_about_subagent(body):
@@ -76,7 +77,7 @@ class Agents:
 
     # Subagents.
 
-    def started(self, body: JsonObject) -> list[Draft] | None:
+    def started(self, body: AguiFrame) -> list[Draft] | None:
         """SUBAGENT_STARTED.
 
         Emits nothing for a subagent that waited with the run and now continues.
@@ -90,7 +91,7 @@ class Agents:
             return []
         return [*self._finish(owner, "cancelled"), self._dispatch(owner, body)]
 
-    def finished(self, body: JsonObject) -> list[Draft] | None:
+    def finished(self, body: AguiFrame) -> list[Draft] | None:
         """SUBAGENT_FINISHED: the subagent is done, or waits for the run's next leg."""
         owner = owner_of(body)
         agent = self._subagents.get(owner) if owner else None
@@ -101,7 +102,7 @@ class Agents:
             return None  # the caller emits the upstream's own event
         return self._finish(owner, "completed", result=body.get("result"))
 
-    def failed(self, body: JsonObject) -> list[Draft] | None:
+    def failed(self, body: AguiFrame) -> list[Draft] | None:
         """SUBAGENT_ERROR."""
         owner = owner_of(body)
         if owner is None or owner not in self._subagents:
@@ -109,7 +110,7 @@ class Agents:
         code = string(body.get("code"))
         return self._finish(owner, "failed", error=string(body.get("message")) or code or "failed")
 
-    def _dispatch(self, owner: str, body: JsonObject) -> Draft:
+    def _dispatch(self, owner: str, body: AguiFrame) -> Draft:
         around = self._agent(string(body.get("parentSubagentRunId")))
         key, name = self._subrun_ids.unique(owner), short(string(body.get("name")) or owner)
         subrun = Subrun(id=key, name=name)
@@ -145,7 +146,7 @@ class Agents:
 
     # Steps.
 
-    def step_started(self, body: JsonObject) -> list[Draft] | None:
+    def step_started(self, body: AguiFrame) -> list[Draft] | None:
         """STEP_STARTED. A step has a name and no other data.
 
         Raises:
@@ -161,7 +162,7 @@ class Agents:
         data = {"run_id": short(self.run_id), "step_id": step_id, "description": name}
         return [self.draft(body, "workflow.step_started", with_metadata(data, body))]
 
-    def step_finished(self, body: JsonObject) -> list[Draft] | None:
+    def step_finished(self, body: AguiFrame) -> list[Draft] | None:
         """STEP_FINISHED: ends the agent's last open step of that name.
 
         AG-UI has no output of a step.
@@ -219,10 +220,10 @@ class Agents:
         return self._subagents.get(owner, self._outer) if owner else self._outer
 
 
-def owner_of(body: JsonObject) -> Owner:
+def owner_of(body: AguiFrame) -> Owner:
     """The id of the subagent that an event belongs to."""
     return string(body.get("subagentRunId"))
 
 
-def _is_about_subagent(body: JsonObject) -> bool:
+def _is_about_subagent(body: AguiFrame) -> bool:
     return str(body.get("type")).startswith("SUBAGENT_")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.dialects.base import JsonObject
 from penstock.dialects.json import string
@@ -37,7 +38,7 @@ class Chunks:
     def __init__(self) -> None:
         self._lanes: dict[str | None, tuple[_Kind, str]] = {}
 
-    def expand(self, body: JsonObject) -> list[JsonObject]:
+    def expand(self, body: Any) -> list[Any]:
         """The events that an event stands for. A chunk that continues nothing stays as it is."""
         type_ = string(body.get("type"))
         kind = _CHUNKS.get(type_) if type_ else None

@@ -14,9 +14,11 @@ event as its value. A CUSTOM event keeps its own name and value.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from penstock.dialects.agui.decode.agents import Agents
 from penstock.dialects.agui.decode.chunks import Chunks
+from penstock.dialects.agui.decode.frames import AguiFrame
 from penstock.dialects.agui.decode.messages import Messages
 from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.agui.decode.pauses import Pauses
@@ -33,11 +35,11 @@ from penstock.dialects.base import (
     Pause,
 )
 from penstock.dialects.custom_events import from_custom
-from penstock.dialects.json import loads, obj, objects, present, string, strings, text
+from penstock.dialects.json import OBJECT, loads, obj, objects, present, string, strings, text
 from penstock.sse import Frame
 
 # None means that the event is malformed
-Handler = Callable[[JsonObject], Sequence[Draft | Pause] | None]
+Handler = Callable[[AguiFrame], Sequence[Draft | Pause] | None]
 
 _ON_INTERRUPT = "on_interrupt"
 
@@ -88,7 +90,7 @@ class AguiDecoder:
             body = loads(frame.data)
         except ValueError:
             body = frame.data.decode("utf-8", "replace")
-        if not isinstance(body, dict) or not isinstance(body.get("type"), str):
+        if not isinstance(body, OBJECT) or not isinstance(body.get("type"), str):
             return self._custom("frame", body, body)
         drafts: list[Draft | Pause] = []
         try:
@@ -169,8 +171,8 @@ class AguiDecoder:
             "CUSTOM": self._custom_event,
         }
 
-    def _event(self, body: JsonObject) -> Sequence[Draft | Pause]:
-        type_: str = body["type"]
+    def _event(self, body: AguiFrame) -> Sequence[Draft | Pause]:
+        type_: Any = body["type"]  # a string, as `feed` has checked
         before = [*self._messages.release(body), *self._agents.meet(body)]
         handle = self._handlers.get(type_)
         drafts = handle(body) if handle else None
@@ -181,7 +183,7 @@ class AguiDecoder:
 
     # The run.
 
-    def _started(self, body: JsonObject) -> Sequence[Draft]:
+    def _started(self, body: AguiFrame) -> Sequence[Draft]:
         """RUN_STARTED. The run has started already; only the upstream's ids are new."""
         self._agents.run_id = string(body.get("runId")) or self._agents.run_id
         self._thread_id = string(body.get("threadId")) or self._thread_id
@@ -194,7 +196,7 @@ class AguiDecoder:
         data = {"protocol": "agui", "name": body["type"], "value": present(value)}
         return [self._outer("custom.event", with_metadata(data, body))]
 
-    def _finished(self, body: JsonObject) -> Sequence[Draft | Pause]:
+    def _finished(self, body: AguiFrame) -> Sequence[Draft | Pause]:
         outcome = obj(body.get("outcome"))
         kind = string(outcome.get("type")) or "success"
         self._count(body)
@@ -219,7 +221,7 @@ class AguiDecoder:
             return self._fail({"error": message, "code": "upstream_error"})
         return [*self._warned(kind), *self._complete(body)]
 
-    def _complete(self, body: JsonObject) -> Sequence[Draft]:
+    def _complete(self, body: AguiFrame) -> Sequence[Draft]:
         drafts = [*self._messages.close(), *self._tools.close(), *self._tools.settle()]
         result = body.get("result")
         data = {
@@ -230,7 +232,7 @@ class AguiDecoder:
         }
         return [*drafts, *self._end("lifecycle.completed", present(data), body)]
 
-    def _failed(self, body: JsonObject) -> Sequence[Draft]:
+    def _failed(self, body: AguiFrame) -> Sequence[Draft]:
         self._count(body)
         code = string(body.get("code"))
         message = (
@@ -248,7 +250,7 @@ class AguiDecoder:
     def _fail(self, failure: JsonObject) -> Sequence[Draft]:
         return self._end("lifecycle.failed", failure, {})
 
-    def _end(self, event_type: str, data: JsonObject, body: JsonObject) -> Sequence[Draft]:
+    def _end(self, event_type: str, data: JsonObject, body: AguiFrame) -> Sequence[Draft]:
         """Emits the terminal event after the ends of open parts."""
         self._over = True
         status, error = _ENDS[event_type]
@@ -258,7 +260,7 @@ class AguiDecoder:
         drafts += self._agents.close(status, error)
         return [*drafts, self._outer(event_type, with_metadata(data, body))]
 
-    def _count(self, body: JsonObject) -> None:
+    def _count(self, body: AguiFrame) -> None:
         """Adds the token counts of a leg, which is a run of its own for the upstream."""
         models = objects(body.get("usage"))
         add_usage(self._usage, models)
@@ -272,28 +274,28 @@ class AguiDecoder:
 
     # Other events.
 
-    def _content(self, body: JsonObject) -> Sequence[Draft] | None:
+    def _content(self, body: AguiFrame) -> Sequence[Draft] | None:
         self._tools.text_received()
         return self._messages.content(body)
 
-    def _snapshot(self, body: JsonObject) -> Sequence[Draft] | None:
+    def _snapshot(self, body: AguiFrame) -> Sequence[Draft] | None:
         if "snapshot" not in body:
             return None
         return [self._agents.draft(body, "state.snapshot", {"snapshot": body["snapshot"]})]
 
-    def _delta(self, body: JsonObject) -> Sequence[Draft] | None:
+    def _delta(self, body: AguiFrame) -> Sequence[Draft] | None:
         delta = body.get("delta")
         if not isinstance(delta, list):
             return None
         return [self._agents.draft(body, "state.delta", {"delta": delta})]
 
-    def _messages_snapshot(self, body: JsonObject) -> Sequence[Draft] | None:
+    def _messages_snapshot(self, body: AguiFrame) -> Sequence[Draft] | None:
         messages = body.get("messages")
         if not isinstance(messages, list):
             return None
         return [self._agents.draft(body, "state.messages", {"messages": messages})]
 
-    def _custom_event(self, body: JsonObject) -> Sequence[Draft] | None:
+    def _custom_event(self, body: AguiFrame) -> Sequence[Draft] | None:
         name, value = string(body.get("name")), body.get("value")
         if name is None:
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
+from penstock.dialects.agui.decode.frames import AguiFrame
 from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
 from penstock.dialects.json import present, string
@@ -24,7 +25,7 @@ class _Message:
 
     id: str
     role: str
-    start: JsonObject
+    start: AguiFrame
     parts: list[str] = field(default_factory=list)
     begun: bool = False
     echo_of: str | None = None  # the message whose complete text it repeats so far
@@ -51,7 +52,7 @@ class Messages:
         self._ids = Ids()
         self._thought_ids = Ids()
         self._latest: dict[str, str] = {}  # upstream id to ours, also for ended messages
-        self._echo: tuple[_Message, JsonObject] | None = None  # an ended message that is held back
+        self._echo: tuple[_Message, AguiFrame] | None = None  # an ended message that is held back
         self._last: tuple[str, str] | None = None  # id and text of the message just before
         self.summary = ""  # the agent's last complete message
 
@@ -66,7 +67,7 @@ class Messages:
 
     # Messages.
 
-    def started(self, body: JsonObject) -> list[Draft] | None:
+    def started(self, body: AguiFrame) -> list[Draft] | None:
         """TEXT_MESSAGE_START. A message that is open stays open."""
         upstream_id = string(body.get("messageId"))
         if upstream_id is None:
@@ -75,7 +76,7 @@ class Messages:
             self._open(upstream_id, body)
         return []
 
-    def content(self, body: JsonObject) -> list[Draft] | None:
+    def content(self, body: AguiFrame) -> list[Draft] | None:
         """TEXT_MESSAGE_CONTENT. The hot path."""
         upstream_id, delta = string(body.get("messageId")), body.get("delta")
         if upstream_id is None or not isinstance(delta, str):
@@ -88,7 +89,7 @@ class Messages:
             return []
         return self._emit_text(message, delta, body)
 
-    def ended(self, body: JsonObject) -> list[Draft] | None:
+    def ended(self, body: AguiFrame) -> list[Draft] | None:
         """TEXT_MESSAGE_END."""
         upstream_id = string(body.get("messageId"))
         message = self._messages.pop(upstream_id, None) if upstream_id else None
@@ -99,7 +100,7 @@ class Messages:
             return []
         return self._end(message, body)
 
-    def release(self, body: JsonObject) -> list[Draft]:
+    def release(self, body: AguiFrame) -> list[Draft]:
         """Emits or drops the message that was held back, when the next event shows which.
 
         Agno repeats the text before a paused call as another message, and attaches the call to it.
@@ -120,15 +121,16 @@ class Messages:
             *self._end(message, end),
         ]
 
-    def _open(self, upstream_id: str, body: JsonObject) -> _Message:
+    def _open(self, upstream_id: str, body: AguiFrame) -> _Message:
         role = string(body.get("role")) or "assistant"
-        start = {key: value for key, value in body.items() if key != "delta"}
+        start = body.copy()
+        start.pop("delta", None)
         message = _Message(self._ids.unique(upstream_id), role, start)
         self._messages[upstream_id] = message
         self._latest[upstream_id] = message.id
         return message
 
-    def _repeats(self, message: _Message, body: JsonObject) -> bool:
+    def _repeats(self, message: _Message, body: AguiFrame) -> bool:
         """Whether the message so far repeats the complete text of the message before."""
         if message.begun or self._last is None or owner_of(body) is not None:
             return False
@@ -137,7 +139,7 @@ class Messages:
         message.echo_of = last_id if so_far == last_text else None
         return message.echo_of is not None
 
-    def _emit_text(self, message: _Message, delta: str, body: JsonObject) -> list[Draft]:
+    def _emit_text(self, message: _Message, delta: str, body: AguiFrame) -> list[Draft]:
         drafts = []
         if not message.begun:
             message.begun = True
@@ -151,7 +153,7 @@ class Messages:
             data = with_metadata(data, body)
         return [*drafts, self._agents.draft(body, "llm.stream", data)]
 
-    def _end(self, message: _Message, body: JsonObject, error: str | None = None) -> list[Draft]:
+    def _end(self, message: _Message, body: AguiFrame, error: str | None = None) -> list[Draft]:
         if not message.begun:
             return []
         content = "".join(message.parts)
@@ -168,7 +170,7 @@ class Messages:
 
     # Thoughts.
 
-    def thought_started(self, body: JsonObject) -> list[Draft] | None:
+    def thought_started(self, body: AguiFrame) -> list[Draft] | None:
         """REASONING_MESSAGE_START. Emits nothing before the first thought."""
         upstream_id = string(body.get("messageId"))
         if upstream_id is None:
@@ -177,7 +179,7 @@ class Messages:
             self._think(upstream_id, upstream_id, body)
         return []
 
-    def thought(self, body: JsonObject) -> list[Draft] | None:
+    def thought(self, body: AguiFrame) -> list[Draft] | None:
         """REASONING_MESSAGE_CONTENT."""
         upstream_id, delta = string(body.get("messageId")), body.get("delta")
         if upstream_id is None or not isinstance(delta, str):
@@ -185,17 +187,17 @@ class Messages:
         thoughts = self._thoughts.get(upstream_id) or self._think(upstream_id, upstream_id, body)
         return self._thought(thoughts, delta, body)
 
-    def thought_ended(self, body: JsonObject) -> list[Draft] | None:
+    def thought_ended(self, body: AguiFrame) -> list[Draft] | None:
         """REASONING_MESSAGE_END."""
         upstream_id = string(body.get("messageId"))
         thoughts = self._thoughts.pop(upstream_id, None) if upstream_id else None
         return None if thoughts is None else self._end_thoughts(thoughts)
 
-    def span(self, body: JsonObject) -> list[Draft] | None:
+    def span(self, body: AguiFrame) -> list[Draft] | None:
         """REASONING_START and REASONING_END. The messages between them have all content."""
         return []
 
-    def thinking_started(self, body: JsonObject) -> list[Draft] | None:
+    def thinking_started(self, body: AguiFrame) -> list[Draft] | None:
         """THINKING_START, which may have a title, and THINKING_TEXT_MESSAGE_START."""
         open_ = self._thoughts.get(_THINKING)
         drafts = self._end_thoughts(self._thoughts.pop(_THINKING)) if open_ else []
@@ -203,7 +205,7 @@ class Messages:
         self._think(_THINKING, f"think-{self._leg}", body).title = title
         return drafts
 
-    def thinking(self, body: JsonObject) -> list[Draft] | None:
+    def thinking(self, body: AguiFrame) -> list[Draft] | None:
         """THINKING_TEXT_MESSAGE_CONTENT."""
         delta = body.get("delta")
         if not isinstance(delta, str):
@@ -212,17 +214,17 @@ class Messages:
         thoughts = thoughts or self._think(_THINKING, f"think-{self._leg}", body)
         return self._thought(thoughts, delta, body)
 
-    def thinking_ended(self, body: JsonObject) -> list[Draft] | None:
+    def thinking_ended(self, body: AguiFrame) -> list[Draft] | None:
         """THINKING_TEXT_MESSAGE_END, and THINKING_END after it."""
         thoughts = self._thoughts.pop(_THINKING, None)
         return [] if thoughts is None else self._end_thoughts(thoughts)
 
-    def _think(self, key: str, wanted_id: str, body: JsonObject) -> _Thoughts:
+    def _think(self, key: str, wanted_id: str, body: AguiFrame) -> _Thoughts:
         # an id is taken with the first thought, since servers open more thoughts than they fill
         thoughts = self._thoughts[key] = _Thoughts(wanted_id, owner_of(body))
         return thoughts
 
-    def _thought(self, thoughts: _Thoughts, delta: str, body: JsonObject) -> list[Draft]:
+    def _thought(self, thoughts: _Thoughts, delta: str, body: AguiFrame) -> list[Draft]:
         if not delta:
             return []
         data: JsonObject = {"thought": delta}
@@ -238,7 +240,7 @@ class Messages:
         if not thoughts.begun:
             return []
         data = {"thought": "", "reasoning_id": thoughts.id, "final": True}
-        body = {"subagentRunId": thoughts.owner}
+        body: AguiFrame = {"subagentRunId": thoughts.owner}
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def close(self, error: str | None = None) -> list[Draft]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from penstock.dialects.agui.decode.frames import AguiFrame
 from penstock.dialects.base import JsonObject
 from penstock.dialects.json import obj
 
 
-def with_metadata(data: JsonObject, body: JsonObject) -> JsonObject:
+def with_metadata(data: JsonObject, body: AguiFrame) -> JsonObject:
     """The data, with the event's `metadata` where it has some."""
     metadata = obj(body.get("metadata"))
     return {**data, "metadata": metadata} if metadata else data

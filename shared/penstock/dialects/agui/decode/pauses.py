@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.dialects.agui.decode.agents import Agents
+from penstock.dialects.agui.decode.frames import GraphInterrupt, Interrupt, Outcome
 from penstock.dialects.agui.decode.tools import Call, Tools
-from penstock.dialects.base import Draft, Ids, Json, JsonObject, PauseItem
-from penstock.dialects.json import obj, parsed, string, text
+from penstock.dialects.base import Draft, Ids, Json, JsonObject, PauseItem, PauseKind
+from penstock.dialects.json import obj, objects, parsed, string, text
 
 # reasons of interrupts that need a yes or a no
 _CONFIRMATIONS = frozenset({"tool_call", "confirmation"})
@@ -47,7 +48,7 @@ class Pauses:
         """CUSTOM on_interrupt: ag-ui-langgraph reports that its graph waits, with JSON as text."""
         self._interrupts.append(value)
 
-    def questions(self, outcome: JsonObject, pending: Iterable[str]) -> list[Question]:
+    def questions(self, outcome: Outcome, pending: Iterable[str]) -> list[Question]:
         """The questions that RUN_FINISHED leaves open, each under a unique id.
 
         Raises:
@@ -103,15 +104,17 @@ class Pauses:
         self._waiting = dict(state)
 
     def _of_interrupts(self, interrupts: Json, ids: Ids) -> Iterator[Question]:
-        for interrupt in interrupts if isinstance(interrupts, list) else ():
-            if not isinstance(interrupt, dict) or string(interrupt.get("id")) is None:
+        interrupt: Interrupt
+        for interrupt in objects(interrupts):
+            interrupt_id = string(interrupt.get("id"))
+            if interrupt_id is None:
                 continue  # a malformed interrupt could never be answered
             call = self._tools.find(interrupt.get("toolCallId"))
             schema = interrupt.get("responseSchema")
             schema = schema if isinstance(schema, dict) else None
             kind = _kind(interrupt, schema)
             item = PauseItem(
-                item_id=ids.unique(interrupt["id"]),
+                item_id=ids.unique(interrupt_id),
                 kind=kind,
                 description=string(interrupt.get("message")) or string(interrupt.get("reason")),
                 input_schema=schema if kind == "input" else None,
@@ -122,7 +125,7 @@ class Pauses:
 
     def _of_call(self, call: Call, named: bool, ids: Ids) -> Question:
         """The question of an unanswered call: its result, or (Agno) its confirmation."""
-        kind = "external" if named or self._tools.is_clients(call) else "confirmation"
+        kind: PauseKind = "external" if named or self._tools.is_clients(call) else "confirmation"
         item = PauseItem(ids.unique(call.upstream_id), kind, subrun=self._agents.subrun(call.owner))
         answer = {"style": "tool", "tool_call_id": call.upstream_id, "kind": kind}
         return _about(item, answer, call)
@@ -130,7 +133,8 @@ class Pauses:
     def _of_value(self, value: Json, ids: Ids) -> Question:
         """The question of a graph's interrupt, which holds any value and takes any answer."""
         value = parsed(value) if isinstance(value, str) else value
-        described = string(obj(value).get("message")) or string(obj(value).get("question"))
+        graph: GraphInterrupt = obj(value)
+        described = string(graph.get("message")) or string(graph.get("question"))
         item = PauseItem(ids.unique("interrupt"), "input", description=described or text(value))
         return Question(item, {"style": "command"})
 
@@ -149,7 +153,7 @@ def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
     return text({"accepted": True} if value is None else value)
 
 
-def _kind(interrupt: JsonObject, schema: JsonObject | None) -> str:
+def _kind(interrupt: Interrupt, schema: JsonObject | None) -> PauseKind:
     """The kind of an interrupt, from its schema or its reason."""
     if schema is not None:
         return "confirmation" if "approved" in obj(schema.get("properties")) else "input"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from penstock.dialects.agui.decode.agents import Agents, Owner, owner_of
+from penstock.dialects.agui.decode.frames import AguiFrame, TextPart
 from penstock.dialects.agui.decode.messages import Messages
 from penstock.dialects.agui.decode.metadata import with_metadata
 from penstock.dialects.approved_calls import same_args, warning
@@ -33,7 +34,7 @@ class Call:
     refusal: str | None = None  # the note of the rejection
 
     @property
-    def body(self) -> JsonObject:
+    def body(self) -> AguiFrame:
         """An event body that names the call's owner."""
         return {"subagentRunId": self.owner}
 
@@ -72,7 +73,7 @@ class Tools:
 
     # Events.
 
-    def started(self, body: JsonObject) -> list[Draft] | None:
+    def started(self, body: AguiFrame) -> list[Draft] | None:
         """TOOL_CALL_START: a new call, or a call that waited in an earlier leg and runs now."""
         upstream_id = string(body.get("toolCallId"))
         if upstream_id is None:
@@ -90,7 +91,7 @@ class Tools:
         self._add(upstream_id, body)
         return []
 
-    def arguments(self, body: JsonObject) -> list[Draft] | None:
+    def arguments(self, body: AguiFrame) -> list[Draft] | None:
         """TOOL_CALL_ARGS. Arguments of a repeated call are compared with the approved ones."""
         call, delta = self.find(body.get("toolCallId")), body.get("delta")
         if call is None or not isinstance(delta, str):
@@ -104,12 +105,12 @@ class Tools:
         data = {"tool_call_id": call.id, "tool": call.tool, "delta": delta}
         return [self._agents.draft(body, "llm.tool_args", with_metadata(data, body))]
 
-    def ended(self, body: JsonObject) -> list[Draft] | None:
+    def ended(self, body: AguiFrame) -> list[Draft] | None:
         """TOOL_CALL_END: announces the call."""
         call = self.find(body.get("toolCallId"))
         return None if call is None else [*self._announce(call), *self._compared(call, body)]
 
-    def result(self, body: JsonObject) -> list[Draft] | None:
+    def result(self, body: AguiFrame) -> list[Draft] | None:
         """TOOL_CALL_RESULT. A second result of a call becomes the upstream's own event."""
         upstream_id, content = string(body.get("toolCallId")), body.get("content")
         if upstream_id is None:
@@ -226,7 +227,7 @@ class Tools:
         self._editable = set(state.get("editable", ()))
         self._approved = dict(state.get("approved", {}))
 
-    def _compared(self, call: Call, body: JsonObject) -> list[Draft]:
+    def _compared(self, call: Call, body: AguiFrame) -> list[Draft]:
         """Warns where a repeated call differs from the approved one.
 
         The decoder then knows it as it ran.
@@ -251,7 +252,7 @@ class Tools:
             self._agents.draft(body, "llm.tool_progress", data),
         ]
 
-    def _add(self, upstream_id: str, body: JsonObject) -> Call:
+    def _add(self, upstream_id: str, body: AguiFrame) -> Call:
         parent = string(body.get("parentMessageId"))
         call = Call(
             id=self._ids.unique(upstream_id),
@@ -315,5 +316,6 @@ def _result(content: Json) -> Json:
     if isinstance(content, str):
         return parsed(content)
     if isinstance(content, list):
-        return "".join(text(part.get("text")) for part in objects(content))
+        parts: list[TextPart] = objects(content)
+        return "".join(text(part.get("text")) for part in parts)
     return content
