@@ -1,4 +1,4 @@
-"""The normalizer's own knobs."""
+"""The settings of the normalizer alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from penstock.settings import Settings
 
 
 class NormalizerSettings(Settings):
-    """From the environment, as `PENSTOCK_<NAME>`."""
+    """Each field is read from the environment variable `PENSTOCK_<NAME>`."""
 
-    # longer than an election of the broker takes, in which nobody can renew
+    # Longer than an election of NATS, during which no lease can be renewed.
     partition_ttl_s: float = Field(
         12.0,
         ge=1,

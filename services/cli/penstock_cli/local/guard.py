@@ -1,8 +1,8 @@
 """`guard.py COMMAND…`: run the command until standard input closes.
 
-Whoever starts it holds the other end of a pipe there. It closes the pipe to stop the command; if
-it is killed, the system does, so that no server outlives the process that wanted it. Standard
-library only: it runs as a script.
+The process that starts this script holds the other end of a pipe. It closes the pipe to stop the
+command. When that process is killed, the system closes the pipe, so no server outlives it. The
+script imports the standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STOP_TIMEOUT_S = 10.0
 
 def main(command: list[str]) -> int:
     """The command's exit code; a command that does not stop in time is killed."""
-    # sockets and locks that we were handed are for the command
+    # The command inherits the sockets and locks that this script was given.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False)
 
     def stop() -> None:

@@ -11,13 +11,13 @@ _PASSWORD_BYTES = 32
 
 
 def private_folder(folder: Path) -> None:
-    """Make the folder, or close to others one that there is. Raises OSError."""
+    """Make the folder, or take other users' rights to an existing one. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write the file whole, readable by its owner only from its first byte on. Raises OSError."""
+    """Write a file that only its owner can read at any moment. Raises OSError."""
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # with mode 0600
     try:
         with os.fdopen(handle, "w") as new:
@@ -31,7 +31,7 @@ def write_private(file: Path, text: str) -> None:
 
 
 def password(file: Path) -> str:
-    """The password in the file; a new one where there is none. Raises OSError."""
+    """The password in the file; a missing one is made and written. Raises OSError."""
     try:
         kept = file.read_text().strip()
     except FileNotFoundError:

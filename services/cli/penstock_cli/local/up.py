@@ -46,7 +46,7 @@ from penstock_normalizer.service import NormalizerService
 
 log = logging.getLogger(__name__)
 
-# In the order in which they start: who reads before who writes.
+# In the order of their start: a service that reads starts before those that write for it.
 SERVICES: list[type[Service]] = [
     NormalizerService,
     ApprovalsService,
@@ -60,7 +60,7 @@ KEYS = ("PENSTOCK_AUTH_JWT_SECRET", "PENSTOCK_AUTH_JWKS_URL")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says; None leaves it to the environment and the defaults."""
+    """The options of the command line; None means the environment's setting or the default."""
 
     data: Path
     config: Path | None = None
@@ -74,7 +74,7 @@ class Options:
 
 
 def up(options: Options) -> int:
-    """Run until SIGTERM or SIGINT: 0 after a drain, 2 when it cannot start, 1 after a failure."""
+    """Run until SIGTERM or SIGINT. Returns 0 after a drain, 2 if it cannot start, else 1."""
     failures: list[str] = []
     ready = asyncio.Event()
     try:
@@ -88,7 +88,7 @@ def up(options: Options) -> int:
             runner.run(_run(options, settings, agents, ready))
     except* (ConfigurationError, BusError, BindRefused, StartFailed) as group:
         failures += [str(error) for error in _leaves(group)]
-    except* (ValidationError, SettingsError) as group:  # of the options, or of the agents together
+    except* (ValidationError, SettingsError) as group:  # of the options, or of all agents together
         failures += ["; ".join(explained(error, Settings)) for error in _leaves(group)]
     for failure in failures:
         print(f"penstock: {failure}", file=sys.stderr)
@@ -98,7 +98,7 @@ def up(options: Options) -> int:
 
 
 def _switch_on_the_demo() -> None:
-    """What the contracts' own example requests need, but no key that is configured is put aside."""
+    """Set the flags that the examples of the contracts need; a configured key stays in force."""
     for flag in DEMO_FLAGS:
         if flag != OPEN_TO_ALL or not any(map(os.environ.get, KEYS)):
             os.environ.setdefault(flag, "true")
@@ -133,11 +133,11 @@ async def _run(
 
 
 async def _prepare(settings: Settings) -> None:
-    """As the operator: make the streams, which services may not, and end the former leases.
+    """As the operator, make the streams, which services may not, and end the leases that are left.
 
-    Whoever holds one is dead: the data are ours alone, by the lock on their folder.
+    We hold the lock on the data, so every process that held such a lease has ended.
     """
-    # nobody else runs yet who could put streams in order that have lost their end
+    # No service runs yet that could repair streams which have lost their end.
     wanted = bus_settings(settings, f"penstock-up-{os.getpid()}", OPERATOR, repairs=True)
     bus = await Bus.connect(wanted)
     try:
@@ -145,7 +145,7 @@ async def _prepare(settings: Settings) -> None:
         try:
             await end_all(bus)
         except BusError as error:
-            log.warning("the leases of the process before run out by themselves: %s", error)
+            log.warning("the leases of the earlier process expire later: %s", error)
     finally:
         await bus.close()
 
@@ -185,13 +185,13 @@ async def _greet(
 
 
 async def _warn(agents: list[AgentConfig], ready: asyncio.Event) -> None:
-    """Say which of the file's agents cannot work as they are configured. Nothing waits for it."""
+    """Log which agents of the file cannot work as they are configured. Nothing waits for it."""
     try:
         findings = await check_all(agents)
     except Exception:
         log.exception("the agents' servers could not be checked")
         return
-    await ready.wait()  # so that it stands at the end of what is said
+    await ready.wait()  # so that the warnings are the last lines of the start
     for finding in findings:
         if not finding.is_fine:
             log.warning("agent %s: %s", finding.agent, finding.said)
@@ -216,13 +216,13 @@ def _settings(options: Options) -> Settings:
         "port": options.port,
         "probe_port": options.probe_port,
         "nats_url": options.nats,
-        "nats_wait_s": 0.0,  # somebody sits before it
+        "nats_wait_s": 0.0,  # a person waits at the terminal
     }
     return Settings(**{name: value for name, value in given.items() if value is not None})
 
 
 def _agents(options: Options, settings: Settings) -> list[AgentConfig]:
-    """Those of the file; the demo needs none."""
+    """The agents of the file; the demo needs no file."""
     if options.demo and options.config is None:
         return []
     if options.config is None and not settings.config.exists():

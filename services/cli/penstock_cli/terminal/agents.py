@@ -1,4 +1,4 @@
-"""The agents in the terminal: which there are, and whether their servers are as configured."""
+"""Agents in the terminal: the list of them, and a check of their servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DONE, WRONG = 0, 1
 
 
 def show_list(api: Api, output: Output) -> None:
-    """Those of the Penstock that is called."""
+    """Show the agents of the Penstock that is called."""
     agents = api.agents()["agents"]
     if output.as_json:
         for agent in agents:
@@ -26,7 +26,7 @@ def show_list(api: Api, output: Output) -> None:
 
 
 def show_configured(output: Output, config: Config) -> None:
-    """Those of a configuration file, with their addresses. Headers are not shown."""
+    """Show the agents of a configuration file with their URLs, but without their headers."""
     if output.as_json:
         for agent in config.agents:
             output.json_line(agent.model_dump(mode="json", exclude={"headers"}))
@@ -36,7 +36,7 @@ def show_configured(output: Output, config: Config) -> None:
 
 
 def configured(path: Path) -> Config:
-    """The file, which must be there. Raises ConfigurationError."""
+    """The configuration in a file. Raises ConfigurationError, also where there is no file."""
     if not path.exists():
         raise ConfigurationError(
             f"there is no {path} here: name your agents' file with --config (PENSTOCK_CONFIG)"
@@ -45,7 +45,7 @@ def configured(path: Path) -> Config:
 
 
 def chosen(config: Config, ids: Sequence[str]) -> list[AgentConfig]:
-    """These agents of the file, or all. Raises ConfigurationError."""
+    """The agents with these ids, or all. Raises ConfigurationError for an unknown id."""
     for id in ids:
         if config.agent(id) is None:
             raise ConfigurationError(config.no_agent(id))
@@ -53,7 +53,7 @@ def chosen(config: Config, ids: Sequence[str]) -> list[AgentConfig]:
 
 
 def check(output: Output, agents: Sequence[AgentConfig], timeout_s: float) -> int:
-    """Ask each server; the exit code."""
+    """Ask the server of each agent, and show the findings; returns the exit code."""
     from penstock_connector.checks import check_all  # noqa: PLC0415 - the client needs no service
 
     findings = asyncio.run(check_all(agents, timeout_s))

@@ -1,8 +1,8 @@
-"""Penstock's HTTP API, as the terminal uses it: requests, and a run's stream over lost connections.
+"""A client of Penstock's HTTP API: requests, and a run's stream over lost connections.
 
 CallFailed
-├── Unreachable    nothing answers there
-└── ApiError       it answered no: RFC 9457 problem details
+├── Unreachable    nothing answers at the URL
+└── ApiError       the service refused: RFC 9457 problem details
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.sse import Frame, Parser
 DEFAULT_URL = "http://127.0.0.1:8000"
 REQUEST_TIMEOUT_S = 30.0
 STREAM_READ_TIMEOUT_S = 45.0  # three keep-alive comments
-BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the last one again and again
+BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the last one repeats
 GIVE_UP_S = 120.0
 CALL_GIVE_UP_S = 10.0
 _TRY_AGAIN = frozenset({502, 503, 504})
@@ -33,17 +33,17 @@ _ADVICE = {
 
 
 class CallFailed(Exception):
-    """The text says what is wrong; `exit_code` is that of the command."""
+    """A call failed. The text says what is wrong; `exit_code` is for the command."""
 
     exit_code = 2
 
 
 class Unreachable(CallFailed):
-    """Nothing answers there."""
+    """Nothing answers at the URL."""
 
 
 class ApiError(CallFailed):
-    """The service answered no."""
+    """The service refused the request."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -52,7 +52,7 @@ class ApiError(CallFailed):
 
 
 class Api:
-    """One Penstock. `notice` is told what happens to the connection; `token` says who calls."""
+    """One Penstock. `notice` gets messages about the connection, `token` authenticates."""
 
     def __init__(self, url: str, notice: Callable[[str], None], token: str | None = None) -> None:
         self.url = url.rstrip("/")
@@ -62,7 +62,9 @@ class Api:
                 base_url=self.url,
                 timeout=REQUEST_TIMEOUT_S,
                 headers={"authorization": f"Bearer {token}"} if token else None,
-                trust_env=not _is_loopback(self.url),  # no proxy leads back to this machine
+                trust_env=not _is_loopback(
+                    self.url
+                ),  # a proxy cannot reach this machine's loopback
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise Unreachable(f"{url} is no URL: {error}") from error
@@ -74,7 +76,7 @@ class Api:
         self._http.close()
 
     def start(self, agent: str, message: str, session_id: str | None) -> dict[str, Any]:
-        """Start a run; its record. The key makes a repeated request find the first run."""
+        """Start a run and return its record. A repeated request finds the first run, by its key."""
         body = {"agent": agent, "message": message, "idempotency_key": str(uuid.uuid4())}
         if session_id is not None:
             body["session_id"] = session_id
@@ -93,7 +95,7 @@ class Api:
         return self._call("GET", "/v1/agents")
 
     def cancel(self, run_id: str) -> dict[str, Any]:
-        """Cancel a run; its record."""
+        """Cancel a run and return its record."""
         return self._call("POST", f"/v1/runs/{_segment(run_id)}/cancel")
 
     def approval(self, approval_id: str) -> dict[str, Any]:
@@ -107,9 +109,9 @@ class Api:
     def decide(
         self, approval: Mapping[str, Any], items: Sequence[Mapping[str, Any]], note: str | None
     ) -> dict[str, Any]:
-        """Decide what this record asks, and nothing that it may have become since.
+        """Decide what this record asks; the service refuses it where the request has changed.
 
-        The key makes a repeated request find the first one's answer.
+        A repeated request gets the first one's answer, by its key.
         """
         body = {
             "items": items,
@@ -123,9 +125,9 @@ class Api:
     def follow(
         self, run_id: str, *, dialect: str = "canonical", after: str | None = None
     ) -> Generator[Frame, None, None]:
-        """A run's frames after a cursor, until its end; comes back when the connection is lost.
+        """A run's frames after a cursor, until its end, over lost connections.
 
-        Raises ApiError, and Unreachable where nothing answers: at once, or for two minutes.
+        Raises ApiError, and Unreachable where nothing answers at first, or for two minutes later.
         """
         cursor = after
         patience = _Patience(self.url, self._notice, GIVE_UP_S)
@@ -166,7 +168,7 @@ class Api:
                 raise _refusal(response)
             parser = Parser()
             for chunk in response.iter_bytes():
-                patience.renew()  # a keep-alive counts, too
+                patience.renew()  # keep-alives count, too
                 yield from parser.feed(chunk)
 
     def _call(
@@ -186,7 +188,7 @@ class Api:
             except httpx.UnsupportedProtocol as error:
                 raise Unreachable(f"{self.url} is no http:// or https:// address") from error
             except httpx.TransportError as error:
-                # every call may be repeated: starts and decisions carry a key
+                # Every call may be repeated, because starts and decisions carry a key.
                 patience.spend(str(error) or type(error).__name__)
                 continue
             if response.status_code in _TRY_AGAIN:
@@ -202,7 +204,7 @@ class Api:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise CallFailed(f"something answers at {self.url}, but it is no Penstock")
+            raise CallFailed(f"something answers at {self.url}, but it is no Penstock: check --url")
         return answer
 
     def _unreachable(self) -> Unreachable:
@@ -210,15 +212,15 @@ class Api:
 
 
 class _Busy(Exception):
-    """The service cannot answer right now."""
+    """The service cannot answer now; a later request may succeed."""
 
 
 class _Finished(Exception):
-    """The stream is at the run's end."""
+    """The stream has reached the run's end."""
 
 
 class _Patience:
-    """How long to go on trying: it grows tired with each failure, and is renewed by success."""
+    """How long the client tries again after failures; a success renews it."""
 
     def __init__(self, url: str, notice: Callable[[str], None], give_up_s: float) -> None:
         self.untried = True
@@ -226,15 +228,15 @@ class _Patience:
         self._notice = notice
         self._give_up_s = give_up_s
         self._failures = 0
-        self._since = 0.0  # when the first failure was, once there is one
+        self._since = 0.0  # the time of the first failure
 
     def renew(self) -> None:
-        """Something came."""
+        """Bytes have arrived, so failures count from the beginning again."""
         self.untried = False
         self._failures = 0
 
     def spend(self, why: str) -> None:
-        """Say so, and wait before the next try. Raises Unreachable when it was too long."""
+        """Report a failure, and wait before the next try. Raises Unreachable after too long."""
         self.untried = False
         if not self._failures:
             self._since = time.monotonic()
@@ -247,7 +249,7 @@ class _Patience:
 
 
 def _refusal(response: httpx.Response) -> ApiError:
-    """RFC 9457's `detail`, or what else the body says."""
+    """The error of a response: RFC 9457's `detail`, or the beginning of the body."""
     try:
         detail = response.json()["detail"]
     except (ValueError, KeyError, TypeError):

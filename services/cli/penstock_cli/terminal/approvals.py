@@ -1,4 +1,4 @@
-"""Approvals in the terminal: list, show, decide, and ask the person who follows a run."""
+"""Approvals in the terminal: list, show and decide them, and ask the person at the terminal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock_cli.terminal.output import Output
 Record = Mapping[str, Any]
 Item = dict[str, Any]
 
-# Kinds whose approval carries an answer; for all others yes or no says it all.
+# Kinds of items whose approval needs a value. For all others, yes or no is enough.
 _WANTS_VALUE = frozenset({"input", "external", "feedback", "selection", "credential"})
 _WORDS = {"y": "approve", "yes": "approve", "n": "reject", "no": "reject"}
 
 
 def show_list(api: Api, output: Output, status: str | None, run_id: str | None) -> None:
-    """The approvals of that status."""
+    """Show the approvals of a status, or all."""
     approvals = api.approvals(status=status, run_id=run_id)["approvals"]
     if output.as_json:
         for approval in approvals:
@@ -33,7 +33,7 @@ def show_list(api: Api, output: Output, status: str | None, run_id: str | None) 
 
 
 def show(output: Output, approval: Record) -> None:
-    """One approval, whole."""
+    """Show one approval with all its items."""
     if output.as_json:
         output.json_line(approval)
         return
@@ -50,9 +50,10 @@ def decided(
     values: Mapping[str, Any] | None = None,
     rejected: Sequence[str] = (),
 ) -> list[Item]:
-    """The decision on every item but those rejected; `values` by item id.
+    """A decision about every item: `decision`, or a rejection for the ids in `rejected`.
 
-    An item that the approval has not is passed on: the service names it in its refusal.
+    `values` has the values by item id. An id that the approval does not have is sent, too, so that
+    the service names it in its refusal.
     """
     decisions = dict.fromkeys((item["item_id"] for item in approval["items"]), decision)
     decisions |= dict.fromkeys(values or {}, decision) | dict.fromkeys(rejected, "reject")
@@ -64,18 +65,18 @@ def decided(
 
 
 def parse_values(given: Sequence[str]) -> dict[str, Any]:
-    """`ITEM=VALUE` to a value each. Raises ValueError for one without `=`."""
+    """The values by item id, from texts like `ITEM=VALUE`. Raises ValueError without `=`."""
     values: dict[str, Any] = {}
     for pair in given:
         item_id, equals, text = pair.partition("=")
         if not equals:
-            raise ValueError(f"{pair!r} is not ITEM=VALUE")
+            raise ValueError(f"{pair!r} is not ITEM=VALUE: write the item's id, =, and the value")
         values[item_id] = parse_value(text)
     return values
 
 
 def parse_value(text: str) -> Any:
-    """JSON, or else the text itself."""
+    """The text as JSON, or the text itself where it is no JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -83,13 +84,13 @@ def parse_value(text: str) -> Any:
 
 
 def parse_answer(text: str) -> tuple[str | None, str | None]:
-    """`y`, `n`, and a note behind it; the decision is None for anything else."""
+    """The decision and the note of an answer such as `y` or `n too risky`; None for neither."""
     word, _, note = text.partition(" ")
     return _WORDS.get(word.lower().rstrip(",.:")), note.strip() or None
 
 
 def ask(output: Output, approval: Record) -> list[Item] | None:
-    """Ask the person at the terminal about each item; None if they leave it to others."""
+    """Ask the person at the terminal about each item; None where the person gives no answer."""
     items: list[Item] = []
     for item in approval["items"]:
         if len(approval["items"]) > 1:  # a single one was just shown

@@ -1,4 +1,4 @@
-"""Where commands write: stdout for what was asked, stderr for what there is to say about it."""
+"""Where commands write: results to stdout, messages about them to stderr."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock_cli.terminal.render import Piece, short
 
 
 class Output:
-    """With `as_json`, stdout carries one JSON object a line and nothing else."""
+    """With `as_json`, stdout has one JSON object per line and nothing else."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
@@ -29,40 +29,40 @@ class Output:
 
     @property
     def interactive(self) -> bool:
-        """True when there is a person to ask."""
+        """Whether a person is at the terminal, who can be asked."""
         return not self.as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
     def json_line(self, value: Mapping[str, Any]) -> None:
-        """One JSON line."""
+        """Write one JSON line to stdout."""
         print(json.dumps(value, ensure_ascii=False), flush=True)
 
     def pieces(self, pieces: Iterable[Piece]) -> None:
-        """Styled text, at once."""
+        """Write styled text to stdout."""
         for text, style in pieces:
             self._console.print(Text(text, style), end="")
 
     def text(self, line: str) -> None:
-        """A line, unchanged."""
+        """Write a line to stdout, unchanged."""
         print(line, flush=True)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """A table for people; cells are cut to fit."""
+        """Write a table for people; long cells are cut."""
         table = Table(box=None, pad_edge=False)
         for column in columns:
             table.add_column(column, no_wrap=True)
         for row in rows:
             table.add_row(*(Text(short(cell, 60)) for cell in row))
-        # ids are to be copied whole, also out of a pipe
+        # A pipe has no width, and ids must be complete there, too.
         Console(highlight=False, width=None if self._console.is_terminal else 200).print(table)
 
     def notice(self, text: str) -> None:
-        """Something to know, on stderr."""
+        """Write a message to stderr."""
         print(text, file=sys.stderr, flush=True)
 
     def ask(self, question: str) -> str | None:
-        """A person's answer to what is shown now; None at end of input.
+        """A person's answer to the question; None at the end of the input.
 
-        What was typed before the question is thrown away: it cannot be meant as its answer.
+        Text typed before the question is discarded, because it cannot be meant as its answer.
         """
         if sys.stdin.isatty():
             termios.tcflush(sys.stdin, termios.TCIFLUSH)
@@ -73,7 +73,7 @@ class Output:
 
 
 def command(url: str, *words: str) -> str:
-    """A command line that works from here, for the Penstock at `url`."""
+    """A command line that works in this folder, for the Penstock at `url`."""
     called = Path(sys.argv[0])
     found = shutil.which("penstock")
     here = called.name == "penstock" and not (found and Path(found).samefile(called))

@@ -1,7 +1,7 @@
-"""Canonical events to what a person reads in a terminal. Pure.
+"""Canonical events as text for a terminal. Pure.
 
-A piece is a text with a style of rich (`dim`, `bold red`, or empty). What comes from outside is
-cleaned: an escape sequence in an agent's answer must not reach the terminal.
+A piece is a text with a style of rich (`dim`, `bold red`, or empty). All texts from outside are
+cleaned, because an escape sequence in an agent's answer must not reach the terminal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def call(tool: object, args: object) -> str:
 
 
 def item(asked: Data) -> str:
-    """One item of an approval: what would run, or what is asked."""
+    """One item of an approval: the tool call, or the question."""
     parts = [call(asked["tool"], asked.get("args"))] if asked.get("tool") else []
     if asked.get("description"):
         parts.append(short(asked["description"]))
@@ -53,14 +53,14 @@ def item(asked: Data) -> str:
 
 
 class View:
-    """One run. Keeps what it needs to join streamed pieces to lines."""
+    """One run on the screen. It joins streamed pieces of text to lines."""
 
     def __init__(self) -> None:
-        self._under_way: str | None = None  # whose line is not ended yet
-        self._spoken: set[object] = set()  # messages whose text was shown
+        self._under_way: str | None = None  # the message whose line has not ended yet
+        self._shown: set[object] = set()  # ids of messages whose text was shown
 
     def render(self, event: Mapping[str, Any]) -> list[Piece]:
-        """What this envelope adds to the screen."""
+        """The pieces that this event adds to the screen."""
         name = f"{event['event']['category']}.{event['event']['action']}"
         data: Data = event["data"]
         who = (event.get("subrun") or {}).get("name")
@@ -72,15 +72,15 @@ class View:
                 return self._text(name, data.get("message_id"), data["content"], who, "")
             case "llm.reasoning":
                 return self._text(name, data.get("reasoning_id"), data["thought"], who, _THOUGHT)
-            case "llm.message_completed" if data.get("message_id") not in self._spoken:
+            case "llm.message_completed" if data.get("message_id") not in self._shown:
                 return self._text(name, data.get("message_id"), data["content"], who, "")
-            case "lifecycle.completed" if not self._spoken and data.get("summary"):
+            case "lifecycle.completed" if not self._shown and data.get("summary"):
                 summary = self._text(name, None, data["summary"], None, "")
                 return summary + self._line(_LINES[name](data), None)
         return self._line(_LINES.get(name, _unknown(name))(data), who)
 
     def end(self) -> list[Piece]:
-        """Ends the line under way, so that something else may be said."""
+        """The pieces that end an open line, so that another text can follow."""
         if self._under_way is None:
             return []
         self._under_way = None
@@ -98,7 +98,7 @@ class View:
             if who:
                 pieces.append((f"{short(who)}: ", "bold"))
         if name != "llm.reasoning":
-            self._spoken.add(id)
+            self._shown.add(id)
         return [*pieces, (text, style)]
 
     def _line(self, piece: Piece | None, who: str | None) -> list[Piece]:
@@ -180,7 +180,7 @@ def _message(style: str) -> Callable[[Data], Piece]:
 
 
 def _custom(data: Data) -> Piece | None:
-    # what a protocol says of itself (`agno.ModelRequestStarted`) is housekeeping
+    # An event of the protocol itself (`agno.ModelRequestStarted`) is of no interest here.
     own = short(data["name"]).startswith(f"{data['protocol']}.")
     return None if own else (f"· {short(data['name'])} {short(data['value'])}", "dim")
 
@@ -189,9 +189,9 @@ def _unknown(name: str) -> Callable[[Data], Piece]:
     return lambda data: (f"· {name} {short(data)}", "dim")
 
 
-# One line for each event that is not streamed text; what is not here is shown as it is.
+# One line for each event that is not streamed text. Other events are shown as they are.
 _LINES: dict[str, Callable[[Data], Piece | None]] = {
-    "lifecycle.paused": _nothing,  # the approval was shown
+    "lifecycle.paused": _nothing,  # the approval was shown before
     "lifecycle.resumed": lambda _: ("▶ resumed", "dim"),
     "lifecycle.retrying": _retrying,
     "lifecycle.completed": _completed,
@@ -199,7 +199,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "lifecycle.cancelled": _cancelled,
     "llm.message_started": _nothing,
     "llm.message_completed": _nothing,  # its text was streamed
-    "llm.tool_args": _nothing,  # the call has them whole
+    "llm.tool_args": _nothing,  # the call has the complete arguments
     "llm.tool_call": _tool_call,
     "llm.tool_progress": _tool_progress,
     "llm.tool_result": _tool_result,
@@ -214,7 +214,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "workflow.step_started": _step("step"),
     "workflow.step_completed": _step("done:"),
     "workflow.step_failed": _step("failed:"),
-    "workflow.completed": _nothing,  # the run's own end says it
+    "workflow.completed": _nothing,  # the run's own end follows
     "retrieval.started": lambda d: (f"→ search: {short(d['query'])}", "cyan"),
     "retrieval.result": lambda d: (f"← {len(d['documents'])} documents", "green"),
     "approval.requested": _requested,
@@ -229,7 +229,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
 
 
 def fields(record: Mapping[str, Any]) -> list[Piece]:
-    """A record, one field a line; fields without a value are left out."""
+    """A record with one field per line; fields without a value are left out."""
     present: Sequence[tuple[str, Any]] = [
         (k, v) for k, v in record.items() if v not in (None, "", [])
     ]

@@ -1,4 +1,4 @@
-"""Runs in the terminal: start and follow, come back, list."""
+"""Runs in the terminal: follow them, show their frames, list them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from penstock_cli.terminal.api import CONFLICT, Api, ApiError
 from penstock_cli.terminal.approvals import Item
 from penstock_cli.terminal.output import Output, command
 
-WAITS = 4  # for an approval that nobody here answers
-INTERRUPTED = 130  # as a shell says it for Ctrl-C
+WAITS = 4  # the run waits for an approval that was not answered here
+INTERRUPTED = 130  # the exit code of shells for Ctrl-C
 EXIT_CODES = {"completed": 0, "failed": 1, "cancelled": 3, "paused": WAITS}
 _APPROVAL_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 
-# What to decide about an approval; None leaves it to others.
+# Decides about an approval; None leaves the decision to others.
 Answer = Callable[[Mapping[str, Any]], list[Item] | None]
 
 
 class Follower:
-    """Follows one run on the terminal, and answers its approvals."""
+    """Follows one run in the terminal, and answers its approvals."""
 
     def __init__(
         self, api: Api, output: Output, *, answer: Answer | None = None, wait: bool = True
     ) -> None:
-        """`answer`: None is for nobody; `wait`: go on following while others decide."""
+        """`answer`: decides; None: others do. `wait`: follow further while others decide."""
         self._api = api
         self._output = output
         self._answer = answer
@@ -39,7 +39,7 @@ class Follower:
         self._cursor: str | None = None
 
     def follow(self, run_id: str, after: str | None = None) -> int:
-        """Until the run ends; the exit code that says how."""
+        """Follow until the run ends; returns the exit code that tells how it ended."""
         self._cursor = after
         try:
             with closing(self._api.follow(run_id, after=after)) as frames:
@@ -55,7 +55,9 @@ class Follower:
                 f"Stop it: {command(self._api.url, 'cancel', run_id)}"
             )
             return INTERRUPTED
-        return EXIT_CODES.get(self._api.run(run_id)["status"], 1)  # it ended before the cursor
+        return EXIT_CODES.get(
+            self._api.run(run_id)["status"], 1
+        )  # the run had ended before the cursor
 
     def _on_event(self, run_id: str, event: dict[str, Any]) -> int | None:
         if self._output.as_json:
@@ -72,7 +74,7 @@ class Follower:
     def _on_pause(self, approval_id: str) -> int | None:
         approval = self._approval(approval_id)
         if approval["status"] != "pending":
-            return None  # what is replayed here was decided long ago
+            return None  # an earlier request, decided since
         if self._answered(approval):
             return None
         url = self._api.url
@@ -90,9 +92,9 @@ class Follower:
             except ApiError as error:
                 self._say(f"penstock: {error}")
                 if error.status == CONFLICT:
-                    return True  # somebody was faster
+                    return True  # somebody else has decided
                 if not self._output.interactive:
-                    self._wait = False  # the answer given beforehand is no answer to this
+                    self._wait = False  # --yes and --no do not fit this request
                     return False
         return False
 
@@ -102,7 +104,7 @@ class Follower:
             try:
                 return self._api.approval(approval_id)
             except ApiError as error:
-                # the event may be faster than its record
+                # The event may arrive before the approval's record is written.
                 if error.status != 404 or time.monotonic() > deadline:
                     raise
                 time.sleep(_POLL_S)
@@ -113,7 +115,7 @@ class Follower:
 
 
 def show_frames(api: Api, output: Output, run_id: str, dialect: str, after: str | None) -> None:
-    """A run's frames in any dialect, as they come; with `--json` their data only."""
+    """Write a run's frames of any dialect as they come; with `--json` only their data."""
     with closing(api.follow(run_id, dialect=dialect, after=after)) as frames:
         for frame in frames:
             encoded = (
@@ -125,7 +127,7 @@ def show_frames(api: Api, output: Output, run_id: str, dialect: str, after: str 
 
 
 def show_list(api: Api, output: Output, status: str | None, agent: str | None, limit: int) -> None:
-    """The newest runs first."""
+    """Show runs, the newest first."""
     runs = api.runs(status=status, agent=agent, limit=limit)["runs"]
     if output.as_json:
         for run in runs:
@@ -138,7 +140,7 @@ def show_list(api: Api, output: Output, status: str | None, agent: str | None, l
 
 
 def show(output: Output, run: Mapping[str, Any]) -> None:
-    """One run's record."""
+    """Show one run's record."""
     if output.as_json:
         output.json_line(run)
     else:

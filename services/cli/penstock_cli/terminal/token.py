@@ -1,4 +1,4 @@
-"""A token for development, made with the secret that the services check tokens with."""
+"""Makes a token for development, with the secret by which the services check tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_lifetime(text: str) -> int:
 
 
 def parse_scopes(given: Sequence[str]) -> list[str]:
-    """Scopes, separated by commas or blanks; each once. Raises ValueError for what is none."""
+    """The scopes in these texts, each once. Raises ValueError for an unknown scope."""
     scopes = list(dict.fromkeys(word for text in given for word in re.findall(r"[^,\s]+", text)))
     if unknown := [scope for scope in scopes if scope not in SCOPES]:
         raise ValueError(f"{', '.join(unknown)}: none of {', '.join(sorted(SCOPES))}")
@@ -38,7 +38,7 @@ def parse_scopes(given: Sequence[str]) -> list[str]:
 
 
 def make(output: Output, user: str, scopes: Sequence[str], lifetime_s: int) -> None:
-    """The token on stdout, what it is on stderr. Raises ConfigurationError without a secret."""
+    """Write a token to stdout, and its limits to stderr. Raises ConfigurationError."""
     config = AuthConfig(**read_settings(AuthSettings).model_dump())
     if config.jwt_secret is None:
         raise ConfigurationError(_no_secret(config))
