@@ -215,6 +215,25 @@ async def test_a_slash_within_an_id_belongs_to_the_id() -> None:
     assert answer.json() == {"id": "a/b\x1ac"}
 
 
+def test_the_last_parameter_may_be_the_rest_of_the_path_whatever_it_holds() -> None:
+    async def handler(request: Request) -> Response:
+        return Response()
+
+    one = operation(path="/a/{id}", scopes=(), parameters=(ID,))
+    rest = operation(path="/a/{id:path}", scopes=(), parameters=(ID,))
+    table = Table([Route(rest, handler), Route(one, handler)])
+    for path, values, chosen in (
+        ("/a/b", {"id": "b"}, one),
+        ("/a/b\n", {"id": "b\n"}, one),
+        ("/a/b/c\nd/", {"id": "b/c\nd/"}, rest),
+    ):
+        found = table.find(path)
+        assert found is not None
+        assert found[1] == values
+        assert found[0].routes["GET"].operation is chosen
+    assert rest.template == one.template
+
+
 def test_operations_are_listed_in_the_order_of_their_text() -> None:
     paths = [each.path for each in operations_of(Careless)]
     assert paths[:3] == ["/readers", "/both/{id}", "/either"]

@@ -76,19 +76,20 @@ class Table:
         self._fixed: dict[str, _Path] = {}
         self._patterns: dict[int, list[_Path]] = {}  # by the number of slashes
         self._tails: list[_Path] = []  # their last parameter is any number of segments
-        known: dict[str, _Path] = {}
+        known: dict[tuple[str, bool], _Path] = {}
         for route in routes:
-            operation = route.operation
-            key = unnamed(operation.path)
+            path, is_tail = route.operation.path, route.operation.path.endswith(":path}")
+            key = unnamed(path), is_tail
             if key not in known:
-                pattern, _, _ = compile_path(operation.path)
-                known[key] = _Path(pattern, operation.errors)
-                if key == operation.path:
-                    self._fixed[key] = known[key]
-                elif operation.path.endswith(":path}"):
+                # a parameter may hold any character, line breaks among them
+                pattern = re.compile(compile_path(path)[0].pattern, re.DOTALL)
+                known[key] = _Path(pattern, route.operation.errors)
+                if unnamed(path) == path:
+                    self._fixed[path] = known[key]
+                elif is_tail:
                     self._tails.append(known[key])
                 else:
-                    self._patterns.setdefault(key.count("/"), []).append(known[key])
+                    self._patterns.setdefault(path.count("/"), []).append(known[key])
             known[key].add(route)
 
     def find(self, path: str) -> tuple[_Path, dict[str, str]] | None:
@@ -97,7 +98,7 @@ class Table:
         if fixed is not None:
             return fixed, {}
         for candidate in (*self._patterns.get(path.count("/"), ()), *self._tails):
-            match = candidate.pattern.match(path)
+            match = candidate.pattern.fullmatch(path)
             if match is not None:
                 values = {name: decoded(text) for name, text in match.groupdict().items()}
                 return candidate, values
