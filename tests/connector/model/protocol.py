@@ -300,12 +300,12 @@ class Protocol:
             "leave other": self._leaves_for,
             "record other": self._records_for,
             "forget other": self._forgets_for,
-            "adopt: note": self._adopter_notes,
-            "adopt: end": self._adopter_ends,
-            "adopt: claim": self._adopter_claims,
-            "adopt: turn": self._adopter_takes_turn,
-            "adopt: record": self._adopter_records,
-            "adopt: forget others": self._adopter_forgets,
+            "take over: note": self._successor_notes,
+            "take over: end": self._successor_ends,
+            "take over: claim": self._successor_claims,
+            "take over: turn": self._successor_takes_turn,
+            "take over: record": self._successor_records,
+            "take over: forget others": self._successor_forgets,
             "record": self._records_sent,
             "offered": self._offers,
             "asked": self._waits_for_the_taker,
@@ -400,7 +400,7 @@ class Protocol:
         is_open = tail.pod != NOBODY and tail.kind and not tail.is_closed
         is_nobodys = is_open and not lives(state, tail.pod) and not note_of(state, tail.pod, run)
         if is_nobodys and self._rules.watches:
-            yield "the watchdog finds it", self._adopting(state, pod, run, Op(WATCH, ""), tail)
+            yield "the watchdog finds it", self._taking_over(state, pod, run, Op(WATCH, ""), tail)
 
     def _is_redelivered(self, state: State, at: int, by: int) -> bool:
         if state.pods[by] != "alive":
@@ -431,7 +431,7 @@ class Protocol:
             if tail.is_closed or self._is_held(state, pod, tail):
                 yield "is held or over", acknowledged(state, pod, run, op)
             else:
-                yield "is nobody's", self._adopting(state, pod, run, op, tail)
+                yield "is nobody's", self._taking_over(state, pod, run, op, tail)
         elif standing != pod:
             claimed = state._replace(claims=_with(state.claims, run, pod))
             to = op._replace(at=self._after_taking_over, other=standing, taken=True)
@@ -457,7 +457,7 @@ class Protocol:
             if tail.is_closed or self._is_held(state, pod, tail):
                 yield "is begun", doing(state, pod, run, op._replace(at="record"))
             else:
-                yield "is nobody's", self._adopting(state, pod, run, op, tail)
+                yield "is nobody's", self._taking_over(state, pod, run, op, tail)
         elif other == pod:
             yield "was ours", doing(state, pod, run, op._replace(at="hold", taken=True))
         elif not lives(state, other):
@@ -474,13 +474,13 @@ class Protocol:
         yield Step.RECORD_SENDING.name, acknowledged(to, pod, run, op)
 
     def _sent_by(self, state: State, pod: int, other: int) -> State:
-        """As `Succession.record_sent`."""
+        """As `Takeover.record_sending`."""
         tail = state.raw[PAUSES]
         if tail.leg < 2 or not tail.is_closed:
             return state
         return recorded(state, "done", pod, is_known=True)
 
-    # Legs.hold
+    # LegOpener.open
 
     def _notes(self, state: State, pod: int, run: int, op: Op) -> Steps:
         if op.kind == CONTINUE:
@@ -538,7 +538,7 @@ class Protocol:
         to = forgotten(state, pod, run)
         yield Step.FORGET.name, doing(to, pod, run, None)  # the command is tried again
 
-    # Succession
+    # Takeover, Reaper
 
     def _settles(self, state: State, pod: int, run: int, op: Op) -> Steps:
         tail, dead = state.raw[run], op.other
@@ -546,7 +546,7 @@ class Protocol:
             earlier = note_of(state, dead, run) < tail.leg
             if not (earlier and self._rules.reaper_clears_earlier_legs):
                 if tail.pod == dead or not self._is_held(state, pod, tail):
-                    yield "is nobody's", self._adopting(state, pod, run, op, tail)
+                    yield "is nobody's", self._taking_over(state, pod, run, op, tail)
                 return
         yield "is over", doing(state, pod, run, op._replace(at="leave other"))
 
@@ -568,46 +568,46 @@ class Protocol:
         then = None if op.kind == REAP else op._replace(at="hold")
         yield Step.FORGET_OTHER.name, doing(to, pod, run, then)
 
-    def _adopting(self, state: State, pod: int, run: int, op: Op, seen: Tail) -> State:
-        """`Succession.adopt`: go on after `seen`, if its holder has noted enough."""
+    def _taking_over(self, state: State, pod: int, run: int, op: Op, seen: Tail) -> State:
+        """`Takeover.take_over`: go on after `seen`, if its holder has recorded enough."""
         is_noted = note_of(state, seen.pod, run) == seen.leg
-        at = "adopt: note" if is_noted else "adopt: end"
+        at = "take over: note" if is_noted else "take over: end"
         return doing(state, pod, run, op._replace(at=at, seen=seen))
 
-    def _adopter_ends(self, state: State, pod: int, run: int, op: Op) -> Steps:
+    def _successor_ends(self, state: State, pod: int, run: int, op: Op) -> Steps:
         to = state
         if state.raw[run].version == op.seen.version:
             to = written(state, run, op.seen.leg, "lost", pod)
-        yield Step.LOST.name, self._not_adopted(to, pod, run, op)
+        yield Step.LOST.name, self._not_taken_over(to, pod, run, op)
 
-    def _adopter_notes(self, state: State, pod: int, run: int, op: Op) -> Steps:
+    def _successor_notes(self, state: State, pod: int, run: int, op: Op) -> Steps:
         leg = state.legs[pod][run]
         if leg is not None and self._rules.own_leg_first:
             if leg.at in WORKING:
                 yield "lets go of its own", holding(state, pod, run, leg._replace(at="released"))
             return
         to = noted(state, pod, run, op.seen.leg)
-        yield Step.NOTE.name, doing(to, pod, run, op._replace(at="adopt: claim"))
+        yield Step.NOTE.name, doing(to, pod, run, op._replace(at="take over: claim"))
 
-    def _adopter_claims(self, state: State, pod: int, run: int, op: Op) -> Steps:
+    def _successor_claims(self, state: State, pod: int, run: int, op: Op) -> Steps:
         if state.raw[run].version == op.seen.version:
             to = written(state, run, op.seen.leg, "claim", pod)
-            yield Step.CLAIM_LEG.name, doing(to, pod, run, op._replace(at="adopt: turn"))
+            yield Step.CLAIM_LEG.name, doing(to, pod, run, op._replace(at="take over: turn"))
         else:
             to = forgotten(state, pod, run)
-            yield Step.FORGET.name, self._not_adopted(to, pod, run, op)
+            yield Step.FORGET.name, self._not_taken_over(to, pod, run, op)
 
-    def _adopter_takes_turn(self, state: State, pod: int, run: int, op: Op) -> Steps:
+    def _successor_takes_turn(self, state: State, pod: int, run: int, op: Op) -> Steps:
         to = turn_taken_over(state, Turn(run, op.seen.leg, pod))
-        at = "adopt: record" if op.seen.leg == 2 else "adopt: forget others"
+        at = "take over: record" if op.seen.leg == 2 else "take over: forget others"
         yield Step.TAKE_OVER_TURN.name, doing(to, pod, run, op._replace(at=at))
 
-    def _adopter_records(self, state: State, pod: int, run: int, op: Op) -> Steps:
+    def _successor_records(self, state: State, pod: int, run: int, op: Op) -> Steps:
         to = recorded(state, "claimed", pod, op.seen.pod)
-        to = doing(to, pod, run, op._replace(at="adopt: forget others"))
+        to = doing(to, pod, run, op._replace(at="take over: forget others"))
         yield Step.RECORD_SENDING.name, to
 
-    def _adopter_forgets(self, state: State, pod: int, run: int, op: Op) -> Steps:
+    def _successor_forgets(self, state: State, pod: int, run: int, op: Op) -> Steps:
         leg = state.legs[pod][run]
         if leg is not None:
             if leg.at in WORKING:
@@ -630,8 +630,8 @@ class Protocol:
         at = COMMANDS.get((CANCEL, run))
         return at is not None and state.commands[at][0] in ("ready", "taken")
 
-    def _not_adopted(self, state: State, pod: int, run: int, op: Op) -> State:
-        """Where `adopt` returns False to."""
+    def _not_taken_over(self, state: State, pod: int, run: int, op: Op) -> State:
+        """Where `take_over` returns False to."""
         if op.kind == START:
             return acknowledged(state, pod, run, op)
         if op.kind == CONTINUE:
@@ -641,7 +641,7 @@ class Protocol:
             return doing(state, pod, run, op._replace(at="leave other"))
         return doing(state, pod, run, None)
 
-    # Succession._offer, Succession._take
+    # Handover._offer, Handover._take
 
     def _released(self, state: State, pod: int, run: int) -> State:
         """All that notes the leg as ours is there for whoever goes on with it."""
@@ -652,7 +652,7 @@ class Protocol:
         tail, others = state.raw[run], [n for n, at in enumerate(state.pods) if at == "alive"]
         for other in others:
             if state.ops[other][run] is None and not tail.is_closed:
-                taking = self._adopting(state, other, run, Op(TAKE, ""), tail)
+                taking = self._taking_over(state, other, run, Op(TAKE, ""), tail)
                 yield "asks a peer", doing(taking, pod, run, op._replace(at="asked", other=other))
         if not others or tail.is_closed:
             yield "finds no peer", self._kept(state, pod, run, op)
@@ -667,7 +667,7 @@ class Protocol:
         tail = state.raw[run]
         if tail.is_closed or tail.pod != pod:
             return doing(state, pod, run, None)
-        return self._adopting(state, pod, run, op, tail)
+        return self._taking_over(state, pod, run, op, tail)
 
     # Commands.cancel
 
@@ -701,7 +701,7 @@ class Protocol:
             to = written(state, run, tail.leg, "end", pod)
             yield Step.END.name, acknowledged(to, pod, run, op)
         elif not (tail.pod == pod or lives(state, tail.pod)):
-            yield "is nobody's", self._adopting(state, pod, run, op, tail)
+            yield "is nobody's", self._taking_over(state, pod, run, op, tail)
 
     def _opens_for_nobody(self, state: State, pod: int, run: int, op: Op) -> Steps:
         if state.raw[run].version:
@@ -784,7 +784,7 @@ class Protocol:
         yield Step.LEAVE.name, self._next(to, pod, run, leg, at)
 
     def _is_abandoned(self, state: State, first: Turn) -> bool:
-        """As `Sessions._is_abandoned`."""
+        """As `SessionQueue._is_abandoned`."""
         if self._rules.waiting_looks_at_raw and is_over(state, first):
             return True
         return not lives(state, first.pod) and not note_of(state, first.pod, first.run)
