@@ -7,6 +7,7 @@ whether it was replayed; the mark is deleted with the dead letter.
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,9 +21,11 @@ from penstock.bus.errors import ObjectGone
 from penstock.bus.messages import Message, Stored
 from penstock.bus.read import direct, leader
 from penstock.bus.records import Record
-from penstock.bus.state.kv import Buckets
+from penstock.bus.state.kv import Buckets, Entry
 from penstock.bus.write import objects
 from penstock.bus.write.fence import Writes
+
+log = logging.getLogger(__name__)
 
 MAX_REASON_CHARACTERS = 1000
 REASON, FROM, TRACEBACK = "Penstock-Reason", "Penstock-From", "Penstock-Traceback"
@@ -123,12 +126,11 @@ async def letters(
         if first is None:
             return
         start = first.sequence
-    marks = {entry.key: entry.value for entry in await bus.bucket("letters").entries()}
+    marks = {entry.key: entry for entry in await bus.bucket("letters").entries()}
     pattern = subjects.deadletter(service, run_id)
     async for stored in direct.replay(bus, streams.DEADLETTERS, pattern, start):
         letter = await _letter(bus, stored)
-        mark = marks.get(letter.key)
-        yield Letter(stored.sequence, letter, Mark.model_validate_json(mark) if mark else None)
+        yield Letter(stored.sequence, letter, _mark(marks.get(letter.key)))
 
 
 async def find(bus: Buckets, number: int) -> Letter | None:
@@ -142,7 +144,7 @@ async def find(bus: Buckets, number: int) -> Letter | None:
         return None
     letter = await _letter(bus, stored)
     entry = await bus.bucket("letters").get(letter.key)
-    return Letter(number, letter, Mark.model_validate_json(entry.value) if entry else None)
+    return Letter(number, letter, _mark(entry))
 
 
 async def mark(bus: Buckets, letter: DeadLetter, state: Literal["replaying", "replayed"]) -> None:
@@ -173,6 +175,17 @@ async def kept(bus: HasJetStream) -> int:
     """
     info = await bus.jetstream.api(f"STREAM.INFO.{streams.DEADLETTERS}")
     return int(info["state"]["messages"])
+
+
+def _mark(entry: Entry | None) -> Mark | None:
+    """The mark in an entry; None also for one that cannot be read: a replay may be repeated."""
+    if entry is None:
+        return None
+    try:
+        return Mark.model_validate_json(entry.value)
+    except ValidationError as error:
+        log.warning("the mark %s cannot be read, ignored: %s", entry.key, error)
+        return None
 
 
 async def _letter(bus: HasJetStream, stored: Stored) -> DeadLetter:

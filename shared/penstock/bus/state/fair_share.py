@@ -190,7 +190,12 @@ class FairShare:
         await self._take(free[: share - len(self._held)])
 
     async def _learn(self, parts: Entry | None) -> None:
-        if parts is None or int(parts.value) == len(self._parts):
+        if parts is None:
+            return
+        if not parts.value.isdigit():
+            log.warning("%s: KV leases, %s is no number, ignored", self._group, parts.key)
+            return
+        if int(parts.value) == len(self._parts):
             return
         self._parts = range(int(parts.value))
         log.info("%s: there are %d parts now", self._group, len(self._parts))
@@ -201,10 +206,11 @@ class FairShare:
     def _peers(self, found: dict[str, Entry]) -> list[str]:
         """The members that know the same number of parts as this one, sorted."""
         prefix = f"{self._group}.member."
+        known = f"{len(self._parts)}"
         return sorted(
             key.removeprefix(prefix)
             for key, entry in found.items()
-            if key.startswith(prefix) and int(note_of(entry) or self._unnoted) == len(self._parts)
+            if key.startswith(prefix) and (note_of(entry) or f"{self._unnoted}") == known
         )
 
     async def _take(self, parts: Sequence[int]) -> None:

@@ -6,12 +6,16 @@ losses) and `normalizer.<partition>` (how far a partition of RAW is processed).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import orjson
 
 from penstock.bus import streams
 from penstock.bus.state.kv import Entry
+
+log = logging.getLogger(__name__)
 
 BUCKET = "checkpoints"
 MARKS, LOST = "marks", "lost."
@@ -46,6 +50,14 @@ class Loss:
         )
 
 
+_FIELDS = frozenset(each.name for each in fields(Loss))
+
+
+def _loss(found: dict[str, Any]) -> Loss:
+    """A loss from its JSON, without fields that a later version has added."""
+    return Loss(**{name: value for name, value in found.items() if name in _FIELDS})
+
+
 @dataclass
 class Snapshot:
     """The server's and KV's state at one moment, and what this process knew before it asked."""
@@ -59,15 +71,25 @@ class Snapshot:
     revisions: dict[str, int] = field(default_factory=dict)  # of each stream's list of losses
 
     def take(self, entry: Entry) -> None:
-        """Take in an entry of the bucket `checkpoints`."""
+        """Take in an entry of the bucket `checkpoints`.
+
+        An entry that cannot be read is logged and passed over, and the next record replaces it.
+        Otherwise it would stop every process that compares the streams.
+        """
+        try:
+            self._take(entry)
+        except (ValueError, TypeError, AttributeError) as error:
+            log.error("KV %s, %s: cannot be read, ignored: %s", BUCKET, entry.key, error)
+
+    def _take(self, entry: Entry) -> None:
         if entry.key == MARKS:
-            for stream, last in orjson.loads(entry.value).items():
-                self.mark(stream, last)
             self.revision = entry.revision
+            for stream, last in orjson.loads(entry.value).items():
+                self.mark(stream, int(last))
         elif entry.key.startswith(LOST):
             stream = entry.key.removeprefix(LOST)
-            self.losses[stream] = [Loss(**each) for each in orjson.loads(entry.value)]
             self.revisions[stream] = entry.revision
+            self.losses[stream] = [_loss(each) for each in orjson.loads(entry.value)]
         elif entry.key.startswith("normalizer.") and entry.value.isdigit():
             self.mark(streams.RAW, int(entry.value))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 
+import orjson
 import pytest
 
 from penstock.bus import Bus, BusUnavailable, Loss, Message, NotThereYet, streams, subjects
@@ -150,3 +152,22 @@ async def test_two_that_repair_at_once_find_one_loss(fresh_nats: NatsServer) -> 
         next_one = await one.publisher.publish(Message(subject, b"", {}))
         assert next_one > one.continuity.all[0].skipped_to >= 2 + MARGIN["COMMANDS"]
         assert (await state(one, streams.COMMANDS))["messages"] == 2
+
+
+async def test_records_of_losses_that_cannot_be_read_hold_nobody_back(
+    fresh_nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One was written by a later version, with a field more; the others are no records at all."""
+    loss = Loss(streams.EVENTS, 1, 2, 0, "2026-01-01T00:00:00Z")
+    async with connected(fresh_nats.url, repairs=True) as normalizer:
+        checkpoints = normalizer.bucket("checkpoints")
+        later = [{**asdict(loss), "severity": "high"}]
+        await checkpoints.put(f"lost.{streams.EVENTS}", orjson.dumps(later))
+        await checkpoints.put(f"lost.{streams.RAW}", b"{}}")
+        await checkpoints.put("marks", b'{"RAW": "many"}')
+        async with connected(fresh_nats.url) as edge:
+            assert edge.continuity.of(streams.EVENTS) == (loss,)
+            assert edge.not_ready == []
+        assert f"checkpoints, lost.{streams.RAW}: cannot be read" in caplog.text
+        await publish_events(normalizer, new_run_id(), 1, 5)
+        await noted(normalizer, streams.EVENTS, 5)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from penstock.bus import Bus, BusSettings, Message, streams, subjects
 from penstock.bus.state import deadletters
 from support.drive.bus import connected, new_run_id
@@ -124,3 +126,16 @@ async def test_who_only_looks_makes_no_streams(fresh_nats: NatsServer) -> None:
         assert (await bus.api("STREAM.LIST"))["total"] == 0
     finally:
         await bus.close()
+
+
+async def test_a_mark_that_cannot_be_read_hides_no_dead_letter(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    letter = letter_about(a_cancel())
+    number = (await buried(bus, letter)).number
+    await bus.bucket("letters").put(letter.key, b'{"state": "half"}')
+    assert (await all_letters(bus))[-1].number == number
+    found = await deadletters.find(bus, number)
+    assert found is not None
+    assert found.mark is None
+    assert f"the mark {letter.key} cannot be read" in caplog.text

@@ -518,3 +518,15 @@ async def test_beside_a_member_that_learns_nothing_every_part_has_a_taker(
     await old.leave()
     await shared_out(new, parts=24)
     await new.leave()
+
+
+async def test_a_note_or_number_of_parts_that_cannot_be_read_stops_nobody(
+    bus: Bus, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    leases = bus.bucket("leases")
+    await leases.put(f"{group}.member.z", b"z sixteen")
+    await leases.put(f"{group}.parts", b"many")
+    member = Member(bus, group, "a")
+    await shared_out(member)
+    await member.leave()
+    assert f"{group}.parts is no number" in caplog.text
