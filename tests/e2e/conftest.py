@@ -1,4 +1,4 @@
-"""Penstock as separate processes before the real Agno and ADK servers, once and twice of each."""
+"""Penstock as separate processes, two of each service, before the real Agno and ADK servers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
 
 
-@pytest_asyncio.fixture(
-    scope="session", loop_scope="session", params=[1, 2], ids=["one of each", "two of each"]
-)
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=[2], ids=["two of each"])
 async def penstock(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     agno_server: Upstream,
     adk_server: Upstream,
 ) -> AsyncIterator[Deployment]:
-    """A deployment over a NATS server of its own, with the agents that are listed here."""
+    """A deployment over a NATS server of its own, with the agents that are listed here.
+
+    `test_real_servers.py` has it with one process of each service, too.
+    """
     agno = {"protocol": "agno", "url": agno_server.url}
     agents: list[dict[str, Any]] = [
         {

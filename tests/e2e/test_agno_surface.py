@@ -1,7 +1,6 @@
 """Agno's surface over the real servers: by plain HTTP, and by Agno's own client.
 
-Every test runs against one process of each service, and against two of each: start, continue and
-cancel go to different edges where there are two.
+Two processes of each service: start, continue and cancel go to different edges.
 """
 
 from __future__ import annotations
@@ -9,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from penstock.sse import Parser
 from support.real.deployment import Deployment
@@ -360,23 +361,55 @@ async def test_the_call_of_a_workflows_agent_is_confirmed_by_its_step(
 # by Agno's own client
 
 
-async def remote(
-    penstock: Deployment, kind: str, id: str, action: str, message: str, edge: int = 0
-) -> list[Any]:
-    """What Agno's client makes of it: see tests/upstreams/agno/remote.py."""
-    process = await asyncio.create_subprocess_exec(
-        AGNO.python,
-        UPSTREAMS / "agno" / "remote.py",
-        *(penstock.edge(edge), kind, id, action, message),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={"PYTHONDONTWRITEBYTECODE": "1"},
-    )
-    out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    assert not err, err.decode()  # it logs what it cannot read
-    steps: list[Any] = json.loads(out)["steps"]
-    return steps
+class AgnosClient:
+    """Agno's client in a process of its own, for all tests: importing it takes seconds."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    async def ask(self, *what: str) -> list[Any]:
+        """What it makes of one action: see tests/upstreams/agno/remote.py."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        logged = self._log.stat().st_size
+        self._process.stdin.write(json.dumps(what).encode() + b"\n")
+        answer = json.loads(await self._process.stdout.readline())
+        assert "error" not in answer, answer["error"]
+        assert self._log.stat().st_size == logged, self._log.read_text()[logged:]  # unreadable
+        steps: list[Any] = answer["steps"]
+        return steps
+
+
+Remote = Callable[..., Awaitable[list[Any]]]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def agnos_client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AgnosClient]:
+    log = tmp_path_factory.mktemp("agnos-client") / "stderr"
+    with log.open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *(AGNO.python, UPSTREAMS / "agno" / "remote.py"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
+            env={"PYTHONDONTWRITEBYTECODE": "1"},
+            limit=64 * 1024 * 1024,
+        )
+    yield AgnosClient(process, log)
+    assert process.stdin is not None
+    process.stdin.close()
+    await process.wait()
+
+
+@pytest.fixture
+def remote(penstock: Deployment, agnos_client: AgnosClient) -> Remote:
+    """What Agno's client makes of an action: kind, id, action, message."""
+
+    async def ask(kind: str, id: str, action: str, message: str) -> list[Any]:
+        return await agnos_client.ask(penstock.edge(0), kind, id, action, message)
+
+    return ask
 
 
 def classes(step: list[dict[str, Any]]) -> list[str]:
@@ -396,9 +429,9 @@ AGENTS = pytest.mark.parametrize(
 
 @AGENTS
 async def test_agnos_client_reads_a_stream(
-    penstock: Deployment, kind: str, id: str, message: str, prefix: str
+    remote: Remote, kind: str, id: str, message: str, prefix: str
 ) -> None:
-    [events] = await remote(penstock, kind, id, "stream", message)
+    [events] = await remote(kind, id, "stream", message)
     said = classes(events)
     assert (said[0], said[-1]) == (f"{prefix}StartedEvent", f"{prefix}CompletedEvent")
     assert len({event["session_id"] for event in events}) == 1
@@ -406,9 +439,9 @@ async def test_agnos_client_reads_a_stream(
 
 @AGENTS
 async def test_agnos_client_reads_a_run(
-    penstock: Deployment, kind: str, id: str, message: str, prefix: str
+    remote: Remote, kind: str, id: str, message: str, prefix: str
 ) -> None:
-    [output] = await remote(penstock, kind, id, "run", message)
+    [output] = await remote(kind, id, "run", message)
     assert output["status"] == "COMPLETED"
     assert output["content"]
 
@@ -416,10 +449,10 @@ async def test_agnos_client_reads_a_run(
 @pytest.mark.parametrize("id", ["assistant", "adk"])
 @pytest.mark.parametrize("action", ["confirm", "reject"])
 async def test_agnos_client_decides(
-    penstock: Deployment, agno_server: Upstream, adk_server: Upstream, id: str, action: str
+    remote: Remote, agno_server: Upstream, adk_server: Upstream, id: str, action: str
 ) -> None:
     name = title()
-    first, second = await remote(penstock, "agents", id, action, f"confirm {name}")
+    first, second = await remote("agents", id, action, f"confirm {name}")
     assert classes(first)[-1] == "RunPausedEvent"
     said = classes(second)
     assert (said[0], said[-1]) == ("RunContinuedEvent", "RunCompletedEvent")
@@ -430,27 +463,27 @@ async def test_agnos_client_decides(
 
 @pytest.mark.parametrize("id", ["assistant", "adk"])
 async def test_agnos_client_decides_without_streams(
-    penstock: Deployment, agno_server: Upstream, adk_server: Upstream, id: str
+    remote: Remote, agno_server: Upstream, adk_server: Upstream, id: str
 ) -> None:
     name = title()
-    run, done = await remote(penstock, "agents", id, "confirm-run", f"confirm {name}")
+    run, done = await remote("agents", id, "confirm-run", f"confirm {name}")
     assert (run["status"], done["status"]) == ("PAUSED", "COMPLETED")
     server = adk_server if id == "adk" else agno_server
     assert runs_of(server, run["session_id"] if id == "adk" else name) == 1
 
 
-async def test_agnos_client_decides_for_a_teams_member(penstock: Deployment) -> None:
-    first, second = await remote(penstock, "teams", "team", "confirm", "delegateconfirm")
+async def test_agnos_client_decides_for_a_teams_member(remote: Remote) -> None:
+    first, second = await remote("teams", "team", "confirm", "delegateconfirm")
     assert classes(first)[-1] == "RunPausedEvent"
     assert ran(second) == ["create_document"]
     assert classes(second)[-1] == "RunCompletedEvent"
 
 
 @pytest.mark.parametrize(("id", "message"), [("assistant", "slow"), ("adk", "slow 50 100")])
-async def test_agnos_client_cancels(penstock: Deployment, id: str, message: str) -> None:
-    [events] = await remote(penstock, "agents", id, "cancel", message)
+async def test_agnos_client_cancels(remote: Remote, id: str, message: str) -> None:
+    [events] = await remote("agents", id, "cancel", message)
     assert "RunCancelledEvent" in classes(events)
 
 
-async def test_agnos_client_learns_a_name(penstock: Deployment) -> None:
-    assert await remote(penstock, "agents", "assistant", "name", "") == ["assistant"]
+async def test_agnos_client_learns_a_name(remote: Remote) -> None:
+    assert await remote("agents", "assistant", "name", "") == ["assistant"]

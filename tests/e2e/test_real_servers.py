@@ -20,7 +20,13 @@ from support.drive.waiting import eventually
 from support.real.deployment import Deployment, Event, frames
 from support.real.upstreams import Upstream
 
-pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parametrize(
+        "penstock", [1, 2], ids=["one of each", "two of each"], indirect=True, scope="session"
+    ),
+]
 
 
 def check(events: list[Event]) -> None:

@@ -1,7 +1,9 @@
 """Agno's own client against a server that calls itself Agno: what it makes of every answer.
 
-`remote.py URL KIND ID ACTION MESSAGE` prints `{"steps": [...]}`; a step is a list of events, or one
-run output. Actions: run, stream, cancel, confirm, reject, confirm-run, name.
+Each line of stdin asks for one action: `[URL, KIND, ID, ACTION, MESSAGE]`. The line of stdout that
+answers it is `{"steps": [...]}`; a step is a list of events, or one run output. Where the client
+raises, it is `{"error": "<traceback>"}`. Actions: run, stream, cancel, confirm, reject, confirm-run,
+name.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import traceback
 from typing import Any
 
 from agno.agent import RemoteAgent
@@ -72,12 +75,20 @@ async def steps(remote: Any, action: str, message: str) -> list[Any]:
                 run_id=run.run_id, session_id=run.session_id, requirements=answer(run, True)
             )
             return [told(run), told(done)]
-    raise SystemExit(f"no action {action}")
+    raise ValueError(f"no action {action}")
+
+
+async def answered(line: str) -> dict[str, Any]:
+    url, kind, id, action, message = json.loads(line)
+    try:
+        return {"steps": await steps(REMOTES[kind](url, id), action, message)}
+    except Exception:
+        return {"error": traceback.format_exc()}
 
 
 async def main() -> None:
-    url, kind, id, action, message = sys.argv[1:]
-    print(json.dumps({"steps": await steps(REMOTES[kind](url, id), action, message)}))
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps(await answered(line)), flush=True)
 
 
 asyncio.run(main())

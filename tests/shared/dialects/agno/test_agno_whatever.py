@@ -123,7 +123,7 @@ _DECIDED = st.dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     kind=st.sampled_from(["agent", "team", "workflow"]),
     first=frames(_COURSE, 12),

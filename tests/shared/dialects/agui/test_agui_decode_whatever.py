@@ -105,7 +105,7 @@ _DECIDED = st.dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     first=frames(_COURSE, 15),
     pause=frames(["RUN_FINISHED"], 1),

@@ -255,7 +255,7 @@ def test_what_is_made_up_covers_the_contract() -> None:
 
 
 @each_audience
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(events=any_run)
 def test_whatever_comes_the_stream_keeps_the_clients_rules(
     audience: Audience, events: list[Event]
@@ -269,7 +269,7 @@ def test_whatever_comes_the_stream_keeps_the_clients_rules(
 
 
 @each_audience
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(before=any_run, after=any_run)
 def test_whoever_joins_anywhere_gets_a_stream_that_keeps_the_rules(
     audience: Audience, before: list[Event], after: list[Event]
@@ -281,7 +281,7 @@ def test_whoever_joins_anywhere_gets_a_stream_that_keeps_the_rules(
 
 
 @each_audience
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(events=any_run)
 def test_a_stream_that_must_stop_ends_with_an_error(
     audience: Audience, events: list[Event]
