@@ -1,7 +1,7 @@
 # Penstock. `make` alone lists what there is. Needs: Python 3.11 or later, make, a package index.
 
 .DEFAULT_GOAL := help
-.PHONY: dist dist-check help setup upstreams node agui-client run test lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
+.PHONY: dist dist-check help setup upstreams node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
 
 BIN := .venv/bin
 MEMBERS := shared services/approvals services/cli services/connector services/edge \
@@ -33,8 +33,26 @@ run: setup ## Start everything with demo agents on http://127.0.0.1:8000
 	@$(MAKE) --no-print-directory upstreams UPSTREAMS="$(DEMO_UPSTREAMS)"
 	@exec $(BIN)/penstock up --demo
 
-test: setup upstreams node agui-client lint types imports ## Run all that CI runs
-	@$(BIN)/python -m pytest -n 3 -rs
+# Tests wait more than they compute, so that two cores keep three workers busy. More than four
+# make tests that have deadlines of seconds late.
+CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+WORKERS := $(shell n=$$(($(CORES) + 1)); [ $$n -gt 4 ] && n=4; echo $$n)
+# (With bytecode on disk, whatever the environment says: every worker would compile all tests.)
+PYTEST_N := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# What needs nothing but .venv and takes little: pure code, and the bus over one real nats-server.
+FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py tests/web \
+	tests/connector/model/test_model.py tests/connector/upstreams tests/connector/legs/test_history.py \
+	tests/conformance/test_conformance.py tests/conformance/test_examples.py \
+	tests/conformance/test_real_path.py tests/contract/test_documents.py tests/contract/test_openapi.py \
+	tests/chaos/test_checker.py tests/cli/test_render.py tests/test_architecture.py tests/test_links.py \
+	--ignore tests/shared/bus/test_cluster.py \
+	--ignore tests/shared/dialects/agui/test_agui_encode_client.py
+
+test: setup upstreams node agui-client lint types imports ## Run all that CI runs (8 minutes on two cores)
+	@$(PYTEST_N) -rs
+
+test-fast: setup ## Run the tests of pure code and of the bus, which need .venv alone (90 s on two cores)
+	@$(PYTEST_N) -m "not real and not bench and not chaos and not dist" -rs $(FAST)
 
 lint: setup ## Check style and format
 	@$(BIN)/ruff check --quiet
