@@ -18,7 +18,7 @@ from penstock_connector.state.claims import Claims
 from penstock_connector.state.connectors import Connectors
 from penstock_connector.state.sendings import Sendings
 from penstock_normalizer.service import NormalizerService
-from support.drive.bus import connected
+from support.drive.bus import connected, new_run_id
 from support.drive.pipeline import PIPELINE, Pipeline, Services, pipeline, types
 from support.drive.waiting import eventually
 from support.fakes.clocks import server_steps
@@ -84,6 +84,26 @@ async def test_what_is_gone_before_it_is_read_refuses_nobody(
         earlier = await theirs.claim("r")
         assert earlier is not None, "it is ours, and not nobody's"
         assert (earlier if isinstance(earlier, Claim) else earlier.sent).pod == "connector-a"
+
+
+async def test_a_claim_is_taken_over_when_its_holders_lease_has_ended_and_not_before(
+    nats_server: NatsServer,
+) -> None:
+    async with pipeline(nats_server.url, Config(), ()) as penstock:
+        bus = penstock.bus
+        mine, theirs = (
+            Claims(bus, pod, Connectors(bus, pod)) for pod in ("connector-c", "connector-d")
+        )
+        lease = Lease(bus, "pod.connector-d", "connector-d", 60)
+        await lease.acquire()
+        run_id = new_run_id()
+        assert await theirs.claim(run_id) is None
+        assert not await mine.take_over(run_id)
+        await lease.release()
+        assert await mine.take_over(run_id)
+        claim = await theirs.claim(run_id)
+        assert claim is not None
+        assert claim.pod == "connector-c"
 
 
 async def test_a_start_that_is_delivered_again_calls_the_upstream_once(
