@@ -201,8 +201,8 @@ def test_a_replay_puts_back_once_and_the_list_shows_it(
     number = str(found.number)
     first, second = penstock("replay", number), penstock("replay", number)
     assert (first.exit_code, second.exit_code) == (0, 0)
-    assert first.stdout == f"{number}: put back, as {subject}\n"
-    assert second.stdout.startswith(f"{number}: was put back at ")
+    assert first.stdout == f"{number}: replayed, as {subject}\n"
+    assert second.stdout.startswith(f"{number}: was replayed at ")
     assert on(nats, lambda bus: stored_command(bus, subject)) == 1
     [line] = lines(penstock("list", "--service", service, "--json"))
     assert line["state"] == "replayed"
@@ -222,7 +222,7 @@ def test_a_replay_of_all_tells_of_each_and_fails_when_one_cannot(
     ]
     run_id = cancel.letter.run_id
     again = penstock("replay", "--all", "--service", service, "--run", run_id)
-    assert (again.exit_code, again.stderr) == (0, "there is nothing to put back\n")
+    assert (again.exit_code, again.stderr) == (0, "there is nothing to replay\n")
     missing = penstock("replay", "99999")
     assert missing.exit_code == 1
     assert "99999: there is no such dead letter" in missing.stderr

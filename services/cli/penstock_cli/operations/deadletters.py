@@ -101,19 +101,19 @@ async def replay(bus: Bus, output: Output, selection: Selection) -> int:
     if not selection.numbers:
         found = [one for one in found if _state(one) != "replayed"]
         if not found:
-            output.notice("there is nothing to put back")
+            output.notice("there is nothing to replay")
     for one in found:
         try:
             done = await replay_letter(bus, one)
         except CannotReplay as error:
-            _report(output, one.number, "refused", f"cannot be put back: {error}")
+            _report(output, one.number, "refused", f"cannot be replayed: {error}")
             code = FAILED
             continue
         if done:
-            _report(output, one.number, "replayed", f"put back, as {one.letter.subject}")
+            _report(output, one.number, "replayed", f"replayed, as {one.letter.subject}")
         else:
             assert one.mark is not None
-            _report(output, one.number, "already", f"was put back at {one.mark.at}: nothing done")
+            _report(output, one.number, "already", f"was replayed at {one.mark.at}: nothing done")
     return code
 
 

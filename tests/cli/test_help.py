@@ -1,0 +1,59 @@
+"""Every command and option explains itself, and a wrong usage says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from penstock_cli.main import app
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    waiting: list[tuple[str, Any]] = [("penstock", get_command(app))]
+    while waiting:
+        path, command = waiting.pop()
+        yield path, command
+        waiting += [
+            (f"{path} {name}", each) for name, each in getattr(command, "commands", {}).items()
+        ]
+
+
+COMMANDS = dict(commands())
+
+
+def test_all_commands_are_found() -> None:
+    assert {"penstock up", "penstock runs show", "penstock deadletters replay"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_command_and_option_has_a_help_text_that_is_a_sentence(path: str) -> None:
+    command = COMMANDS[path]
+    assert command.help
+    assert command.help.rstrip().endswith(".")
+    for parameter in command.params:
+        text = getattr(parameter, "help", None)
+        assert text, f"{path}: {parameter.name} has no help"
+        assert text.endswith((".", ")")), f"{path}: {parameter.name}: {text!r}"
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("deadletters replay", "name dead letters by their numbers, or say --all"),
+        ("deadletters replay 1 --run x", "--service, --run and --since go with --all"),
+        ("deadletters list --since noon", "neither like 15m, 2h or 3d nor a time"),
+        ("up --nats nats://127.0.0.1:1 --nats-port 4222", "leave one out"),
+        ("up --nats-sync 10", "write `always`, or a time such as 500ms"),
+        ("token --lifetime long", "write it like 15m, 2h or 3d"),
+        ("approvals approve some-id --value city", "write the item's id, =, and the value"),
+    ],
+)
+def test_a_wrong_usage_ends_with_exit_code_2_and_says_what_to_do(words: str, advice: str) -> None:
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, words.split())
+    assert result.exit_code == 2
+    text = " ".join(result.output.replace("│", " ").split())
+    assert advice in text
