@@ -1,0 +1,196 @@
+"""An error in the background ends a stream or is tried again; no client waits in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from starlette.types import Message
+
+from penstock.bus import Bus, BusUnavailable, Stored
+from penstock.web.auth import Identity
+from penstock.web.problems import Problem
+from penstock_edge.settings import EdgeSettings
+from penstock_edge.sources import run_source
+from penstock_edge.sources.feed import Feed
+from penstock_edge.sources.locate import start_from_now, start_of_new_run
+from penstock_edge.sources.many_runs import ManyRunViews
+from penstock_edge.sources.sessions import RunRecords, Session
+from penstock_edge.stream import credential, until_idle, waiting
+from penstock_edge.stream.client import Client, End
+from penstock_edge.stream.hubs import Hubs
+from penstock_edge.stream.open_streams import OpenStreams
+from penstock_edge.stream.until_idle import UntilIdle
+from penstock_edge.stream.waiting import WaitingStream
+from penstock_edge.views.dialects import upstream_leg_view
+from penstock_edge.views.framing import NAMED_SSE
+from support.fakes.pretend import PretendRun
+
+SESSION = Session("alice", "a-session", ("assistant",), any_agent=False)
+
+
+@pytest.fixture
+async def hubs(bus: Bus) -> AsyncIterator[Hubs]:
+    hubs = Hubs(bus, EdgeSettings(hub_grace_s=0.05))
+    yield hubs
+    await hubs.close()
+
+
+async def all_of(client: Client) -> bytes:
+    """What the client is given until its stream ends."""
+    taken = b""
+    async with asyncio.timeout(10):
+        while (body := await client.take()) is not None:
+            taken += body
+    return taken
+
+
+async def test_a_stream_over_many_runs_ends_when_its_events_cannot_be_selected(
+    hubs: Hubs, bus: Bus, run: PretendRun
+) -> None:
+    class Broken(RunRecords):
+        async def of(self, run_id: str) -> Any:
+            raise RuntimeError("this record breaks the selection")
+
+    feed = Feed(bus)
+    view = ManyRunViews(bus, feed, Broken(bus)).of_types(["*.*"], frozenset({"alice"}), NAMED_SSE)
+    client = await hubs.join(view, await start_from_now(bus))
+    await run.started()
+    await all_of(client)
+    assert client.end is End.FAILED
+    client.leave()
+    await hubs.close()
+    await feed.close()
+
+
+async def test_a_legs_stream_ends_in_an_error_when_the_end_of_its_run_cannot_be_found(
+    hubs: Hubs, bus: Bus, run: PretendRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*where: Any) -> Stored | None:
+        raise BusUnavailable("refused")
+
+    monkeypatch.setattr(run_source, "tail", refused)
+    start = await start_of_new_run(bus, frames=True)
+    client = await hubs.join(upstream_leg_view(run.run_id, 1, 300), start)
+    await run.started()
+    await run.raw("open", {})
+    await run.raw("bytes", b"data: 1\n\n")
+    await run.completed()
+    assert b"The stream was interrupted" in await all_of(client)
+    client.leave()
+
+
+async def test_a_stream_ends_when_its_credential_cannot_be_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(*arguments: Any) -> None:
+        raise RuntimeError("the token's record cannot be read")
+
+    monkeypatch.setattr(credential, "over", broken)
+    monkeypatch.setattr(
+        credential, "identity_of", lambda scope: cast(Identity, SimpleNamespace(expires_at=1.0))
+    )
+    ended = asyncio.Event()
+    with credential.while_valid({}, ended.set):
+        async with asyncio.timeout(5):
+            await ended.wait()
+
+
+async def test_a_stream_until_idle_ends_although_a_record_could_not_be_read_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[int | None] = [None, 7]
+    ended = asyncio.Event()
+
+    async def idle_since(bus: Bus, session: Session) -> int | None:
+        answer = answers.pop(0)
+        if answer is None:
+            raise ValueError("a record that cannot be read")
+        return answer
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        await ended.wait()
+
+    def end_after(sequence: int) -> None:
+        assert sequence == 7
+        ended.set()
+
+    monkeypatch.setattr(until_idle, "idle_since", idle_since)
+    monkeypatch.setattr(until_idle, "LOOK_S", 0.01)
+    client = cast(Client, SimpleNamespace(end_after=end_after))
+    async with asyncio.timeout(5):
+        await UntilIdle(stream, client, cast(Bus, None), SESSION)(
+            {}, cast(Any, None), cast(Any, None)
+        )
+
+
+class Begun:
+    """A stream that has begun."""
+
+    def __init__(self) -> None:
+        self.was_discarded = False
+
+    def discard(self) -> None:
+        self.was_discarded = True
+
+
+class Sent:
+    """What a response has sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    async def __call__(self, message: Message) -> None:
+        self.messages.append(message)
+
+
+async def never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def waiting_for(begun: Any, monkeypatch: pytest.MonkeyPatch, unsubscribe: Any) -> WaitingStream:
+    async def subscribe(subject: str, handle: Any) -> Any:
+        return SimpleNamespace(unsubscribe=unsubscribe)
+
+    monkeypatch.setattr(waiting, "while_valid", lambda scope, end: nullcontext())
+    bus = cast(Bus, SimpleNamespace(subscribe=subscribe))
+    return WaitingStream(bus, "a.subject", begun, 15, OpenStreams(10, 0))
+
+
+async def test_a_stream_that_begins_as_its_request_is_cancelled_leaves_its_hub(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Begun()
+
+    async def begun() -> Any:
+        return stream
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    response = waiting_for(begun, monkeypatch, cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await response({"method": "GET"}, never, Sent())
+    assert stream.was_discarded
+
+
+async def test_a_stream_that_cannot_begin_any_more_ends_cleanly_after_its_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def gone() -> Any:
+        raise Problem(410, "the events are no longer kept")
+
+    async def unsubscribe() -> None:
+        return
+
+    sent = Sent()
+    await waiting_for(gone, monkeypatch, unsubscribe)({"method": "GET"}, never, sent)
+    assert [message["type"] for message in sent.messages] == [
+        "http.response.start",
+        "http.response.body",
+    ]
