@@ -1,6 +1,6 @@
 """The bus: the only code of Penstock that speaks NATS.
 
-What services use every day is imported from here: `from penstock.bus import Bus, RawWriter`.
+Services import its classes and errors from here: `from penstock.bus import Bus, RawWriter`.
 Subjects, streams, records and message headers are modules beside this file; functions live in
 `read`, `write`, `state` and `admin`.
 """

@@ -20,7 +20,7 @@ class Budget:
 
     One flooding holder gets half of the limit, two get a third each, and a new holder finds room
     (the dynamic threshold of Choudhury and Hahne, IEEE/ACM ToN 6(2), 1998, with alpha 1). A holder
-    that holds nothing may always take; the limit is exceeded by no more than one such step each.
+    of nothing may always take, so the limit can be exceeded by one step of each holder.
     """
 
     limit_bytes: int

@@ -103,7 +103,7 @@ class Bus:
             log.warning("NATS did not take the last messages before the connection was closed")
         await self.client.close()
 
-    # how it is
+    # state
 
     @property
     def where(self) -> str:
@@ -139,7 +139,7 @@ class Bus:
         held_back = self.client.held_back
         return reasons if not held_back or held_back in reasons else [held_back, *reasons]
 
-    # its parts
+    # requests, reads and buckets
 
     def bucket(self, name: str) -> Bucket:
         """A KV bucket of `streams.buckets`."""
@@ -187,7 +187,7 @@ class Bus:
         """See `leader.delete`."""
         return await leader.delete(self, stream, sequence)
 
-    # its connection
+    # the connection
 
     def _loop(self, run: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(run))

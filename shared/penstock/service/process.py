@@ -1,8 +1,8 @@
 """The process of a service: starting services, serving their routes, draining, stopping.
 
 SIGTERM and SIGINT: the services are not ready at once and drain concurrently for up to
-`PENSTOCK_DRAIN_S`, then they stop in order. A second signal, or the end of the grace, goes on to
-the stopping, which is bounded, too. A third signal ends the process at once.
+`PENSTOCK_DRAIN_S`, then they stop in order, which has a time limit, too. A second signal ends the
+drain and begins the stop. A third signal ends the process at once.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ SUBSCRIBE_AGAIN_S = 10.0
 class Refusals:
     """Reports refused publishes and subscriptions, and retries subscriptions.
 
-    The server does not announce that a subscription is allowed at last, so the client makes a new
+    The server does not announce that a subscription has become permitted. So the client makes a new
     connection, which subscribes to everything again. `on_publish` gets the subject of a refused
     publish, in lower case.
     """

@@ -1,8 +1,9 @@
-"""Repeat a question while nobody answers: neither a killed leader nor its successor replies to it.
+"""Repeats a request while nobody answers, as during the election of a leader.
 
-The length of an election is unknown. A long timeout would add its rest to the election; a short
-timeout would give up on a server that is merely slow. So the question is sent every half second,
-and the first answer counts, also a late answer to an early question.
+A killed leader does not answer, and its successor never saw the request. The length of an election
+is unknown: a long timeout would add its rest to the election, and a short timeout would give up on
+a server that is merely slow. So the request is sent every half second, and the first answer counts,
+also a late answer to an early request.
 """
 
 from __future__ import annotations

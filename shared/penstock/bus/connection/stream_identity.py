@@ -33,7 +33,8 @@ class StreamIdentity:
 
     `created` returns a stream's time of creation, None when there is no such stream, and raises
     BusError while the server cannot tell. `found` is called as soon as one stream is known to be
-    the same and none is missing; `lost` is called with the reason when one is missing or other.
+    the same and none is missing. `lost` is called with the reason when a stream is missing or was
+    made anew.
     """
 
     def __init__(

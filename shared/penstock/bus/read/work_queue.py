@@ -120,7 +120,8 @@ class WorkQueue:
         Call this when one of those processes has died. A living process may hold some of them, so
         handling a message twice must do no harm, as for every repeated delivery. Nothing is
         acknowledged here: the server delivers each message once more, and its handler then finds
-        it done. A handler that raises `Retry` is called three times, one that fails once.
+        it done. A handler that raises `Retry` is called up to three times; a handler that fails is
+        not called again.
 
         With `upto`, messages beyond that stream sequence are left out, and those that an earlier
         call has handled.

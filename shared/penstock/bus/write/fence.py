@@ -1,8 +1,8 @@
 """Fenced appends: a message that must not be stored twice names the expected last sequence.
 
-This is the only module that builds fence headers. The server accepts a pattern that does not cover
-the message's subject without an error, and then the fence does nothing; so the pattern is always
-derived from the subject.
+This is the only module that builds fence headers. Callers must derive the pattern from the subject:
+the server reports no error for a pattern that does not cover the message's subject, and then the
+fence does nothing.
 """
 
 from __future__ import annotations
