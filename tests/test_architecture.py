@@ -243,7 +243,53 @@ def test_a_surface_is_one_folder_and_one_row(tmp_path: Path) -> None:
     assert route.operation is operation
 
 
-@pytest.mark.parametrize("page", ["add-an-event", "add-a-surface"])
+def test_a_client_dialect_is_one_folder_and_one_row(tmp_path: Path) -> None:
+    """docs/add-a-dialect.md: the edge streams a run in a dialect that only the table names."""
+    package = tmp_path / "penstock"
+    shutil.copytree(ROOT / "shared/penstock", package)
+    folder = package / "dialects/counting"
+    folder.mkdir()
+    (folder / "__init__.py").write_text('"""A dialect of this test."""\n')
+    (folder / "encode.py").write_text(block("docs/add-a-dialect.md", "python"))
+    table = package / "dialects/encoders.py"
+    row = '    "counting": counting.DIALECT,\n}'
+    text = table.read_text()
+    assert text.count("\n}") == 1
+    text = text.replace(
+        "\nCLIENT", "\nfrom penstock.dialects.counting import encode as counting\n\nCLIENT"
+    )
+    table.write_text(text.replace("\n}", "\n" + row))
+    script = """
+import json, sys
+from penstock.bus import Stored
+from penstock_edge.views.dialects import DIALECTS, run_view
+
+assert "counting" in DIALECTS
+counting = run_view("r1", "counting")
+encoding = counting.encoding()
+for sequence, action in enumerate(("started", "completed"), 1):
+    event = {"category": "lifecycle", "action": action}
+    body = json.dumps({"event": event, "data": {}}).encode()
+    sys.stdout.buffer.write(
+        encoding.feed(Stored(f"lifecycle.{action}.r1", sequence, {}, body)).body
+    )
+sys.stdout.buffer.write(counting.notice("late", "too late"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+    )
+    assert done.stdout == (
+        b'event: counted\ndata: {"count":1,"type":"lifecycle.started"}\nid: 1-0\n\n'
+        b'event: counted\ndata: {"count":2,"type":"lifecycle.completed"}\nid: 2-0\n\n'
+        b": late: too late\n\n"
+    )
+
+
+@pytest.mark.parametrize("page", ["add-an-event", "add-a-surface", "add-a-dialect"])
 def test_a_page_on_adding_something_names_files_that_there_are(page: str) -> None:
     text = (ROOT / f"docs/{page}.md").read_text()
     named = re.findall(r"`((?:shared|services|tests|deploy|docs)/[\w./-]+)`", text)
