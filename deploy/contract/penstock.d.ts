@@ -8,13 +8,13 @@
 
 /** The decision on one item. */
 export interface DecidedItem {
-  /** The item. */
+  /** The item's id. */
   item_id: string;
-  /** `approve` or `reject`. */
+  /** The decision: `approve` or `reject`. */
   decision: string;
-  /** What the decider said about it. */
+  /** A note of the decider about this item. */
   note?: string | null;
-  /** The answer, where one was asked for. */
+  /** The value of the answer, where the item asked for one. */
   value?: unknown;
 }
 
@@ -22,61 +22,61 @@ export interface DecidedItem {
 export interface Document {
   /** The document's id in its store. */
   id: string;
-  /** How well it fits; higher is better. */
+  /** How well the document matches; a higher score is better. */
   score?: number | null;
   /** The text that was found. */
   content: string;
-  /** Its title. */
+  /** The document's title. */
   title?: string | null;
-  /** Where it is. */
+  /** The document's address. */
   url?: string | null;
 }
 
-/** A failure as an object. */
+/** An error as an object. */
 export interface ErrorInfo {
-  /** A short name of the failure. */
+  /** A short name of the error. */
   code: string;
-  /** What went wrong, for people. */
+  /** A description of the error for people. */
   message: string;
-  /** Whether trying again may help. */
+  /** Whether another attempt may succeed. */
   retryable?: boolean | null;
   /** The HTTP status, if there was one. */
   status_code?: number | null;
-  /** What else is known. */
+  /** Further details of the error. */
   detail?: unknown;
 }
 
-/** What happened, in two words. */
+/** The type of an event, as category and action. */
 export interface EventName {
-  /** The family of the event: lifecycle, llm, approval, … */
+  /** The category of the event, such as `lifecycle`, `llm` or `approval`. */
   category: string;
   /** What happened, within the category. */
   action: string;
 }
 
-/** One thing that somebody must decide. */
+/** One item that needs a decision. */
 export interface RequestedItem {
-  /** The item, unique in the approval. */
+  /** The item's id, unique in the approval. */
   item_id: string;
-  /** `confirmation`, `input`, `external`, `credential`, `feedback`, `selection`, `review` or `long_running`. */
+  /** The kind of the item: `confirmation`, `input`, `external`, `credential`, `feedback`, `selection`, `review` or `long_running`. */
   kind: string;
-  /** SHA-256 hex of what is asked, so that a decision is for it. */
+  /** The SHA-256 of the item as hexadecimal digits, to which a decision is bound. */
   digest: string;
-  /** The call that waits. */
+  /** The tool call that waits for the decision. */
   tool_call_id?: string | null;
   /** The tool that would run. */
   tool?: string | null;
-  /** With these arguments. */
+  /** The arguments with which the tool would run. */
   args?: Record<string, unknown> | null;
-  /** What is asked, for people. */
+  /** A description of the request for people. */
   description?: string | null;
-  /** JSON Schema of the value that an answer must carry. */
+  /** The JSON Schema of the value that an answer must contain. */
   input_schema?: Record<string, unknown> | null;
-  /** What may be chosen. */
+  /** The options that an answer may choose from. */
   options?: unknown[] | null;
   /** Whether a decision may change the arguments. */
   editable: boolean;
-  /** The inner run that asks. */
+  /** The inner run that waits. */
   subrun?: Subrun | null;
 }
 
@@ -84,61 +84,61 @@ export interface RequestedItem {
 export interface RetrievedDocument {
   /** The document's id in its store. */
   id: string;
-  /** How well it fits, or null; higher is better. */
+  /** How well the document matches, or null; a higher score is better. */
   score: number | null;
   /** The text that was found. */
   content: string;
 }
 
-/** Whose session it is, and what it runs. */
+/** The owner of a session and its workflow. */
 export interface SessionMetadata {
-  /** Whose run it is. */
+  /** The user who owns the run. */
   user_id: string;
-  /** The workflow; of a run without one the agent's id. */
+  /** The workflow, or the agent's id for a run without one. */
   workflow: string;
 }
 
-/** Who said it. */
+/** The agent that an event comes from. */
 export interface Source {
-  /** The agent's id in Penstock's configuration, or upstream's. */
+  /** The agent's id in Penstock's configuration, or the upstream's id of it. */
   agent_id: string;
-  /** `agent`, `team` or `workflow` for the outer run, `worker` for one inside it. */
+  /** `agent`, `team` or `workflow` for the outer run, `worker` for an agent inside it. */
   agent_type: string;
-  /** The agent's name, to show to people. */
+  /** The agent's name for people. */
   agent_name: string;
   /** The team that the agent works in, or null. */
   team_name: string | null;
 }
 
-/** The inner run that an event belongs to: a team's member, a workflow's agent. */
+/** The inner run that an event belongs to, such as that of a team's member. */
 export interface Subrun {
-  /** The inner run's id, as the upstream says it. */
+  /** The inner run's id, as the upstream gives it. */
   id: string;
-  /** The run around it, if not the outer. */
+  /** The id of the run that contains it, where that is not the outer run. */
   parent_id?: string | null;
-  /** Who works in it. */
+  /** The name of the agent that works in it. */
   name?: string | null;
 }
 
-/** Tokens that the models of a run used, as far as the upstream tells. */
+/** Tokens that the models of a run used, as far as the upstream reports them. */
 export interface Usage {
-  /** Tokens read. */
+  /** The number of tokens that the models read. */
   input_tokens?: number | null;
-  /** Tokens written. */
+  /** The number of tokens that the models wrote. */
   output_tokens?: number | null;
-  /** Both together. */
+  /** The number of all tokens. */
   total_tokens?: number | null;
-  /** Tokens spent on thoughts. */
+  /** The number of tokens of the models' reasoning. */
   reasoning_tokens?: number | null;
-  /** Tokens read from a cache. */
+  /** The number of tokens that were read from a cache. */
   cached_input_tokens?: number | null;
 }
 
 /** What a workflow came to. */
 export interface WorkflowResult {
-  /** For people. */
+  /** A summary for people. */
   summary: string;
-  /** What has no summary of its own, as JSON. */
+  /** The result as JSON, where it has no summary. */
   value?: unknown;
 }
 
@@ -146,31 +146,31 @@ export interface WorkflowResult {
 export interface Envelope {
   /** The run's id, a UUIDv7 that Penstock made. */
   run_id: string;
-  /** When the connector received it: RFC 3339, UTC, milliseconds. Never decreases. */
+  /** When the connector received the event: RFC 3339, UTC, with milliseconds. It never decreases within a run. */
   timestamp: string;
-  /** The event's place in its run: 1, 2, 3 … no gaps. */
+  /** The number of the event in its run: 1, 2, 3 … without gaps. */
   sequence: number;
-  /** Who said it; null when Penstock itself did. */
+  /** The agent that the event comes from; null for an event of Penstock itself. */
   source: Source | null;
-  /** Category and action. */
+  /** The category and the action of the event. */
   event: EventName;
   /** The fields of the event's type. */
   data: Record<string, unknown>;
-  /** The conversation (thread) of the run. Always on the bus; the executions dialect has the fields above only. */
+  /** The session (conversation, thread) of the run. It is always there on the bus; the executions dialect has the fields above only. */
   session_id?: string | null;
-  /** The upstream request that it came from: 1 is the start, each continue one more. Always on the bus. */
+  /** The number of the upstream request that the event comes from: 1 is the start, and each continue is one more. It is always there on the bus. */
   leg?: number | null;
-  /** Above 1 when it was produced again after a failure. */
+  /** The number of the attempt, above 1 where the event was produced again after a failure. */
   attempt?: number | null;
-  /** The run that started this one. */
+  /** The id of the run that started this one. */
   parent_run_id?: string | null;
-  /** The workflow step it belongs to. */
+  /** The id of the workflow step that the event belongs to. */
   step_id?: string | null;
-  /** The inner run it belongs to. */
+  /** The inner run that the event belongs to. */
   subrun?: Subrun | null;
 }
 
-/** A run was accepted. Always sequence 1, before the upstream answers. */
+/** A run was accepted. The event has always sequence 1 and precedes the upstream's answer. */
 export interface LifecycleStarted extends Envelope {
   event: {
     category: "lifecycle";
@@ -179,11 +179,11 @@ export interface LifecycleStarted extends Envelope {
   data: {
     /** The agent's id in the configuration. */
     agent: string;
-    /** Whose run it is. */
+    /** The user who owns the run. */
     user_id: string;
-    /** What the user said. */
+    /** The message that started the run. */
     message?: string | null;
-    /** The start's key, if it had one. */
+    /** The idempotency key of the start, if it had one. */
     idempotency_key?: string | null;
   };
 }
@@ -195,14 +195,14 @@ export interface LifecyclePaused extends Envelope {
     action: "paused";
   };
   data: {
-    /** Why it waits: `approval_required`. */
+    /** The reason for the pause: `approval_required`. */
     reason: string;
-    /** The approval that it waits for. */
+    /** The approval that the run waits for. */
     approval_id: string;
   };
 }
 
-/** A paused run goes on; said only after `lifecycle.paused`. */
+/** A paused run goes on. The event follows a `lifecycle.paused`. */
 export interface LifecycleResumed extends Envelope {
   event: {
     category: "lifecycle";
@@ -211,21 +211,21 @@ export interface LifecycleResumed extends Envelope {
   data: {
     /** The approval that was decided. */
     approval_id?: string | null;
-    /** The upstream's id of what goes on. */
+    /** The upstream's id of the run that continues. */
     upstream_run_id?: string | null;
   };
 }
 
-/** Something failed and is tried again. */
+/** A piece of work failed and is tried again. */
 export interface LifecycleRetrying extends Envelope {
   event: {
     category: "lifecycle";
     action: "retrying";
   };
   data: {
-    /** Which retry begins: 1 is the first. */
+    /** The number of the retry that begins; the first is 1. */
     retry_count: number;
-    /** How many there may be. */
+    /** The number of retries that are allowed. */
     max_retries: number;
     /** What failed. */
     reason: string;
@@ -234,31 +234,31 @@ export interface LifecycleRetrying extends Envelope {
   };
 }
 
-/** The run ended well. Terminal. */
+/** The run ended successfully. Terminal. */
 export interface LifecycleCompleted extends Envelope {
   event: {
     category: "lifecycle";
     action: "completed";
   };
   data: {
-    /** The final text. */
+    /** The final text of the run. */
     summary: string;
-    /** The whole answer, if not the summary. */
+    /** The whole answer, where it differs from the summary. */
     content?: string | null;
-    /** Structured output, as JSON. */
+    /** The structured output, as JSON. */
     value?: unknown;
-    /** What `value` or `content` is. */
+    /** The type of `value` or `content`, as the upstream names it. */
     content_type?: string | null;
-    /** Tokens used. */
+    /** The number of tokens that the run used. */
     usage?: Usage | null;
-    /** The upstream's own figures. */
+    /** Figures that the upstream reports about the run. */
     metrics?: Record<string, unknown> | null;
-    /** The session's state at the end. */
+    /** The state of the session at the end of the run. */
     session_state?: unknown;
   };
 }
 
-/** The run ended in an error. Terminal. */
+/** The run ended with an error. Terminal. */
 export interface LifecycleFailed extends Envelope {
   event: {
     category: "lifecycle";
@@ -273,34 +273,34 @@ export interface LifecycleFailed extends Envelope {
     error_type?: string | null;
     /** The step that failed. */
     step?: string | null;
-    /** The upstream's HTTP status. */
+    /** The HTTP status of the upstream's answer. */
     status_code?: number | null;
-    /** What else is known. */
+    /** Further details of the error. */
     detail?: unknown;
     /** Whether a new run may succeed. */
     retryable?: boolean | null;
   };
 }
 
-/** The run was stopped. Terminal. */
+/** The run was cancelled. Terminal. */
 export interface LifecycleCancelled extends Envelope {
   event: {
     category: "lifecycle";
     action: "cancelled";
   };
   data: {
-    /** `user_stop`, `superseded` or `shutdown`. */
+    /** The reason: `user_stop`, `superseded` or `shutdown`. */
     reason: string;
-    /** Who stopped it. */
+    /** The user who cancelled the run. */
     by?: string | null;
-    /** The step that was under way. */
+    /** The step that was running. */
     step?: string | null;
-    /** Whether the upstream said that it stopped. */
+    /** Whether the upstream confirmed that it stopped. */
     confirmed: boolean;
   };
 }
 
-/** A message begins; said at its first text. */
+/** A message begins. The event precedes its first text. */
 export interface LlmMessageStarted extends Envelope {
   event: {
     category: "llm";
@@ -309,9 +309,9 @@ export interface LlmMessageStarted extends Envelope {
   data: {
     /** The message's id, unique in the run. */
     message_id: string;
-    /** `assistant`, or who else speaks. */
+    /** The role of the speaker, such as `assistant`. */
     role: string;
-    /** The speaker's name. */
+    /** The name of the speaker. */
     name?: string | null;
   };
 }
@@ -323,14 +323,14 @@ export interface LlmStream extends Envelope {
     action: "stream";
   };
   data: {
-    /** The next piece, never empty. */
+    /** The next piece of the text; it is never empty. */
     content: string;
-    /** The message that it continues. */
+    /** The message that the piece belongs to. */
     message_id: string;
   };
 }
 
-/** A message is whole. */
+/** A message is complete. */
 export interface LlmMessageCompleted extends Envelope {
   event: {
     category: "llm";
@@ -339,49 +339,49 @@ export interface LlmMessageCompleted extends Envelope {
   data: {
     /** The message's id. */
     message_id: string;
-    /** `assistant`, or who else spoke. */
+    /** The role of the speaker, such as `assistant`. */
     role: string;
-    /** The whole text. */
+    /** The whole text of the message. */
     content: string;
-    /** Structured output, as JSON. */
+    /** The structured output, as JSON. */
     value?: unknown;
-    /** What `value` or `content` is. */
+    /** The type of `value` or `content`, as the upstream names it. */
     content_type?: string | null;
-    /** Where it is taken from. */
+    /** The sources that the message cites. */
     citations?: Record<string, unknown> | null;
-    /** Parts that are not text. */
+    /** The parts of the message that are not text. */
     parts?: unknown[] | null;
-    /** How the message ended. */
+    /** How the message ended, as the upstream names it. */
     status?: string | null;
-    /** What kind of result it is. */
+    /** The kind of the result, as the upstream names it. */
     result_type?: string | null;
-    /** Its main points. */
+    /** The main points of the message. */
     key_points?: unknown[] | null;
-    /** What to do next. */
+    /** Actions that the agent suggests to the user. */
     suggested_actions?: unknown[] | null;
-    /** How to show it. */
+    /** A description of how to show the message. */
     ui_schema?: Record<string, unknown> | null;
-    /** Why it is not whole. */
+    /** The error because of which the message is incomplete. */
     error?: string | null;
   };
 }
 
-/** A piece of a model's thoughts. */
+/** A piece of a model's reasoning. */
 export interface LlmReasoning extends Envelope {
   event: {
     category: "llm";
     action: "reasoning";
   };
   data: {
-    /** The next piece (a delta). */
+    /** The next piece of the reasoning. */
     thought: string;
-    /** The train of thought that it continues. */
+    /** The reasoning that the piece belongs to. */
     reasoning_id: string;
-    /** What this thought is about. */
+    /** The title of this part of the reasoning. */
     title?: string | null;
-    /** True at the last piece. */
+    /** True for the last piece. */
     final?: boolean | null;
-    /** True when not meant for users. */
+    /** True where the reasoning is not meant for users. */
     debug?: boolean | null;
   };
 }
@@ -393,20 +393,20 @@ export interface LlmToolArgs extends Envelope {
     action: "tool_args";
   };
   data: {
-    /** The call that it belongs to. */
+    /** The tool call that the piece belongs to. */
     tool_call_id: string;
     /** The tool's name. */
     tool: string;
-    /** The next piece of the JSON text. */
+    /** The next piece of the arguments as JSON text. */
     delta?: string | null;
-    /** A JSONPath into the arguments. */
+    /** The JSONPath of a value in the arguments. */
     path?: string | null;
-    /** The value, or its next piece, at `path`. */
+    /** The value at `path`, or the next piece of it. */
     value?: unknown;
   };
 }
 
-/** The model asked for a tool; exactly once per call id. */
+/** The model asked for a tool call. There is one event for each call. */
 export interface LlmToolCall extends Envelope {
   event: {
     category: "llm";
@@ -415,42 +415,42 @@ export interface LlmToolCall extends Envelope {
   data: {
     /** The tool's name. */
     tool: string;
-    /** Its arguments. */
+    /** The arguments of the call. */
     args: Record<string, unknown>;
     /** The call's id, unique in the run. */
     tool_call_id: string;
-    /** The message that asked for it. */
+    /** The message that contains the call. */
     message_id?: string | null;
-    /** True when it awaits a decision. */
+    /** True where the call waits for a decision. */
     pending?: boolean | null;
-    /** Arguments that are no JSON. */
+    /** The arguments as text, where they are not valid JSON. */
     args_text?: string | null;
-    /** Where it runs: `server`, `client`. */
+    /** Where the tool runs: `server` or `client`. */
     execution?: string | null;
   };
 }
 
-/** A tool runs (`status: running`), or tells how far it is. */
+/** A tool began to run (`status: running`), or reports progress. */
 export interface LlmToolProgress extends Envelope {
   event: {
     category: "llm";
     action: "tool_progress";
   };
   data: {
-    /** The call. */
+    /** The tool call. */
     tool_call_id: string;
-    /** `running`, or the tool's own word. */
+    /** `running`, or the status that the tool reports. */
     status?: string | null;
-    /** A piece of output. */
+    /** The next piece of the tool's output. */
     delta?: string | null;
-    /** The tool that runs, where it is not what was approved. */
+    /** The tool that runs, where it differs from the approved one. */
     tool?: string | null;
-    /** Its arguments, where they are not what was approved. */
+    /** The arguments of the call, where they differ from the approved ones. */
     args?: Record<string, unknown> | null;
   };
 }
 
-/** What a call came to; once per call id. */
+/** A tool call ended. There is at most one event for each call. */
 export interface LlmToolResult extends Envelope {
   event: {
     category: "llm";
@@ -459,19 +459,19 @@ export interface LlmToolResult extends Envelope {
   data: {
     /** The tool's name. */
     tool: string;
-    /** What it returned, as JSON. */
+    /** The result that the tool returned, as JSON. */
     result: unknown;
-    /** The call. */
+    /** The tool call. */
     tool_call_id: string;
-    /** `ok`, `error`, `rejected`, `expired` or `partial`. */
+    /** The outcome: `ok`, `error`, `rejected`, `expired` or `partial`. */
     outcome: string;
     /** What went wrong. */
     error?: string | null;
     /** The result in parts. */
     content?: unknown[] | null;
-    /** How long it ran, in seconds. */
+    /** The duration of the call in seconds. */
     duration_s?: number | null;
-    /** The message that carries it. */
+    /** The message that contains the result. */
     message_id?: string | null;
   };
 }
@@ -483,27 +483,27 @@ export interface DispatchTeam extends Envelope {
     action: "team";
   };
   data: {
-    /** The team. */
+    /** The name of the team. */
     team_name: string;
-    /** What it shall do. */
+    /** The task of the team. */
     task: string;
   };
 }
 
-/** An agent inside the run was given a task: an inner run begins. */
+/** An agent inside the run was given a task, and an inner run begins. */
 export interface DispatchWorker extends Envelope {
   event: {
     category: "dispatch";
     action: "worker";
   };
   data: {
-    /** The agent that works. */
+    /** The name of the agent that does the task. */
     worker_name: string;
-    /** What it shall do. */
+    /** The task of the agent. */
     task: string;
-    /** The inner run. */
+    /** The id of the inner run. */
     subrun_id: string;
-    /** The inner run around it. */
+    /** The id of the inner run that contains this one. */
     parent_subrun_id?: string | null;
   };
 }
@@ -515,11 +515,11 @@ export interface DispatchTransfer extends Envelope {
     action: "transfer";
   };
   data: {
-    /** Who goes on. */
+    /** The agent that takes over. */
     to: string;
-    /** Who hands over. */
+    /** The agent that hands over. */
     from: string;
-    /** Why. */
+    /** The reason for the transfer. */
     reason?: string | null;
   };
 }
@@ -531,11 +531,11 @@ export interface DispatchFinished extends Envelope {
     action: "finished";
   };
   data: {
-    /** The inner run. */
+    /** The id of the inner run. */
     subrun_id: string;
-    /** `completed`, `failed` or `cancelled`. */
+    /** The end of the inner run: `completed`, `failed` or `cancelled`. */
     status: string;
-    /** What it came to. */
+    /** The result of the inner run. */
     result?: unknown;
     /** What went wrong. */
     error?: string | null;
@@ -551,11 +551,11 @@ export interface WorkflowStarted extends Envelope {
   data: {
     /** The workflow's name. */
     workflow: string;
-    /** The workflow's run. */
+    /** The id of the workflow's run. */
     run_id: string;
     /** The workflow's version. */
     version?: string | null;
-    /** What it was given. */
+    /** The input of the workflow. */
     input?: unknown;
   };
 }
@@ -567,117 +567,117 @@ export interface WorkflowStepStarted extends Envelope {
     action: "step_started";
   };
   data: {
-    /** The workflow's run. */
+    /** The id of the workflow's run. */
     run_id: string;
-    /** The step, unique in the run. */
+    /** The step's id, unique in the run. */
     step_id: string;
-    /** What the step does. */
+    /** A description of the step. */
     description: string;
-    /** Step, loop, parallel, condition, router. */
+    /** The kind of the step: step, loop, parallel, condition or router. */
     kind?: string | null;
-    /** Which turn of a loop. */
+    /** The number of the loop's iteration. */
     iteration?: number | null;
-    /** Which branch of a parallel or condition. */
+    /** The branch of a parallel step or of a condition. */
     branch?: string | null;
-    /** The step around it. */
+    /** The id of the step that contains this one. */
     parent_step_id?: string | null;
-    /** The run that does the step. */
+    /** The id of the run that does the step. */
     child_run_id?: string | null;
   };
 }
 
-/** A step tells how far it is. */
+/** A step reports progress. */
 export interface WorkflowStepProgress extends Envelope {
   event: {
     category: "workflow";
     action: "step_progress";
   };
   data: {
-    /** The step. */
+    /** The step's id. */
     step_id: string;
-    /** How far it is. */
+    /** A description of the progress. */
     message?: string | null;
   };
 }
 
-/** A step ended well. */
+/** A step ended successfully. */
 export interface WorkflowStepCompleted extends Envelope {
   event: {
     category: "workflow";
     action: "step_completed";
   };
   data: {
-    /** The workflow's run. */
+    /** The id of the workflow's run. */
     run_id: string;
-    /** The step. */
+    /** The step's id. */
     step_id: string;
-    /** What it came to, or null. */
+    /** The output of the step, or null. */
     output: unknown;
-    /** The run that did the step. */
+    /** The id of the run that did the step. */
     child_run_id?: string | null;
   };
 }
 
-/** A step ended in an error. */
+/** A step ended with an error. */
 export interface WorkflowStepFailed extends Envelope {
   event: {
     category: "workflow";
     action: "step_failed";
   };
   data: {
-    /** The workflow's run. */
+    /** The id of the workflow's run. */
     run_id: string;
-    /** The step. */
+    /** The step's id. */
     step_id: string;
-    /** What went wrong. */
+    /** The error of the step. */
     error: ErrorInfo;
-    /** The run that did the step. */
+    /** The id of the run that did the step. */
     child_run_id?: string | null;
   };
 }
 
-/** The workflow goes from one step to another. */
+/** The workflow chose the next step. */
 export interface WorkflowTransition extends Envelope {
   event: {
     category: "workflow";
     action: "transition";
   };
   data: {
-    /** The workflow's run. */
+    /** The id of the workflow's run. */
     run_id: string;
-    /** The step that chose. */
+    /** The id of the step that ended. */
     from_step: string;
-    /** The step that comes. */
+    /** The id of the step that follows. */
     to_step: string;
-    /** Why this one. */
+    /** The reason for the choice. */
     reason: string;
   };
 }
 
-/** A workflow ended well. */
+/** A workflow ended successfully. */
 export interface WorkflowCompleted extends Envelope {
   event: {
     category: "workflow";
     action: "completed";
   };
   data: {
-    /** The workflow's run. */
+    /** The id of the workflow's run. */
     run_id: string;
-    /** What it came to. */
+    /** The result of the workflow. */
     result: unknown;
   };
 }
 
-/** A workflow ended in an error. */
+/** A workflow ended with an error. */
 export interface WorkflowFailed extends Envelope {
   event: {
     category: "workflow";
     action: "failed";
   };
   data: {
-    /** The workflow's run. */
+    /** The id of the workflow's run. */
     run_id: string;
-    /** What went wrong. */
+    /** The error of the workflow. */
     error: ErrorInfo;
   };
 }
@@ -689,45 +689,45 @@ export interface RetrievalStarted extends Envelope {
     action: "started";
   };
   data: {
-    /** The search, unique in the run. */
+    /** The search's id, unique in the run. */
     retrieval_id: string;
-    /** What is looked for. */
+    /** The query of the search. */
     query: string;
   };
 }
 
-/** What a search found. */
+/** A search found documents. */
 export interface RetrievalResult extends Envelope {
   event: {
     category: "retrieval";
     action: "result";
   };
   data: {
-    /** The search, if it was announced. */
+    /** The search's id, where the search was announced. */
     retrieval_id?: string | null;
-    /** What was found, best first. */
+    /** The documents that were found, the best match first. */
     documents: Document[];
   };
 }
 
-/** The upstream waits for decisions; all undecided items of one pause. */
+/** The upstream waits for decisions. The event has all undecided items of one pause. */
 export interface ApprovalRequested extends Envelope {
   event: {
     category: "approval";
     action: "requested";
   };
   data: {
-    /** The approval. */
+    /** The approval's id. */
     approval_id: string;
-    /** SHA-256 hex over all items. */
+    /** The SHA-256 of all items as hexadecimal digits. */
     digest: string;
-    /** Deadline, RFC 3339 UTC. */
+    /** The deadline of the decision: RFC 3339, UTC. */
     expires_at?: string | null;
-    /** The policy that asks. */
+    /** The policy that requires the decision. */
     policy?: string | null;
-    /** How many people must agree. */
+    /** The number of people who must agree. */
     deciders_required: number;
-    /** What is to be decided. */
+    /** The items that must be decided. */
     items: RequestedItem[];
   };
 }
@@ -739,45 +739,45 @@ export interface ApprovalDecided extends Envelope {
     action: "decided";
   };
   data: {
-    /** The approval. */
+    /** The approval's id. */
     approval_id: string;
-    /** `approved`, `rejected` or `mixed`. */
+    /** The outcome of all items: `approved`, `rejected` or `mixed`. */
     outcome: string;
-    /** Who decided. */
+    /** The user who decided. */
     by: string;
-    /** True when a policy decided, not a person. */
+    /** True where a policy decided instead of a person. */
     automatic: boolean;
-    /** What the decider said. */
+    /** A note of the decider. */
     note?: string | null;
     /** The decision on each item. */
     items: DecidedItem[];
   };
 }
 
-/** Nobody decided in time. */
+/** The deadline passed without a decision. */
 export interface ApprovalExpired extends Envelope {
   event: {
     category: "approval";
     action: "expired";
   };
   data: {
-    /** The approval. */
+    /** The approval's id. */
     approval_id: string;
-    /** Which deadline passed. */
+    /** The deadline that passed. */
     reason: string;
   };
 }
 
-/** The decision is not needed any more. May follow the run's end. */
+/** The decision is no longer needed. The event may follow the run's end. */
 export interface ApprovalWithdrawn extends Envelope {
   event: {
     category: "approval";
     action: "withdrawn";
   };
   data: {
-    /** The approval. */
+    /** The approval's id. */
     approval_id: string;
-    /** Why: the run ended, was cancelled, … */
+    /** The reason, such as the end of the run. */
     reason: string;
   };
 }
@@ -791,9 +791,9 @@ export interface AutomationTriggered extends Envelope {
   data: {
     /** The rule's id. */
     automation: string;
-    /** The event that it matched. */
+    /** The type of the event that the rule matched. */
     trigger: string;
-    /** The delivery; the same over all its attempts. */
+    /** The delivery's id, the same for all attempts. */
     delivery_id: string;
     /** The rule's name. */
     workflow: string;
@@ -811,22 +811,22 @@ export interface AutomationCompleted extends Envelope {
     automation: string;
     /** The rule's name. */
     workflow: string;
-    /** The delivery. */
+    /** The delivery's id. */
     delivery_id: string;
-    /** The receiver's last HTTP status. */
+    /** The HTTP status of the receiver's last answer. */
     status_code?: number | null;
-    /** What came of it, for people. */
+    /** A description of the outcome for people. */
     result: string;
-    /** How many attempts were made. */
+    /** The number of attempts. */
     attempts: number;
-    /** From the first attempt to the end, in seconds. */
+    /** Seconds between the first attempt and the end. */
     duration_s: number;
-    /** What went wrong. */
+    /** The error of the last attempt. */
     error?: ErrorInfo | null;
   };
 }
 
-/** A delivery failed for good. */
+/** A delivery was given up. */
 export interface AutomationFailed extends Envelope {
   event: {
     category: "automation";
@@ -837,29 +837,29 @@ export interface AutomationFailed extends Envelope {
     automation: string;
     /** The rule's name. */
     workflow: string;
-    /** The delivery. */
+    /** The delivery's id. */
     delivery_id: string;
-    /** The receiver's last HTTP status. */
+    /** The HTTP status of the receiver's last answer. */
     status_code?: number | null;
-    /** What came of it, for people. */
+    /** A description of the outcome for people. */
     result: string;
-    /** How many attempts were made. */
+    /** The number of attempts. */
     attempts: number;
-    /** From the first attempt to the end, in seconds. */
+    /** Seconds between the first attempt and the end. */
     duration_s: number;
-    /** What went wrong. */
+    /** The error of the last attempt. */
     error?: ErrorInfo | null;
   };
 }
 
-/** The whole state, in place of what was known. */
+/** The whole state, which replaces all earlier state. */
 export interface StateSnapshot extends Envelope {
   event: {
     category: "state";
     action: "snapshot";
   };
   data: {
-    /** The state. */
+    /** The whole state. */
     snapshot: unknown;
   };
 }
@@ -871,7 +871,7 @@ export interface StateDelta extends Envelope {
     action: "delta";
   };
   data: {
-    /** A JSON Patch (RFC 6902); the state begins as {}. */
+    /** A JSON Patch (RFC 6902) of the state; the first state is `{}`. */
     delta: unknown[];
   };
 }
@@ -883,7 +883,7 @@ export interface StateMessages extends Envelope {
     action: "messages";
   };
   data: {
-    /** The messages, oldest first. */
+    /** The messages, the oldest first. */
     messages: unknown[];
   };
 }
@@ -897,81 +897,81 @@ export interface ArtifactUpdated extends Envelope {
   data: {
     /** The file's name. */
     name: string;
-    /** Its version; the first is 0. */
+    /** The number of the version; the first is 0. */
     version?: number | null;
-    /** Its media type (MIME). */
+    /** The media type (MIME) of the file. */
     media_type?: string | null;
-    /** Its size in bytes. */
+    /** The size of the file in bytes. */
     size_bytes?: number | null;
-    /** SHA-256 hex of its content. */
+    /** The SHA-256 of the content as hexadecimal digits. */
     digest?: string | null;
-    /** Where to fetch it. */
+    /** The address of the file. */
     uri?: string | null;
   };
 }
 
-/** An upstream event that has no place of its own in the contract. */
+/** An upstream event without a type of its own in the contract. */
 export interface CustomEvent extends Envelope {
   event: {
     category: "custom";
     action: "event";
   };
   data: {
-    /** Whose event it is: `agno`, `adk`, `agui`. */
+    /** The protocol of the event: `agno`, `adk` or `agui`. */
     protocol: string;
-    /** The event's name there. */
+    /** The name of the event in that protocol. */
     name: string;
-    /** The event itself. */
+    /** The event as the upstream sent it. */
     value: unknown;
   };
 }
 
-/** Something to know; the run goes on. */
+/** A warning. The run goes on. */
 export interface SystemWarning extends Envelope {
   event: {
     category: "system";
     action: "warning";
   };
   data: {
-    /** What to know, for people. */
+    /** A description for people. */
     message: string;
-    /** A short name of it. */
+    /** A short name of it, for programs. */
     code: string;
-    /** What else is known. */
+    /** Further details. */
     detail?: unknown;
   };
 }
 
-/** Something went wrong that did not end the run. */
+/** An error that did not end the run. */
 export interface SystemError extends Envelope {
   event: {
     category: "system";
     action: "error";
   };
   data: {
-    /** What went wrong, for people. */
+    /** A description of the error for people. */
     message: string;
-    /** A short name of it. */
+    /** A short name of it, for programs. */
     code: string;
-    /** What else is known. */
+    /** Further details. */
     detail?: unknown;
   };
 }
 
-/** Gauges of a machine or process; further ones stand beside the named. */
+/** Measurements of a machine or process. The data may contain further ones. */
 export interface SystemMetrics extends Envelope {
   event: {
     category: "system";
     action: "metrics";
   };
   data: {
-    /** CPU in use, percent. */
+    /** The CPU in use, in percent. */
     cpu?: number | null;
-    /** Memory in use, with its unit. */
+    /** The memory in use, with its unit. */
     memory_used?: string | null;
-    /** Disk space free, with its unit. */
+    /** The free disk space, with its unit. */
     disk_free?: string | null;
-    /** Containers that run. */
+    /** The number of running containers. */
     containers_running?: number | null;
   };
 }
@@ -1038,13 +1038,13 @@ export interface LargeEvent {
   penstock_object: string;
 }
 
-/** What every unified event is: root fields, and a payload by its type. */
+/** The root fields of every unified event. */
 export interface UnifiedEnvelope {
   /** A UUID, unique and stable: the same event has the same id when replayed. */
   event_id: string;
-  /** The conversation (thread). */
+  /** The session (conversation, thread). */
   session_id: string;
-  /** When it was received: RFC 3339, UTC. */
+  /** When the connector received the event: RFC 3339, UTC. */
   timestamp: string;
   /** The event's type, in snake_case. */
   type: string;
@@ -1056,13 +1056,13 @@ export interface UnifiedEnvelope {
 export interface UnifiedSessionStarted extends UnifiedEnvelope {
   type: "session_started";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** The session. */
+    /** The session's id. */
     session_id: string;
     /** The agent's id. */
     agent: string;
-    /** Whose run it is. */
+    /** The owner and the workflow. */
     metadata: SessionMetadata;
   };
 }
@@ -1071,13 +1071,13 @@ export interface UnifiedSessionStarted extends UnifiedEnvelope {
 export interface UnifiedSessionEnded extends UnifiedEnvelope {
   type: "session_ended";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** The session. */
+    /** The session's id. */
     session_id: string;
-    /** `completed`, `failed` or `cancelled`. */
+    /** The end of the run: `completed`, `failed` or `cancelled`. */
     reason: string;
-    /** The final text, or what went wrong. */
+    /** The final text, or a description of the error. */
     summary: string;
   };
 }
@@ -1086,11 +1086,11 @@ export interface UnifiedSessionEnded extends UnifiedEnvelope {
 export interface UnifiedAgentMessageStart extends UnifiedEnvelope {
   type: "agent_message_start";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** Who speaks. */
+    /** The agent that speaks. */
     agent: string;
-    /** The message. */
+    /** The message's id. */
     message_id: string;
   };
 }
@@ -1099,11 +1099,11 @@ export interface UnifiedAgentMessageStart extends UnifiedEnvelope {
 export interface UnifiedAgentMessageDelta extends UnifiedEnvelope {
   type: "agent_message_delta";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** The message that it continues. */
+    /** The message that the piece belongs to. */
     message_id: string;
-    /** The next piece. */
+    /** The next piece of the text. */
     delta: string;
   };
 }
@@ -1112,9 +1112,9 @@ export interface UnifiedAgentMessageDelta extends UnifiedEnvelope {
 export interface UnifiedAgentMessageEnd extends UnifiedEnvelope {
   type: "agent_message_end";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** The message. */
+    /** The message's id. */
     message_id: string;
     /** The whole text. */
     content: string;
@@ -1125,13 +1125,13 @@ export interface UnifiedAgentMessageEnd extends UnifiedEnvelope {
 export interface UnifiedToolCallStarted extends UnifiedEnvelope {
   type: "tool_call_started";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** The call. */
+    /** The tool call's id. */
     tool_call_id: string;
-    /** The tool. */
+    /** The tool's name. */
     tool_name: string;
-    /** Who asked. */
+    /** The agent that asked for the call. */
     agent: string;
     /** The tool's arguments. */
     args: Record<string, unknown>;
@@ -1142,11 +1142,11 @@ export interface UnifiedToolCallStarted extends UnifiedEnvelope {
 export interface UnifiedToolCallDelta extends UnifiedEnvelope {
   type: "tool_call_delta";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** The call. */
+    /** The tool call's id. */
     tool_call_id: string;
-    /** A piece of output. */
+    /** The next piece of the tool's output. */
     delta: string;
   };
 }
@@ -1155,15 +1155,15 @@ export interface UnifiedToolCallDelta extends UnifiedEnvelope {
 export interface UnifiedToolCallResult extends UnifiedEnvelope {
   type: "tool_call_result";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** The call. */
+    /** The tool call's id. */
     tool_call_id: string;
-    /** The tool. */
+    /** The tool's name. */
     tool_name: string;
-    /** What it returned, as JSON. */
+    /** The result that the tool returned, as JSON. */
     result: unknown;
-    /** Whether it failed, was rejected or expired; beyond the document's fields. */
+    /** Whether the call failed, was rejected or expired; an additional field. */
     is_error: boolean;
   };
 }
@@ -1185,9 +1185,9 @@ export interface UnifiedWorkflowStepStarted extends UnifiedEnvelope {
   payload: {
     /** The run's id, as in every other payload. */
     run_id: string;
-    /** The step. */
+    /** The step's id. */
     step_id: string;
-    /** What it does. */
+    /** A description of the step. */
     description: string;
   };
 }
@@ -1198,9 +1198,9 @@ export interface UnifiedWorkflowStepCompleted extends UnifiedEnvelope {
   payload: {
     /** The run's id, as in every other payload. */
     run_id: string;
-    /** The step. */
+    /** The step's id. */
     step_id: string;
-    /** What it came to, or null. */
+    /** The output of the step, or null. */
     output: unknown;
   };
 }
@@ -1211,11 +1211,11 @@ export interface UnifiedWorkflowTransition extends UnifiedEnvelope {
   payload: {
     /** The run's id, as in every other payload. */
     run_id: string;
-    /** The step that chose. */
+    /** The step that ended. */
     from_step: string;
-    /** The step that comes. */
+    /** The step that follows. */
     to_step: string;
-    /** Why this one. */
+    /** The reason for the choice. */
     reason: string;
   };
 }
@@ -1226,7 +1226,7 @@ export interface UnifiedWorkflowCompleted extends UnifiedEnvelope {
   payload: {
     /** The run's id, as in every other payload. */
     run_id: string;
-    /** What it came to. */
+    /** The result of the workflow. */
     result: WorkflowResult;
   };
 }
@@ -1235,13 +1235,13 @@ export interface UnifiedWorkflowCompleted extends UnifiedEnvelope {
 export interface UnifiedAgentThought extends UnifiedEnvelope {
   type: "agent_thought";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** Who thinks. */
+    /** The agent that reasons. */
     agent: string;
-    /** The next piece. */
+    /** The next piece of the text. */
     content: string;
-    /** True when not meant for users. */
+    /** True where the reasoning is not meant for users. */
     debug: boolean;
   };
 }
@@ -1250,15 +1250,15 @@ export interface UnifiedAgentThought extends UnifiedEnvelope {
 export interface UnifiedRunError extends UnifiedEnvelope {
   type: "run_error";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
     /** The class or code of the error. */
     error_type: string;
-    /** What went wrong, for people. */
+    /** A description of the error for people. */
     message: string;
-    /** Where it went wrong. */
+    /** The agent in which the error occurred. */
     agent: string;
-    /** In which step, or null. */
+    /** The step in which the error occurred, or null. */
     step: string | null;
   };
 }
@@ -1267,11 +1267,11 @@ export interface UnifiedRunError extends UnifiedEnvelope {
 export interface UnifiedRunRetry extends UnifiedEnvelope {
   type: "run_retry";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** Which retry begins: 1 is the first. */
+    /** The number of the retry that begins; the first is 1. */
     retry_count: number;
-    /** How many there may be. */
+    /** The number of retries that are allowed. */
     max_retries: number;
     /** What failed. */
     reason: string;
@@ -1282,11 +1282,11 @@ export interface UnifiedRunRetry extends UnifiedEnvelope {
 export interface UnifiedRunInterrupted extends UnifiedEnvelope {
   type: "run_interrupted";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** Why it was interrupted. */
+    /** The reason for the interruption. */
     reason: string;
-    /** The step under way, or null. */
+    /** The step that was running, or null. */
     step: string | null;
   };
 }
@@ -1295,22 +1295,22 @@ export interface UnifiedRunInterrupted extends UnifiedEnvelope {
 export interface UnifiedRetrievalStarted extends UnifiedEnvelope {
   type: "retrieval_started";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** What is looked for. */
+    /** The query of the search. */
     query: string;
-    /** Who looks. */
+    /** The agent that searches. */
     agent: string;
   };
 }
 
-/** What a search found. */
+/** A search found documents. */
 export interface UnifiedRetrievalResult extends UnifiedEnvelope {
   type: "retrieval_result";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** What was found, best first. */
+    /** The documents that were found, the best match first. */
     documents: RetrievedDocument[];
   };
 }
@@ -1319,41 +1319,41 @@ export interface UnifiedRetrievalResult extends UnifiedEnvelope {
 export interface UnifiedAutomationTriggered extends UnifiedEnvelope {
   type: "automation_triggered";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
     /** The rule's name. */
     workflow: string;
-    /** The event that it matched. */
+    /** The type of the event that the rule matched. */
     trigger: string;
   };
 }
 
-/** A delivery ended; one that failed says so in `result` (`failed: …`). */
+/** A delivery ended. For a failed one `result` begins with `failed: `. */
 export interface UnifiedAutomationCompleted extends UnifiedEnvelope {
   type: "automation_completed";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
     /** The rule's name. */
     workflow: string;
-    /** What came of it, for people. */
+    /** A description of the outcome for people. */
     result: string;
   };
 }
 
-/** Gauges of a machine or process; null for what is not told. */
+/** Measurements of a machine or process; null for those that are not known. */
 export interface UnifiedMetricsUpdate extends UnifiedEnvelope {
   type: "metrics_update";
   payload: {
-    /** The run's id, beyond the document's fields. */
+    /** The run's id, in addition to the contract's fields. */
     run_id: string;
-    /** CPU in use, percent. */
+    /** The CPU in use, in percent. */
     cpu: number | null;
-    /** Memory in use, with its unit. */
+    /** The memory in use, with its unit. */
     memory_used: string | null;
-    /** Disk space free, with its unit. */
+    /** The free disk space, with its unit. */
     disk_free: string | null;
-    /** Containers that run. */
+    /** The number of running containers. */
     containers_running: number | null;
   };
 }

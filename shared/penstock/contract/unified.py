@@ -1,7 +1,8 @@
-"""The 22 unified events as models (contract: unified-events.md): root and exact payload fields.
+"""The 22 unified events of unified-events.md as models: the root, and a payload for each type.
 
-Every field of the document is always there; null where nobody knows it. Each payload carries
-`run_id` beside them, since a session has many runs.
+Every field of the contract is always there, with null where it is not known. Each payload also has
+`run_id`, because a session has many runs. The module needs pydantic only, so that subscribers can
+import it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from penstock.events import Model
 
 
 class Root(Model):
-    """What every unified event is: root fields, and a payload by its type."""
+    """The root fields of every unified event."""
 
     event_id: str = Field(
         description="A UUID, unique and stable: the same event has the same id when replayed."
     )
-    session_id: str = Field(description="The conversation (thread).")
-    timestamp: str = Field(description="When it was received: RFC 3339, UTC.")
+    session_id: str = Field(description="The session (conversation, thread).")
+    timestamp: str = Field(description="When the connector received the event: RFC 3339, UTC.")
     type: str = Field(description="The event's type, in snake_case.")
     payload: dict[str, Any] = Field(description="The fields of the event's type.")
 
@@ -42,7 +43,7 @@ class Payload(Model):
 
 
 class _OfRun(Payload):
-    run_id: str = Field(description="The run's id, beyond the document's fields.")
+    run_id: str = Field(description="The run's id, in addition to the contract's fields.")
 
 
 class _OfWorkflow(Payload):
@@ -50,10 +51,10 @@ class _OfWorkflow(Payload):
 
 
 class SessionMetadata(Model):
-    """Whose session it is, and what it runs."""
+    """The owner of a session and its workflow."""
 
-    user_id: str = Field(description="Whose run it is.")
-    workflow: str = Field(description="The workflow; of a run without one the agent's id.")
+    user_id: str = Field(description="The user who owns the run.")
+    workflow: str = Field(description="The workflow, or the agent's id for a run without one.")
 
 
 class SessionStarted(_OfRun):
@@ -67,9 +68,9 @@ class SessionStarted(_OfRun):
         "agent": "infrastructure_monitor",
         "metadata": {"user_id": "123", "workflow": "infra_monitoring"},
     }
-    session_id: str = Field(description="The session.")
+    session_id: str = Field(description="The session's id.")
     agent: str = Field(description="The agent's id.")
-    metadata: SessionMetadata = Field(description="Whose run it is.")
+    metadata: SessionMetadata = Field(description="The owner and the workflow.")
 
 
 class SessionEnded(_OfRun):
@@ -83,9 +84,9 @@ class SessionEnded(_OfRun):
         "reason": "completed",
         "summary": "Infrastructure monitor finished health scan.",
     }
-    session_id: str = Field(description="The session.")
-    reason: str = Field(description="`completed`, `failed` or `cancelled`.")
-    summary: str = Field(description="The final text, or what went wrong.")
+    session_id: str = Field(description="The session's id.")
+    reason: str = Field(description="The end of the run: `completed`, `failed` or `cancelled`.")
+    summary: str = Field(description="The final text, or a description of the error.")
 
 
 class AgentMessageStart(_OfRun):
@@ -95,8 +96,8 @@ class AgentMessageStart(_OfRun):
     SOURCES = ("llm.message_started",)
     CATEGORY = "agent_messages"
     EXAMPLE: ClassVar[Mapping[str, Any]] = {"agent": "code_reviewer", "message_id": "m1"}
-    agent: str = Field(description="Who speaks.")
-    message_id: str = Field(description="The message.")
+    agent: str = Field(description="The agent that speaks.")
+    message_id: str = Field(description="The message's id.")
 
 
 class AgentMessageDelta(_OfRun):
@@ -106,8 +107,8 @@ class AgentMessageDelta(_OfRun):
     SOURCES = ("llm.stream",)
     CATEGORY = "agent_messages"
     EXAMPLE: ClassVar[Mapping[str, Any]] = {"message_id": "m1", "delta": "Analyzing code..."}
-    message_id: str = Field(description="The message that it continues.")
-    delta: str = Field(description="The next piece.")
+    message_id: str = Field(description="The message that the piece belongs to.")
+    delta: str = Field(description="The next piece of the text.")
 
 
 class AgentMessageEnd(_OfRun):
@@ -117,7 +118,7 @@ class AgentMessageEnd(_OfRun):
     SOURCES = ("llm.message_completed",)
     CATEGORY = "agent_messages"
     EXAMPLE: ClassVar[Mapping[str, Any]] = {"message_id": "m1", "content": "Code review completed."}
-    message_id: str = Field(description="The message.")
+    message_id: str = Field(description="The message's id.")
     content: str = Field(description="The whole text.")
 
 
@@ -133,9 +134,9 @@ class ToolCallStarted(_OfRun):
         "agent": "infrastructure_monitor",
         "args": {"status": "running"},
     }
-    tool_call_id: str = Field(description="The call.")
-    tool_name: str = Field(description="The tool.")
-    agent: str = Field(description="Who asked.")
+    tool_call_id: str = Field(description="The tool call's id.")
+    tool_name: str = Field(description="The tool's name.")
+    agent: str = Field(description="The agent that asked for the call.")
     args: dict[str, Any] = Field(description="The tool's arguments.")
 
 
@@ -146,8 +147,8 @@ class ToolCallDelta(_OfRun):
     SOURCES = ("llm.tool_progress",)
     CATEGORY = "tools"
     EXAMPLE: ClassVar[Mapping[str, Any]] = {"tool_call_id": "tc_001", "delta": "checking Docker..."}
-    tool_call_id: str = Field(description="The call.")
-    delta: str = Field(description="A piece of output.")
+    tool_call_id: str = Field(description="The tool call's id.")
+    delta: str = Field(description="The next piece of the tool's output.")
 
 
 class ToolCallResult(_OfRun):
@@ -162,11 +163,11 @@ class ToolCallResult(_OfRun):
         "result": [{"name": "supabase-db", "status": "running"}],
         "is_error": False,
     }
-    tool_call_id: str = Field(description="The call.")
-    tool_name: str = Field(description="The tool.")
-    result: Any = Field(description="What it returned, as JSON.")
+    tool_call_id: str = Field(description="The tool call's id.")
+    tool_name: str = Field(description="The tool's name.")
+    result: Any = Field(description="The result that the tool returned, as JSON.")
     is_error: bool = Field(
-        description="Whether it failed, was rejected or expired; beyond the document's fields."
+        description="Whether the call failed, was rejected or expired; an additional field."
     )
 
 
@@ -190,8 +191,8 @@ class WorkflowStepStarted(_OfWorkflow):
         "step_id": "step_static_analysis",
         "description": "Running static analysis...",
     }
-    step_id: str = Field(description="The step.")
-    description: str = Field(description="What it does.")
+    step_id: str = Field(description="The step's id.")
+    description: str = Field(description="A description of the step.")
 
 
 class WorkflowStepCompleted(_OfWorkflow):
@@ -204,8 +205,8 @@ class WorkflowStepCompleted(_OfWorkflow):
         "step_id": "step_static_analysis",
         "output": {"score": 82},
     }
-    step_id: str = Field(description="The step.")
-    output: Any = Field(description="What it came to, or null.")
+    step_id: str = Field(description="The step's id.")
+    output: Any = Field(description="The output of the step, or null.")
 
 
 class WorkflowTransition(_OfWorkflow):
@@ -219,16 +220,16 @@ class WorkflowTransition(_OfWorkflow):
         "to_step": "security_scan",
         "reason": "static_analysis_complete",
     }
-    from_step: str = Field(description="The step that chose.")
-    to_step: str = Field(description="The step that comes.")
-    reason: str = Field(description="Why this one.")
+    from_step: str = Field(description="The step that ended.")
+    to_step: str = Field(description="The step that follows.")
+    reason: str = Field(description="The reason for the choice.")
 
 
 class WorkflowResult(Model):
     """What a workflow came to."""
 
-    summary: str = Field(description="For people.")
-    value: Any = Field(default=None, description="What has no summary of its own, as JSON.")
+    summary: str = Field(description="A summary for people.")
+    value: Any = Field(default=None, description="The result as JSON, where it has no summary.")
 
 
 class WorkflowCompleted(_OfWorkflow):
@@ -240,7 +241,7 @@ class WorkflowCompleted(_OfWorkflow):
     EXAMPLE: ClassVar[Mapping[str, Any]] = {
         "result": {"summary": "Code review finished successfully."}
     }
-    result: WorkflowResult = Field(description="What it came to.")
+    result: WorkflowResult = Field(description="The result of the workflow.")
 
 
 class AgentThought(_OfRun):
@@ -254,9 +255,9 @@ class AgentThought(_OfRun):
         "content": "Evaluating code smell patterns...",
         "debug": True,
     }
-    agent: str = Field(description="Who thinks.")
-    content: str = Field(description="The next piece.")
-    debug: bool = Field(description="True when not meant for users.")
+    agent: str = Field(description="The agent that reasons.")
+    content: str = Field(description="The next piece of the text.")
+    debug: bool = Field(description="True where the reasoning is not meant for users.")
 
 
 class RunError(_OfRun):
@@ -272,9 +273,9 @@ class RunError(_OfRun):
         "step": "docker_check",
     }
     error_type: str = Field(description="The class or code of the error.")
-    message: str = Field(description="What went wrong, for people.")
-    agent: str = Field(description="Where it went wrong.")
-    step: str | None = Field(description="In which step, or null.")
+    message: str = Field(description="A description of the error for people.")
+    agent: str = Field(description="The agent in which the error occurred.")
+    step: str | None = Field(description="The step in which the error occurred, or null.")
 
 
 class RunRetry(_OfRun):
@@ -288,8 +289,8 @@ class RunRetry(_OfRun):
         "max_retries": 3,
         "reason": "temporary network issue",
     }
-    retry_count: int = Field(description="Which retry begins: 1 is the first.")
-    max_retries: int = Field(description="How many there may be.")
+    retry_count: int = Field(description="The number of the retry that begins; the first is 1.")
+    max_retries: int = Field(description="The number of retries that are allowed.")
     reason: str = Field(description="What failed.")
 
 
@@ -300,8 +301,8 @@ class RunInterrupted(_OfRun):
     SOURCES = ("lifecycle.cancelled", "lifecycle.paused")
     CATEGORY = "errors"
     EXAMPLE: ClassVar[Mapping[str, Any]] = {"reason": "user_stop", "step": "security_scan"}
-    reason: str = Field(description="Why it was interrupted.")
-    step: str | None = Field(description="The step under way, or null.")
+    reason: str = Field(description="The reason for the interruption.")
+    step: str | None = Field(description="The step that was running, or null.")
 
 
 class RetrievalStarted(_OfRun):
@@ -314,20 +315,22 @@ class RetrievalStarted(_OfRun):
         "query": "how to fix postgres connection error",
         "agent": "knowledge_base",
     }
-    query: str = Field(description="What is looked for.")
-    agent: str = Field(description="Who looks.")
+    query: str = Field(description="The query of the search.")
+    agent: str = Field(description="The agent that searches.")
 
 
 class RetrievedDocument(Model):
     """One document that was found."""
 
     id: str = Field(description="The document's id in its store.")
-    score: float | None = Field(description="How well it fits, or null; higher is better.")
+    score: float | None = Field(
+        description="How well the document matches, or null; a higher score is better."
+    )
     content: str = Field(description="The text that was found.")
 
 
 class RetrievalResult(_OfRun):
-    """What a search found."""
+    """A search found documents."""
 
     TYPE = "retrieval_result"
     SOURCES = ("retrieval.result",)
@@ -341,7 +344,9 @@ class RetrievalResult(_OfRun):
             }
         ]
     }
-    documents: list[RetrievedDocument] = Field(description="What was found, best first.")
+    documents: list[RetrievedDocument] = Field(
+        description="The documents that were found, the best match first."
+    )
 
 
 class AutomationTriggered(_OfRun):
@@ -355,11 +360,11 @@ class AutomationTriggered(_OfRun):
         "trigger": "disk_space_low",
     }
     workflow: str = Field(description="The rule's name.")
-    trigger: str = Field(description="The event that it matched.")
+    trigger: str = Field(description="The type of the event that the rule matched.")
 
 
 class AutomationCompleted(_OfRun):
-    """A delivery ended; one that failed says so in `result` (`failed: …`)."""
+    """A delivery ended. For a failed one `result` begins with `failed: `."""
 
     TYPE = "automation_completed"
     SOURCES = ("automation.completed", "automation.failed")
@@ -369,11 +374,11 @@ class AutomationCompleted(_OfRun):
         "result": "Notification sent.",
     }
     workflow: str = Field(description="The rule's name.")
-    result: str = Field(description="What came of it, for people.")
+    result: str = Field(description="A description of the outcome for people.")
 
 
 class MetricsUpdate(_OfRun):
-    """Gauges of a machine or process; null for what is not told."""
+    """Measurements of a machine or process; null for those that are not known."""
 
     TYPE = "metrics_update"
     SOURCES = ("system.metrics",)
@@ -384,10 +389,10 @@ class MetricsUpdate(_OfRun):
         "disk_free": "120GB",
         "containers_running": 5,
     }
-    cpu: float | None = Field(description="CPU in use, percent.")
-    memory_used: str | None = Field(description="Memory in use, with its unit.")
-    disk_free: str | None = Field(description="Disk space free, with its unit.")
-    containers_running: int | None = Field(description="Containers that run.")
+    cpu: float | None = Field(description="The CPU in use, in percent.")
+    memory_used: str | None = Field(description="The memory in use, with its unit.")
+    disk_free: str | None = Field(description="The free disk space, with its unit.")
+    containers_running: int | None = Field(description="The number of running containers.")
 
 
 @dataclass(frozen=True, slots=True)

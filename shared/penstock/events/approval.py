@@ -1,4 +1,4 @@
-"""approval.*: what waits for a decision, and what was decided."""
+"""approval.*: requests for decisions, and the decisions."""
 
 from __future__ import annotations
 
@@ -11,41 +11,53 @@ from penstock.events.note import APPROVAL_ID, DIGEST, Note
 
 
 class RequestedItem(Model):
-    """One thing that somebody must decide."""
+    """One item that needs a decision."""
 
-    item_id: str = Field(description="The item, unique in the approval.")
+    item_id: str = Field(description="The item's id, unique in the approval.")
     kind: str = Field(
-        description="`confirmation`, `input`, `external`, `credential`, `feedback`, `selection`, "
-        "`review` or `long_running`."
+        description="The kind of the item: `confirmation`, `input`, `external`, `credential`, "
+        "`feedback`, `selection`, `review` or `long_running`."
     )
-    digest: str = Field(description="SHA-256 hex of what is asked, so that a decision is for it.")
-    tool_call_id: str | None = Field(default=None, description="The call that waits.")
+    digest: str = Field(
+        description="The SHA-256 of the item as hexadecimal digits, to which a decision is bound."
+    )
+    tool_call_id: str | None = Field(
+        default=None, description="The tool call that waits for the decision."
+    )
     tool: str | None = Field(default=None, description="The tool that would run.")
-    args: dict[str, Any] | None = Field(default=None, description="With these arguments.")
-    description: str | None = Field(default=None, description="What is asked, for people.")
-    input_schema: dict[str, Any] | None = Field(
-        default=None, description="JSON Schema of the value that an answer must carry."
+    args: dict[str, Any] | None = Field(
+        default=None, description="The arguments with which the tool would run."
     )
-    options: list[Any] | None = Field(default=None, description="What may be chosen.")
+    description: str | None = Field(
+        default=None, description="A description of the request for people."
+    )
+    input_schema: dict[str, Any] | None = Field(
+        default=None, description="The JSON Schema of the value that an answer must contain."
+    )
+    options: list[Any] | None = Field(
+        default=None, description="The options that an answer may choose from."
+    )
     editable: bool = Field(description="Whether a decision may change the arguments.")
-    subrun: Subrun | None = Field(default=None, description="The inner run that asks.")
+    subrun: Subrun | None = Field(default=None, description="The inner run that waits.")
 
 
 class DecidedItem(Model):
     """The decision on one item."""
 
-    item_id: str = Field(description="The item.")
-    decision: str = Field(description="`approve` or `reject`.")
-    note: str | None = Field(default=None, description="What the decider said about it.")
-    value: Any = Field(default=None, description="The answer, where one was asked for.")
+    item_id: str = Field(description="The item's id.")
+    decision: str = Field(description="The decision: `approve` or `reject`.")
+    note: str | None = Field(default=None, description="A note of the decider about this item.")
+    value: Any = Field(
+        default=None, description="The value of the answer, where the item asked for one."
+    )
 
 
 class Requested(Data, title="Approval requested"):
-    """The upstream waits for decisions; all undecided items of one pause."""
+    """The upstream waits for decisions. The event has all undecided items of one pause."""
 
     TYPE: ClassVar[str] = "approval.requested"
     NOTE: ClassVar[Note] = Note(
-        when="When the upstream waits for decisions, before anyone is asked.",
+        when="When the upstream waits for decisions, before anybody is asked.",
         times="once per `approval_id`",
         sequence=8,
         from_agent=False,
@@ -67,12 +79,14 @@ class Requested(Data, title="Approval requested"):
             ],
         },
     )
-    approval_id: str = Field(description="The approval.")
-    digest: str = Field(description="SHA-256 hex over all items.")
-    expires_at: str | None = Field(default=None, description="Deadline, RFC 3339 UTC.")
-    policy: str | None = Field(default=None, description="The policy that asks.")
-    deciders_required: int = Field(description="How many people must agree.")
-    items: list[RequestedItem] = Field(description="What is to be decided.")
+    approval_id: str = Field(description="The approval's id.")
+    digest: str = Field(description="The SHA-256 of all items as hexadecimal digits.")
+    expires_at: str | None = Field(
+        default=None, description="The deadline of the decision: RFC 3339, UTC."
+    )
+    policy: str | None = Field(default=None, description="The policy that requires the decision.")
+    deciders_required: int = Field(description="The number of people who must agree.")
+    items: list[RequestedItem] = Field(description="The items that must be decided.")
 
 
 class Decided(Data, title="Approval decided"):
@@ -80,7 +94,7 @@ class Decided(Data, title="Approval decided"):
 
     TYPE: ClassVar[str] = "approval.decided"
     NOTE: ClassVar[Note] = Note(
-        when="When the decision stands, before the run goes on.",
+        when="When the decision is recorded, before the run goes on.",
         times="at most once per `approval_id`",
         sequence=10,
         from_agent=False,
@@ -92,16 +106,16 @@ class Decided(Data, title="Approval decided"):
             "items": [{"item_id": "call-1", "decision": "approve"}],
         },
     )
-    approval_id: str = Field(description="The approval.")
-    outcome: str = Field(description="`approved`, `rejected` or `mixed`.")
-    by: str = Field(description="Who decided.")
-    automatic: bool = Field(description="True when a policy decided, not a person.")
-    note: str | None = Field(default=None, description="What the decider said.")
+    approval_id: str = Field(description="The approval's id.")
+    outcome: str = Field(description="The outcome of all items: `approved`, `rejected` or `mixed`.")
+    by: str = Field(description="The user who decided.")
+    automatic: bool = Field(description="True where a policy decided instead of a person.")
+    note: str | None = Field(default=None, description="A note of the decider.")
     items: list[DecidedItem] = Field(description="The decision on each item.")
 
 
 class Expired(Data, title="Approval expired"):
-    """Nobody decided in time."""
+    """The deadline passed without a decision."""
 
     TYPE: ClassVar[str] = "approval.expired"
     NOTE: ClassVar[Note] = Note(
@@ -111,20 +125,20 @@ class Expired(Data, title="Approval expired"):
         from_agent=False,
         example={"approval_id": APPROVAL_ID, "reason": "not decided by 2025-12-31T11:00:00.000Z"},
     )
-    approval_id: str = Field(description="The approval.")
-    reason: str = Field(description="Which deadline passed.")
+    approval_id: str = Field(description="The approval's id.")
+    reason: str = Field(description="The deadline that passed.")
 
 
 class Withdrawn(Data, title="Approval withdrawn"):
-    """The decision is not needed any more. May follow the run's end."""
+    """The decision is no longer needed. The event may follow the run's end."""
 
     TYPE: ClassVar[str] = "approval.withdrawn"
     NOTE: ClassVar[Note] = Note(
-        when="When the decision is not needed any more. May come after the run's end.",
+        when="When the decision is no longer needed, also after the run's end.",
         times="at most once per `approval_id`",
         sequence=17,
         from_agent=False,
         example={"approval_id": APPROVAL_ID, "reason": "the run was cancelled"},
     )
-    approval_id: str = Field(description="The approval.")
-    reason: str = Field(description="Why: the run ended, was cancelled, …")
+    approval_id: str = Field(description="The approval's id.")
+    reason: str = Field(description="The reason, such as the end of the run.")

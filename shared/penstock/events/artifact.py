@@ -15,7 +15,7 @@ class Updated(Data, title="Artifact updated"):
 
     TYPE: ClassVar[str] = "artifact.updated"
     NOTE: ClassVar[Note] = Note(
-        when="When a run has made a file, or a new version of one.",
+        when="When a run made a file, or a new version of one.",
         times="any number",
         sequence=14,
         example={
@@ -26,8 +26,12 @@ class Updated(Data, title="Artifact updated"):
         },
     )
     name: str = Field(description="The file's name.")
-    version: int | None = Field(default=None, description="Its version; the first is 0.")
-    media_type: str | None = Field(default=None, description="Its media type (MIME).")
-    size_bytes: int | None = Field(default=None, description="Its size in bytes.")
-    digest: str | None = Field(default=None, description="SHA-256 hex of its content.")
-    uri: str | None = Field(default=None, description="Where to fetch it.")
+    version: int | None = Field(
+        default=None, description="The number of the version; the first is 0."
+    )
+    media_type: str | None = Field(default=None, description="The media type (MIME) of the file.")
+    size_bytes: int | None = Field(default=None, description="The size of the file in bytes.")
+    digest: str | None = Field(
+        default=None, description="The SHA-256 of the content as hexadecimal digits."
+    )
+    uri: str | None = Field(default=None, description="The address of the file.")

@@ -1,4 +1,4 @@
-"""automation.*: rules that fired, and what became of their deliveries. May follow a run's end."""
+"""automation.*: rules that matched, and their deliveries, also after a run's end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Triggered(Data, title="Automation triggered"):
 
     TYPE: ClassVar[str] = "automation.triggered"
     NOTE: ClassVar[Note] = Note(
-        when="When a rule matched an event. May come after the run's end.",
+        when="When a rule matched an event, also after the run's end.",
         times="once per `delivery_id`",
         sequence=17,
         from_agent=False,
@@ -28,20 +28,22 @@ class Triggered(Data, title="Automation triggered"):
         },
     )
     automation: str = Field(description="The rule's id.")
-    trigger: str = Field(description="The event that it matched.")
-    delivery_id: str = Field(description="The delivery; the same over all its attempts.")
+    trigger: str = Field(description="The type of the event that the rule matched.")
+    delivery_id: str = Field(description="The delivery's id, the same for all attempts.")
     workflow: str = Field(description="The rule's name.")
 
 
 class _Outcome(Data):
     automation: str = Field(description="The rule's id.")
     workflow: str = Field(description="The rule's name.")
-    delivery_id: str = Field(description="The delivery.")
-    status_code: int | None = Field(default=None, description="The receiver's last HTTP status.")
-    result: str = Field(description="What came of it, for people.")
-    attempts: int = Field(description="How many attempts were made.")
-    duration_s: float = Field(description="From the first attempt to the end, in seconds.")
-    error: ErrorInfo | None = Field(default=None, description="What went wrong.")
+    delivery_id: str = Field(description="The delivery's id.")
+    status_code: int | None = Field(
+        default=None, description="The HTTP status of the receiver's last answer."
+    )
+    result: str = Field(description="A description of the outcome for people.")
+    attempts: int = Field(description="The number of attempts.")
+    duration_s: float = Field(description="Seconds between the first attempt and the end.")
+    error: ErrorInfo | None = Field(default=None, description="The error of the last attempt.")
 
 
 class Completed(_Outcome, title="Automation completed"):
@@ -49,7 +51,7 @@ class Completed(_Outcome, title="Automation completed"):
 
     TYPE: ClassVar[str] = "automation.completed"
     NOTE: ClassVar[Note] = Note(
-        when="When the receiver has taken the delivery. May come after the run's end.",
+        when="When the receiver accepted the delivery, also after the run's end.",
         times="at most once per `delivery_id`",
         sequence=18,
         from_agent=False,
@@ -66,11 +68,11 @@ class Completed(_Outcome, title="Automation completed"):
 
 
 class Failed(_Outcome, title="Automation failed"):
-    """A delivery failed for good."""
+    """A delivery was given up."""
 
     TYPE: ClassVar[str] = "automation.failed"
     NOTE: ClassVar[Note] = Note(
-        when="When a delivery was given up. May come after the run's end.",
+        when="When a delivery was given up, also after the run's end.",
         times="at most once per `delivery_id`",
         sequence=18,
         from_agent=False,

@@ -1,4 +1,4 @@
-"""What every part of the contract is made of."""
+"""The base classes of the contract."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.events.note import Note
 
 
 class InvalidEvent(ValueError):
-    """What was given is no canonical event; `field` is the dotted path of the first fault."""
+    """The input is not a canonical event. `field` is the dotted path of the first error."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}" if field else reason)
@@ -19,15 +19,15 @@ class InvalidEvent(ValueError):
 
     @classmethod
     def from_validation(cls, error: ValidationError, prefix: tuple[str, ...] = ()) -> Self:
-        """The first fault that pydantic found, its place under `prefix`."""
+        """The first error that pydantic found; `prefix` is put before its path."""
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         return cls(".".join(map(str, (*prefix, *first["loc"]))), first["msg"])
 
 
 class Model(BaseModel):
-    """A part of the contract: nothing is coerced, nothing unknown is lost."""
+    """A part of the contract. No value is coerced, and no unknown field is lost."""
 
-    # Strict, because a coerced value ("1" to 1) would not survive a round trip.
+    # Models are strict, because a coerced value ("1" to 1) would change in a round trip.
     model_config = ConfigDict(
         extra="allow",
         strict=True,
@@ -44,13 +44,16 @@ class Data(Model):
     NOTE: ClassVar[Note]
 
     def dump(self) -> dict[str, Any]:
-        """The fields that were given, as JSON values by their names on the wire."""
+        """The fields that were given, as JSON values under their names in JSON."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 class Subrun(Model):
-    """The inner run that an event belongs to: a team's member, a workflow's agent."""
+    """The inner run that an event belongs to, such as that of a team's member."""
 
-    id: str = Field(description="The inner run's id, as the upstream says it.")
-    parent_id: str | None = Field(default=None, description="The run around it, if not the outer.")
-    name: str | None = Field(default=None, description="Who works in it.")
+    id: str = Field(description="The inner run's id, as the upstream gives it.")
+    parent_id: str | None = Field(
+        default=None,
+        description="The id of the run that contains it, where that is not the outer run.",
+    )
+    name: str | None = Field(default=None, description="The name of the agent that works in it.")

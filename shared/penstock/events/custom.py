@@ -1,4 +1,4 @@
-"""custom.*: what an upstream says beyond the contract, kept whole."""
+"""custom.*: upstream events beyond the contract, kept unchanged."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock.events.note import Note
 
 
 class Custom(Data, title="Upstream's own event"):
-    """An upstream event that has no place of its own in the contract."""
+    """An upstream event without a type of its own in the contract."""
 
     TYPE: ClassVar[str] = "custom.event"
     NOTE: ClassVar[Note] = Note(
-        when="When an upstream says something that has no type of its own here.",
+        when="When an upstream sends an event that has no type in the contract.",
         times="any number",
         sequence=2,
         example={
@@ -24,6 +24,6 @@ class Custom(Data, title="Upstream's own event"):
             "value": {"user_id": "ada"},
         },
     )
-    protocol: str = Field(description="Whose event it is: `agno`, `adk`, `agui`.")
-    name: str = Field(description="The event's name there.")
-    value: Any = Field(description="The event itself.")
+    protocol: str = Field(description="The protocol of the event: `agno`, `adk` or `agui`.")
+    name: str = Field(description="The name of the event in that protocol.")
+    value: Any = Field(description="The event as the upstream sent it.")

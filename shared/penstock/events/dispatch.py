@@ -1,4 +1,4 @@
-"""dispatch.*: work handed to teams, workers and other agents."""
+"""dispatch.*: tasks that are given to teams, workers and other agents."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Team(Data, title="Team dispatched"):
         sequence=2,
         example={"team_name": "Research", "task": "Find the old report."},
     )
-    team_name: str = Field(description="The team.")
-    task: str = Field(description="What it shall do.")
+    team_name: str = Field(description="The name of the team.")
+    task: str = Field(description="The task of the team.")
 
 
 class Worker(Data, title="Worker dispatched"):
-    """An agent inside the run was given a task: an inner run begins."""
+    """An agent inside the run was given a task, and an inner run begins."""
 
     TYPE: ClassVar[str] = "dispatch.worker"
     NOTE: ClassVar[Note] = Note(
@@ -34,10 +34,12 @@ class Worker(Data, title="Worker dispatched"):
         sequence=3,
         example={"worker_name": "Librarian", "task": "Search the archive.", "subrun_id": "sub-1"},
     )
-    worker_name: str = Field(description="The agent that works.")
-    task: str = Field(description="What it shall do.")
-    subrun_id: str = Field(description="The inner run.")
-    parent_subrun_id: str | None = Field(default=None, description="The inner run around it.")
+    worker_name: str = Field(description="The name of the agent that does the task.")
+    task: str = Field(description="The task of the agent.")
+    subrun_id: str = Field(description="The id of the inner run.")
+    parent_subrun_id: str | None = Field(
+        default=None, description="The id of the inner run that contains this one."
+    )
 
 
 class Transfer(Data, title="Control transferred"):
@@ -45,14 +47,14 @@ class Transfer(Data, title="Control transferred"):
 
     TYPE: ClassVar[str] = "dispatch.transfer"
     NOTE: ClassVar[Note] = Note(
-        when="When one agent hands over to another.",
+        when="When one agent hands the conversation over to another.",
         times="any number",
         sequence=4,
         example={"to": "Librarian", "from": "Assistant", "reason": "It knows the archive."},
     )
-    to: str = Field(description="Who goes on.")
-    from_: str = Field(alias="from", description="Who hands over.")
-    reason: str | None = Field(default=None, description="Why.")
+    to: str = Field(description="The agent that takes over.")
+    from_: str = Field(alias="from", description="The agent that hands over.")
+    reason: str | None = Field(default=None, description="The reason for the transfer.")
 
 
 class Finished(Data, title="Worker finished"):
@@ -65,7 +67,9 @@ class Finished(Data, title="Worker finished"):
         sequence=8,
         example={"subrun_id": "sub-1", "status": "completed", "result": "Found d-2."},
     )
-    subrun_id: str = Field(description="The inner run.")
-    status: str = Field(description="`completed`, `failed` or `cancelled`.")
-    result: Any = Field(default=None, description="What it came to.")
+    subrun_id: str = Field(description="The id of the inner run.")
+    status: str = Field(
+        description="The end of the inner run: `completed`, `failed` or `cancelled`."
+    )
+    result: Any = Field(default=None, description="The result of the inner run.")
     error: str | None = Field(default=None, description="What went wrong.")

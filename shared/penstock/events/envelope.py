@@ -1,6 +1,6 @@
-"""The envelope that every canonical event travels in: parse, dump, subject.
+"""The envelope of every canonical event: parse, dump, subject.
 
-The six fields of executions-sse.md, exactly as there, and additive ones. Readers accept what they
+It has the six fields of executions-sse.md, unchanged, and further ones. Readers accept what they
 do not know: an unknown category, action or field survives parse and dump unchanged.
 """
 
@@ -17,58 +17,77 @@ from penstock.events.catalogue import typed_data
 
 # Run id, category and action are tokens of the event's subject: no dots, blanks or wildcards.
 Token = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
-# Kept as text: a parsed time would come out in another precision than it went in.
+# The time stays text, because a parsed time would be written with another precision.
 Timestamp = Annotated[
     str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z$")
 ]
 
 
 class Source(Model):
-    """Who said it."""
+    """The agent that an event comes from."""
 
-    agent_id: str = Field(description="The agent's id in Penstock's configuration, or upstream's.")
-    agent_type: str = Field(
-        description="`agent`, `team` or `workflow` for the outer run, `worker` for one inside it."
+    agent_id: str = Field(
+        description="The agent's id in Penstock's configuration, or the upstream's id of it."
     )
-    agent_name: str = Field(description="The agent's name, to show to people.")
+    agent_type: str = Field(
+        description="`agent`, `team` or `workflow` for the outer run, `worker` for an agent "
+        "inside it."
+    )
+    agent_name: str = Field(description="The agent's name for people.")
     team_name: str | None = Field(description="The team that the agent works in, or null.")
 
 
 class EventName(Model):
-    """What happened, in two words."""
+    """The type of an event, as category and action."""
 
-    category: Token = Field(description="The family of the event: lifecycle, llm, approval, …")
+    category: Token = Field(
+        description="The category of the event, such as `lifecycle`, `llm` or `approval`."
+    )
     action: Token = Field(description="What happened, within the category.")
 
 
 class Event(Model):
-    """One canonical event. `data` stays as it came; `data_model()` gives it typed."""
+    """One canonical event. `data` is unchanged; `data_model()` returns it as a model."""
 
     run_id: Token = Field(description="The run's id, a UUIDv7 that Penstock made.")
     timestamp: Timestamp = Field(
-        description="When the connector received it: RFC 3339, UTC, milliseconds. Never decreases."
+        description="When the connector received the event: RFC 3339, UTC, with milliseconds. It "
+        "never decreases within a run."
     )
-    sequence: int = Field(ge=1, description="The event's place in its run: 1, 2, 3 … no gaps.")
-    source: Source | None = Field(description="Who said it; null when Penstock itself did.")
-    event: EventName = Field(description="Category and action.")
+    sequence: int = Field(
+        ge=1, description="The number of the event in its run: 1, 2, 3 … without gaps."
+    )
+    source: Source | None = Field(
+        description="The agent that the event comes from; null for an event of Penstock itself."
+    )
+    event: EventName = Field(description="The category and the action of the event.")
     data: dict[str, Any] = Field(description="The fields of the event's type.")
     session_id: str | None = Field(
         default=None,
-        description="The conversation (thread) of the run. Always on the bus; the executions "
-        "dialect has the fields above only.",
+        description="The session (conversation, thread) of the run. It is always there on the "
+        "bus; the executions dialect has the fields above only.",
     )
     leg: int | None = Field(
         default=None,
         ge=1,
-        description="The upstream request that it came from: 1 is the start, each continue one "
-        "more. Always on the bus.",
+        description="The number of the upstream request that the event comes from: 1 is the "
+        "start, and each continue is one more. It is always there on the bus.",
     )
     attempt: int | None = Field(
-        default=None, ge=1, description="Above 1 when it was produced again after a failure."
+        default=None,
+        ge=1,
+        description="The number of the attempt, above 1 where the event was produced again after "
+        "a failure.",
     )
-    parent_run_id: str | None = Field(default=None, description="The run that started this one.")
-    step_id: str | None = Field(default=None, description="The workflow step it belongs to.")
-    subrun: Subrun | None = Field(default=None, description="The inner run it belongs to.")
+    parent_run_id: str | None = Field(
+        default=None, description="The id of the run that started this one."
+    )
+    step_id: str | None = Field(
+        default=None, description="The id of the workflow step that the event belongs to."
+    )
+    subrun: Subrun | None = Field(
+        default=None, description="The inner run that the event belongs to."
+    )
 
     @property
     def type(self) -> str:
@@ -84,7 +103,7 @@ class Event(Model):
         return typed_data(self.type, self.data)
 
     def dump(self) -> bytes:
-        """The body as JSON: what was given and nothing else, so that a round trip is exact."""
+        """The event as JSON, with the fields that were given and no others."""
         return self.model_dump_json(exclude_unset=True).encode()
 
 

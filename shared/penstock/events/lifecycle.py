@@ -1,4 +1,4 @@
-"""lifecycle.*: a run's beginning, its waits and its one end."""
+"""lifecycle.*: the start, the pauses and the end of a run."""
 
 from __future__ import annotations
 
@@ -11,30 +11,40 @@ from penstock.events.note import APPROVAL_ID, Note
 
 
 class Usage(Model):
-    """Tokens that the models of a run used, as far as the upstream tells."""
+    """Tokens that the models of a run used, as far as the upstream reports them."""
 
-    input_tokens: int | None = Field(default=None, description="Tokens read.")
-    output_tokens: int | None = Field(default=None, description="Tokens written.")
-    total_tokens: int | None = Field(default=None, description="Both together.")
-    reasoning_tokens: int | None = Field(default=None, description="Tokens spent on thoughts.")
-    cached_input_tokens: int | None = Field(default=None, description="Tokens read from a cache.")
+    input_tokens: int | None = Field(
+        default=None, description="The number of tokens that the models read."
+    )
+    output_tokens: int | None = Field(
+        default=None, description="The number of tokens that the models wrote."
+    )
+    total_tokens: int | None = Field(default=None, description="The number of all tokens.")
+    reasoning_tokens: int | None = Field(
+        default=None, description="The number of tokens of the models' reasoning."
+    )
+    cached_input_tokens: int | None = Field(
+        default=None, description="The number of tokens that were read from a cache."
+    )
 
 
 class Started(Data, title="Run started"):
-    """A run was accepted. Always sequence 1, before the upstream answers."""
+    """A run was accepted. The event has always sequence 1 and precedes the upstream's answer."""
 
     TYPE: ClassVar[str] = "lifecycle.started"
     NOTE: ClassVar[Note] = Note(
-        when="First of all, before the upstream answers.",
+        when="As the first event, before the upstream answers.",
         times="once per run, always sequence 1",
         sequence=1,
         from_agent=False,
         example={"agent": "assistant", "user_id": "ada", "message": "Delete the old report."},
     )
     agent: str = Field(description="The agent's id in the configuration.")
-    user_id: str = Field(description="Whose run it is.")
-    message: str | None = Field(default=None, description="What the user said.")
-    idempotency_key: str | None = Field(default=None, description="The start's key, if it had one.")
+    user_id: str = Field(description="The user who owns the run.")
+    message: str | None = Field(default=None, description="The message that started the run.")
+    idempotency_key: str | None = Field(
+        default=None, description="The idempotency key of the start, if it had one."
+    )
 
 
 class Paused(Data, title="Run paused"):
@@ -42,22 +52,22 @@ class Paused(Data, title="Run paused"):
 
     TYPE: ClassVar[str] = "lifecycle.paused"
     NOTE: ClassVar[Note] = Note(
-        when="Directly after `approval.requested`, when policy says that a person must be asked.",
+        when="Directly after `approval.requested`, when the policy requires a person to decide.",
         times="once per pause",
         sequence=9,
         from_agent=False,
         example={"reason": "approval_required", "approval_id": APPROVAL_ID},
     )
-    reason: str = Field(description="Why it waits: `approval_required`.")
-    approval_id: str = Field(description="The approval that it waits for.")
+    reason: str = Field(description="The reason for the pause: `approval_required`.")
+    approval_id: str = Field(description="The approval that the run waits for.")
 
 
 class Resumed(Data, title="Run resumed"):
-    """A paused run goes on; said only after `lifecycle.paused`."""
+    """A paused run goes on. The event follows a `lifecycle.paused`."""
 
     TYPE: ClassVar[str] = "lifecycle.resumed"
     NOTE: ClassVar[Note] = Note(
-        when="When the leg after a pause begins; never without a `lifecycle.paused` before it.",
+        when="When the leg after a pause begins; a `lifecycle.paused` always precedes it.",
         times="once per pause that is continued",
         sequence=11,
         from_agent=False,
@@ -65,16 +75,16 @@ class Resumed(Data, title="Run resumed"):
     )
     approval_id: str | None = Field(default=None, description="The approval that was decided.")
     upstream_run_id: str | None = Field(
-        default=None, description="The upstream's id of what goes on."
+        default=None, description="The upstream's id of the run that continues."
     )
 
 
 class Retrying(Data, title="Run retried"):
-    """Something failed and is tried again."""
+    """A piece of work failed and is tried again."""
 
     TYPE: ClassVar[str] = "lifecycle.retrying"
     NOTE: ClassVar[Note] = Note(
-        when="Before a failed piece of work is done again. A plain run is never tried twice.",
+        when="Before a failed piece of work is done again. A run of an agent is never tried twice.",
         times="any number",
         sequence=6,
         example={
@@ -84,18 +94,18 @@ class Retrying(Data, title="Run retried"):
             "step": "fetch",
         },
     )
-    retry_count: int = Field(description="Which retry begins: 1 is the first.")
-    max_retries: int = Field(description="How many there may be.")
+    retry_count: int = Field(description="The number of the retry that begins; the first is 1.")
+    max_retries: int = Field(description="The number of retries that are allowed.")
     reason: str = Field(description="What failed.")
     step: str | None = Field(default=None, description="The step that is tried again.")
 
 
 class Completed(Data, title="Run completed"):
-    """The run ended well. Terminal."""
+    """The run ended successfully. Terminal."""
 
     TYPE: ClassVar[str] = "lifecycle.completed"
     NOTE: ClassVar[Note] = Note(
-        when="When the upstream has ended well and nothing waits for an answer.",
+        when="When the upstream ended successfully and nothing waits for an answer.",
         times="one terminal event per run",
         sequence=16,
         example={
@@ -103,21 +113,29 @@ class Completed(Data, title="Run completed"):
             "usage": {"input_tokens": 412, "output_tokens": 37, "total_tokens": 449},
         },
     )
-    summary: str = Field(description="The final text.")
-    content: str | None = Field(default=None, description="The whole answer, if not the summary.")
-    value: Any = Field(default=None, description="Structured output, as JSON.")
-    content_type: str | None = Field(default=None, description="What `value` or `content` is.")
-    usage: Usage | None = Field(default=None, description="Tokens used.")
-    metrics: dict[str, Any] | None = Field(default=None, description="The upstream's own figures.")
-    session_state: Any = Field(default=None, description="The session's state at the end.")
+    summary: str = Field(description="The final text of the run.")
+    content: str | None = Field(
+        default=None, description="The whole answer, where it differs from the summary."
+    )
+    value: Any = Field(default=None, description="The structured output, as JSON.")
+    content_type: str | None = Field(
+        default=None, description="The type of `value` or `content`, as the upstream names it."
+    )
+    usage: Usage | None = Field(default=None, description="The number of tokens that the run used.")
+    metrics: dict[str, Any] | None = Field(
+        default=None, description="Figures that the upstream reports about the run."
+    )
+    session_state: Any = Field(
+        default=None, description="The state of the session at the end of the run."
+    )
 
 
 class Failed(Data, title="Run failed"):
-    """The run ended in an error. Terminal."""
+    """The run ended with an error. Terminal."""
 
     TYPE: ClassVar[str] = "lifecycle.failed"
     NOTE: ClassVar[Note] = Note(
-        when="When the upstream reported an error, was lost or took too long.",
+        when="When the upstream reported an error, was lost, or exceeded its time limit.",
         times="one terminal event per run",
         sequence=16,
         example={
@@ -138,22 +156,24 @@ class Failed(Data, title="Run failed"):
     )
     error_type: str | None = Field(default=None, description="The upstream's class of error.")
     step: str | None = Field(default=None, description="The step that failed.")
-    status_code: int | None = Field(default=None, description="The upstream's HTTP status.")
-    detail: Any = Field(default=None, description="What else is known.")
+    status_code: int | None = Field(
+        default=None, description="The HTTP status of the upstream's answer."
+    )
+    detail: Any = Field(default=None, description="Further details of the error.")
     retryable: bool | None = Field(default=None, description="Whether a new run may succeed.")
 
 
 class Cancelled(Data, title="Run cancelled"):
-    """The run was stopped. Terminal."""
+    """The run was cancelled. Terminal."""
 
     TYPE: ClassVar[str] = "lifecycle.cancelled"
     NOTE: ClassVar[Note] = Note(
-        when="When a cancel took effect, or after 10 s without the upstream's word.",
+        when="When a cancel took effect, or 10 s after it without a confirmation of the upstream.",
         times="one terminal event per run",
         sequence=16,
         example={"reason": "user_stop", "by": "ada", "confirmed": True},
     )
-    reason: str = Field(description="`user_stop`, `superseded` or `shutdown`.")
-    by: str | None = Field(default=None, description="Who stopped it.")
-    step: str | None = Field(default=None, description="The step that was under way.")
-    confirmed: bool = Field(description="Whether the upstream said that it stopped.")
+    reason: str = Field(description="The reason: `user_stop`, `superseded` or `shutdown`.")
+    by: str | None = Field(default=None, description="The user who cancelled the run.")
+    step: str | None = Field(default=None, description="The step that was running.")
+    confirmed: bool = Field(description="Whether the upstream confirmed that it stopped.")

@@ -1,4 +1,4 @@
-"""llm.*: what a model says, thinks and asks tools to do."""
+"""llm.*: messages, reasoning and tool calls of models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.events.note import Note
 
 
 class MessageStarted(Data, title="Message started"):
-    """A message begins; said at its first text."""
+    """A message begins. The event precedes its first text."""
 
     TYPE: ClassVar[str] = "llm.message_started"
     NOTE: ClassVar[Note] = Note(
@@ -21,8 +21,8 @@ class MessageStarted(Data, title="Message started"):
         example={"message_id": "m1", "role": "assistant", "name": "Assistant"},
     )
     message_id: str = Field(description="The message's id, unique in the run.")
-    role: str = Field(description="`assistant`, or who else speaks.")
-    name: str | None = Field(default=None, description="The speaker's name.")
+    role: str = Field(description="The role of the speaker, such as `assistant`.")
+    name: str | None = Field(default=None, description="The name of the speaker.")
 
 
 class Stream(Data, title="Text streamed"):
@@ -35,41 +35,59 @@ class Stream(Data, title="Text streamed"):
         sequence=3,
         example={"content": "I will look ", "message_id": "m1"},
     )
-    content: str = Field(description="The next piece, never empty.")
-    message_id: str = Field(description="The message that it continues.")
+    content: str = Field(description="The next piece of the text; it is never empty.")
+    message_id: str = Field(description="The message that the piece belongs to.")
 
 
 class MessageCompleted(Data, title="Message completed"):
-    """A message is whole."""
+    """A message is complete."""
 
     TYPE: ClassVar[str] = "llm.message_completed"
     NOTE: ClassVar[Note] = Note(
-        when="When a message is whole. Its `content` is what its pieces make together.",
+        when="When a message is complete. Its `content` is the text of all its pieces.",
         times="once per `message_id`",
         sequence=5,
         example={"message_id": "m1", "role": "assistant", "content": "I will look for the report."},
     )
     message_id: str = Field(description="The message's id.")
-    role: str = Field(description="`assistant`, or who else spoke.")
-    content: str = Field(description="The whole text.")
-    value: Any = Field(default=None, description="Structured output, as JSON.")
-    content_type: str | None = Field(default=None, description="What `value` or `content` is.")
-    citations: dict[str, Any] | None = Field(default=None, description="Where it is taken from.")
-    parts: list[Any] | None = Field(default=None, description="Parts that are not text.")
-    status: str | None = Field(default=None, description="How the message ended.")
-    result_type: str | None = Field(default=None, description="What kind of result it is.")
-    key_points: list[Any] | None = Field(default=None, description="Its main points.")
-    suggested_actions: list[Any] | None = Field(default=None, description="What to do next.")
-    ui_schema: dict[str, Any] | None = Field(default=None, description="How to show it.")
-    error: str | None = Field(default=None, description="Why it is not whole.")
+    role: str = Field(description="The role of the speaker, such as `assistant`.")
+    content: str = Field(description="The whole text of the message.")
+    value: Any = Field(default=None, description="The structured output, as JSON.")
+    content_type: str | None = Field(
+        default=None, description="The type of `value` or `content`, as the upstream names it."
+    )
+    citations: dict[str, Any] | None = Field(
+        default=None, description="The sources that the message cites."
+    )
+    parts: list[Any] | None = Field(
+        default=None, description="The parts of the message that are not text."
+    )
+    status: str | None = Field(
+        default=None, description="How the message ended, as the upstream names it."
+    )
+    result_type: str | None = Field(
+        default=None, description="The kind of the result, as the upstream names it."
+    )
+    key_points: list[Any] | None = Field(
+        default=None, description="The main points of the message."
+    )
+    suggested_actions: list[Any] | None = Field(
+        default=None, description="Actions that the agent suggests to the user."
+    )
+    ui_schema: dict[str, Any] | None = Field(
+        default=None, description="A description of how to show the message."
+    )
+    error: str | None = Field(
+        default=None, description="The error because of which the message is incomplete."
+    )
 
 
 class Reasoning(Data, title="Thought streamed"):
-    """A piece of a model's thoughts."""
+    """A piece of a model's reasoning."""
 
     TYPE: ClassVar[str] = "llm.reasoning"
     NOTE: ClassVar[Note] = Note(
-        when="While the model thinks, if the upstream shows it.",
+        when="While the model reasons, if the upstream shows it.",
         times="any number per `reasoning_id`",
         sequence=2,
         example={
@@ -78,11 +96,13 @@ class Reasoning(Data, title="Thought streamed"):
             "debug": False,
         },
     )
-    thought: str = Field(description="The next piece (a delta).")
-    reasoning_id: str = Field(description="The train of thought that it continues.")
-    title: str | None = Field(default=None, description="What this thought is about.")
-    final: bool | None = Field(default=None, description="True at the last piece.")
-    debug: bool | None = Field(default=None, description="True when not meant for users.")
+    thought: str = Field(description="The next piece of the reasoning.")
+    reasoning_id: str = Field(description="The reasoning that the piece belongs to.")
+    title: str | None = Field(default=None, description="The title of this part of the reasoning.")
+    final: bool | None = Field(default=None, description="True for the last piece.")
+    debug: bool | None = Field(
+        default=None, description="True where the reasoning is not meant for users."
+    )
 
 
 _ONE_FORM = [
@@ -96,16 +116,18 @@ class ToolArgs(Data, title="Tool arguments streamed", json_schema_extra={"anyOf"
 
     TYPE: ClassVar[str] = "llm.tool_args"
     NOTE: ClassVar[Note] = Note(
-        when="While the arguments of a call are written, before its `tool_call`; few upstreams do.",
+        when="While the arguments of a call are written, before its `tool_call`; few do it.",
         times="any number per `tool_call_id`",
         sequence=6,
         example={"tool_call_id": "call-1", "tool": "delete_document", "delta": '{"doc_id": "d-'},
     )
-    tool_call_id: str = Field(description="The call that it belongs to.")
+    tool_call_id: str = Field(description="The tool call that the piece belongs to.")
     tool: str = Field(description="The tool's name.")
-    delta: str | None = Field(default=None, description="The next piece of the JSON text.")
-    path: str | None = Field(default=None, description="A JSONPath into the arguments.")
-    value: Any = Field(default=None, description="The value, or its next piece, at `path`.")
+    delta: str | None = Field(
+        default=None, description="The next piece of the arguments as JSON text."
+    )
+    path: str | None = Field(default=None, description="The JSONPath of a value in the arguments.")
+    value: Any = Field(default=None, description="The value at `path`, or the next piece of it.")
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -115,11 +137,11 @@ class ToolArgs(Data, title="Tool arguments streamed", json_schema_extra={"anyOf"
 
 
 class ToolCall(Data, title="Tool called"):
-    """The model asked for a tool; exactly once per call id."""
+    """The model asked for a tool call. There is one event for each call."""
 
     TYPE: ClassVar[str] = "llm.tool_call"
     NOTE: ClassVar[Note] = Note(
-        when="When the model asks for a tool. It does not say that the tool runs.",
+        when="When the model asks for a tool call. The tool may not run yet.",
         times="exactly once per `tool_call_id`",
         sequence=7,
         example={
@@ -130,41 +152,50 @@ class ToolCall(Data, title="Tool called"):
         },
     )
     tool: str = Field(description="The tool's name.")
-    args: dict[str, Any] = Field(description="Its arguments.")
+    args: dict[str, Any] = Field(description="The arguments of the call.")
     tool_call_id: str = Field(description="The call's id, unique in the run.")
-    message_id: str | None = Field(default=None, description="The message that asked for it.")
-    pending: bool | None = Field(default=None, description="True when it awaits a decision.")
-    args_text: str | None = Field(default=None, description="Arguments that are no JSON.")
-    execution: str | None = Field(default=None, description="Where it runs: `server`, `client`.")
+    message_id: str | None = Field(default=None, description="The message that contains the call.")
+    pending: bool | None = Field(
+        default=None, description="True where the call waits for a decision."
+    )
+    args_text: str | None = Field(
+        default=None, description="The arguments as text, where they are not valid JSON."
+    )
+    execution: str | None = Field(
+        default=None, description="Where the tool runs: `server` or `client`."
+    )
 
 
 class ToolProgress(Data, title="Tool progressed"):
-    """A tool runs (`status: running`), or tells how far it is."""
+    """A tool began to run (`status: running`), or reports progress."""
 
     TYPE: ClassVar[str] = "llm.tool_progress"
     NOTE: ClassVar[Note] = Note(
-        when="When a tool begins to run, and while it tells how far it is.",
+        when="When a tool begins to run, and while it reports progress.",
         times="any number per `tool_call_id`",
         sequence=12,
         example={"tool_call_id": "call-1", "status": "running"},
     )
-    tool_call_id: str = Field(description="The call.")
-    status: str | None = Field(default=None, description="`running`, or the tool's own word.")
-    delta: str | None = Field(default=None, description="A piece of output.")
+    tool_call_id: str = Field(description="The tool call.")
+    status: str | None = Field(
+        default=None, description="`running`, or the status that the tool reports."
+    )
+    delta: str | None = Field(default=None, description="The next piece of the tool's output.")
     tool: str | None = Field(
-        default=None, description="The tool that runs, where it is not what was approved."
+        default=None, description="The tool that runs, where it differs from the approved one."
     )
     args: dict[str, Any] | None = Field(
-        default=None, description="Its arguments, where they are not what was approved."
+        default=None,
+        description="The arguments of the call, where they differ from the approved ones.",
     )
 
 
 class ToolResult(Data, title="Tool answered"):
-    """What a call came to; once per call id."""
+    """A tool call ended. There is at most one event for each call."""
 
     TYPE: ClassVar[str] = "llm.tool_result"
     NOTE: ClassVar[Note] = Note(
-        when="When a call is over: answered, failed, rejected or expired.",
+        when="When a call ended: with a result, an error, a rejection, or after its deadline.",
         times="at most once per `tool_call_id`",
         sequence=13,
         example={
@@ -176,10 +207,16 @@ class ToolResult(Data, title="Tool answered"):
         },
     )
     tool: str = Field(description="The tool's name.")
-    result: Any = Field(description="What it returned, as JSON.")
-    tool_call_id: str = Field(description="The call.")
-    outcome: str = Field(description="`ok`, `error`, `rejected`, `expired` or `partial`.")
+    result: Any = Field(description="The result that the tool returned, as JSON.")
+    tool_call_id: str = Field(description="The tool call.")
+    outcome: str = Field(
+        description="The outcome: `ok`, `error`, `rejected`, `expired` or `partial`."
+    )
     error: str | None = Field(default=None, description="What went wrong.")
     content: list[Any] | None = Field(default=None, description="The result in parts.")
-    duration_s: float | None = Field(default=None, description="How long it ran, in seconds.")
-    message_id: str | None = Field(default=None, description="The message that carries it.")
+    duration_s: float | None = Field(
+        default=None, description="The duration of the call in seconds."
+    )
+    message_id: str | None = Field(
+        default=None, description="The message that contains the result."
+    )

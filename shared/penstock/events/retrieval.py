@@ -1,4 +1,4 @@
-"""retrieval.*: what was looked up, and what was found."""
+"""retrieval.*: searches of knowledge bases and their results."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ class Document(Model):
     """One document that was found."""
 
     id: str = Field(description="The document's id in its store.")
-    score: float | None = Field(default=None, description="How well it fits; higher is better.")
+    score: float | None = Field(
+        default=None, description="How well the document matches; a higher score is better."
+    )
     content: str = Field(description="The text that was found.")
-    title: str | None = Field(default=None, description="Its title.")
-    url: str | None = Field(default=None, description="Where it is.")
+    title: str | None = Field(default=None, description="The document's title.")
+    url: str | None = Field(default=None, description="The document's address.")
 
 
 class Started(Data, title="Retrieval started"):
@@ -25,17 +27,17 @@ class Started(Data, title="Retrieval started"):
 
     TYPE: ClassVar[str] = "retrieval.started"
     NOTE: ClassVar[Note] = Note(
-        when="When a search of a knowledge base begins, if the upstream says so.",
+        when="When a search of a knowledge base begins, if the upstream reports it.",
         times="once per `retrieval_id`",
         sequence=3,
         example={"retrieval_id": "q1", "query": "old report"},
     )
-    retrieval_id: str = Field(description="The search, unique in the run.")
-    query: str = Field(description="What is looked for.")
+    retrieval_id: str = Field(description="The search's id, unique in the run.")
+    query: str = Field(description="The query of the search.")
 
 
 class Result(Data, title="Documents retrieved"):
-    """What a search found."""
+    """A search found documents."""
 
     TYPE: ClassVar[str] = "retrieval.result"
     NOTE: ClassVar[Note] = Note(
@@ -47,5 +49,9 @@ class Result(Data, title="Documents retrieved"):
             "documents": [{"id": "d-2", "score": 0.92, "content": "Report of 2023."}],
         },
     )
-    retrieval_id: str | None = Field(default=None, description="The search, if it was announced.")
-    documents: list[Document] = Field(description="What was found, best first.")
+    retrieval_id: str | None = Field(
+        default=None, description="The search's id, where the search was announced."
+    )
+    documents: list[Document] = Field(
+        description="The documents that were found, the best match first."
+    )

@@ -1,4 +1,4 @@
-"""state.*: what an agent shares of its memory."""
+"""state.*: the state that an agent shares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.events.note import Note
 
 
 class Snapshot(Data, title="State snapshot"):
-    """The whole state, in place of what was known."""
+    """The whole state, which replaces all earlier state."""
 
     TYPE: ClassVar[str] = "state.snapshot"
     NOTE: ClassVar[Note] = Note(
@@ -20,7 +20,7 @@ class Snapshot(Data, title="State snapshot"):
         sequence=3,
         example={"snapshot": {"documents": 2}},
     )
-    snapshot: Any = Field(description="The state.")
+    snapshot: Any = Field(description="The whole state.")
 
 
 class Delta(Data, title="State changed"):
@@ -33,7 +33,9 @@ class Delta(Data, title="State changed"):
         sequence=4,
         example={"delta": [{"op": "replace", "path": "/documents", "value": 1}]},
     )
-    delta: list[Any] = Field(description="A JSON Patch (RFC 6902); the state begins as {}.")
+    delta: list[Any] = Field(
+        description="A JSON Patch (RFC 6902) of the state; the first state is `{}`."
+    )
 
 
 class Messages(Data, title="Message history"):
@@ -41,9 +43,9 @@ class Messages(Data, title="Message history"):
 
     TYPE: ClassVar[str] = "state.messages"
     NOTE: ClassVar[Note] = Note(
-        when="When an upstream sends the conversation as it knows it.",
+        when="When an upstream sends its whole conversation.",
         times="any number; each replaces what was known",
         sequence=3,
         example={"messages": [{"id": "u1", "role": "user", "content": "Delete the old report."}]},
     )
-    messages: list[Any] = Field(description="The messages, oldest first.")
+    messages: list[Any] = Field(description="The messages, the oldest first.")

@@ -11,41 +11,41 @@ from penstock.events.note import Note
 
 
 class Warned(Data, title="Warning"):
-    """Something to know; the run goes on."""
+    """A warning. The run goes on."""
 
     TYPE: ClassVar[str] = "system.warning"
     NOTE: ClassVar[Note] = Note(
-        when="When something should be known; the run goes on.",
+        when="When a user or an operator should know something. The run goes on.",
         times="any number",
         sequence=15,
         example={"message": "The answer was cut at the model's limit.", "code": "max_tokens"},
     )
-    message: str = Field(description="What to know, for people.")
-    code: str = Field(description="A short name of it.")
-    detail: Any = Field(default=None, description="What else is known.")
+    message: str = Field(description="A description for people.")
+    code: str = Field(description="A short name of it, for programs.")
+    detail: Any = Field(default=None, description="Further details.")
 
 
 class Erred(Data, title="Error within a run"):
-    """Something went wrong that did not end the run."""
+    """An error that did not end the run."""
 
     TYPE: ClassVar[str] = "system.error"
     NOTE: ClassVar[Note] = Note(
-        when="When something went wrong that did not end the run.",
+        when="When an error occurred that did not end the run.",
         times="any number",
         sequence=15,
         example={"message": "An upstream frame could not be read.", "code": "bad_frame"},
     )
-    message: str = Field(description="What went wrong, for people.")
-    code: str = Field(description="A short name of it.")
-    detail: Any = Field(default=None, description="What else is known.")
+    message: str = Field(description="A description of the error for people.")
+    code: str = Field(description="A short name of it, for programs.")
+    detail: Any = Field(default=None, description="Further details.")
 
 
 class Metrics(Data, title="Gauges"):
-    """Gauges of a machine or process; further ones stand beside the named."""
+    """Measurements of a machine or process. The data may contain further ones."""
 
     TYPE: ClassVar[str] = "system.metrics"
     NOTE: ClassVar[Note] = Note(
-        when="When an upstream tells gauges of its machine.",
+        when="When an upstream reports measurements of its machine.",
         times="any number",
         sequence=4,
         example={
@@ -55,7 +55,9 @@ class Metrics(Data, title="Gauges"):
             "containers_running": 5,
         },
     )
-    cpu: float | None = Field(default=None, description="CPU in use, percent.")
-    memory_used: str | None = Field(default=None, description="Memory in use, with its unit.")
-    disk_free: str | None = Field(default=None, description="Disk space free, with its unit.")
-    containers_running: int | None = Field(default=None, description="Containers that run.")
+    cpu: float | None = Field(default=None, description="The CPU in use, in percent.")
+    memory_used: str | None = Field(default=None, description="The memory in use, with its unit.")
+    disk_free: str | None = Field(default=None, description="The free disk space, with its unit.")
+    containers_running: int | None = Field(
+        default=None, description="The number of running containers."
+    )

@@ -1,4 +1,4 @@
-"""workflow.*: the steps of a run, by a workflow of the upstream or of our own."""
+"""workflow.*: the steps of a workflow, of the upstream's or of Penstock's."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penstock.events.note import WORKFLOW_RUN_ID, Note
 
 
 class ErrorInfo(Model):
-    """A failure as an object."""
+    """An error as an object."""
 
-    code: str = Field(description="A short name of the failure.")
-    message: str = Field(description="What went wrong, for people.")
-    retryable: bool | None = Field(default=None, description="Whether trying again may help.")
+    code: str = Field(description="A short name of the error.")
+    message: str = Field(description="A description of the error for people.")
+    retryable: bool | None = Field(default=None, description="Whether another attempt may succeed.")
     status_code: int | None = Field(default=None, description="The HTTP status, if there was one.")
-    detail: Any = Field(default=None, description="What else is known.")
+    detail: Any = Field(default=None, description="Further details of the error.")
 
 
 class Started(Data, title="Workflow started"):
@@ -31,9 +31,9 @@ class Started(Data, title="Workflow started"):
         example={"workflow": "review_workflow", "run_id": WORKFLOW_RUN_ID, "version": "3"},
     )
     workflow: str = Field(description="The workflow's name.")
-    run_id: str = Field(description="The workflow's run.")
+    run_id: str = Field(description="The id of the workflow's run.")
     version: str | None = Field(default=None, description="The workflow's version.")
-    input: Any = Field(default=None, description="What it was given.")
+    input: Any = Field(default=None, description="The input of the workflow.")
 
 
 class StepStarted(Data, title="Step started"):
@@ -51,18 +51,26 @@ class StepStarted(Data, title="Step started"):
             "kind": "step",
         },
     )
-    run_id: str = Field(description="The workflow's run.")
-    step_id: str = Field(description="The step, unique in the run.")
-    description: str = Field(description="What the step does.")
-    kind: str | None = Field(default=None, description="Step, loop, parallel, condition, router.")
-    iteration: int | None = Field(default=None, description="Which turn of a loop.")
-    branch: str | None = Field(default=None, description="Which branch of a parallel or condition.")
-    parent_step_id: str | None = Field(default=None, description="The step around it.")
-    child_run_id: str | None = Field(default=None, description="The run that does the step.")
+    run_id: str = Field(description="The id of the workflow's run.")
+    step_id: str = Field(description="The step's id, unique in the run.")
+    description: str = Field(description="A description of the step.")
+    kind: str | None = Field(
+        default=None, description="The kind of the step: step, loop, parallel, condition or router."
+    )
+    iteration: int | None = Field(default=None, description="The number of the loop's iteration.")
+    branch: str | None = Field(
+        default=None, description="The branch of a parallel step or of a condition."
+    )
+    parent_step_id: str | None = Field(
+        default=None, description="The id of the step that contains this one."
+    )
+    child_run_id: str | None = Field(
+        default=None, description="The id of the run that does the step."
+    )
 
 
 class StepProgress(Data, title="Step progressed"):
-    """A step tells how far it is."""
+    """A step reports progress."""
 
     TYPE: ClassVar[str] = "workflow.step_progress"
     NOTE: ClassVar[Note] = Note(
@@ -71,32 +79,34 @@ class StepProgress(Data, title="Step progressed"):
         sequence=4,
         example={"step_id": "static_analysis", "message": "12 of 40 files"},
     )
-    step_id: str = Field(description="The step.")
-    message: str | None = Field(default=None, description="How far it is.")
+    step_id: str = Field(description="The step's id.")
+    message: str | None = Field(default=None, description="A description of the progress.")
 
 
 class StepCompleted(Data, title="Step completed"):
-    """A step ended well."""
+    """A step ended successfully."""
 
     TYPE: ClassVar[str] = "workflow.step_completed"
     NOTE: ClassVar[Note] = Note(
-        when="When a step ended well.",
+        when="When a step ended successfully.",
         times="at most once per `step_id`",
         sequence=5,
         example={"run_id": WORKFLOW_RUN_ID, "step_id": "static_analysis", "output": {"score": 82}},
     )
-    run_id: str = Field(description="The workflow's run.")
-    step_id: str = Field(description="The step.")
-    output: Any = Field(description="What it came to, or null.")
-    child_run_id: str | None = Field(default=None, description="The run that did the step.")
+    run_id: str = Field(description="The id of the workflow's run.")
+    step_id: str = Field(description="The step's id.")
+    output: Any = Field(description="The output of the step, or null.")
+    child_run_id: str | None = Field(
+        default=None, description="The id of the run that did the step."
+    )
 
 
 class StepFailed(Data, title="Step failed"):
-    """A step ended in an error."""
+    """A step ended with an error."""
 
     TYPE: ClassVar[str] = "workflow.step_failed"
     NOTE: ClassVar[Note] = Note(
-        when="When a step ended in an error; the workflow may go on.",
+        when="When a step ended with an error. The workflow may go on.",
         times="at most once per `step_id`",
         sequence=5,
         example={
@@ -105,18 +115,20 @@ class StepFailed(Data, title="Step failed"):
             "error": {"code": "tool_error", "message": "No such branch.", "retryable": False},
         },
     )
-    run_id: str = Field(description="The workflow's run.")
-    step_id: str = Field(description="The step.")
-    error: ErrorInfo = Field(description="What went wrong.")
-    child_run_id: str | None = Field(default=None, description="The run that did the step.")
+    run_id: str = Field(description="The id of the workflow's run.")
+    step_id: str = Field(description="The step's id.")
+    error: ErrorInfo = Field(description="The error of the step.")
+    child_run_id: str | None = Field(
+        default=None, description="The id of the run that did the step."
+    )
 
 
 class Transition(Data, title="Step chosen"):
-    """The workflow goes from one step to another."""
+    """The workflow chose the next step."""
 
     TYPE: ClassVar[str] = "workflow.transition"
     NOTE: ClassVar[Note] = Note(
-        when="When a step has chosen which one comes next.",
+        when="When a step chose the next step.",
         times="any number",
         sequence=6,
         example={
@@ -126,18 +138,18 @@ class Transition(Data, title="Step chosen"):
             "reason": "static_analysis_complete",
         },
     )
-    run_id: str = Field(description="The workflow's run.")
-    from_step: str = Field(description="The step that chose.")
-    to_step: str = Field(description="The step that comes.")
-    reason: str = Field(description="Why this one.")
+    run_id: str = Field(description="The id of the workflow's run.")
+    from_step: str = Field(description="The id of the step that ended.")
+    to_step: str = Field(description="The id of the step that follows.")
+    reason: str = Field(description="The reason for the choice.")
 
 
 class Completed(Data, title="Workflow completed"):
-    """A workflow ended well."""
+    """A workflow ended successfully."""
 
     TYPE: ClassVar[str] = "workflow.completed"
     NOTE: ClassVar[Note] = Note(
-        when="When a workflow ended well, before the run's own end.",
+        when="When a workflow ended successfully, before the end of the run.",
         times="at most once per workflow run",
         sequence=9,
         example={
@@ -145,16 +157,16 @@ class Completed(Data, title="Workflow completed"):
             "result": {"summary": "Code review finished successfully."},
         },
     )
-    run_id: str = Field(description="The workflow's run.")
-    result: Any = Field(description="What it came to.")
+    run_id: str = Field(description="The id of the workflow's run.")
+    result: Any = Field(description="The result of the workflow.")
 
 
 class Failed(Data, title="Workflow failed"):
-    """A workflow ended in an error."""
+    """A workflow ended with an error."""
 
     TYPE: ClassVar[str] = "workflow.failed"
     NOTE: ClassVar[Note] = Note(
-        when="When a workflow ended in an error, before the run's own end.",
+        when="When a workflow ended with an error, before the end of the run.",
         times="at most once per workflow run",
         sequence=9,
         example={
@@ -162,5 +174,5 @@ class Failed(Data, title="Workflow failed"):
             "error": {"code": "step_failed", "message": "static_analysis failed."},
         },
     )
-    run_id: str = Field(description="The workflow's run.")
-    error: ErrorInfo = Field(description="What went wrong.")
+    run_id: str = Field(description="The id of the workflow's run.")
+    error: ErrorInfo = Field(description="The error of the workflow.")
