@@ -14,7 +14,7 @@ from penstock.contract.schemas import text
 from penstock.web.operation import Operation
 from penstock.web.problems import Problem
 from penstock_cli.openapi import OPERATIONS, document
-from penstock_edge.surfaces.page.files import FOLDER
+from penstock_edge.surfaces.page.routes import FOLDER
 from support.drive.contract import CONTRACT
 
 OPENAPI: dict[str, Any] = json.loads((CONTRACT / "openapi.json").read_text())

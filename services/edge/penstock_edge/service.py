@@ -17,19 +17,19 @@ from penstock_edge.settings import EdgeSettings
 from penstock_edge.stream.direct_write import is_tried
 from penstock_edge.surfaces.adk.routes import OPERATIONS as ADK_OPERATIONS
 from penstock_edge.surfaces.adk.routes import Adk
-from penstock_edge.surfaces.agno.routes import AgnoSurface
+from penstock_edge.surfaces.agno.runs import AgnoSurface
 from penstock_edge.surfaces.agno.server_info import FirstLooks
 from penstock_edge.surfaces.agno.sessions import AgnoSessions
-from penstock_edge.surfaces.agui.routes import AguiSurface
+from penstock_edge.surfaces.agui.runs import AguiSurface
 from penstock_edge.surfaces.agui.threads import Threads
 from penstock_edge.surfaces.endpoint import on_bus
 from penstock_edge.surfaces.executions.routes import Executions
-from penstock_edge.surfaces.page.files import OPERATIONS as FILES
-from penstock_edge.surfaces.page.files import files
-from penstock_edge.surfaces.v1.agents import Agents
+from penstock_edge.surfaces.page.routes import OPERATIONS as FILES
+from penstock_edge.surfaces.page.routes import files
+from penstock_edge.surfaces.v1.agent_list import Agents
 from penstock_edge.surfaces.v1.events import ManyEvents
 from penstock_edge.surfaces.v1.runs import Runs
-from penstock_edge.surfaces.v1.sessions import SessionEvents
+from penstock_edge.surfaces.v1.session_events import SessionEvents
 
 log = logging.getLogger(__name__)
 

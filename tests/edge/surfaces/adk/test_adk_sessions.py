@@ -13,8 +13,8 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.settings import AdkAgent, Config
-from penstock_edge.surfaces.adk import server as adk_server
-from penstock_edge.surfaces.adk import sessions as adk_sessions
+from penstock_edge.surfaces.adk import servers as adk_server
+from penstock_edge.surfaces.adk import session_store as adk_sessions
 from support.drive.clients import Client, MakeEdge
 from support.fakes.adk_server import AdkSessionsServer
 from support.fakes.pretend import PretendRun

@@ -8,7 +8,7 @@ from typing import cast
 
 from penstock.settings import AgnoAgent, Config
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.v1.agents import Agents
+from penstock_edge.surfaces.v1.agent_list import Agents
 from support.real.ports import free_port
 
 

@@ -16,9 +16,9 @@ from penstock.web.operation import TEXT, Parameter, a_list, in_path, json, serve
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.adk.apps import readable_by
-from penstock_edge.surfaces.adk.common import ADK, UPSTREAM, operation
-from penstock_edge.surfaces.adk.server import AdkServers, relayed
+from penstock_edge.surfaces.adk.operations import ADK, UPSTREAM, operation
+from penstock_edge.surfaces.adk.servers import AdkServers, relayed
+from penstock_edge.surfaces.adk.sessions import readable_by
 from penstock_edge.surfaces.responses import json_response
 
 VERSIONS: Final = "versions"

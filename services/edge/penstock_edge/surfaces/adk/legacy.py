@@ -31,9 +31,9 @@ from penstock_edge.sources.locate import lifecycle_of, locate, start_after
 from penstock_edge.stream.response import EventStream
 from penstock_edge.stream.waiting import WaitingStream
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.adk.apps import named_by
 from penstock_edge.surfaces.adk.request import QueryRequest
-from penstock_edge.surfaces.adk.sessions import AdkSessions, Named
+from penstock_edge.surfaces.adk.session_store import AdkSessions, Named
+from penstock_edge.surfaces.adk.sessions import named_by
 from penstock_edge.surfaces.adk.views import legacy_view
 from penstock_edge.surfaces.described import FOLLOWED
 from penstock_edge.surfaces.errors import invalid_body

@@ -32,7 +32,7 @@ from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import StartPosition, start_of_new_run
 from penstock_edge.surfaces.adk import request as adk_request
 from penstock_edge.surfaces.adk.answers import Answer, answers_of, decided
-from penstock_edge.surfaces.adk.common import ADK
+from penstock_edge.surfaces.adk.operations import ADK
 from penstock_edge.surfaces.adk.request import RunAgentRequest
 from penstock_edge.surfaces.adk.views import encoded_leg_view
 from penstock_edge.surfaces.agents import agent_of_app

@@ -7,13 +7,13 @@ from typing import Final
 
 from penstock.web.operation import Handler, Route, operations_of, routes_of
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.adk.apps import Apps
+from penstock_edge.surfaces.adk.app_list import Listing
 from penstock_edge.surfaces.adk.artifacts import Artifacts
 from penstock_edge.surfaces.adk.legacy import Legacy
-from penstock_edge.surfaces.adk.listing import Listing
 from penstock_edge.surfaces.adk.run import Run
 from penstock_edge.surfaces.adk.run_sse import RunSse
-from penstock_edge.surfaces.adk.server import AdkServers
+from penstock_edge.surfaces.adk.servers import AdkServers
+from penstock_edge.surfaces.adk.sessions import Apps
 
 OPERATIONS: Final = operations_of(Listing, RunSse, Run, Apps, Artifacts, Legacy)
 

@@ -15,7 +15,7 @@ from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.stream.single_body import Body, SingleBody
-from penstock_edge.surfaces.adk.common import UPSTREAM, leg_operation, require_enabled
+from penstock_edge.surfaces.adk.operations import UPSTREAM, leg_operation, require_enabled
 from penstock_edge.surfaces.adk.legs import AdkLegs
 
 SHOWN_CHARACTERS: Final = 2000

@@ -7,8 +7,8 @@ from starlette.types import ASGIApp
 
 from penstock.web.operation import serves
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.adk.common import UPSTREAM, leg_operation, require_enabled
 from penstock_edge.surfaces.adk.legs import AdkLegs
+from penstock_edge.surfaces.adk.operations import UPSTREAM, leg_operation, require_enabled
 from penstock_edge.surfaces.described import STREAMED
 
 

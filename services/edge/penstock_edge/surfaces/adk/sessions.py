@@ -1,206 +1,234 @@
-"""ADK's sessions for agents whose server keeps none of ADK's: from KV and the events of their runs.
-
-Only what Penstock has: the runs themselves, in order, for as long as their events are kept. There
-is no state, and what the upstream remembers under the same id stays there.
-"""
+"""ADK's session endpoints, under /apps/{app}/users/{user}/sessions."""
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import orjson
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
 
-from penstock.bus import Bus
-from penstock.bus.records import RunRecord, SessionRecord
-from penstock.bus.subjects import session_key, turn
-from penstock.dialects.adk.encode import AdkEncoder
-from penstock.settings import AgentConfig
+from penstock import starts
+from penstock.web.auth import act_as, identity_of, require
+from penstock.web.bodies import ignore_body, read_body, require_json
+from penstock.web.operation import OBJECT, a_list, json, serves
 from penstock.web.problems import Problem
-from penstock.web.read_turns import Turn
-from penstock_edge.sources.allowance import Allowance
-from penstock_edge.sources.locate import lifecycle_of
-from penstock_edge.sources.run_events import read_run
-from penstock_edge.sources.sessions import LISTED, Session, idle_since
-from penstock_edge.views.items import type_of
+from penstock_edge.edge import Edge
+from penstock_edge.runs.accepted import named_in_422
+from penstock_edge.surfaces import parameters as by
+from penstock_edge.surfaces.adk.operations import ADK, UPSTREAM, operation
+from penstock_edge.surfaces.adk.request import ChangeRequest, CreateRequest
+from penstock_edge.surfaces.adk.servers import AdkServers, relayed
+from penstock_edge.surfaces.adk.session_store import AdkSessions, Named
+from penstock_edge.surfaces.agents import agent_of_app
+from penstock_edge.surfaces.errors import invalid_body
+from penstock_edge.surfaces.responses import json_response
 
-# Of a session with more runs, the last ones are read.
-RUNS_READ: Final = 50
-# And of these, the newest first, no more than so much: a session has no pages.
-EVENTS_READ: Final = 50_000
-BYTES_READ: Final = 32 * 1024 * 1024
-READ_S: Final = 20.0
-CREATED_AT: Final = "created_at"
-
-_NAMESPACE: Final = uuid.UUID("0f1b0f6e-4a1f-5a0d-8f57-3c8f0f9f2c11")
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A session as its path names it; `agent` is the one that the app is."""
-
-    agent: AgentConfig
-    app: str
-    user_id: str
-    id: str
-
-    @property
-    def key(self) -> str:
-        """In KV `sessions`."""
-        return session_key(self.user_id, self.agent.id, self.id)
+_SESSION: Final = {200: json("The session", OBJECT)}
+_of_user = partial(
+    operation,
+    path="/apps/{app}/users/{user}/sessions",
+    parameters=(by.APP, by.USER_ID),
+    refusals=UPSTREAM,
+)
+_of_session = partial(
+    operation,
+    path="/apps/{app}/users/{user}/sessions/{session}",
+    parameters=(by.APP, by.USER_ID, by.APP_SESSION_ID),
+    refusals=UPSTREAM,
+)
 
 
-class AdkSessions:
-    """Reads and writes the records of sessions."""
+class Apps:
+    """Handlers of the session endpoints."""
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._bucket = bus.bucket("sessions")
+    def __init__(self, edge: Edge, servers: AdkServers) -> None:
+        self._edge = edge
+        self._servers = servers
+        self._sessions = AdkSessions(edge.bus)
 
-    async def get(self, named: Named) -> SessionRecord | None:
-        """What is on record of it."""
-        entry = await self._bucket.get(named.key)
-        return SessionRecord.model_validate_json(entry.value) if entry is not None else None
-
-    async def create(self, named: Named) -> dict[str, Any]:
-        """A new session without runs. Raises Problem 409 when there is one."""
-        record = SessionRecord.model_validate(
-            {
-                "agent": named.agent.id,
-                "session_id": named.id,
-                "thread_id": "",
-                CREATED_AT: self._bus.clock.stamp(),
-            }
+    @serves(
+        _of_user(
+            method="GET",
+            summary="A user's sessions",
+            answers={200: json("The sessions, without events", a_list(OBJECT))},
+            scopes=("read",),
         )
-        if await self._bucket.create(named.key, record.dump()) is None:
-            raise Problem(409, f"Session already exists: {named.id}")
-        return await self._shown(named, record)
-
-    async def show(self, named: Named, turn: Turn) -> dict[str, Any]:
-        """The session with the events of its last runs, as many as fit. Raises Problem 404."""
-        record = await self.get(named)
-        if record is None:
-            raise Problem(404, "Session not found")
-        shown = await self._shown(named, record)
-        runs = await self._runs(record.runs[-RUNS_READ:])
-        allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
-        told: list[list[Any]] = []
-        for run in reversed(runs):
-            events = await self._events(run, allowance, turn)
-            if allowance.spent and told:
-                break  # a run of which the end would be missing
-            told.append(events)
-        shown["events"] = [event for events in reversed(told) for event in events]
-        return shown
-
-    async def index(
-        self, agent: AgentConfig, app: str, user_id: str, turn: Turn
-    ) -> list[dict[str, Any]]:
-        """The user's sessions with the agent, without events, as ADK lists them."""
-        found = []
-        async with turn():
-            entries = await self._bucket.entries()
-        for entry in entries:
-            record = SessionRecord.model_validate_json(entry.value)
-            named = Named(agent, app, user_id, record.session_id)
-            # the key tells whose it is
-            if record.agent == agent.id and entry.key == named.key:
-                found.append(await self._shown(named, record))
-        return found
-
-    async def note(self, named: Named, run_id: str) -> None:
-        """A run of the session that no connector has taken yet; whoever waits for one is told."""
-        while True:
-            entry = await self._bucket.get(named.key)
-            record = (
-                SessionRecord.model_validate_json(entry.value)
-                if entry is not None
-                # the connector names it for its server
-                else SessionRecord(agent=named.agent.id, session_id=named.id, thread_id="")
+    )
+    async def index(self, request: Request) -> ASGIApp:
+        """The user's sessions, without their events."""
+        named = readable_by(self._edge, request)
+        if named.agent.protocol == ADK:
+            return relayed(await self._servers.ask("GET", named.agent, named.user_id))
+        return json_response(
+            await self._sessions.index(
+                named.agent, named.app, named.user_id, self._edge.turns.named(identity_of(request))
             )
-            if run_id not in record.runs:
-                record.runs = [*record.runs, run_id][-LISTED:]
-                revision = entry.revision if entry is not None else 0
-                if await self._bucket.update(named.key, record.dump(), revision) is None:
-                    continue
-            await self._bus.client.publish(turn(named.key))
-            return
+        )
 
-    async def check_at_rest(self, named: Named) -> None:
-        """Raises Problem 409 while a run of the session is not over."""
-        session = Session(named.user_id, named.id, (named.agent.id,), any_agent=False)
-        if await idle_since(self._bus, session) is None:
-            raise Problem(409, "a run of this session is under way; cancel it, or wait for its end")
-        record = await self.get(named)
-        runs = record.runs[-RUNS_READ:] if record is not None else []
-        last = await asyncio.gather(*(lifecycle_of(self._bus, run_id) for run_id in runs))
-        if any(stored is not None and type_of(stored) == "lifecycle.paused" for stored in last):
-            raise Problem(
-                409, "a run of this session waits for a decision; decide it, or cancel it"
+    @serves(
+        _of_session(
+            method="GET",
+            summary="A session with its events",
+            answers=_SESSION,
+            scopes=("read",),
+        )
+    )
+    async def show(self, request: Request) -> ASGIApp:
+        """One session with its events."""
+        named = readable_by(self._edge, request)
+        if named.agent.protocol == ADK:
+            return relayed(await self._servers.ask("GET", named.agent, named.user_id, named.id))
+        return json_response(
+            await self._sessions.show(named, self._edge.turns.named(identity_of(request)))
+        )
+
+    @serves(
+        _of_user(
+            method="POST",
+            summary="Create a session",
+            answers=_SESSION,
+            scopes=("start",),
+            body=CreateRequest,
+            body_required=False,
+            example={},
+        )
+    )
+    async def create(self, request: Request) -> ASGIApp:
+        """A session; the body may give its id, else it is given one."""
+        named = named_by(self._edge, request)
+        document = await self._document(request)
+        try:
+            asked = CreateRequest.model_validate(document)
+        except ValidationError as error:
+            raise invalid_body(error) from error
+        given = {
+            name: value
+            for name, value in document.items()
+            if value is not None and name not in ("sessionId", "session_id")
+        }
+        return await self._create(named, asked.session_id or str(uuid.uuid4()), given)
+
+    @serves(
+        _of_session(
+            method="POST",
+            summary="Create a session of this id; the body is its state",
+            answers=_SESSION,
+            scopes=("start",),
+            body={"type": ["object", "null"]},
+            body_required=False,
+            example={},
+        )
+    )
+    async def create_named(self, request: Request) -> ASGIApp:
+        """A session of the path's id; the body is its state, as in ADK."""
+        named = named_by(self._edge, request)
+        state = await self._document(request)
+        return await self._create(named, named.id, {"state": state} if state else {})
+
+    @serves(
+        _of_session(
+            method="PATCH",
+            summary="Change an ADK session's state without a run",
+            answers=_SESSION,
+            scopes=("start",),
+            body=ChangeRequest,
+            example={"stateDelta": {}},
+        )
+    )
+    async def change(self, request: Request) -> ASGIApp:
+        """Change an ADK session's state without a run; answers with the whole session.
+
+        A `stateDelta` may change what a start's may, since the next run finds it all the same.
+        Raises Problem 409 while a run of the session is under way or waits for a decision: a tool
+        that was approved would run in another state than the person saw.
+        """
+        named = named_by(self._edge, request)
+        if named.agent.protocol == ADK:
+            require(identity_of(request), "raw")
+        document = await self._document(request)
+        if named.agent.protocol != ADK:
+            raise Problem(422, "only the sessions of ADK agents have a state")
+        with named_in_422():
+            given = starts.accepted_input(ADK, named.agent.accepts, document)
+        await self._sessions.check_at_rest(named)
+        changed = await self._servers.ask("PATCH", named.agent, named.user_id, named.id, given)
+        return relayed(changed)
+
+    @serves(
+        _of_session(
+            method="DELETE",
+            summary="Delete a session",
+            answers={200: json("Null", {})},
+            scopes=("start",),
+        )
+    )
+    async def delete(self, request: Request) -> ASGIApp:
+        """`null`, also where there was none; 409 while a run of it is not over."""
+        named = named_by(self._edge, request)
+        await ignore_body(request)
+        await self._sessions.check_at_rest(named)
+        answer: Response = json_response(None)
+        if named.agent.protocol == ADK:
+            answer = relayed(
+                await self._servers.ask("DELETE", named.agent, named.user_id, named.id)
             )
+        await self._sessions.forget(named)
+        return answer
 
-    async def forget(self, named: Named) -> None:
-        """Delete what is on record, unless a run joins it meanwhile; its runs stay as they are."""
-        entry = await self._bucket.get(named.key)
-        if entry is not None and not SessionRecord.model_validate_json(entry.value).queue:
-            await self._bucket.delete(named.key, entry.revision)
+    async def _create(self, named: Named, session_id: str, given: dict[str, Any]) -> ASGIApp:
+        if named.agent.protocol == ADK:
+            with named_in_422():
+                starts.accepted_session(named.agent.accepts, given)
+            created = await self._servers.create(named.agent, named.user_id, session_id, given)
+            return relayed(created)
+        if lost := [name for name in ("state", "events") if given.get(name)]:
+            text = "only the sessions of ADK agents can be given one"
+            errors = [{"type": "not_portable", "loc": ["body", name], "msg": text} for name in lost]
+            raise Problem(422, text, errors=errors)
+        session = Named(named.agent, named.app, named.user_id, session_id)
+        return json_response(await self._sessions.create(session))
 
-    async def _shown(self, named: Named, record: SessionRecord) -> dict[str, Any]:
-        last = await self._runs(record.runs[-1:])
-        at = last[0].updated_at if last else getattr(record, CREATED_AT, None)
-        return {
-            "id": named.id,
-            "appName": named.app,
-            "userId": named.user_id,
-            "state": {},
-            "events": [],
-            "lastUpdateTime": _epoch_s(at) if at else 0.0,
-        }
-
-    async def _runs(self, run_ids: Sequence[str]) -> list[RunRecord]:
-        entries = await asyncio.gather(*(self._bus.bucket("runs").get(id) for id in run_ids))
-        return [RunRecord.model_validate_json(entry.value) for entry in entries if entry]
-
-    async def _events(self, run: RunRecord, allowance: Allowance, turn: Turn) -> list[Any]:
-        encoder = AdkEncoder()
-        told: list[Any] = []
-
-        def take(type: str, event: dict[str, Any]) -> None:
-            nonlocal told
-            if type == "lifecycle.started":
-                told += _users_event(event)
-            told += (orjson.loads(frame.data) for frame in encoder.feed(event))
-
-        await read_run(self._bus, run, allowance, turn, take)
-        # an error frame is no event: a session has none
-        return [event for event in told if "author" in event]
+    async def _document(self, request: Request) -> dict[str, Any]:
+        """The body's object; ADK takes none at all, too."""
+        body = await read_body(request, self._edge.settings.max_body_bytes)
+        if not body:
+            return {}
+        require_json(request)
+        try:
+            document = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise Problem(422, f"the body is not JSON: {error}") from error
+        if document is None:
+            return {}
+        if not isinstance(document, dict):
+            raise Problem(422, "the body must be an object")
+        return document
 
 
-def _users_event(started: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the user said, which ADK keeps in the session and does not stream."""
-    message = started["data"].get("message")
-    if not message:
-        return []
-    return [
-        {
-            "content": {"parts": [{"text": message}], "role": "user"},
-            "invocationId": started["run_id"],
-            "author": "user",
-            "actions": {
-                "stateDelta": {},
-                "artifactDelta": {},
-                "requestedAuthConfigs": {},
-                "requestedToolConfirmations": {},
-            },
-            "id": str(uuid.uuid5(_NAMESPACE, started["run_id"])),
-            "timestamp": _epoch_s(started["timestamp"]),
-        }
-    ]
+def named_by(edge: Edge, request: Request) -> Named:
+    """The session that the path names; its id is empty where it names all.
+
+    Raises Problem 403 for a user whom the caller may not act for, 404 for an unknown app.
+    """
+    who = identity_of(request)
+    path = request.path_params
+    user_id = act_as(who, path["user"])
+    return Named(
+        agent_of_app(edge.config, path["app"]), path["app"], user_id, path.get("session", "")
+    )
 
 
-def _epoch_s(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp).timestamp()
+def readable_by(edge: Edge, request: Request) -> Named:
+    """The session that the path names, to be read. Raises Problem as `named_by`.
+
+    What an ADK server keeps of a session are the server's own bytes, so that needs the scope `raw`.
+    """
+    named = named_by(edge, request)
+    if named.agent.protocol == ADK:
+        require(identity_of(request), "raw")
+    return named

@@ -24,7 +24,7 @@ from penstock_edge.sources.locate import locate, start_of_new_run
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui import request as agui_request
-from penstock_edge.surfaces.agui.answers import Answer, Answers
+from penstock_edge.surfaces.agui.pauses import Answer, Answers
 from penstock_edge.surfaces.agui.request import RunAgentInput
 from penstock_edge.surfaces.described import FOLLOWED
 from penstock_edge.views.agui import Audience

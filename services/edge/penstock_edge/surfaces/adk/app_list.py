@@ -26,8 +26,8 @@ from penstock.web.operation import (
 )
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.adk.common import ADK
-from penstock_edge.surfaces.adk.server import AdkServers
+from penstock_edge.surfaces.adk.operations import ADK
+from penstock_edge.surfaces.adk.servers import AdkServers
 from penstock_edge.surfaces.responses import json_response
 
 log = logging.getLogger(__name__)

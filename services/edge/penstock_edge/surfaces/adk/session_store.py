@@ -1,0 +1,206 @@
+"""ADK's sessions for agents whose server keeps none of ADK's: from KV and the events of their runs.
+
+Only what Penstock has: the runs themselves, in order, for as long as their events are kept. There
+is no state, and what the upstream remembers under the same id stays there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import orjson
+
+from penstock.bus import Bus
+from penstock.bus.records import RunRecord, SessionRecord
+from penstock.bus.subjects import session_key, turn
+from penstock.dialects.adk.encode import AdkEncoder
+from penstock.settings import AgentConfig
+from penstock.web.problems import Problem
+from penstock.web.read_turns import Turn
+from penstock_edge.sources.allowance import Allowance
+from penstock_edge.sources.locate import lifecycle_of
+from penstock_edge.sources.run_events import read_run
+from penstock_edge.sources.sessions import LISTED, Session, idle_since
+from penstock_edge.views.items import type_of
+
+# Of a session with more runs, the last ones are read.
+RUNS_READ: Final = 50
+# And of these, the newest first, no more than so much: a session has no pages.
+EVENTS_READ: Final = 50_000
+BYTES_READ: Final = 32 * 1024 * 1024
+READ_S: Final = 20.0
+CREATED_AT: Final = "created_at"
+
+_NAMESPACE: Final = uuid.UUID("0f1b0f6e-4a1f-5a0d-8f57-3c8f0f9f2c11")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A session as its path names it; `agent` is the one that the app is."""
+
+    agent: AgentConfig
+    app: str
+    user_id: str
+    id: str
+
+    @property
+    def key(self) -> str:
+        """In KV `sessions`."""
+        return session_key(self.user_id, self.agent.id, self.id)
+
+
+class AdkSessions:
+    """Reads and writes the records of sessions."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._bucket = bus.bucket("sessions")
+
+    async def get(self, named: Named) -> SessionRecord | None:
+        """What is on record of it."""
+        entry = await self._bucket.get(named.key)
+        return SessionRecord.model_validate_json(entry.value) if entry is not None else None
+
+    async def create(self, named: Named) -> dict[str, Any]:
+        """A new session without runs. Raises Problem 409 when there is one."""
+        record = SessionRecord.model_validate(
+            {
+                "agent": named.agent.id,
+                "session_id": named.id,
+                "thread_id": "",
+                CREATED_AT: self._bus.clock.stamp(),
+            }
+        )
+        if await self._bucket.create(named.key, record.dump()) is None:
+            raise Problem(409, f"Session already exists: {named.id}")
+        return await self._shown(named, record)
+
+    async def show(self, named: Named, turn: Turn) -> dict[str, Any]:
+        """The session with the events of its last runs, as many as fit. Raises Problem 404."""
+        record = await self.get(named)
+        if record is None:
+            raise Problem(404, "Session not found")
+        shown = await self._shown(named, record)
+        runs = await self._runs(record.runs[-RUNS_READ:])
+        allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
+        told: list[list[Any]] = []
+        for run in reversed(runs):
+            events = await self._events(run, allowance, turn)
+            if allowance.spent and told:
+                break  # a run of which the end would be missing
+            told.append(events)
+        shown["events"] = [event for events in reversed(told) for event in events]
+        return shown
+
+    async def index(
+        self, agent: AgentConfig, app: str, user_id: str, turn: Turn
+    ) -> list[dict[str, Any]]:
+        """The user's sessions with the agent, without events, as ADK lists them."""
+        found = []
+        async with turn():
+            entries = await self._bucket.entries()
+        for entry in entries:
+            record = SessionRecord.model_validate_json(entry.value)
+            named = Named(agent, app, user_id, record.session_id)
+            # the key tells whose it is
+            if record.agent == agent.id and entry.key == named.key:
+                found.append(await self._shown(named, record))
+        return found
+
+    async def note(self, named: Named, run_id: str) -> None:
+        """A run of the session that no connector has taken yet; whoever waits for one is told."""
+        while True:
+            entry = await self._bucket.get(named.key)
+            record = (
+                SessionRecord.model_validate_json(entry.value)
+                if entry is not None
+                # the connector names it for its server
+                else SessionRecord(agent=named.agent.id, session_id=named.id, thread_id="")
+            )
+            if run_id not in record.runs:
+                record.runs = [*record.runs, run_id][-LISTED:]
+                revision = entry.revision if entry is not None else 0
+                if await self._bucket.update(named.key, record.dump(), revision) is None:
+                    continue
+            await self._bus.client.publish(turn(named.key))
+            return
+
+    async def check_at_rest(self, named: Named) -> None:
+        """Raises Problem 409 while a run of the session is not over."""
+        session = Session(named.user_id, named.id, (named.agent.id,), any_agent=False)
+        if await idle_since(self._bus, session) is None:
+            raise Problem(409, "a run of this session is under way; cancel it, or wait for its end")
+        record = await self.get(named)
+        runs = record.runs[-RUNS_READ:] if record is not None else []
+        last = await asyncio.gather(*(lifecycle_of(self._bus, run_id) for run_id in runs))
+        if any(stored is not None and type_of(stored) == "lifecycle.paused" for stored in last):
+            raise Problem(
+                409, "a run of this session waits for a decision; decide it, or cancel it"
+            )
+
+    async def forget(self, named: Named) -> None:
+        """Delete what is on record, unless a run joins it meanwhile; its runs stay as they are."""
+        entry = await self._bucket.get(named.key)
+        if entry is not None and not SessionRecord.model_validate_json(entry.value).queue:
+            await self._bucket.delete(named.key, entry.revision)
+
+    async def _shown(self, named: Named, record: SessionRecord) -> dict[str, Any]:
+        last = await self._runs(record.runs[-1:])
+        at = last[0].updated_at if last else getattr(record, CREATED_AT, None)
+        return {
+            "id": named.id,
+            "appName": named.app,
+            "userId": named.user_id,
+            "state": {},
+            "events": [],
+            "lastUpdateTime": _epoch_s(at) if at else 0.0,
+        }
+
+    async def _runs(self, run_ids: Sequence[str]) -> list[RunRecord]:
+        entries = await asyncio.gather(*(self._bus.bucket("runs").get(id) for id in run_ids))
+        return [RunRecord.model_validate_json(entry.value) for entry in entries if entry]
+
+    async def _events(self, run: RunRecord, allowance: Allowance, turn: Turn) -> list[Any]:
+        encoder = AdkEncoder()
+        told: list[Any] = []
+
+        def take(type: str, event: dict[str, Any]) -> None:
+            nonlocal told
+            if type == "lifecycle.started":
+                told += _users_event(event)
+            told += (orjson.loads(frame.data) for frame in encoder.feed(event))
+
+        await read_run(self._bus, run, allowance, turn, take)
+        # an error frame is no event: a session has none
+        return [event for event in told if "author" in event]
+
+
+def _users_event(started: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the user said, which ADK keeps in the session and does not stream."""
+    message = started["data"].get("message")
+    if not message:
+        return []
+    return [
+        {
+            "content": {"parts": [{"text": message}], "role": "user"},
+            "invocationId": started["run_id"],
+            "author": "user",
+            "actions": {
+                "stateDelta": {},
+                "artifactDelta": {},
+                "requestedAuthConfigs": {},
+                "requestedToolConfirmations": {},
+            },
+            "id": str(uuid.uuid5(_NAMESPACE, started["run_id"])),
+            "timestamp": _epoch_s(started["timestamp"]),
+        }
+    ]
+
+
+def _epoch_s(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()
