@@ -15,14 +15,16 @@ import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from penstock.contract import openapi
-from penstock.web.operation import operations_of, routes_of
 from penstock_cli.local.up import SERVICES
+from penstock_edge.edge import Edge
+from penstock_edge.service import SURFACES as ROWS
 from penstock_edge.service import EdgeService
+from penstock_edge.surfaces.surface import Surface
 from support.drive.repository import ROOT, files, services, toml
 
 LINTER = toml("pyproject.toml")["tool"]["importlinter"]
@@ -62,9 +64,13 @@ def test_a_new_module_without_a_place_in_the_layers_breaks_the_rules(id: str) ->
     assert contract(id)["exhaustive"] is True
 
 
+def surfaces() -> list[str]:
+    """The folders of the surfaces."""
+    return sorted(each.parent.name for each in SURFACES.glob("*/__init__.py"))
+
+
 def test_every_folder_of_surfaces_is_independent_of_the_others() -> None:
-    folders = sorted(each.parent.name for each in SURFACES.glob("*/__init__.py"))
-    assert contract("surfaces")["layers"][0] == " | ".join(folders)
+    assert contract("surfaces")["layers"][0] == " | ".join(surfaces())
 
 
 def test_every_python_file_is_in_a_package_that_the_rules_cover_or_is_a_test() -> None:
@@ -222,11 +228,9 @@ def test_an_event_is_one_model_in_one_file(tmp_path: Path) -> None:
 
 def test_a_surface_is_one_folder_and_one_row(tmp_path: Path) -> None:
     """docs/add-a-surface.md: its handlers are known to the edge's service and to nothing else."""
-    edge = ROOT / "services/edge/penstock_edge"
-    folders = [each.name for each in (edge / "surfaces").iterdir() if (each / "routes.py").exists()]
-    assert {"v1", "executions", "adk", "agno", "agui"} - {"v1"} <= set(folders)
-    for folder in folders:
-        own = edge / "surfaces" / folder
+    edge = SURFACES.parent
+    for folder in surfaces():
+        own = SURFACES / folder
         users = {
             module.relative_to(edge).as_posix()
             for module in edge.rglob("*.py")
@@ -236,11 +240,29 @@ def test_a_surface_is_one_folder_and_one_row(tmp_path: Path) -> None:
         assert users == {"service.py"}, folder
     namespace: dict[str, Any] = {}
     exec(block("docs/add-a-surface.md", "python"), namespace)
-    [operation] = operations_of(namespace["Echo"])
+    surface: type[Surface] = namespace["EchoSurface"]
+    [operation] = surface.operations()
     paths = openapi.document([*EdgeService.operations, operation])["paths"]
     assert paths["/v1/echo/{text}"]["get"]["security"][0] == {"bearer": ["read"]}
-    [route] = routes_of(namespace["Echo"](None))
+    [route] = surface(cast(Edge, None)).routes(lambda handler: handler)
     assert route.operation is operation
+
+
+def test_every_surface_has_its_routes_and_a_row_in_the_service() -> None:
+    rows = [surface.__module__.removeprefix("penstock_edge.surfaces.") for surface in ROWS]
+    assert sorted(rows) == [f"{folder}.routes" for folder in surfaces()]
+
+
+@pytest.mark.parametrize("name", ["request", "answers"])
+def test_a_surface_reads_bodies_and_answers_without_io(name: str) -> None:
+    """Bodies and answers are read by pure modules: without a request, a bus or a clock."""
+    modules = sorted(SURFACES.glob(f"*/{name}.py"))
+    assert {module.parent.name for module in modules} >= {"adk", "agno", "agui"}
+    for module in modules:
+        named = set(re.findall(r"^\s*(?:from|import) ([\w.]+)", module.read_text(), re.MULTILINE))
+        effects = ("asyncio", "httpx", "time", "starlette", "penstock_edge.edge")
+        assert not [each for each in named if each.startswith(effects)], module
+        assert "async def" not in module.read_text(), module
 
 
 def test_a_client_dialect_is_one_folder_and_one_row(tmp_path: Path) -> None:

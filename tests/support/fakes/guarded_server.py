@@ -19,7 +19,7 @@ from penstock.web.auth.routes import auth_routes
 from penstock.web.operation import Route, operations_of
 from penstock.web.problems import DETAIL, PROBLEM, ErrorShape
 from penstock.web.server import Server
-from penstock_edge.surfaces.executions.routes import Executions
+from penstock_edge.surfaces.executions.routes import TriggerAndCancel
 from support.fakes.routes import routes, websocket
 
 # What makes a request one from another machine, although the test runs on this one.
@@ -28,7 +28,7 @@ REMOTE = {"x-forwarded-for": "203.0.113.9"}
 # A path of each shape that an error may have.
 SURFACES: dict[str, ErrorShape] = {
     "/v1/runs": PROBLEM,
-    "/executions": operations_of(Executions)[0].errors,
+    "/executions": operations_of(TriggerAndCancel)[0].errors,
     "/agents": DETAIL,
 }
 

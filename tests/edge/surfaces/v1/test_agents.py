@@ -8,18 +8,18 @@ from typing import cast
 
 from penstock.settings import AgnoAgent, Config
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.v1.agent_list import Agents
+from penstock_edge.surfaces.v1.agent_list import AgentList
 from support.real.ports import free_port
 
 
-def agents_at(*urls: str) -> Agents:
+def agents_at(*urls: str) -> AgentList:
     config = Config(
         agents=[
             AgnoAgent(id=f"agent-{number}", protocol="agno", url=url, headers={"x-key": "secret"})
             for number, url in enumerate(urls)
         ]
     )
-    return Agents(cast("Edge", SimpleNamespace(config=config)))
+    return AgentList(cast("Edge", SimpleNamespace(config=config)))
 
 
 async def test_a_server_of_many_agents_is_asked_once_for_many_callers_without_their_headers() -> (

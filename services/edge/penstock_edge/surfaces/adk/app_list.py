@@ -49,7 +49,7 @@ _DETAILED: Final = Parameter(
 _operation = partial(Operation, method="GET", tag="adk", scopes=("read",), errors=DETAIL)
 
 
-class Listing:
+class AppList:
     """Handlers of /list-apps and /version."""
 
     def __init__(self, edge: Edge, servers: AdkServers) -> None:

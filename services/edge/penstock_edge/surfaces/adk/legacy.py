@@ -32,7 +32,7 @@ from penstock_edge.stream.response import EventStream
 from penstock_edge.stream.waiting import WaitingStream
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.request import QueryRequest
-from penstock_edge.surfaces.adk.session_store import AdkSessions, Named
+from penstock_edge.surfaces.adk.session_store import Named, SessionStore
 from penstock_edge.surfaces.adk.sessions import named_by
 from penstock_edge.surfaces.adk.views import legacy_view
 from penstock_edge.surfaces.described import FOLLOWED
@@ -53,7 +53,7 @@ class Legacy:
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self._sessions = AdkSessions(edge.bus)
+        self._sessions = SessionStore(edge.bus)
 
     @serves(
         _operation(

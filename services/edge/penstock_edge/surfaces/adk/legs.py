@@ -67,7 +67,7 @@ class OpenedLeg:
         return encoded_leg_view(self.run_id, self.number, timeout_s, streaming=streaming)
 
 
-class AdkLegs:
+class Legs:
     """Opens the legs that RunAgentRequests ask for."""
 
     def __init__(self, edge: Edge) -> None:

@@ -1,41 +1,35 @@
-"""Everything that adk-streaming.md and ADK's own clients ask of a server."""
+"""What adk-streaming.md and ADK's own clients ask of a server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Sequence
 
-from penstock.web.operation import Handler, Route, operations_of, routes_of
 from penstock_edge.edge import Edge
-from penstock_edge.surfaces.adk.app_list import Listing
+from penstock_edge.surfaces.adk.app_list import AppList
 from penstock_edge.surfaces.adk.artifacts import Artifacts
 from penstock_edge.surfaces.adk.legacy import Legacy
-from penstock_edge.surfaces.adk.run import Run
-from penstock_edge.surfaces.adk.run_sse import RunSse
+from penstock_edge.surfaces.adk.runs import Runs
 from penstock_edge.surfaces.adk.servers import AdkServers
-from penstock_edge.surfaces.adk.sessions import Apps
+from penstock_edge.surfaces.adk.sessions import Sessions
+from penstock_edge.surfaces.surface import Surface
 
-OPERATIONS: Final = operations_of(Listing, RunSse, Run, Apps, Artifacts, Legacy)
 
+class Adk(Surface):
+    """Apps, runs, sessions and artifacts, for any agent. One HTTP client asks the ADK servers."""
 
-class Adk:
-    """The ADK surfaces together."""
+    handlers = (AppList, Runs, Sessions, Artifacts, Legacy)
 
-    def __init__(self, edge: Edge) -> None:
-        self._servers = AdkServers()
-        self._surfaces = (
-            Listing(edge, self._servers),
-            RunSse(edge),
-            Run(edge),
-            Apps(edge, self._servers),
-            Artifacts(edge, self._servers),
+    def make(self, edge: Edge) -> Sequence[object]:
+        """The handlers of this edge."""
+        servers = self._servers = AdkServers()
+        return (
+            AppList(edge, servers),
+            Runs(edge),
+            Sessions(edge, servers),
+            Artifacts(edge, servers),
             Legacy(edge),
         )
 
-    def routes(self, around: Callable[[Handler], Handler]) -> list[Route]:
-        """The routes of all of them. `around` wraps each handler."""
-        return [route for surface in self._surfaces for route in routes_of(surface, around)]
-
     async def close(self) -> None:
-        """Close what they hold."""
+        """Close the connections to ADK servers."""
         await self._servers.close()

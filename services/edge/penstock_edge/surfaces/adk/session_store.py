@@ -54,7 +54,7 @@ class Named:
         return session_key(self.user_id, self.agent.id, self.id)
 
 
-class AdkSessions:
+class SessionStore:
     """Reads and writes the records of sessions."""
 
     def __init__(self, bus: Bus) -> None:

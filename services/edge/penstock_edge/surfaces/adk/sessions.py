@@ -23,7 +23,7 @@ from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.adk.operations import ADK, UPSTREAM, operation
 from penstock_edge.surfaces.adk.request import ChangeRequest, CreateRequest
 from penstock_edge.surfaces.adk.servers import AdkServers, relayed
-from penstock_edge.surfaces.adk.session_store import AdkSessions, Named
+from penstock_edge.surfaces.adk.session_store import Named, SessionStore
 from penstock_edge.surfaces.agents import agent_of_app
 from penstock_edge.surfaces.errors import invalid_body
 from penstock_edge.surfaces.responses import json_response
@@ -43,13 +43,13 @@ _of_session = partial(
 )
 
 
-class Apps:
+class Sessions:
     """Handlers of the session endpoints."""
 
     def __init__(self, edge: Edge, servers: AdkServers) -> None:
         self._edge = edge
         self._servers = servers
-        self._sessions = AdkSessions(edge.bus)
+        self._sessions = SessionStore(edge.bus)
 
     @serves(
         _of_user(

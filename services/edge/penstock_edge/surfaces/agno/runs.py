@@ -64,7 +64,7 @@ def _of_each_kind(path: str, summary: str, **declared: Any) -> list[Operation]:
     ]
 
 
-class AgnoSurface:
+class Runs:
     """Handlers of /agents, /teams and /workflows."""
 
     def __init__(self, edge: Edge) -> None:

@@ -21,7 +21,7 @@ OS_ID: Final = "penstock"
 _operation = partial(Operation, method="GET", tag="agno", scopes=("read",), errors=DETAIL)
 
 
-class FirstLooks:
+class ServerInfo:
     """Handlers of /config and /health."""
 
     def __init__(self, edge: Edge) -> None:

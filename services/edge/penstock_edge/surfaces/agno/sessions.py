@@ -92,7 +92,7 @@ _operation = partial(
 _refused = partial(Operation, tag="agno", errors=DETAIL, answers={}, scopes=(), refusals=(405,))
 
 
-class AgnoSessions:
+class Sessions:
     """Handlers of /sessions."""
 
     def __init__(self, edge: Edge) -> None:

@@ -1,4 +1,4 @@
-"""Which pause a RunAgentInput answers, and how: by `resume[]`, or by a frontend tool's message."""
+"""The pause that a RunAgentInput answers, by `resume[]` or by the message of a frontend tool."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ from penstock_edge.runs.agui_names import AGUI
 from penstock_edge.runs.decide import find_alias
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.sources.sessions import Session, records_of
-from penstock_edge.surfaces.agui import request
+from penstock_edge.surfaces.agui.answers import (
+    decision_of,
+    earlier_tool_messages,
+    last_tool_messages,
+)
 from penstock_edge.surfaces.agui.request import RunAgentInput, ToolMessage
+from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.items import type_of
 
-# Of a thread with more runs, the first are looked up by their items' ids alone.
+# In a thread with more runs, the pauses of earlier runs are found by the ids of their items alone.
 NEWEST: Final = 20
-SHOWN: Final = 128
 
 JsonObject = dict[str, Any]
 Asked = dict[str, tuple[ApprovalRecord, JsonObject]]
@@ -43,8 +47,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
-    """Reads the answers of one request. `who` does not see another user's pauses."""
+class AnsweredPauses:
+    """Finds the pause that a request answers. Pauses of other users are unknown to `who`."""
 
     bus: Bus
     who: Identity
@@ -52,15 +56,18 @@ class Answers:
     asked: RunAgentInput
 
     async def find(self) -> Answer | None:
-        """None where the request asks for a new run.
+        """The answer; None where the request is for a new run.
 
-        Raises Problem 404 where it answers what nobody has asked, 422 for what is no answer, or
-        answers two pauses at once. Whether all is answered, approvals judge.
+        The approvals service checks that every item is answered.
+
+        Raises:
+            Problem: 404 where no pause has such an item, 422 where an answer is unclear or the
+                answers belong to different pauses.
         """
         try:
             if self.asked.resume:
                 return await self._of_resume()
-            messages = request.tool_messages(self.asked)
+            messages = last_tool_messages(self.asked)
             answer = await self._of_tools(messages) if messages else None
             if answer is None:
                 await self._check_earlier()
@@ -76,18 +83,20 @@ class Answers:
         approval_id = named[0][0]
         approval = await self._approval(approval_id)
         if approval is None:
-            raise Problem(404, f"there is no interrupt {entries[0].interrupt_id[:SHOWN]!r}")
+            raise Problem(404, f"there is no interrupt {shortened(entries[0].interrupt_id)!r}")
         items: list[Decided] = []
         for (_, item_id), entry in zip(named, entries, strict=True):
             meant = [each for each in approval.items if item_id in (None, each["item_id"])]
             if not meant:
-                raise Problem(422, f"resume: there is no interrupt {entry.interrupt_id[:SHOWN]!r}")
-            said = {"status": entry.status, "payload": entry.payload}
-            items += [Decided(**decided(item, said)) for item in meant]
+                raise Problem(
+                    422, f"resume: there is no interrupt {shortened(entry.interrupt_id)!r}"
+                )
+            answer = {"status": entry.status, "payload": entry.payload}
+            items += [Decided(**decided(item, answer)) for item in meant]
         return Answer(approval, items)
 
     async def _of_tools(self, messages: Sequence[ToolMessage]) -> Answer | None:
-        """Results of tools that ran elsewhere may stand among the answers."""
+        """The answer in these messages, which may hold results of other tools as well."""
         asked = await self._asked_of_clients(messages)
         found = [
             (*asked[message.tool_call_id], message)
@@ -98,22 +107,22 @@ class Answers:
             if self.agent.protocol == AGUI:
                 return None
             id = messages[-1].tool_call_id
-            raise Problem(404, f"no tool call {id[:SHOWN]!r} waits for a result")
-        # one that was answered before may be told again with those that wait
+            raise Problem(404, f"no tool call {shortened(id)!r} waits for a result")
+        # a client repeats the answers of earlier requests along with those of this pause
         open_ = [each for each in found if each[0].status == "pending"] or found[-1:]
         approval = open_[0][0]
         if any(each.approval_id != approval.approval_id for each, _, _ in open_):
             raise Problem(422, "messages: the results answer different pauses")
-        items = [Decided(**request.answered(item, message)) for _, item, message in open_]
+        items = [Decided(**decision_of(item, message)) for _, item, message in open_]
         return Answer(approval, items)
 
     async def _check_earlier(self) -> None:
-        """Raises Problem 422 for an answer that would slip through to an AG-UI upstream.
+        """Raises Problem 422 for an answer that would reach an AG-UI upstream undecided.
 
-        The upstream is given the ids without our qualifiers, so these are compared: a result for
-        the call of another run would answer a call of the same id that waits.
+        The upstream gets the ids without our qualifiers, so the bare ids are compared: otherwise a
+        result for the call of another run would answer a waiting call with the same id.
         """
-        earlier = request.earlier_tool_messages(self.asked)
+        earlier = earlier_tool_messages(self.asked)
         if self.agent.protocol != AGUI or not earlier:
             return
         asked = await self._asked_of_clients(())
@@ -121,15 +130,16 @@ class Answers:
             if message.tool_call_id in asked or unscoped(message.tool_call_id) in asked:
                 raise Problem(
                     422,
-                    "messages: a pause is answered by what the conversation ends with; here "
-                    f"{message.tool_call_id[:SHOWN]!r}, which waits for a decision, is followed by "
-                    "other messages: decide on it first",
+                    f"messages: the tool call {shortened(message.tool_call_id)!r} waits for a "
+                    "decision, and other messages follow its result. Only the last messages of a "
+                    "conversation answer a pause: send the result last",
                 )
 
     async def _asked_of_clients(self, messages: Sequence[ToolMessage]) -> Asked:
-        """What is asked in this thread, by the tool call id that clients were given.
+        """The items of this thread's pauses, by the tool call ids that clients have.
 
-        By the runs that wait, and by the messages' own ids: these may be answered already.
+        The pauses are those of the newest runs, and those that the messages name by id, which may
+        be answered already.
         """
         asked: Asked = {}
         approvals = await asyncio.gather(
@@ -145,7 +155,7 @@ class Answers:
                 if (id := item.get("tool_call_id")) is None:
                     continue
                 asked[f"{scope}{id}"] = (approval, item)
-                # an older release told an AG-UI upstream's ids as they are
+                # earlier releases gave clients an AG-UI upstream's ids unqualified
                 if self.agent.protocol == AGUI and _goes_before(approval, asked.get(id)):
                     asked[id] = (approval, item)
         return asked
@@ -163,7 +173,7 @@ class Answers:
         return [run_id for record in records for run_id in record.runs[-NEWEST:]]
 
     async def _of_run(self, run_id: str) -> ApprovalRecord | None:
-        """What the run waits for."""
+        """The approval that the run waits for; None where it is not paused."""
         lifecycle = await lifecycle_of(self.bus, run_id)
         if lifecycle is None or type_of(lifecycle) != "lifecycle.paused":
             return None
@@ -171,9 +181,9 @@ class Answers:
         return await self._approval(paused["data"]["approval_id"])
 
     async def _approval(self, approval_id: str) -> ApprovalRecord | None:
-        """If it is of this agent and thread, and the caller sees it."""
+        """The approval, if it belongs to this agent and thread, and the caller may see it."""
         if not is_run_id(approval_id):
-            return None  # not of our making, and no key
+            return None  # a client's own text, which may not be a key of the bucket
         entry = await self.bus.bucket("approvals").get(approval_id)
         if entry is None:
             return None
@@ -183,5 +193,5 @@ class Answers:
 
 
 def _goes_before(approval: ApprovalRecord, known: tuple[ApprovalRecord, JsonObject] | None) -> bool:
-    """Whether an id that two runs use stands for this approval: one that waits goes first."""
+    """Whether an id that two runs use means this approval: a pending one goes first."""
     return known is None or (approval.status == "pending" and known[0].status != "pending")

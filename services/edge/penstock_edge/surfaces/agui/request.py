@@ -1,7 +1,7 @@
 """The body of POST /agui/{agent}: RunAgentInput, of AG-UI 1.0 and before. Pure.
 
-Fields that are described are checked, and null counts as absent. What may go on to an AG-UI
-upstream is in `penstock.starts`.
+The fields of these models are checked, and null counts as absent. `penstock.starts` says which
+other fields may be forwarded to an AG-UI upstream.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from penstock.dialects.agui.encode.pauses import decided
-from penstock.dialects.agui.vocabulary import CLIENT_KINDS
-from penstock.web.bodies import has_many_values, is_deep
+from penstock.web.bodies import is_deep
 from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid, invalid_body
 
 JsonObject = dict[str, Any]
@@ -36,14 +34,14 @@ class Part(_Described):
 
 
 class Function(_Described):
-    """What a tool call calls; `arguments` is JSON as text."""
+    """The function of a tool call; `arguments` is JSON as text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(_Described):
-    """One call of an assistant's message."""
+    """One tool call in an assistant's message."""
 
     id: str
     type: Literal["function"]
@@ -51,7 +49,7 @@ class ToolCall(_Described):
 
 
 class Instruction(_Described):
-    """What steers the agent."""
+    """An instruction to the agent."""
 
     id: str
     role: Literal["developer", "system"]
@@ -59,7 +57,7 @@ class Instruction(_Described):
 
 
 class AssistantMessage(_Described):
-    """What the agent has said and asked for."""
+    """The agent's text and its tool calls."""
 
     id: str
     role: Literal["assistant"]
@@ -68,7 +66,7 @@ class AssistantMessage(_Described):
 
 
 class UserMessage(_Described):
-    """What the person says."""
+    """The user's text, or parts of it."""
 
     id: str
     role: Literal["user"]
@@ -86,7 +84,7 @@ class ToolMessage(_Described):
 
 
 class ActivityMessage(_Described):
-    """Something shown that is no speech."""
+    """An activity that is shown to the user."""
 
     id: str
     role: Literal["activity"]
@@ -95,7 +93,7 @@ class ActivityMessage(_Described):
 
 
 class ReasoningMessage(_Described):
-    """A thought."""
+    """A part of the agent's reasoning."""
 
     id: str
     role: Literal["reasoning"]
@@ -108,11 +106,8 @@ Message = Annotated[
 ]
 
 
-_SHOWN: Final = (ActivityMessage, ReasoningMessage)
-
-
 class Tool(_Described):
-    """A tool that the client runs."""
+    """A tool that the client executes."""
 
     name: str
     description: str
@@ -120,7 +115,7 @@ class Tool(_Described):
 
 
 class ContextEntry(_Described):
-    """Something that the agent should know."""
+    """Context for the agent."""
 
     description: str
     value: str
@@ -135,7 +130,7 @@ class ResumeEntry(_Described):
 
 
 class RunAgentInput(_Described):
-    """What a client posts. `protocol_version` is absent from clients before 1.0."""
+    """The body. Clients before 1.0 send no `protocol_version`."""
 
     thread_id: Id = Field(alias="threadId")
     run_id: Id = Field(alias="runId")
@@ -150,7 +145,11 @@ class RunAgentInput(_Described):
 
 
 def parse(body: bytes) -> RunAgentInput:
-    """Raises InvalidBody that names the fields."""
+    """The body as RunAgentInput.
+
+    Raises:
+        InvalidBody: it is not JSON, or fields are missing or wrong.
+    """
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as cause:
@@ -165,14 +164,17 @@ def parse(body: bytes) -> RunAgentInput:
 
 def text_of(asked: RunAgentInput) -> str:
     """The text of the last message of the user; empty when there is none."""
-    said = [message for message in asked.messages if isinstance(message, UserMessage)]
-    return _text(said[-1].content) if said else ""
+    messages = [message for message in asked.messages if isinstance(message, UserMessage)]
+    return text_of_content(messages[-1].content) if messages else ""
 
 
 def require_portable(asked: RunAgentInput) -> None:
-    """Raises InvalidBody for what only an AG-UI agent can be given: it would be lost.
+    """Refuse content that only an AG-UI agent takes, because another agent would not get it.
 
-    Any other agent is given the words of the user, which must be the last message.
+    Any other agent gets the text of the user's message, which must be the last message.
+
+    Raises:
+        InvalidBody: the last message is not the user's, or has other parts than text, or no text.
     """
     last = asked.messages[-1] if asked.messages else None
     where = ("messages", max(len(asked.messages) - 1, 0))
@@ -190,50 +192,12 @@ def require_portable(asked: RunAgentInput) -> None:
         ]
         if errors:
             raise InvalidBody(errors)
-    if not _text(last.content).strip():
+    if not text_of_content(last.content).strip():
         raise invalid("blank", (*where, "content"), "must not be empty or only white space")
 
 
-def tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
-    """Those that the conversation ends with: perhaps what a pause waits for.
-
-    What is only shown does not count: an agent server leaves it out.
-    """
-    said = [each for each in asked.messages if not isinstance(each, _SHOWN)]
-    ends = (at for at in range(len(said), 0, -1) if not isinstance(said[at - 1], ToolMessage))
-    return [each for each in said[next(ends, 0) :] if isinstance(each, ToolMessage)]
-
-
-def earlier_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
-    """All others."""
-    last = tool_messages(asked)
-    return [each for each in asked.messages if isinstance(each, ToolMessage) and each not in last]
-
-
-def answered(item: JsonObject, message: ToolMessage) -> JsonObject:
-    """The decision on an item that a tool message means, as `interrupts.decided` gives it.
-
-    What an agent server's tool returns is text; everything else is a value that was written as
-    JSON. Raises UnclearAnswer where a confirmation is answered neither yes nor no.
-    """
-    text = _text(message.content)
-    payload = text if item["kind"] == "external" else _value(text)
-    if item["kind"] in CLIENT_KINDS and message.error and not text:
-        payload = message.error
-    return decided(item, {"status": "resolved", "payload": payload})
-
-
-def _text(content: str | list[Part]) -> str:
+def text_of_content(content: str | list[Part]) -> str:
+    """The text of a message's content, without parts of another kind."""
     if isinstance(content, str):
         return content
     return "".join(part.text for part in content if part.text is not None)
-
-
-def _value(text: str) -> Any:
-    if has_many_values(text.encode()):
-        return text
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
-    return text if is_deep(value) else value

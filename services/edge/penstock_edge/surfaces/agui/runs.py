@@ -24,13 +24,13 @@ from penstock_edge.sources.locate import locate, start_of_new_run
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui import request as agui_request
-from penstock_edge.surfaces.agui.pauses import Answer, Answers
+from penstock_edge.surfaces.agui.pauses import Answer, AnsweredPauses
 from penstock_edge.surfaces.agui.request import RunAgentInput
 from penstock_edge.surfaces.described import FOLLOWED
 from penstock_edge.views.agui import Audience
 
 
-class AguiSurface:
+class Runs:
     """The handler of /agui/{agent}."""
 
     def __init__(self, edge: Edge) -> None:
@@ -69,7 +69,7 @@ class AguiSurface:
         require_json(request)
         body = await read_body(request, edge.settings.max_body_bytes)
         asked = agui_request.parse(body)
-        answer = await Answers(edge.bus, who, agent, asked).find()
+        answer = await AnsweredPauses(edge.bus, who, agent, asked).find()
         if answer is not None:
             require(who, "decide")
             return await self._decide(who, asked, answer)
@@ -86,7 +86,7 @@ class AguiSurface:
     async def _start(
         self, who: Identity, agent: AgentConfig, asked: RunAgentInput, body: bytes
     ) -> ASGIApp:
-        """The same request again is the same run."""
+        """Start a run; a request that is repeated gets the run of the first one."""
         edge = self._edge
         place = await start_of_new_run(edge.bus)
         digest = hashlib.sha256(body).hexdigest()
@@ -105,7 +105,7 @@ class AguiSurface:
         return await edge.stream(view, place if started.new else await locate(edge.bus, view, None))
 
     async def _decide(self, who: Identity, asked: RunAgentInput, answer: Answer) -> ASGIApp:
-        """Hand the decision to the approvals service."""
+        """Pass the decision to the approvals service; the response is the next leg."""
         edge, approval = self._edge, answer.approval
         run_id, leg = approval.run_id, approval.leg + 1
         place = await start_of_next_leg(edge.bus, run_id)
@@ -117,7 +117,7 @@ class AguiSurface:
             if problem.status != 503:
                 await edge.agui_names.withdraw(run_id, leg, named)
             raise
-        # somebody whose decision came too late may have named it meanwhile
+        # a request whose decision came too late may have written its own name in between
         await self._call(run_id, leg, asked)
         return await edge.stream(edge.agui.of_leg(run_id, leg, _audience(asked)), place)
 

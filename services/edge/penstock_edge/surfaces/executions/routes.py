@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -20,8 +19,9 @@ from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import start_of_new_run
-from penstock_edge.surfaces.bodies import Message
 from penstock_edge.surfaces.described import STREAMED
+from penstock_edge.surfaces.executions.request import CancelRequest, TriggerRequest
+from penstock_edge.surfaces.surface import Surface
 from penstock_edge.views.dialects import run_view
 
 CODES: Final = {
@@ -39,23 +39,6 @@ CODES: Final = {
 _DATA: Final = an_object(type=TEXT, runId=TEXT, content=TEXT, timestamp=TEXT)
 
 
-class TriggerRequest(BaseModel):
-    """The body of trigger: `topologyId` is a number, and nothing that could be read as one."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    topology_id: int = Field(alias="topologyId")
-    user_message: Message = Field(alias="userMessage")
-
-
-class CancelRequest(BaseModel):
-    """The body of cancel."""
-
-    model_config = ConfigDict(strict=True)
-
-    run_id: str = Field(alias="runId", min_length=1)
-
-
 def _shape(codes: Mapping[int, str]) -> ErrorShape:
     """The error shape of the contract, with these values of `code`."""
 
@@ -67,7 +50,7 @@ def _shape(codes: Mapping[int, str]) -> ErrorShape:
     return ErrorShape("executions", "application/json", schema, body)
 
 
-class Executions:
+class TriggerAndCancel:
     """Handlers of the executions contract."""
 
     def __init__(self, edge: Edge) -> None:
@@ -141,3 +124,9 @@ class Executions:
             },
         }
         return Response(orjson.dumps(body), media_type="application/json")
+
+
+class Executions(Surface):
+    """Runs of topologies."""
+
+    handlers = (TriggerAndCancel,)

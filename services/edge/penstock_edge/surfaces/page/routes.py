@@ -6,13 +6,15 @@ They are served without the bus, so that the page can say that the API does not 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.web.operation import Answer, Operation, Route
+from penstock.web.operation import Answer, Handler, Operation, Route
+from penstock_edge.surfaces.surface import Surface
 
 FOLDER: Final = Path(__file__).with_name("static")
 
@@ -75,7 +77,7 @@ class File:
         return Response(self._body, headers=self._headers)
 
 
-OPERATIONS: Final = tuple(
+_OPERATIONS: Final = tuple(
     Operation(
         method="GET",
         path=path,
@@ -90,8 +92,19 @@ OPERATIONS: Final = tuple(
 )
 
 
-def files() -> list[Route]:
-    """A route for each path."""
-    return [
-        Route(operation, File(FOLDER / PATHS[operation.path]).__call__) for operation in OPERATIONS
-    ]
+class FirstPage(Surface):
+    """The page at `/` and `/docs`. Its files are served although the bus does not answer."""
+
+    handlers = ()
+
+    @classmethod
+    def operations(cls) -> tuple[Operation, ...]:
+        """One operation for each file."""
+        return _OPERATIONS
+
+    def routes(self, around: Callable[[Handler], Handler]) -> list[Route]:
+        """A route for each file, without `around`: the page says that the bus does not answer."""
+        return [
+            Route(operation, File(FOLDER / PATHS[operation.path]).__call__)
+            for operation in _OPERATIONS
+        ]

@@ -29,7 +29,7 @@ class _Known:
     answers: asyncio.Task[bool]
 
 
-class Agents:
+class AgentList:
     """Handler of /v1/agents. Each server is asked at most once in `KNOWN_FOR_S`."""
 
     def __init__(self, edge: Edge) -> None:

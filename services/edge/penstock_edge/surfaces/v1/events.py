@@ -43,7 +43,7 @@ _RFC_3339: Final = re.compile(
 )
 
 
-class ManyEvents:
+class EventsOfAllRuns:
     """The handler of /v1/events."""
 
     def __init__(self, edge: Edge) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -39,32 +39,15 @@ from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import locate, start_of_new_run, with_live_marker
 from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.bodies import Message
 from penstock_edge.surfaces.described import STREAM, STREAM_OR_PAGE
 from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, wants_page
+from penstock_edge.surfaces.v1.request import StartRequest
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_edge.views.framing import PageItems, Sse
 
 LISTED = 50
 MAX_LISTED = 1000
 KEY_HEADER = "idempotency-key"
-
-
-Key = Annotated[str, Field(min_length=1, max_length=256)]
-Id = Annotated[str, Field(min_length=1, max_length=512)]
-
-
-class StartRequest(BaseModel):
-    """The body of POST /v1/runs. `user_id` is the caller, unless it may act for others."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    agent: str
-    message: Message
-    session_id: Id | None = None
-    user_id: Id | None = None
-    input: dict[str, Any] | None = None
-    idempotency_key: Key | None = None
 
 
 _RAW = "for `dialect=raw`, the bytes of the agent server"

@@ -1,4 +1,4 @@
-"""POST /run: the leg as one JSON list of ADK's events, once it is over."""
+"""The frames of a leg as one list of ADK's events: the body of /run. Pure."""
 
 from __future__ import annotations
 
@@ -6,45 +6,16 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import orjson
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
 from penstock.sse import Frame, FrameTooLarge, Parser
-from penstock.web.operation import OBJECT, a_list, json, serves
-from penstock.web.problems import DETAIL, Problem
-from penstock_edge.edge import Edge
-from penstock_edge.stream.single_body import Body, SingleBody
-from penstock_edge.surfaces.adk.operations import UPSTREAM, leg_operation, require_enabled
-from penstock_edge.surfaces.adk.legs import AdkLegs
+from penstock.web.problems import Problem
+from penstock_edge.stream.single_body import Body
 
 SHOWN_CHARACTERS: Final = 2000
 
 
-class Run:
-    """The handler of /run."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
-        self._legs = AdkLegs(edge)
-
-    @serves(
-        leg_operation(
-            path="/run",
-            summary="The same leg as one list, when the leg has ended",
-            answers={200: json("The leg's events", a_list(OBJECT))},
-            refusals=(*UPSTREAM, 500, 501),
-        )
-    )
-    async def post(self, request: Request) -> ASGIApp:
-        """What /run_sse would stream, without partial events."""
-        require_enabled(self._edge)
-        _, leg = await self._legs.open(request)
-        client = await self._edge.hubs.join(leg.view(streaming=False), leg.place)
-        return SingleBody(client, ListOfEvents(), DETAIL.response)
-
-
-class ListOfEvents(Body):
+class EventList(Body):
     """The leg's frames as a JSON list, or why the leg failed."""
 
     def __init__(self) -> None:
@@ -72,17 +43,20 @@ class ListOfEvents(Body):
 
 
 def listed(frames: Iterable[Frame]) -> bytes:
-    """The frames' events as a JSON list, each as it came; partial ones are repeated by their whole.
+    """The frames' events as a JSON list, unchanged.
 
-    Raises Problem for a leg that failed, as adk-streaming.md's error frames tell it: 504 when it
-    ran out of time, 502 when the upstream refused it, 500 as ADK for all else.
+    Partial events are left out, because a complete event repeats their content.
+
+    Raises:
+        Problem: the leg ended with an error frame of adk-streaming.md: 504 for a timeout, 502 where
+            the upstream refused the request, 500, as ADK answers, for every other error.
     """
     events = []
     for frame in frames:
         try:
             event = orjson.loads(frame.data)
         except orjson.JSONDecodeError:
-            # ADK up to 1.22 does not escape the text of its error frame
+            # ADK up to 1.22 does not escape the text of its error frame, so the frame is not JSON
             text = frame.data.decode(errors="replace")
             raise Problem(500, text[:SHOWN_CHARACTERS]) from None
         if isinstance(event, dict) and "error" in event and "author" not in event:

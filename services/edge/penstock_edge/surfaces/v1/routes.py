@@ -1,0 +1,15 @@
+"""Penstock's own API."""
+
+from __future__ import annotations
+
+from penstock_edge.surfaces.surface import Surface
+from penstock_edge.surfaces.v1.agent_list import AgentList
+from penstock_edge.surfaces.v1.events import EventsOfAllRuns
+from penstock_edge.surfaces.v1.runs import Runs
+from penstock_edge.surfaces.v1.session_events import SessionEvents
+
+
+class V1(Surface):
+    """Everything under `/v1`, except the approvals, which are a service of their own."""
+
+    handlers = (Runs, AgentList, EventsOfAllRuns, SessionEvents)
