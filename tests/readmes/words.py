@@ -1,4 +1,4 @@
-"""The words that people have written in the READMEs."""
+"""The words that people have written in the documents for readers."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ from pathlib import Path
 from readmes.generated import without_generated_parts
 from support.drive.repository import ROOT, files
 
-# The documents for readers. The records of decisions, the catalogues that are generated, and the
-# page that is a part of the published contract are not among them.
-_COUNTED = ("README.md", "CONTRIBUTING.md", "docs/*.md", "*/README.md")
-_NOT_COUNTED = ("docs/decisions/*",)
+# The READMEs of the product. Those of `tests` and `deploy` and the pages in `docs` are for fewer
+# readers. The records of decisions and the pages of the published contract are not counted.
+READMES = ("README.md", "CONTRIBUTING.md", "services/*/README.md", "shared/*README.md")
+DOCUMENTS = (*READMES, "docs/*.md", "tests/*README.md", "deploy/*README.md")
+_NOT_COUNTED = "docs/decisions/*"
 
 
-def readmes() -> list[Path]:
-    """The documents whose words are counted."""
-    return [
-        path
+def counts(patterns: tuple[str, ...]) -> dict[str, int]:
+    """The words of each document whose path matches one of the patterns, the longest first."""
+    found = {
+        name: words(path)
         for path in files()
-        if _matches(path, _COUNTED) and not _matches(path, _NOT_COUNTED) and path.is_file()
-    ]
+        if any(fnmatch.fnmatch(name := str(path.relative_to(ROOT)), each) for each in patterns)
+        and not fnmatch.fnmatch(name, _NOT_COUNTED)
+    }
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
 def words(path: Path) -> int:
     """The words of a document, without its generated parts."""
     return len(without_generated_parts(path.read_text("utf-8")).split())
-
-
-def _matches(path: Path, patterns: tuple[str, ...]) -> bool:
-    name = str(path.relative_to(ROOT))
-    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
