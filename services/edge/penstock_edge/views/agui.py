@@ -13,10 +13,11 @@ from penstock import sse
 from penstock.bus import Stored, subjects
 from penstock.dialects.agui.encode import PROFILES, RUNS, STRICT, AguiEncoder, Phase, Profile
 from penstock.dialects.agui.vocabulary import is_modern
-from penstock.events.catalogue import TERMINAL
+from penstock.dialects.base import Encoder
 from penstock.sse import Frame
+from penstock_edge.views.encoded_leg import EncodedLeg
 from penstock_edge.views.framing import Framing, PageItems, Sse
-from penstock_edge.views.items import Encoding, Item, Render, rendered, type_of
+from penstock_edge.views.items import Encoding, EventEncoding, Item, Render, rendered, type_of
 from penstock_edge.views.upstream_frames import INTERRUPTED
 from penstock_edge.views.view import Deliver, Delivery, ManyRuns, ReadFrom, RunEvents, Source, View
 
@@ -125,36 +126,41 @@ class RunEncoders:
 
 
 @dataclass(slots=True)
-class RunEncoding(Encoding):
-    """One run. `leg`: only this leg, until its pause or the run's end; 0 for the whole run."""
+class RunEncoder(Encoder):
+    """The encoder of one run, which is made when its first message is prepared."""
 
     encoders: RunEncoders
-    render: Render
-    leg: int = 0
+    run_id: str
+
+    def feed(self, event: Event) -> Sequence[Frame]:
+        """The frames of one event."""
+        return self.encoders.of(self.run_id).feed(event)
+
+    def interrupted(self) -> list[bytes]:
+        """An error, which ends the stream of a leg: its client does not reconnect by itself."""
+        return [sse.encode(each.data) for each in self.encoders.interrupted()]
+
+
+@dataclass(slots=True)
+class AguiRun(EventEncoding):
+    """A whole run with its pauses."""
+
+    encoders: RunEncoders
 
     async def prepare(self, stored: Stored) -> None:
         """Look up the names of the run and its leg. Waits for the bus."""
         await self.encoders.prepare(stored)
 
-    def feed(self, stored: Stored) -> Item:
-        """The frames of one event.
 
-        Raises:
-            ValueError, KeyError, TypeError: the body is no event.
-        """
-        event, type = orjson.loads(stored.payload), type_of(stored)
-        frames = self.encoders.of(subjects.run_id_of(stored.subject)).feed(event)
-        last = type in TERMINAL
-        if self.leg:
-            # A run may end before the leg begins: then the terminal event is of an earlier leg.
-            if not last and event["leg"] < self.leg:
-                return Item(stored.sequence, [])
-            last = last or type == "lifecycle.paused"
-        return Item(stored.sequence, rendered(frames, stored.sequence, self.render), last)
+@dataclass(slots=True)
+class AguiLeg(EncodedLeg):
+    """One leg of a run."""
 
-    def interruption(self) -> list[bytes]:
-        """An error for a leg, whose client does not reconnect by itself; else nothing."""
-        return [sse.encode(each.data) for each in self.encoders.interrupted()] if self.leg else []
+    encoders: RunEncoders
+
+    async def prepare(self, stored: Stored) -> None:
+        """Look up the names of the run and its leg. Waits for the bus."""
+        await self.encoders.prepare(stored)
 
 
 @dataclass(slots=True)
@@ -244,15 +250,26 @@ class AguiViews:
         """A whole run with its pauses; any client takes the frames of the strict profile."""
         audience = Audience(PROFILES[dialect])
         if audience.profile is RUNS and isinstance(framing, Sse):
-            framing = replace(
-                framing, id_first=True
-            )  # agent-runs-sse.md fixes the order of the lines
-        return self._run((run_id, dialect, framing.key), run_id, audience, framing)
+            # agent-runs-sse.md fixes the order of the lines
+            framing = replace(framing, id_first=True)
+
+        def encoding() -> Encoding:
+            encoders = self.encoders(audience)
+            return AguiRun(RunEncoder(encoders, run_id), framing.event, encoders)
+
+        key = (run_id, dialect, framing.key)
+        return self._run(key, run_id, audience, framing, encoding, Delivery.RESUMABLE)
 
     def of_leg(self, run_id: str, leg: int, audience: Audience) -> View:
         """One leg: an AG-UI run."""
         key = (run_id, *audience.key, f"leg {leg}")
-        return self._run(key, run_id, audience, UNNAMED, leg)
+
+        def encoding() -> Encoding:
+            encoders = self.encoders(audience)
+            encoder = RunEncoder(encoders, run_id)
+            return AguiLeg(encoder, leg, UNNAMED.event, encoder.interrupted, encoders)
+
+        return self._run(key, run_id, audience, UNNAMED, encoding, Delivery.ONCE)
 
     def of_thread(
         self,
@@ -273,17 +290,23 @@ class AguiViews:
         )
 
     def _run(
-        self, key: tuple[str, ...], run_id: str, audience: Audience, framing: Framing, leg: int = 0
+        self,
+        key: tuple[str, ...],
+        run_id: str,
+        audience: Audience,
+        framing: Framing,
+        encoding: Callable[[], Encoding],
+        delivery: Delivery,
     ) -> View:
         return View(
             key,
             audience.profile.name,
             RunEvents(run_id),
-            lambda: RunEncoding(self.encoders(audience), framing.event, leg),
+            encoding,
             _notice(framing),
             ReadFrom.START,
             framing,
-            Delivery.ONCE if leg else Delivery.RESUMABLE,
+            delivery,
         )
 
 

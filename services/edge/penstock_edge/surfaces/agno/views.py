@@ -1,11 +1,11 @@
-"""Runs as Agno's clients see them: one leg as a stream, or the run so far as one object."""
+"""Runs as Agno's clients read them: one leg as a stream, or the run so far as one object."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -21,8 +21,8 @@ from penstock_edge.views.items import Encoding, Item
 from penstock_edge.views.upstream_frames import INTERRUPTED, is_raw
 from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, RunFrames, View
 
-# The frames after which a leg has said how it ended, by the kind of its agent.
-LAST_WORDS: Final = {
+# The events that say how a leg has ended, by the kind of the agent.
+ENDS: Final = {
     "agent": frozenset({"RunCompleted", "RunPaused", "RunError", "RunCancelled"}),
     "team": frozenset({"TeamRunCompleted", "TeamRunPaused", "TeamRunError", "TeamRunCancelled"}),
     "workflow": frozenset(
@@ -69,79 +69,96 @@ class EdgeFrames:
         )
 
 
+class SessionId(NamedTuple):
+    """The id of a session in JSON: the server's, which differs from the client's."""
+
+    of_server: bytes
+    of_client: bytes
+
+
 @dataclass(slots=True)
 class UpstreamLeg(Encoding):
-    """One leg of an Agno upstream, byte for byte, and its end where the upstream did not say it.
+    """One leg of an Agno upstream, byte for byte.
 
-    What a cut connection left of a frame is dropped: the upstream repeats that frame.
+    Where the upstream has not said how the leg ended, the edge adds the end of the run. The rest of
+    a frame that a broken connection left is dropped, because the upstream repeats that frame.
     """
 
     edge: EdgeFrames
     leg: int
     _parser: sse.Parser = field(default_factory=sse.Parser)
-    _held: bytes = b""  # of a frame under way
+    _unfinished: bytes = b""  # the beginning of the next frame
     _connection: str = ""
-    _told: bool = False  # the upstream said how the leg ended
-    _names: tuple[bytes, bytes] | None = None  # of the session: its server's, the client's
+    _end_seen: bool = False  # the upstream has said how the leg ended
+    _session_id: SessionId | None = None
 
     def feed(self, stored: Stored) -> Item:
-        """An item for each message; raises KeyError or ValueError on one that is not ours."""
+        """The bytes of one message.
+
+        Raises:
+            KeyError, ValueError: the message is not one of Penstock's.
+        """
         if not is_raw(stored):
-            frames = [] if self._told else self.edge.of(orjson.loads(stored.payload))
+            frames = [] if self._end_seen else self.edge.of(orjson.loads(stored.payload))
             return Item(stored.sequence, frames, last=True)
         raw = raw_frame(stored)
         if raw.leg != self.leg:
             return Item(raw.sequence, [])
         if raw.is_body:
-            return Item(raw.sequence, [whole] if (whole := self._whole(raw)) else [])
+            complete = self._complete_frames(raw)
+            return Item(raw.sequence, [complete] if complete else [])
         if raw.kind == "open":
-            self._name(orjson.loads(raw.payload))
-        # a leg that was cut in silence is ended by the run's own end, which follows
-        return Item(raw.sequence, [], last=raw.kind in ("end", "lost") and self._told)
+            self._read_session_id(orjson.loads(raw.payload))
+        # Where the connection broke before the end of the leg, the end of the run follows.
+        return Item(raw.sequence, [], last=raw.kind in ("end", "lost") and self._end_seen)
 
     def interruption(self) -> list[bytes]:
         """A RunError."""
         return self.edge.interrupted()
 
-    def _whole(self, raw: RawFrame) -> bytes:
-        """The bytes up to the end of the last whole frame."""
+    def _complete_frames(self, raw: RawFrame) -> bytes:
+        """The bytes up to the end of the last complete frame."""
         if raw.connection != self._connection:
-            self._parser, self._held, self._connection = sse.Parser(), b"", raw.connection
-        self._follow(raw.payload)
-        body = self._held + raw.payload
-        end = body.rfind(_FRAME_END) + 1
-        end = end and end + 1
-        self._held = body[end:]
-        return body[:end].replace(*self._names) if self._names else body[:end]
+            self._parser, self._unfinished, self._connection = sse.Parser(), b"", raw.connection
+        self._look_for_end(raw.payload)
+        body = self._unfinished + raw.payload
+        at = body.rfind(_FRAME_END)
+        end = at + len(_FRAME_END) if at >= 0 else 0
+        self._unfinished = body[end:]
+        return body[:end].replace(*self._session_id) if self._session_id else body[:end]
 
-    def _name(self, opened: dict[str, Any]) -> None:
-        """A client goes on by the id of its session that it reads here."""
+    def _read_session_id(self, opened: dict[str, Any]) -> None:
+        """A client continues the session by the id in these frames, so it must be the client's."""
         if "thread_id" in opened:
-            theirs, ours = opened["thread_id"], opened["session_id"]
-            self._names = theirs.encode(), orjson.dumps(ours)[1:-1]
+            of_client = orjson.dumps(opened["session_id"])[1:-1]
+            self._session_id = SessionId(opened["thread_id"].encode(), of_client)
 
-    def _follow(self, payload: bytes) -> None:
+    def _look_for_end(self, payload: bytes) -> None:
         try:
             frames = self._parser.feed(payload)
         except sse.FrameTooLarge as error:
             self._parser, frames = sse.Parser(), error.frames
-        names = LAST_WORDS[self.edge.agent.kind]
-        # a nested team ends in the same words
-        self._told = self._told or any(
+        names = ENDS[self.edge.agent.kind]
+        # the stream also has the events of nested teams, which end with the same names
+        self._end_seen = self._end_seen or any(
             frame.event in names and not _is_inner(frame.data) for frame in frames
         )
 
 
 @dataclass(slots=True)
 class Output(Encoding):
-    """The whole run as one object, once the leg is over."""
+    """The whole run as one object, when the leg has ended."""
 
     edge: EdgeFrames
     leg: int
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     def feed(self, stored: Stored) -> Item:
-        """Raises ValueError, KeyError or TypeError on a body that is no event."""
+        """Nothing until the leg ends, then the object.
+
+        Raises:
+            ValueError, KeyError, TypeError: the body is not an event.
+        """
         event = orjson.loads(stored.payload)
         self._events.append(event)
         if is_before(event, stored, self.leg) or not ends_leg(stored):
@@ -149,7 +166,7 @@ class Output(Encoding):
         return Item(stored.sequence, self.interruption(), last=True)
 
     def interruption(self) -> list[bytes]:
-        """The run as far as it is known: its status says that it goes on."""
+        """The run so far; its status says that it has not ended."""
         return [orjson.dumps(run_output(self._events, self.edge.encoder()))]
 
 
@@ -182,7 +199,7 @@ def output_view(agent: AgentConfig, run_id: str, leg: int) -> View:
 
 
 def is_native(agent: AgentConfig) -> bool:
-    """Whether its upstream speaks Agno itself."""
+    """Whether the agent's server speaks Agno, so that its bytes are relayed."""
     return agent.protocol == "agno"
 
 
@@ -210,6 +227,7 @@ def _no_notice(code: str, message: str) -> bytes:
 
 
 def _is_inner(data: bytes) -> bool:
+    """Whether the event belongs to a member of a team, or to a nested run."""
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError:
