@@ -322,7 +322,7 @@ DOCUMENT = Document(
             "UN44",
             "n8n",
             "edge/events::names_off_leaves_out_the_event_lines",
-            "edge/many::without_names_every_frame_is_an_unnamed_json_object",
+            "edge/many_runs::without_names_every_frame_is_an_unnamed_json_object",
             note="`names=off` for its SSE trigger; webhooks come with automations.",
         ),
         holds(

@@ -97,31 +97,30 @@ class Starter:
         command = _command(start, run_id, self._bus.clock.stamp()).model_copy(
             update={"callers_known": self._callers_known}
         )
-        record = await self._record(command)
+        record, revision = await self._record(command)
         # An earlier attempt may have failed before its command, so a repeat publishes it again. Two
         # commands for one run are harmless: connectors claim a run once.
         if record.status == "queued":
-            await self._command(start, command, new=new)
+            await self._command(start, command, revision)
         return Started(record, new)
 
-    async def _command(self, start: Start, command: StartCommand, *, new: bool) -> None:
+    async def _command(self, start: Start, command: StartCommand, revision: int | None) -> None:
         """Prepare the run, and publish its command.
 
-        If the command was certainly not published, a new run's record is deleted, so that lists do
-        not show a run that never begins. The command of an earlier attempt may have been published.
+        `revision` is that of the record, if this request has created it. If the command was
+        certainly not published, the record is deleted, so that lists do not show a run that never
+        begins. An earlier request may have published the command, so its record stays.
         """
         try:
             if start.prepare is not None:
                 await start.prepare(command.run_id)
         except BaseException:
-            if new:
-                await self._delete_record(command.run_id)
+            await self._delete_record(command.run_id, revision)
             raise
         try:
             await self._publish(command)
         except (BusUnavailable, StreamFull):
-            if new:
-                await self._delete_record(command.run_id)
+            await self._delete_record(command.run_id, revision)
             raise
 
     async def _is_repeat(self, start: Start) -> bool:
@@ -149,7 +148,8 @@ class Starter:
             raise Problem(409, "this idempotency key came with another request before")
         return str(first["run_id"]), False
 
-    async def _record(self, command: StartCommand) -> RunRecord:
+    async def _record(self, command: StartCommand) -> tuple[RunRecord, int | None]:
+        """The run's record, and its revision if this request has created it."""
         record = RunRecord(
             run_id=command.run_id,
             agent=command.agent,
@@ -160,10 +160,13 @@ class Starter:
             updated_at=command.created_at,
         )
         runs = self._bus.bucket("runs")
-        if await runs.create(command.run_id, record.dump()) is not None:
-            return record
+        revision = await runs.create(command.run_id, record.dump())
+        if revision is not None:
+            return record, revision
         entry = await runs.get(command.run_id)
-        return RunRecord.model_validate_json(entry.value) if entry and entry.value else record
+        if entry is None or entry.value is None:
+            return record, None
+        return RunRecord.model_validate_json(entry.value), None
 
     async def _publish(self, command: StartCommand) -> None:
         payload = await wrap(self._bus, f"{command.run_id}.start", command.dump())
@@ -186,10 +189,12 @@ class Starter:
         assert failure is not None
         raise failure
 
-    async def _delete_record(self, run_id: str) -> None:
-        """Delete the record of a run that has not begun, if KV answers."""
+    async def _delete_record(self, run_id: str, revision: int | None) -> None:
+        """Delete the record of a run that has not begun, if it has not changed and KV answers."""
+        if revision is None:
+            return
         with suppress(BusError):
-            await self._bus.bucket("runs").delete(run_id)
+            await self._bus.bucket("runs").delete(run_id, revision)
 
 
 def require_reachable(agent: AgentConfig, user_id: str, session_id: str | None) -> None:
@@ -207,7 +212,7 @@ def require_reachable(agent: AgentConfig, user_id: str, session_id: str | None) 
         if id is not None and "/" in id:
             raise Problem(
                 422,
-                f"the {name} id {id[:128]!r} has a slash, which an ADK server cannot be asked for; "
+                f"the {name} id {id[:128]!r} has a slash, which no path of an ADK server can have; "
                 "use an id without one",
             )
 

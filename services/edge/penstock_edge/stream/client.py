@@ -1,4 +1,4 @@
-"""One client of a hub: what it is given next, whether it is too slow, and why its stream ends.
+"""One client of a hub: which items it gets next, whether it is too slow, and why its stream ends.
 
 A client is in one of three phases:
 
@@ -100,7 +100,7 @@ class Client:
         if self._live_after is not None and self._live_after < start.start:
             self._notices += self._live_marker()
 
-    # What the response asks
+    # Called by the response
 
     async def take(self) -> bytes | None:
         """The bytes to write next; None when the stream is over."""
@@ -130,15 +130,15 @@ class Client:
         self._wrote_at = asyncio.get_running_loop().time()
 
     def interruption(self) -> bytes:
-        """What tells a client that cannot reconnect that its stream is incomplete."""
+        """Frames that say that the stream is incomplete; none for a client that can reconnect."""
         frames = b"".join(self.hub.view.encoding().interruption())
         # The last write may have ended inside a frame. An empty line between frames means nothing.
         return frames and b"\n\n" + frames
 
-    # What others ask
+    # Called by the hub, the beat and the surfaces
 
     def wake(self) -> int:
-        """There may be something to take; returns how many items were written at once."""
+        """Look for new items; returns how many were written at once."""
         live = self._phase
         if isinstance(live, Live) and live.idle and self.direct is not None:
             written = self._write_at_once(live, self.direct)
@@ -224,14 +224,14 @@ class Client:
 
     @property
     def _pending_bytes(self) -> int:
-        """What the hub has encoded and this client was not given. A replay has its own pace."""
+        """The bytes that the hub has encoded and this client does not have; 0 during a replay."""
         live = self._phase
         return self.hub.ring.delivered_bytes - live.taken_bytes if isinstance(live, Live) else 0
 
-    # What the edge itself says
+    # Notices, keep-alives and the live marker
 
     def _notice(self) -> bytes:
-        """What must be written before the next item, if anything."""
+        """The bytes that must be written before the next item, if there are any."""
         if self._notices:
             notices, self._notices = self._notices, b""
             return notices

@@ -77,8 +77,8 @@ class Hubs:
     def on_loss(self, loss: Loss) -> None:
         """After NATS has lost the end of a stream: end the client streams that cannot continue.
 
-        Their clients reconnect, and are told what was lost. The stream of one run continues by
-        itself: its events have numbers, so an event that is published again is recognized. A
+        Their clients reconnect, and the answer says what was lost. The stream of one run continues
+        by itself: its events have numbers, so an event that is published again is recognized. A
         stream over source frames or many runs cannot continue, nor one whose clients may have to
         read the stream again.
         """

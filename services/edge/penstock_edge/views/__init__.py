@@ -1,1 +1,1 @@
-"""Views: what a client reads of a run, in which dialect, and the position of each frame. Pure."""
+"""Views: the messages that clients read, their encoding, framing and positions. Pure."""

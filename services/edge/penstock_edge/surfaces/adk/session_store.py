@@ -24,7 +24,7 @@ from penstock.web.problems import Problem
 from penstock.web.read_turns import Turn
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.locate import lifecycle_of
-from penstock_edge.sources.run_events import read_run
+from penstock_edge.sources.read_run import read_run
 from penstock_edge.sources.sessions import LISTED, Session, idle_since
 from penstock_edge.views.items import type_of
 

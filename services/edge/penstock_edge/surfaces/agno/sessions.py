@@ -33,7 +33,7 @@ from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.access import run_of
 from penstock_edge.sources.allowance import Allowance
-from penstock_edge.sources.run_events import read_run
+from penstock_edge.sources.read_run import read_run
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agno.request import KINDS
 from penstock_edge.surfaces.agno.session_shapes import (
