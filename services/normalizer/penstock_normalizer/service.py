@@ -116,5 +116,7 @@ class NormalizerService(Service):
 
     async def _end(self, number: int) -> None:
         self._partitions.pop(number, None)
-        await self.cancel(f"partition {number}")
-        telemetry.PARTITIONS.dec()
+        try:
+            await self.cancel(f"partition {number}")
+        finally:
+            telemetry.PARTITIONS.dec()
