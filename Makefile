@@ -44,7 +44,7 @@ FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py
 	tests/connector/model/test_model.py tests/connector/upstreams tests/connector/legs/test_history.py \
 	tests/conformance/test_conformance.py tests/conformance/test_examples.py \
 	tests/conformance/test_real_path.py tests/contract/test_documents.py tests/contract/test_openapi.py \
-	tests/chaos/test_checker.py tests/cli/test_render.py tests/test_architecture.py tests/test_links.py \
+	tests/chaos/test_checker.py tests/cli/test_render.py tests/test_architecture.py tests/test_links.py tests/readmes \
 	--ignore tests/shared/bus/test_cluster.py \
 	--ignore tests/shared/dialects/agui/test_agui_encode_client.py
 
