@@ -11,7 +11,7 @@ import orjson
 
 from penstock import sse
 from penstock.bus import Stored, subjects
-from penstock.dialects.agui.encode import PROFILES, RUNS, STRICT, AguiEncoder, Phase, Profile
+from penstock.dialects.agui.encode import PROFILES, STRICT, AguiEncoder, Phase, Profile
 from penstock.dialects.agui.vocabulary import is_modern
 from penstock.dialects.base import Encoder
 from penstock.sse import Frame
@@ -249,9 +249,8 @@ class AguiViews:
     def of_run(self, run_id: str, dialect: str, framing: Framing) -> View:
         """A whole run with its pauses; any client takes the frames of the strict profile."""
         audience = Audience(PROFILES[dialect])
-        if audience.profile is RUNS and isinstance(framing, Sse):
-            # agent-runs-sse.md fixes the order of the lines
-            framing = replace(framing, id_first=True)
+        if isinstance(framing, Sse):
+            framing = replace(framing, id_first=audience.profile.id_first)
 
         def encoding() -> Encoding:
             encoders = self.encoders(audience)

@@ -6,11 +6,21 @@ Source: the AG-UI 1.0 schema, and the behaviour of its TypeScript client 1.0.0 a
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
 # our streams declare it, since a translating proxy declares its own version
 PROTOCOL_VERSION: Final = "1.0"
+
+# The token counts of a run: ours, and the members of AG-UI's `TokenUsage`.
+TOKENS: Final[Mapping[str, str]] = {
+    "input_tokens": "inputTokens",
+    "output_tokens": "outputTokens",
+    "total_tokens": "totalTokens",
+    "reasoning_tokens": "reasoningTokens",
+    "cached_input_tokens": "cachedInputTokens",
+}
 
 TEXT_ROLES: Final = frozenset({"developer", "system", "assistant", "user"})
 CLIENT_KINDS: Final = frozenset(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from typing import Final
 
@@ -27,7 +26,7 @@ from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.dialects.json import array, obj
 from penstock.dialects.patch import Document
 from penstock.dialects.text_buffer import append_text
-from penstock.dialects.wire import frame
+from penstock.dialects.wire import epoch_s, frame
 from penstock.sse import Frame
 
 # The namespace of event ids: the same event of the same run always has the same id.
@@ -37,9 +36,9 @@ _NAMESPACE: Final = uuid.UUID("5f0a3f63-33a4-5a0c-9f0e-6a0f6c0d2b11")
 OMITTED: Final[Mapping[str, str]] = {
     "lifecycle.started": "ADK streams no user event; the first event has the invocation",
     "lifecycle.resumed": "the next response goes on",
-    "lifecycle.retrying": "what is tried again is said again",
+    "lifecycle.retrying": "the events of the next attempt",
     "llm.message_started": "the first piece of the message",
-    "llm.tool_progress": "a functionResponse would be taken for the result",
+    "llm.tool_progress": "none: a client would take a functionResponse for the result",
     "dispatch.team": "events of the team have its author",
     "dispatch.worker": "events of the worker have its author and a branch of its own",
     "dispatch.finished": "the next event has another author",
@@ -47,7 +46,7 @@ OMITTED: Final[Mapping[str, str]] = {
     "workflow.step_started": "ADK infers steps from the author",
     "workflow.step_progress": "no event of ADK's",
     "workflow.step_completed": "the step's agent has spoken; the last output is the last text",
-    "workflow.step_failed": "an errorCode would be taken for the run's failure",
+    "workflow.step_failed": "none: a client would take an errorCode for the run's failure",
     "workflow.transition": "the next event has another author",
     "workflow.completed": "its result is the last text",
     "workflow.failed": "the run fails with it",
@@ -59,9 +58,9 @@ OMITTED: Final[Mapping[str, str]] = {
     "automation.completed": "the run has ended",
     "automation.failed": "the run has ended",
     "state.messages": "a session's history is read, not streamed",
-    "custom.event": "an event takes no keys that ADK does not know",
+    "custom.event": "none: ADK's events accept no unknown keys",
     "system.warning": "no event of ADK's",
-    "system.error": "an errorCode would be taken for the run's failure",
+    "system.error": "none: a client would take an errorCode for the run's failure",
     "system.metrics": "no event of ADK's",
 }
 
@@ -294,7 +293,7 @@ class AdkEncoder:
         """Emits a failure twice, as an event and as the last frame, as ADK 2.13 does."""
         yield from self._close(event)
         data = event["data"]
-        failure = shapes.failure_frame(data, self.timeout_s, _epoch_s(event))
+        failure = shapes.failure_frame(data, self.timeout_s, epoch_s(event))
         if details := obj(failure.get("error_details")):
             code, message = details["error_type"], details["error_message"]
             yield self._event(event, None, errorCode=code, errorMessage=message)
@@ -327,7 +326,7 @@ class AdkEncoder:
                 "requestedToolConfirmations": {},
             },
             "id": str(uuid.uuid5(_NAMESPACE, f"{run_id}/{key or event['sequence']}")),
-            "timestamp": _epoch_s(event),
+            "timestamp": epoch_s(event),
         }
         return {**body, "branch": branch} if branch else body
 
@@ -384,7 +383,3 @@ def _content(parts: list[JsonObject], role: str = "model") -> JsonObject:
 def _now(begun: JsonObject, event: JsonObject) -> JsonObject:
     """The envelope that began a text, with the time of this event."""
     return {**begun, "timestamp": event["timestamp"]}
-
-
-def _epoch_s(event: JsonObject) -> float:
-    return datetime.fromisoformat(event["timestamp"]).timestamp()

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from penstock.dialects.base import JsonObject
-from penstock.dialects.wire import frame
+from penstock.dialects.wire import epoch_s, frame
 from penstock.sse import Frame
 
 UPDATE: Final = "research_update"
@@ -45,7 +44,7 @@ class LegacyEncoder:
             "runId": event["run_id"],
             "author": source["agent_id"] if source else self._agent,
             "content": content,
-            "timestamp": datetime.fromisoformat(event["timestamp"]).timestamp(),
+            "timestamp": epoch_s(event),
         }
         return (frame(body, type),)
 

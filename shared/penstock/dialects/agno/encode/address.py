@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final
 
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.wire import epoch_s
 
 # The names of a workflow's events where they differ from an agent's (a team's have a prefix).
 _WORKFLOW_NAMES: Final = {
@@ -72,8 +72,3 @@ class Address:
             return {"step_id": step_id} if step_id else {}
         name = step.data.get("description")
         return {"step_id": step_id, "step_name": name, "step_index": step.index}
-
-
-def epoch_s(event: JsonObject) -> float:
-    """An event's time in seconds since 1970."""
-    return datetime.fromisoformat(event["timestamp"]).timestamp()

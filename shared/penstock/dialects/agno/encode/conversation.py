@@ -11,8 +11,8 @@ from typing import Final
 import orjson
 
 from penstock.dialects.agno.encode import pauses
-from penstock.dialects.agno.encode.address import epoch_s
 from penstock.dialects.base import Json, JsonObject
+from penstock.dialects.wire import epoch_s
 
 _ALWAYS: Final = {"from_history": False, "stop_after_tool_call": False}
 

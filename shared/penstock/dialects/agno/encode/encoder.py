@@ -17,26 +17,26 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.dialects.agno.encode import pauses
-from penstock.dialects.agno.encode.address import Address, epoch_s
+from penstock.dialects.agno.encode.address import Address
 from penstock.dialects.agno.encode.steps import STEP_FRAMES
 from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.dialects.json import obj, objects, text
 from penstock.dialects.patch import Document
 from penstock.dialects.text_buffer import append_text
-from penstock.dialects.wire import frame
+from penstock.dialects.wire import epoch_s, frame
 from penstock.sse import Frame
 
 # The canonical types without an Agno event, each with the place where a client sees their content.
 OMITTED: Final[Mapping[str, str]] = {
-    "lifecycle.retrying": "what is tried again is said again",
+    "lifecycle.retrying": "the events of the next attempt",
     "llm.message_started": "the first piece of the message",
-    "llm.tool_args": "the tool object has the arguments whole",
+    "llm.tool_args": "the tool object has the complete arguments",
     "dispatch.team": "the team's members have runs of their own",
-    "dispatch.transfer": "what follows names the new agent",
+    "dispatch.transfer": "the next frames name the new agent",
     "workflow.started": "WorkflowStarted was the first event",
     "workflow.transition": "the next step starts",
     "workflow.completed": "WorkflowCompleted of the run has its result",
-    "workflow.failed": "WorkflowError of the run has its words",
+    "workflow.failed": "WorkflowError of the run has its error",
     "retrieval.started": "no event of the document",
     "retrieval.result": "no event of the document",
     "approval.expired": "the run goes on or ends",
@@ -48,7 +48,7 @@ OMITTED: Final[Mapping[str, str]] = {
     "artifact.updated": "no event of the document",
     "custom.event": "no event of the document",
     "system.warning": "no event of the document",
-    "system.error": "RunError would end the run",
+    "system.error": "none: a client would take RunError for the end of the run",
     "system.metrics": "no event of the document",
 }
 

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
+from penstock.dialects.agui.shared_state import SharedState
 from penstock.dialects.base import Json, JsonObject
-from penstock.dialects.patch import Document, DoesNotApply, is_patch
 
 
 class State:
-    """The last snapshot with the patches after it. None until the server sends one."""
+    """The server's state, read from the events of its stream."""
 
     def __init__(self) -> None:
-        self._document: Document | None = None
+        self._state = SharedState()
 
     @property
     def value(self) -> Json:
-        """The current state."""
-        return None if self._document is None else self._document.value
+        """The current state. None until the server sends one."""
+        return self._state.value
 
     def feed(self, body: JsonObject) -> None:
-        """STATE_SNAPSHOT or STATE_DELTA. A patch that does not apply changes nothing."""
+        """Takes one event. Events other than STATE_SNAPSHOT and STATE_DELTA change nothing."""
         if body.get("type") == "STATE_SNAPSHOT":
-            self._document = Document(body.get("snapshot"))
-        elif body.get("type") == "STATE_DELTA" and is_patch(body.get("delta")):
-            self._document = self._document or Document({})
-            with suppress(DoesNotApply):
-                self._document.apply(body["delta"])
+            self._state.snapshot(body.get("snapshot"))
+        elif body.get("type") == "STATE_DELTA":
+            self._state.delta(body.get("delta"))

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from penstock.dialects.agui.vocabulary import TOKENS
 from penstock.dialects.base import MAX_COUNT, JsonObject
-
-_COUNTS: Mapping[str, str] = {
-    "inputTokens": "input_tokens",
-    "outputTokens": "output_tokens",
-    "totalTokens": "total_tokens",
-    "reasoningTokens": "reasoning_tokens",
-    "cachedInputTokens": "cached_input_tokens",
-}
 
 
 def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
     """Adds the counts of some models to `usage`."""
     for model in models:
-        for theirs, ours in _COUNTS.items():
+        for ours, theirs in TOKENS.items():
             count = model.get(theirs)
             if type(count) is int and abs(count) < MAX_COUNT:
                 usage[ours] = usage.get(ours, 0) + count

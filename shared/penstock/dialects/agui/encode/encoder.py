@@ -22,8 +22,8 @@ from penstock.dialects.agui.encode.pauses import interrupt, interrupt_of_all
 from penstock.dialects.agui.encode.profiles import Place, Profile
 from penstock.dialects.agui.encode.steps import Steps
 from penstock.dialects.agui.encode.tools import Tools
+from penstock.dialects.agui.encode.usage import token_usage
 from penstock.dialects.agui.ids import scope_of
-from penstock.dialects.agui.values import epoch_ms, token_usage
 from penstock.dialects.agui.vocabulary import (
     CLIENT_KINDS,
     PROTOCOL_VERSION,
@@ -31,7 +31,7 @@ from penstock.dialects.agui.vocabulary import (
     is_modern,
 )
 from penstock.dialects.base import Json, JsonObject
-from penstock.dialects.wire import frame
+from penstock.dialects.wire import epoch_s, frame
 from penstock.events import TERMINAL
 from penstock.sse import Frame
 
@@ -124,7 +124,7 @@ class AguiEncoder:
         emitted += self._steps.enter(event["data"])
         handler = self._handlers.get(context.type)
         emitted += handler(event["data"]) if handler else (context.custom(event["data"]),)
-        place = Place(self._thread_id, self._run_id, epoch_ms(event.get("timestamp")))
+        place = Place(self._thread_id, self._run_id, _epoch_ms(event))
         return [self._frame(each, place) for each in emitted]
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
@@ -256,3 +256,8 @@ def _is_frontends(item: JsonObject) -> bool:
 
 def _error(message: str, code: str, facts: JsonObject = NO_FACTS) -> Emitted:
     return EventType.RUN_ERROR, {"message": message, "code": code}, facts
+
+
+def _epoch_ms(event: JsonObject) -> int | None:
+    """An envelope's time in milliseconds since 1970; None for an event without a time."""
+    return round(epoch_s(event) * 1000) if event.get("timestamp") is not None else None

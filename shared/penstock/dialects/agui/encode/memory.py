@@ -6,10 +6,10 @@ It repeats the reducer of the TypeScript client 1.0.0, for the events that our e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.dialects.agui.shared_state import SharedState
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.patch import Document, DoesNotApply
@@ -30,7 +30,7 @@ class Memory:
     _pieces: dict[tuple[int, str], tuple[JsonObject, list[str]]] = field(default_factory=dict)
     run: JsonObject | None = None  # the last RUN_STARTED
     end: JsonObject | None = None  # its RUN_FINISHED or RUN_ERROR
-    _state: Document | None = None
+    _state: SharedState = field(default_factory=SharedState)
     _contents: dict[str, Document] = field(default_factory=dict)  # of activities, by message id
 
     @property
@@ -44,7 +44,7 @@ class Memory:
     @property
     def state(self) -> Json:
         """The state, or NOTHING before the first one."""
-        return NOTHING if self._state is None else self._state.value
+        return self._state.value if self._state.is_known else NOTHING
 
     def apply(self, event: JsonObject) -> None:
         """Takes one event."""
@@ -159,12 +159,10 @@ class Memory:
         self._messages.insert(at, message)
 
     def _state_snapshot(self, event: JsonObject) -> None:
-        self._state = Document(event["snapshot"])
+        self._state.snapshot(event["snapshot"])
 
     def _state_changed(self, event: JsonObject) -> None:
-        self._state = self._state or Document({})
-        with suppress(DoesNotApply):  # the client does the same
-            self._state.apply(event["delta"])
+        self._state.delta(event["delta"])
 
     def _restated(self, event: JsonObject) -> None:
         restated = {message["id"]: message for message in event["messages"]}

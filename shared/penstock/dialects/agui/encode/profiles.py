@@ -31,12 +31,14 @@ class Profile:
     """Writes an event of a type, from AG-UI's fields and further facts.
 
     `complete`: no deltas of text or arguments. `step`: the one step that each run has.
+    `id_first`: the order of lines in a stream, see `penstock.sse.encode`.
     """
 
     name: str
     body: Callable[[EventType, JsonObject, JsonObject, Place], JsonObject]
     complete: bool = False
     step: str | None = None
+    id_first: bool = False
 
 
 # The strict profile.
@@ -231,5 +233,5 @@ def _without_counters(value: Json) -> Json:
 
 
 STRICT: Final = Profile("agui", _strict)
-RUNS: Final = Profile("agui+runs", _runs, complete=True, step=STAGE)
+RUNS: Final = Profile("agui+runs", _runs, complete=True, step=STAGE, id_first=True)
 PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (STRICT, RUNS)}

@@ -8,9 +8,9 @@ from penstock.dialects.agui.encode.context import NO_FACTS, Context, Emitted
 from penstock.dialects.agui.encode.ledger import Call
 from penstock.dialects.agui.encode.messages import Messages
 from penstock.dialects.agui.encode.native import are_parts
-from penstock.dialects.agui.values import json_text, result_text
 from penstock.dialects.agui.vocabulary import EventType
 from penstock.dialects.base import JsonObject
+from penstock.dialects.json import dumped, verbatim
 from penstock.dialects.text_buffer import append_text
 
 
@@ -56,7 +56,7 @@ class Tools:
         yield from self._messages.end_thoughts()
         call.args = data["args"]
         text = data.get("args_text")
-        yield from self._end(id, call, text if text is not None else json_text(call.args), data)
+        yield from self._end(id, call, text if text is not None else dumped(call.args), data)
 
     def reopened(self) -> Iterator[Emitted]:
         """The starts of calls with incomplete arguments."""
@@ -107,7 +107,7 @@ class Tools:
         if call is not None:
             yield from self._end(id, call, "".join(call.text), NO_FACTS)
         call = call or self._calls.get(id)
-        text = result_text(data)
+        text = _result_text(data)
         parts = data.get("content")
         message_id = data.get("message_id")
         if message_id in (None, "", id):
@@ -132,3 +132,11 @@ class Tools:
 
 def _facts(call: Call) -> JsonObject:
     return {"tool": call.tool, "args": call.args, "message_id": call.message_id}
+
+
+def _result_text(result: JsonObject) -> str:
+    """A tool's result as text: the text itself, any other value as JSON, or the error."""
+    value = result.get("result")
+    if value is None:
+        return result.get("error") or ""
+    return verbatim(value)
