@@ -32,7 +32,7 @@ from support.real.nats import NatsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-EXAMPLES: Final = 20  # of each operation, with authentication and without
+EXAMPLES: Final = 10  # of each operation, with authentication and without
 CHECKS: Final = [
     not_a_server_error,
     status_code_conformance,

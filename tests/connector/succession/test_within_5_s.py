@@ -18,9 +18,9 @@ from penstock_normalizer.service import NormalizerService
 from support.drive.figures import report
 from support.drive.pipeline import Event, Pipeline, pipeline
 from support.drive.waiting import eventually
-from support.fakes.misbehaving import Misbehaving, agents, plays, stalls
-from support.fakes.raw import agno, agno_text
-from support.real.connectors import FAST, ConnectorProcess, claimed_by_the_dead, connector_process
+from support.fakes.misbehaving import Misbehaving, plays, stalls
+from support.fakes.raw import agno
+from support.real.connectors import FAST, ConnectorProcess, connector_process
 from support.real.nats import NatsServer
 from support.real.upstreams import Upstream
 
@@ -102,28 +102,3 @@ async def next_after(
         run_id, lambda event: int(event.headers[messages.RAW_POSITION]) >= first
     )
     return event, after_s
-
-
-async def test_a_start_whose_taker_died_at_once_begins_within_5_s(
-    fresh_nats: NatsServer, upstream: Misbehaving, tmp_path: Path
-) -> None:
-    upstream.script(plays(agno_text("x")))
-    config = agents(upstream)
-    async with pipeline(fresh_nats.url, config, (NormalizerService,)) as penstock:
-        async with connector_process(penstock.bus, config, tmp_path, **DEFAULTS) as connector:
-            await penstock.ended(await penstock.start_run("agno", "first"))
-            await connector.kill()
-        run_id = await penstock.start_run("agno", "second")
-        taker = await penstock.bus.jetstream.nats.pull_subscribe_bind(
-            "connector-start", stream="COMMANDS"
-        )
-        [_] = await taker.fetch(1)
-        await claimed_by_the_dead(penstock.bus, run_id)
-        await taker.unsubscribe()
-        taken_at = time.monotonic()
-        async with connector_process(penstock.bus, config, tmp_path, **DEFAULTS):
-            *_, last = await penstock.ended(run_id, 30)
-        waited_s = time.monotonic() - taken_at
-    report("connector died with a start that it had not begun: to its end", waited_s=waited_s)
-    assert last.type == "lifecycle.completed"
-    assert waited_s < LIMIT_S
