@@ -10,8 +10,8 @@ import pytest
 from readmes.words import DOCUMENTS, READMES, counts, words
 from support.drive.repository import ROOT
 
-MAX_WORDS_OF_READMES = 18_000
-MAX_WORDS = 28_500
+MAX_WORDS_OF_READMES = 14_000
+MAX_WORDS = 23_000
 RECORDS = sorted((ROOT / "docs/decisions").glob("0*.md"))
 
 
