@@ -1,4 +1,4 @@
-"""Request bodies: bounded, of the right media type, and valid, or a clear refusal."""
+"""Request bodies: they are bounded, have the right media type and are valid, or are refused."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.web.problems import Problem, invalid
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 MAX_LEVELS = 100
-# Of JSON: 10 MiB of empty lists are 3.4 million objects, 200 MiB and ten seconds of work, in which
-# the process does nothing else.
+# A limit for JSON: 10 MiB of empty lists make 3.4 million objects, which take 200 MiB and ten
+# seconds, during which the process does nothing else.
 MAX_VALUES: Final = 100_000
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
-# of a route that takes none, but some clients send `{}`
+# The limit of a route without a body, because some clients send `{}` all the same.
 MAX_IGNORED_BYTES: Final = 64 * 1024
-# what is read of a refused body, so that its client comes to read the answer
+# How much of a refused body is read, so that its client goes on to read the answer.
 DRAIN_BYTES: Final = 64 * 1024 * 1024
 DRAIN_S: Final = 10.0
 
@@ -31,7 +31,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def is_deep(value: object, levels: int = MAX_LEVELS) -> bool:
-    """True for JSON nested deeper than that: not everything that reads it could write it again."""
+    """Whether JSON is nested deeper than `levels`; some readers could not write it again."""
     if not isinstance(value, dict | list):
         return False
     if not levels:
@@ -41,14 +41,14 @@ def is_deep(value: object, levels: int = MAX_LEVELS) -> bool:
 
 
 def has_many_values(text: bytes, most: int = MAX_VALUES) -> bool:
-    """True for JSON of more values than that, give or take one for each object or list.
+    """Whether JSON has more than `most` values, give or take one for each object or list.
 
     Found without reading it: by its brackets and commas that stand in no string.
     """
     if _marks(text) <= most:
         return False
     bare = text.replace(rb"\\", b"").replace(rb"\"", b"")
-    if bare.count(b'"') > 4 * most:  # of a key and a text each
+    if bare.count(b'"') > 4 * most:  # each value could be a key and a text
         return True
     return _marks(b" ".join(bare.split(b'"')[::2])) > most
 
@@ -58,13 +58,13 @@ def _marks(text: bytes) -> int:
 
 
 def require_few_values(text: bytes | str) -> None:
-    """Raises Problem 422 for JSON of too many values: to be asked before it is read."""
+    """Raise Problem 422 for JSON of too many values. Call this before the JSON is parsed."""
     if has_many_values(text.encode() if isinstance(text, str) else text):
         raise Problem(422, f"the JSON has more than {MAX_VALUES} values; send less at a time")
 
 
 async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """The whole body. Raises Problem 413 over the limit, before all of it was read."""
+    """Return the whole body. Raises Problem 413 over the limit, before all of it is read."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)
@@ -100,7 +100,7 @@ def require_json(request: Request) -> None:
 
 
 async def read_json(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> object:
-    """The body as JSON. Raises Problem 415 for another media type, 422 for what is no JSON."""
+    """Return the body as JSON. Raises Problem 415 for another media type, 422 for invalid JSON."""
     require_json(request)
     body = await read_body(request, limit_bytes)
     try:
@@ -115,7 +115,7 @@ async def read_json(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> obje
 async def read_model(
     request: Request, model: type[Model], limit_bytes: int = MAX_BODY_BYTES
 ) -> Model:
-    """The body as this model. Raises Problem 415, 413, or 422 that names the fields."""
+    """Return the body as this model. Raises Problem 415, 413, or 422 that names the fields."""
     document = await read_json(request, limit_bytes)
     try:
         return model.model_validate(document, strict=True)
@@ -124,13 +124,13 @@ async def read_model(
 
 
 def heard_out(app: ASGIApp) -> ASGIApp:
-    """The app, which answers an error only once the client has sent its body, or most of it.
+    """Wrap the app so that it answers an error only after the client has sent its body.
 
     A connection that is closed while its client still sends is reset, and the answer lost with it.
     """
 
     async def hearing_out(scope: Scope, receive: Receive, send: Send) -> None:
-        # uvicorn's cycle behind the one callable that no middleware wraps; others need no help
+        # uvicorn's request cycle; no middleware wraps `receive`. Other servers need no help.
         cycle: Any = getattr(receive, "__self__", None)
         if scope["type"] != "http" or not getattr(cycle, "more_body", False):
             await app(scope, receive, send)
@@ -148,7 +148,7 @@ def heard_out(app: ASGIApp) -> ASGIApp:
 
 async def _drain(cycle: Any, receive: Receive) -> None:
     if cycle.waiting_for_100_continue:
-        return  # nothing has been sent, and nothing will be
+        return  # the client sends no body before it gets 100 Continue
     size = 0
     try:
         async with asyncio.timeout(DRAIN_S):

@@ -1,4 +1,4 @@
-"""Under which names a process is called, where nobody is asked who they are.
+"""The host names under which requests are answered where callers are not authenticated.
 
 A page of a foreign name that resolves to this machine (DNS rebinding) may read every answer: for
 the browser it is that page's own server. Only the header Host tells, and the page cannot choose it.
@@ -22,7 +22,7 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,255}))(?::[0
 
 
 def name_in(header: str) -> str | None:
-    """The name or address of a Host header, as names are compared; None where it is no host."""
+    """The name or address of a Host header in lower case; None for an invalid header."""
     match = _HOST.fullmatch(header)
     if match is None:
         return None
@@ -30,10 +30,10 @@ def name_in(header: str) -> str | None:
 
 
 class HostCheck:
-    """Answers requests for this machine and for `names`, and nothing else.
+    """Answers only requests for this machine and for `names`.
 
-    `addresses`: those for an IP address, too, which no page of a foreign name can send. `*` among
-    the names: every request is answered.
+    With `addresses`, requests for an IP address are answered, too; no page of a foreign name can
+    send those. With `*` among the names, every request is answered.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Work that ends when whoever waits for it has left."""
+"""Work that ends when its client disconnects."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any, Final, TypeVar
 from starlette.types import Receive
 
 T = TypeVar("T")
-CLIENT_LEFT: Final = 499  # of an answer that nobody gets
 
 
 async def while_there(receive: Receive, answer: Coroutine[Any, Any, T]) -> T | None:
-    """The answer; None where the client leaves before it, which ends all work on it."""
+    """Return the answer; None if the client disconnects before, which cancels the work."""
     answering, leaving = asyncio.create_task(answer), asyncio.create_task(_left(receive))
     try:
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)

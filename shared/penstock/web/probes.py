@@ -1,4 +1,4 @@
-"""Liveness, readiness and metrics, on a port of their own."""
+"""Liveness, readiness and metrics, which are served on a separate port."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _probe = partial(
 
 
 class Probed(Protocol):
-    """What the probes ask."""
+    """A service, as the probes see it."""
 
     @property
     def name(self) -> str:
-        """What the service is called."""
+        """The name of the service."""
         ...
 
     @property
     def not_ready(self) -> list[str]:
-        """Why it cannot take work now; empty while it can."""
+        """The reasons why the service cannot take work now; empty while it can."""
         ...
 
     @property
     def notices(self) -> Sequence[str]:
-        """What an operator should know though it works; most often nothing."""
+        """Notices for the operator of a service that works; usually none."""
         ...
 
 
 class Probes:
-    """`/livez` (the loop turns), `/readyz` (can it take work?), `/metrics` (Prometheus).
+    """Handlers of `/livez`, `/readyz` and `/metrics`.
 
     `/readyz` is `{"ready": true, "services": {"<name>": []}}`; with a reason in any list it is 503.
-    `notices` stands beside them while there is something else that an operator should know.
+    `notices` is added while there are any.
     """
 
     def __init__(self, services: Sequence[Probed]) -> None:

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with limits for what a client sends: sizes, and deadlines.
+"""uvicorn's HTTP protocol with limits on the size and the duration of requests.
 
-httptools reads a head of any length, and uvicorn waits for the rest of a head or a body for ever.
-So anybody could hold connections without number by sending half a request on each.
+httptools reads a head of any length, and uvicorn waits for the rest of a request for ever. Without
+limits, a client could hold any number of connections by sending half a request on each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEAD_S: Final = 15.0
 BODY_S: Final = 60.0
 BODY_BYTES_PER_S: Final = 1024
 LINGER_S: Final = 5.0
-FRAMING_PER_BYTE: Final = 16  # chunks of one byte take six
+FRAMING_PER_BYTE: Final = 16  # a chunk of one byte has six bytes of framing
 
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -31,7 +31,7 @@ _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnec
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Closes a connection whose client sends too much of a head, or sends too slowly.
+    """Closes a connection whose client sends too large a head, or sends too slowly.
 
     - Request line and headers: at most `MAX_HEAD_BYTES`, else 431. What is read at once (at most
       256 KiB) is parsed before it is counted: it may hold a body too.
@@ -51,24 +51,24 @@ class HttpProtocol(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
-    _completed = False  # by what was read last, most of which is then no head
-    _framing_bytes = 0  # that came with a body, less what its own bytes allow
-    _left_s = 0.0  # of the time for the body, when it was last looked at
+    _completed = False  # whether the last read completed a head; most of it is no head then
+    _framing_bytes = 0  # bytes around the body, less what the bytes of the body allow
+    _left_s = 0.0  # of the time for the body, at `_looked_at`
     _looked_at = 0.0
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected: it may take so long for its first head."""
+        """A client connected; the time for its first head begins."""
         super().connection_made(transport)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone."""
+        """The client disconnected."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Bytes arrived."""
         self._completed = False
         if not self._in_head:
             self._left_s += len(data) / BODY_BYTES_PER_S
@@ -80,28 +80,28 @@ class HttpProtocol(HttpToolsProtocol):
         if self._completed or not self._in_head:
             return
         if self._deadline is None:
-            self._wait_for_head()  # the next request has begun
+            self._wait_for_head()  # the next request begins
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._close_with(_TOO_LARGE)
 
     def handle_websocket_upgrade(self) -> None:
-        """The connection is another protocol's from here on."""
+        """The connection changes to WebSocket, so that no deadline holds any more."""
         self._stop_waiting()
         super().handle_websocket_upgrade()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or behind a chunked body a trailer, of which there could be any number."""
+        """Keep a header; drop a trailer of a chunked body, because there could be any number."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body."""
+        """A piece of the body arrived."""
         self._framing_bytes -= (1 + FRAMING_PER_BYTE) * len(body)
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """The head is complete; the time for the body begins."""
         self._in_head = False
         self._stop_waiting()
         super().on_headers_complete()
@@ -109,7 +109,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(self._left_s, self._on_slow_body)
 
     def on_message_complete(self) -> None:
-        """The body is whole; what follows is the next head."""
+        """The body is complete; the next head follows."""
         self._in_head = self._completed = True
         self._head_bytes = self._framing_bytes = 0
         self._stop_waiting()
@@ -126,12 +126,12 @@ class HttpProtocol(HttpToolsProtocol):
     def _on_slow_head(self) -> None:
         self._deadline = None
         if self._is_answering():
-            return  # it is not in anybody's way: once the answer is sent, keep-alive runs
+            return  # uvicorn's keep-alive limit holds after the answer
         self._close_with(_TOO_SLOW)
 
     def _on_slow_body(self) -> None:
         now = self.loop.time()
-        # what the application has not taken yet is not the client's fault
+        # The client cannot send while the application does not read.
         if not self.flow.read_paused:
             self._left_s -= now - self._looked_at
         self._looked_at = now
@@ -143,14 +143,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._close_with(_TOO_SLOW)
 
     def _is_answering(self) -> bool:
-        """Whether a response has begun, and goes on; perhaps that of an earlier request."""
+        """Whether a response is being sent, perhaps that of an earlier request."""
         cycle: Any = self.cycle
         return bool(self.pipeline) or (
             cycle is not None and cycle.response_started and not cycle.response_complete
         )
 
     def _close_with(self, answer: bytes) -> None:
-        """Say why, where no response has been sent for this request, and close."""
+        """Close the connection, with an answer where the request has none yet."""
         if self.transport.is_closing():
             return
         cycle: Any = self.cycle
@@ -158,15 +158,15 @@ class HttpProtocol(HttpToolsProtocol):
         if not is_answered and not self._is_answering():
             self.transport.write(answer)
         self.transport.close()
-        # what a client does not take must not keep the connection
+        # A client that does not read must not keep the connection.
         self.loop.call_later(LINGER_S, self.transport.abort)
 
 
 def refusing_quietly(app: ASGIApp) -> ASGIApp:
-    """The app, whose refused WebSockets and clients that leave are no errors in the log.
+    """Wrap the app so that refused WebSockets and clients that leave are not logged as errors.
 
-    uvicorn 0.54 takes a handshake that was answered with an HTTP response for one that nobody has
-    answered, and a client that leaves before its answer for a failure of the application.
+    uvicorn 0.54 treats a handshake that got an HTTP response as unanswered, and a client that
+    disconnects before its answer as a failure of the application.
     """
 
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:

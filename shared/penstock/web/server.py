@@ -1,4 +1,4 @@
-"""uvicorn, started and stopped from within; and the refusal to be open to the world by accident."""
+"""One port of uvicorn, started and stopped by the process itself."""
 
 from __future__ import annotations
 
@@ -31,22 +31,25 @@ log = logging.getLogger(__name__)
 WS_PING_S = 15.0
 TICK_S = 0.05
 MAX_FILES = 1_048_576
-WS_MAX_BYTES = 64 * 1024  # of a message from a client; ours only listen
+WS_MAX_BYTES = 64 * 1024  # the largest message of a client; our clients send none
 
 
 class BindRefused(Exception):
-    """The address must not, or cannot, be bound. The text says what to do."""
+    """The address must not or cannot be bound. The text says what to do."""
 
 
 def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
-    """Refuse an address beyond loopback where nobody is asked who they are.
+    """Refuse an address beyond loopback where callers are not authenticated.
 
-    `asks`: callers authenticate. `insecure`: it was said that it may be open all the same.
+    `asks`: callers are authenticated. `insecure`: the operator allows it all the same.
+
+    Raises:
+        BindRefused: the address is refused.
     """
     if is_loopback(host) or asks:
         return
     if insecure:
-        log.warning("%s is reachable from other machines, and nothing asks who is calling", host)
+        log.warning("%s is reachable from other machines without authentication", host)
         return
     raise BindRefused(
         f"{host} is reachable from other machines, and nothing asks who is calling. Set "
@@ -56,7 +59,7 @@ def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as it may; returns how many those are."""
+    """Raise this process's limit of open files as far as it may; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft < most:
@@ -67,7 +70,7 @@ def raise_file_limit() -> int:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals belong to the process, not to a server in it."""
+        """Leave signals to the process."""
         yield
 
 
@@ -79,7 +82,7 @@ def application(routes: Sequence[Route], auth: Auth) -> ASGIApp:
     """
     app = Starlette(exception_handlers=exception_handlers, middleware=cors(auth.config))
     router: Any = Router(routes, auth)
-    app.router = router  # Starlette's own would find a route after the caller was let in
+    app.router = router  # Starlette's own router knows no operations
     return app
 
 
@@ -117,20 +120,20 @@ class Server:
         guarded = app if auth.asks else HostCheck(app, auth.config.hosts, addresses=addresses)
         self._server = _Server(
             uvicorn.Config(
-                # around all, so that an internal error has them too
+                # SecurityHeaders is outside of the app, so that internal errors have the headers.
                 self._leading_away(
                     heard_out(refusing_quietly(SecurityHeaders(keeping_segments(guarded))))
                 ),
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # who is local is decided by the peer, not by what a header says of it
+                # Whether a caller is local depends on the peer, never on a header.
                 proxy_headers=False,
                 lifespan="off",
                 ws_ping_interval=ws_ping_s,
                 ws_ping_timeout=ws_ping_s,
                 ws_max_size=WS_MAX_BYTES,
-                # its windows would cost each connection more memory than all else about it
+                # Compression windows would cost more memory than the rest of a connection.
                 ws_per_message_deflate=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=2,
@@ -149,7 +152,7 @@ class Server:
                     message["headers"] = [*kept, (b"connection", b"close")]
                 await send(message)
 
-            # a stream that is open already must not pay for this
+            # Streams that are open before the drain must not pay for this wrapper.
             await app(scope, receive, send_away if self._letting_go else send)
 
         return leading_away
@@ -157,8 +160,8 @@ class Server:
     async def start(self) -> None:
         """Listen; raises BindRefused when the address is taken."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        # asyncio turns Nagle's algorithm off only where the protocol is named; with it, the body
-        # of every answer would wait some 40 ms for the client to acknowledge the head
+        # asyncio turns Nagle's algorithm off only if the socket names the protocol. With the
+        # algorithm, the body of each answer waits 40 ms until the client acknowledges the head.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -179,7 +182,7 @@ class Server:
             await asyncio.sleep(0.005)
 
     def close_port(self) -> None:
-        """Refuse new connections from now on; requests that are under way are answered.
+        """Refuse new connections from now on, and answer the requests that were received.
 
         An EventSource tries a refused connection again and again, but gives up for good at a 503.
         Idle connections are closed, for a client would send its next request over one of them.
@@ -189,18 +192,18 @@ class Server:
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._server.server_state.connections):
-            if isinstance(connection, HttpProtocol):  # WebSockets are ended by their own drain
+            if isinstance(connection, HttpProtocol):  # the edge drains WebSockets itself
                 connection.shutdown()
 
     async def drain(self, grace_s: float) -> None:
-        """Serve on, but lead clients away; returns when no request is under way, or in time."""
+        """Close each connection after its answer; return when no request is open, or in time."""
         self._letting_go = True
         over = asyncio.get_running_loop().time() + grace_s
         while self._server.server_state.tasks and asyncio.get_running_loop().time() < over:
             await asyncio.sleep(TICK_S)
 
     async def stop(self) -> None:
-        """Close the listener, give open streams two seconds, then cut them."""
+        """Close the port, give open streams two seconds, then cut them."""
         if self._task is not None:
             self._server.should_exit = True
             await self._task

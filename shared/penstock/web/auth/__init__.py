@@ -1,4 +1,4 @@
-"""Who calls, and what they may do. The README beside `web` tells the rules."""
+"""Authentication and authorization. The README of `penstock.web` has the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who calls: the one decision, from a request to an Identity or a refusal."""
+"""Authentication: from a request to the Identity of its caller, or to a refusal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOOK_AGAIN_S: Final = 15.0
 
 
 class Auth:
-    """Authenticates requests. Without keys, or told not to ask, everybody is `anonymous`."""
+    """Authenticates requests. Without keys, every caller is `anonymous`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Auth:
         tokens: StreamTokens | None = None,
         look_again_s: float = LOOK_AGAIN_S,
     ) -> None:
-        """`look_again_s`: how long open streams outlive the revocation of their token."""
+        """`look_again_s`: seconds after which an open stream notices that its token was revoked."""
         self._warning_s = config.token_warning_s
         self.config = config
         self.tokens = tokens
@@ -73,16 +73,16 @@ class Auth:
     async def admit(
         self, scope: Scope, *, public: bool = False, stream_token: bool = False
     ) -> Identity:
-        """Who calls; the request may go on as theirs.
+        """Return the caller of the request.
 
-        `public`: nobody is asked. `stream_token`: one in the URL opens this.
+        `public`: credentials are not looked at. `stream_token`: one in the URL is accepted.
 
         Raises Problem: 400 for contradicting credentials, 401 without any that hold, 403 for a
         foreign page or without a CSRF token, 503 while credentials cannot be checked.
         """
         identity = await self._identify(scope, public=public, stream_token=stream_token)
         if identity.kind in ("cookie", "anonymous"):
-            # what a browser adds by itself; a page cannot make it add a bearer
+            # A browser adds these by itself to a page's request; it never adds a bearer.
             self._check_page(scope, identity)
         return identity
 
@@ -100,8 +100,8 @@ class Auth:
                     warned_of = identity.expires_at
                     warn(left_s)
                 if left_s > self._warning_s:
-                    left_s -= self._warning_s  # the next look is the warning's
-            # by the wall clock, which may be set meanwhile
+                    left_s -= self._warning_s  # wake up when the warning is due
+            # The wall clock may be set in between, so no sleep is longer than this.
             await asyncio.sleep(min(left_s, self._look_again_s))
             renewed = await self._renewed(identity)
             if renewed is None:
@@ -109,7 +109,7 @@ class Auth:
             identity = renewed
 
     async def close(self) -> None:
-        """Give the issuer's keys back."""
+        """Close the connection to the issuer."""
         if self._verifier is not None:
             await self._verifier.close()
 
@@ -156,12 +156,12 @@ class Auth:
     def _left_s(self, identity: Identity) -> float:
         if identity.expires_at is None:
             return float("inf")
-        # a stream token is ours, a JWT another's: this machine's clock stands for the issuer's
+        # Stream tokens expire by NATS's clock, JWTs by the clock of this machine.
         ours = self.tokens if identity.grant is not None else None
         return identity.expires_at - (ours.now() if ours is not None else time.time())
 
     async def _renewed(self, identity: Identity) -> Identity | None:
-        """The identity as its stream token stands now; None when that was revoked."""
+        """The identity with the present expiry of its stream token; None if that was revoked."""
         if identity.grant is None or self.tokens is None:
             return identity
         try:

@@ -1,4 +1,4 @@
-"""What authentication is made of, as the settings give it."""
+"""The configuration of authentication."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SameSite = Literal["lax", "strict", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthConfig:
-    """The fields of `AuthSettings`, by the same names; their meaning is described there.
+    """The fields of `AuthSettings`, which describes them.
 
     Plain data, since the settings check it: web and settings do not import each other.
     """
@@ -44,10 +44,10 @@ class AuthConfig:
 
     @property
     def asks(self) -> bool:
-        """Whether callers must say who they are; otherwise everybody is `anonymous`."""
+        """Whether callers are authenticated; otherwise every caller is `anonymous`."""
         return self.configured and not self.allow_unauthenticated_sse
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """The algorithms that a token may name, and no other."""
+        """The only algorithms that a token may name."""
         return self.algorithms or (("HS256",) if self.jwt_secret else ("RS256", "ES256"))

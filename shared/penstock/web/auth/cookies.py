@@ -1,4 +1,4 @@
-"""The two cookies: the credential, which no script can read, and the CSRF token, which one must."""
+"""The two cookies: the credential is hidden from scripts, the CSRF token is not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ATTRIBUTES_BYTES: Final = 128
 
 
 def credential_cookie(config: AuthConfig) -> str:
-    """Its name. With the prefix, a browser takes it from this host alone, over TLS alone."""
+    """The credential's cookie. A browser accepts the prefix from this host over TLS only."""
     return _prefixed(config, "penstock_token")
 
 
@@ -30,19 +30,19 @@ def fits(config: AuthConfig, token: str) -> bool:
 
 
 def set_credential(response: Response, config: AuthConfig, token: str, expires_at: float) -> None:
-    """Hand the token to the browser, for as long as it holds."""
+    """Set the credential's cookie until the token expires."""
     _set(response, config, credential_cookie(config), token, expires_at, httponly=True)
 
 
 def set_csrf(
     response: Response, config: AuthConfig, token: str, expires_at: float | None = None
 ) -> None:
-    """Hand the CSRF token to the page's scripts."""
+    """Set the CSRF cookie, which scripts of the page can read."""
     _set(response, config, csrf_cookie(config), token, expires_at, httponly=False)
 
 
 def clear(response: Response, config: AuthConfig) -> None:
-    """Take both back."""
+    """Remove both cookies."""
     for name in (credential_cookie(config), csrf_cookie(config)):
         response.delete_cookie(
             name, secure=config.cookie_secure, httponly=True, samesite=config.cookie_samesite

@@ -1,4 +1,4 @@
-"""Where a request carries its credentials, and where it must not."""
+"""The credential of a request: the places where it may be, and where it must not."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_PARAMETERS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """One credential, not checked yet."""
+    """One credential, which is not checked yet."""
 
     kind: Literal["bearer", "cookie", "stream_token"]
     value: str
 
 
 def find(scope: Mapping[str, Any], cookie_name: str, *, stream_token: bool) -> Credential | None:
-    """The request's credential; None when it has none. `stream_token`: one in the URL is allowed.
+    """Return the request's credential, or None. `stream_token`: one in the URL is allowed.
 
     `Authorization` goes before the cookie, which browsers send by themselves. Raises Refused: 401
     for a JWT in the URL or a token where none opens anything, 400 for more than one credential.
@@ -45,7 +45,7 @@ def find(scope: Mapping[str, Any], cookie_name: str, *, stream_token: bool) -> C
 
 
 def cookie_of(scope: Mapping[str, Any], name: str) -> str | None:
-    """The cookie of that name. Raises Refused 400 when there are two: one is somebody else's."""
+    """Return the cookie of that name. Raises Refused 400 for two, one of which may be foreign."""
     pairs = "; ".join(headers_of(scope, b"cookie")).split(";")
     named = [pair.partition("=") for pair in pairs]
     values = [value.strip() for key, _, value in named if key.strip() == name]
@@ -55,12 +55,12 @@ def cookie_of(scope: Mapping[str, Any], name: str) -> str | None:
 
 
 def headers_of(scope: Mapping[str, Any], name: bytes) -> list[str]:
-    """All headers of that name (lower case), as they came."""
+    """Return all headers of that name, which is in lower case."""
     return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
 
 
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
-    """The one header of that name; None also where there are several, which agree on nothing."""
+    """Return the only header of that name; None if there are none or several."""
     values = headers_of(scope, name)
     return values[0] if len(values) == 1 else None
 
@@ -73,7 +73,7 @@ def _bearer(scope: Mapping[str, Any]) -> str | None:
         raise invalid_request("there are two Authorization headers")
     scheme, _, value = values[0].partition(" ")
     if scheme.lower() != "bearer" or not value.strip():
-        raise invalid_token("Authorization is not: Bearer and a token")
+        raise invalid_token("Authorization must be Bearer and a token")
     return value.strip()
 
 

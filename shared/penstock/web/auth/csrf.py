@@ -1,4 +1,4 @@
-"""CSRF tokens: signed double submit, bound to the session of the cookie."""
+"""CSRF tokens: signed, sent twice (header and cookie), and bound to the credential."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
 class Csrf:
-    """Issues and checks tokens; the same secret on another replica takes the same tokens."""
+    """Issues and checks tokens. Processes with the same secret accept the same tokens."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     @classmethod
     def of(cls, config: AuthConfig) -> Csrf:
-        """With the secret that the configuration gives, or one of this process alone."""
+        """Use the configured secret, or a random one of this process."""
         if config.csrf_secret is not None:
             return cls(config.csrf_secret.encode())
         if config.jwt_secret is not None:
-            # derived, so that what is signed here can never be a JWT
+            # A derived key, so that nothing that is signed here can be a JWT.
             return cls(_mac(config.jwt_secret.encode(), "penstock csrf").digest())
         if config.configured:
             log.warning(
@@ -38,12 +38,12 @@ class Csrf:
         return cls(secrets.token_bytes(32))
 
     def issue(self, session: str) -> str:
-        """A token for this session."""
+        """Return a new token for this session."""
         nonce = secrets.token_urlsafe(16)
         return f"{nonce}.{self._sign(session, nonce)}"
 
     def holds(self, session: str, header: str | None, cookie: str | None) -> bool:
-        """Whether header and cookie are the same token, and it is one of this session."""
+        """Whether header and cookie are the same token, and the token is of this session."""
         if not header or not cookie or not _equal(header, cookie):
             return False
         nonce, _, signature = header.partition(".")

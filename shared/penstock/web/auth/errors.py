@@ -1,4 +1,4 @@
-"""Refusals that say how to come in."""
+"""Refusals of authentication, with the headers that say what is needed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Refused(Problem):
 
 
 def nobody() -> Refused:
-    """401 for a request without credentials. RFC 6750 section 3: no error code then."""
+    """401 for a request without credentials; it has no error code (RFC 6750 section 3)."""
     return Refused(401, "say who you are: Authorization: Bearer", {"www-authenticate": REALM})
 
 
 def invalid_token(why: str) -> Refused:
-    """401 for credentials that do not hold. `why` is ours, never a part of the token."""
+    """401 for a credential that is not valid. `why` never contains a part of the token."""
     challenge = f'{REALM}, error="invalid_token", error_description="{why}"'
     return Refused(401, why, {"www-authenticate": challenge})
 

@@ -1,4 +1,4 @@
-"""What a stream token is limited to: subjects, runs, sessions."""
+"""The limits of a stream token: subjects, runs, sessions and users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERYBODY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A stream token's limits, all of which hold; an empty one limits nothing.
+    """The limits of a stream token. All of them hold together; an empty one limits nothing.
 
     `subjects` are `category.action`, each of which may be `*`. `users`: whose runs it reaches,
     `EVERYBODY` among them for all; empty for those of whoever made it.
@@ -26,11 +26,11 @@ class Grant:
     users: tuple[str, ...] = ()
 
     def reaches(self, user_id: str) -> bool:
-        """Whether it names the user, or everybody."""
+        """Whether `users` names the user or everybody."""
         return EVERYBODY in self.users or user_id in self.users
 
     def check_run(self, run_id: str, session_id: str) -> None:
-        """May it follow this run, with all that happens in it?
+        """Check that the token may follow this run, with all events.
 
         Raises Problem 404 for another run, 403 where it may see some subjects only.
         """
@@ -42,13 +42,13 @@ class Grant:
         self._check_subjects([EVERYTHING])
 
     def check_session(self, session_id: str) -> None:
-        """May it follow all runs of this session? Raises Problem as check_run does."""
+        """Check that the token may follow this session. Raises Problem as `check_run`."""
         if self.runs or (self.sessions and session_id not in self.sessions):
             raise Problem(404, f"there is no session {session_id}")
         self._check_subjects([EVERYTHING])
 
     def check_subjects(self, subjects: Sequence[str]) -> None:
-        """May it follow these subjects of all its user's runs? None given is all of them.
+        """Check that the token may follow these subjects of all its runs; none given means all.
 
         Raises Problem 403; also for a token of some runs or sessions, which has streams of its own.
         """
@@ -63,7 +63,7 @@ class Grant:
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Whether all that `subject` (itself maybe a pattern) matches, `pattern` matches too."""
+    """Whether `pattern` matches everything that `subject`, perhaps a pattern, matches."""
     own, asked = pattern.split("."), subject.split(".")
     return len(own) == len(asked) and all(
         mine in ("*", theirs) for mine, theirs in zip(own, asked, strict=True)

@@ -1,4 +1,4 @@
-"""Headers that browsers need to be told to be careful."""
+"""Security headers for browsers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _HEADS: Final = frozenset({"http.response.start", "websocket.http.response.start
 
 
 class SecurityHeaders:
-    """Adds what a response does not say itself; JSON is `no-store`, for it is somebody's data.
+    """Adds the headers that a response does not have. JSON is `no-store`, because it is user data.
 
-    An event stream keeps the head that its contract gives: no browser sniffs or renders one.
+    An event stream has only the headers of its contract; no browser renders one.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""Who calls, and what follows from it: scopes, ownership, acting for others."""
+"""The caller of a request: scopes, ownership, and acting for other users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.web.problems import Problem
 Kind = Literal["bearer", "cookie", "stream_token", "anonymous"]
 
 ANONYMOUS_USER: Final = "anonymous"
-# places in scope["state"]
+# keys of scope["state"]
 IDENTITY: Final = "identity"
 OVER: Final = "over"
 STREAMS: Final = "streams"
@@ -22,21 +22,21 @@ STREAMS: Final = "streams"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One caller, for one request. `expires_at`: Unix seconds, None for never."""
+    """The caller of one request. `expires_at`: Unix seconds, or None for never."""
 
     user_id: str
     scopes: frozenset[str]
     kind: Kind
     expires_at: float | None = None
-    grant: Grant | None = None  # what a stream token is limited to
-    session: str = ""  # a hash of the credential: what a CSRF token is bound to
+    grant: Grant | None = None  # the limits of a stream token
+    session: str = ""  # a hash of the credential, to which CSRF tokens are bound
 
     def may(self, permission: Permission) -> bool:
-        """Whether it has the scope."""
+        """Whether the caller has the scope."""
         return permission in self.scopes
 
     def sees(self, owner: str) -> bool:
-        """Whether runs of this owner exist for it: its own; all, if it may act for others.
+        """Whether the caller may see runs of this owner: its own, or all with `act-as`.
 
         A stream token that names users sees theirs, and no others.
         """
@@ -46,7 +46,7 @@ class Identity:
 
     @property
     def owners(self) -> frozenset[str] | None:
-        """Whose runs it sees; None for everybody's."""
+        """The users whose runs the caller sees; None for all users."""
         named = self.grant.users if self.grant is not None else ()
         if EVERYBODY in named or self.may("act-as") or self.may("administer"):
             return None
@@ -58,9 +58,9 @@ NOBODY: Final = Identity(ANONYMOUS_USER, frozenset(), "anonymous")
 
 
 def identity_of(scope: Mapping[str, Any]) -> Identity:
-    """Who calls, of a Request, a WebSocket or an ASGI scope.
+    """Return the caller of a Request, a WebSocket or an ASGI scope.
 
-    KeyError where no AuthMiddleware has run: a server without it must not answer at all.
+    Raises KeyError outside of a `Router`, which authenticates every request.
     """
     identity: Identity = scope["state"][IDENTITY]
     return identity
@@ -76,13 +76,13 @@ async def over(scope: Mapping[str, Any], warn: Callable[[float], object] | None 
 
 
 def require(identity: Identity, permission: Permission) -> None:
-    """Raises Problem 403 without the scope."""
+    """Raise Problem 403 if the caller does not have the scope."""
     if not identity.may(permission):
         raise Problem(403, f"this needs the scope {permission}, which the token does not have")
 
 
 def check_owner(identity: Identity, owner: str, what: str) -> None:
-    """Raises Problem 404 for what is another user's, as if it was not there.
+    """Raise Problem 404 for what belongs to another user, as if it did not exist.
 
     `what` as in "there is no run 42": the same words as for one that does not exist.
     """
@@ -91,7 +91,7 @@ def check_owner(identity: Identity, owner: str, what: str) -> None:
 
 
 def check_run(identity: Identity, owner: str, run_id: str, session_id: str) -> None:
-    """Raises Problem 404 for a run that the caller does not see, or its stream token not.
+    """Raise Problem 404 for a run that the caller or the stream token may not see.
 
     403 for a stream token of some subjects only.
     """
@@ -101,7 +101,7 @@ def check_run(identity: Identity, owner: str, run_id: str, session_id: str) -> N
 
 
 def act_as(identity: Identity, wanted: str | None) -> str:
-    """The user that a request is for: the caller, or whom it names and may act for.
+    """Return the user of a request: the caller, or the named user whom it may act for.
 
     Raises Problem 403 for another user's name without scope act-as; for a stream token that names
     users, 403 for one whom it does not name, and 422 where it reaches several and none is named.

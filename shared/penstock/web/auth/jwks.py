@@ -20,8 +20,8 @@ MAX_STALE_S: Final = 24 * 3600.0
 RETRY_S: Final = 1.0
 MIN_RSA_BITS: Final = 2048
 
-# Which kind of key an algorithm needs. No symmetric one: a published secret is no secret, and a
-# public key must never be taken for one.
+# The kind of key that each algorithm needs. Symmetric ones are missing on purpose: a published
+# secret is not secret, and a public key must never be used as a secret.
 NEEDS: Final[dict[str, tuple[str, str | None]]] = {
     "RS256": ("RSA", None),
     "RS384": ("RSA", None),
@@ -84,7 +84,7 @@ class Jwks:
         found = self._find(kid, algorithm)
         if found is None and (self._busy or self._now() >= self._look_again_at):
             self._look_again_at = max(self._look_again_at, self._now() + self._refetch_s)
-            if age_s <= MAX_STALE_S:  # else this is what was just read
+            if age_s <= MAX_STALE_S:  # older keys are not used
                 await self._read_again()
             found = self._find(kid, algorithm)
         if found is None:
@@ -116,7 +116,7 @@ class Jwks:
             self._reading = asyncio.create_task(self._read(), name="jwks")
 
     async def _read_again(self) -> None:
-        """Everybody waits for the same reading; one that is cancelled does not end it."""
+        """Wait for the one read that all callers share; a cancelled caller does not end it."""
         self._begin()
         if not self._busy or self._reading is None or not await asyncio.shield(self._reading):
             raise unavailable("the keys to check the token with are out of reach; try again")
@@ -175,7 +175,7 @@ def _key(jwk: Any, algorithm: str) -> Any:
         and jwk.get("crv") == curve
         and jwk.get("alg", algorithm) == algorithm
         and jwk.get("use", "sig") == "sig"
-        and "d" not in jwk  # a private key that was published is anybody's
+        and "d" not in jwk  # a private key that is published proves nothing
     )
     if not fits:
         return None

@@ -1,4 +1,4 @@
-"""JSON Web Tokens: whose a token is, and what it may do."""
+"""JSON Web Tokens: the user and the scopes of a token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TOKEN_CHARS: Final = 16 * 1024
 MAX_KID_CHARS: Final = 256
 
 _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*", re.ASCII)
-# a lone surrogate (`\ud800` in JSON) is no character: nothing that holds it can be written
+# A lone surrogate (`\ud800` in JSON) is not a character, and cannot be encoded.
 _SUBJECT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,256}")
 
 _WHY: Final[dict[type[jwt.PyJWTError], str]] = {
@@ -32,36 +32,36 @@ _WHY: Final[dict[type[jwt.PyJWTError], str]] = {
 
 
 class Keys(Protocol):
-    """Where keys come from."""
+    """A source of keys."""
 
     async def key(self, kid: str | None, algorithm: str) -> Any:
         """The key for a token of this header. Raises Refused: 401 unknown, 503 not now."""
         ...
 
     async def close(self) -> None:
-        """Give up what is held."""
+        """Close connections."""
         ...
 
 
 class Secret:
-    """One shared secret, for HMAC alone."""
+    """One shared secret, for HMAC only."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
 
     async def key(self, kid: str | None, algorithm: str) -> bytes:
-        """The secret, whatever the `kid`."""
+        """Return the secret; the `kid` does not matter."""
         if not algorithm.startswith("HS"):
             raise invalid_token("the algorithm of the token is not accepted")
         return self._secret
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """There is no connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a token that holds says. `expires_at`: Unix seconds, the leeway included."""
+    """The claims of a valid token. `expires_at`: Unix seconds, the leeway included."""
 
     user_id: str
     scopes: frozenset[str]
@@ -69,7 +69,7 @@ class Claims:
 
 
 class Verifier:
-    """Checks tokens: RFC 7519 and 8725. The algorithms are ours to say, never the token's."""
+    """Checks tokens by RFC 7519 and 8725. The token does not choose the algorithm."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Verifier:
         leeway_s: float = 0.0,
         default_scopes: frozenset[str] = DEFAULT,
     ) -> None:
-        """`default_scopes`: of a token that names none."""
+        """`default_scopes`: the scopes of a token without a scope claim."""
         self._default_scopes = default_scopes
         self._keys = keys
         self._algorithms = frozenset(algorithms)
@@ -90,7 +90,7 @@ class Verifier:
         self._leeway_s = leeway_s
 
     async def verify(self, token: str) -> Claims:
-        """Raises Refused: 401 for a token that does not hold, 503 while keys are out of reach."""
+        """Check a token. Raises Refused: 401 for an invalid one, 503 while keys cannot be read."""
         if len(token) > MAX_TOKEN_CHARS or not _SHAPE.fullmatch(token):
             raise invalid_token("this is no JSON Web Token")
         try:
@@ -112,7 +112,7 @@ class Verifier:
             return self._read(claims)
         except jwt.PyJWTError as error:
             raise _refusal(error) from error
-        # what a hostile token makes of a JSON parser and of int(): deep nesting, exp 1e999
+        # Hostile tokens make a JSON parser and int() fail: deep nesting, `exp` 1e999.
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise invalid_token("the token cannot be read") from error
 
@@ -127,12 +127,12 @@ class Verifier:
         )
 
     async def close(self) -> None:
-        """Give the keys' source back."""
+        """Close the source of keys."""
         await self._keys.close()
 
 
 def looks_like_jwt(text: str) -> bool:
-    """Whether this is meant as one, valid or not."""
+    """Whether the text has the form of a JWT, valid or not."""
     return text.startswith("eyJ") or text.count(".") == 2
 
 

@@ -1,6 +1,6 @@
-"""What one user may have of a process at a time: connections, streams, and requests a second.
+"""Limits for each user and process: connections, streams, and requests per second.
 
-`anonymous` is nobody in particular, so nothing is counted for it. A limit of 0 is none.
+`anonymous` is not one user, so nothing is counted for it. A limit of 0 means no limit.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MAX_BUCKETS: Final = 10_000
 
 
 def beyond(limit: Limit, why: str, retry_s: int = RETRY_S) -> Refused:
-    """429 that names the limit and says when to try again; it is counted."""
+    """Return 429 that names the limit and says when to try again, and count it."""
     LIMITED.labels(limit).inc()
     return Refused(429, why, {"retry-after": str(retry_s)}, limit=limit)
 
 
 class Held:
-    """Counts what each user holds at a time."""
+    """Counts what each user has open."""
 
     def __init__(self, limit: Limit, most: int, what: str) -> None:
         self._limit: Limit = limit
@@ -41,7 +41,7 @@ class Held:
         self._held: Counter[str] = Counter()
 
     def take(self, identity: Identity) -> Callable[[], None]:
-        """One more; what it returns gives it back. Raises Refused 429 beyond the limit."""
+        """Count one more; the returned function gives it back. Raises Refused 429 at the limit."""
         if identity.kind == "anonymous" or not self._most:
             return lambda: None
         user_id = identity.user_id
@@ -72,7 +72,7 @@ class Requests:
         self._full_at: dict[str, float] = {}  # when the bucket of a user is full again
 
     def take(self, identity: Identity) -> None:
-        """One request. Raises Refused 429 where the bucket is empty."""
+        """Count one request. Raises Refused 429 if the bucket is empty."""
         if identity.kind == "anonymous" or not self._rate:
             return
         now = self._clock()
@@ -93,7 +93,7 @@ class Requests:
 
 
 class StreamPlace:
-    """The place of one request among its user's streams: taken once, and given back at its end."""
+    """The place of one request among its user's streams; it is taken at most once."""
 
     def __init__(self, streams: Held, identity: Identity) -> None:
         self._streams = streams
@@ -106,7 +106,7 @@ class StreamPlace:
             self._give_back = self._streams.take(self._identity)
 
     def give_back(self) -> None:
-        """The request is over."""
+        """Give the place back."""
         if self._give_back is not None:
             self._give_back()
             self._give_back = None

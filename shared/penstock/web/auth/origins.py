@@ -1,4 +1,4 @@
-"""Which pages may call with what the browser adds by itself: a cookie, or being on this machine."""
+"""The pages whose requests are accepted with what a browser adds by itself, such as a cookie."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _FORWARDED: Final = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether this address or name is this machine, and only this machine."""
+    """Whether this address or name means this machine only."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host or "")
-        # a socket for both families has IPv4 peers as ::ffff:127.0.0.1
+        # A socket for both families shows IPv4 peers as ::ffff:127.0.0.1.
         return (getattr(address, "ipv4_mapped", None) or address).is_loopback
     return False
 
 
 def is_local(scope: Mapping[str, Any]) -> bool:
-    """Whether the peer is on this machine. Never by Host, which the caller writes.
+    """Whether the peer is on this machine. The header Host does not count: the caller writes it.
 
     A loopback peer that says that it forwards is a proxy: its callers are somewhere else.
     """

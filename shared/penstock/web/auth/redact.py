@@ -1,4 +1,4 @@
-"""Keeps credentials out of logs: whatever is logged passes through here as text."""
+"""Removes credentials from log lines."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _SECRETS: Final = tuple(
 
 
 def redact(text: str) -> str:
-    """The text without credentials."""
+    """Return the text without credentials."""
     for secret in _SECRETS:
         text = secret.sub(rf"\g<1>{HIDDEN}", text)
     return text
 
 
 class RedactingFormatter(logging.Formatter):
-    """Another formatter's lines, without credentials: messages, arguments, tracebacks, all."""
+    """Removes credentials from the lines of another formatter, tracebacks included."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a caller may do. No scope implies another."""
+"""The scopes of callers. No scope implies another."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Final, Literal
 Permission = Literal["start", "read", "raw", "decide", "act-as", "administer"]
 
 SCOPES: Final = frozenset({"start", "read", "raw", "decide", "act-as", "administer"})
-# design rule: a token that says nothing of scopes is a plain user's
+# the scopes of a token without a scope claim
 DEFAULT: Final = frozenset({"start", "read", "raw", "decide"})
 ANONYMOUS: Final = DEFAULT | {"act-as"}
 STREAM_TOKEN: Final = frozenset({"read"})
 
-# RFC 8693 says `scope`, a string; some issuers write a list, or one of the other names
+# RFC 8693 names the claim `scope`, a string. Some issuers write a list, or use another name.
 CLAIMS: Final = ("scope", "scopes", "scp")
 
 

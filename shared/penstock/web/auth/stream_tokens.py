@@ -1,4 +1,4 @@
-"""Stream tokens: opaque, long-lived, revocable, and good for reading event streams only."""
+"""Stream tokens: opaque, long-lived and revocable; they open event streams only."""
 
 from __future__ import annotations
 
@@ -23,55 +23,55 @@ from penstock.web.read_turns import ReadTurns
 
 PREFIX: Final = "pst_"
 MAX_PER_USER: Final = 100
-USED_EVERY_S: Final = 60.0  # how exactly it is known when a token was last used
+USED_EVERY_S: Final = 60.0  # the precision of `last_used_at`
 _ID_CHARS: Final = 32
 _TOKEN = re.compile(r"pst_[A-Za-z0-9_-]{43}")
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class StoredValue(Protocol):
-    """A key's value."""
+    """The value of a key."""
 
     @property
     def value(self) -> bytes:
-        """What was written."""
+        """The bytes of the value."""
         ...
 
     @property
     def revision(self) -> int:
-        """Of the write."""
+        """The revision of the value."""
         ...
 
 
 class TokenStore(Protocol):
-    """Where tokens are kept: the bucket `tokens`, as `penstock.bus` gives it."""
+    """The store of tokens: the bucket `tokens` of `penstock.bus`."""
 
     async def get(self, key: str) -> StoredValue | None:
-        """The value as it stands now; None when there is none."""
+        """Return the present value; None if there is none."""
         ...
 
     async def create(self, key: str, value: bytes, ttl_s: float | None = None) -> int | None:
-        """Write where there is nothing; None when there is something."""
+        """Write a new key and return the revision; None if the key exists."""
         ...
 
     async def update(
         self, key: str, value: bytes, revision: int, ttl_s: float | None = None
     ) -> int | None:
-        """Write only over that revision; None when it is another by now."""
+        """Write over that revision and return the new one; None if it has changed."""
         ...
 
     async def delete(self, key: str) -> bool:
-        """Delete it."""
+        """Delete the key."""
         ...
 
     async def entries(self, pattern: str = ">") -> Sequence[StoredValue]:
-        """All that stands."""
+        """Return all values."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StreamToken:
-    """What is known of a token; the token itself is not. Times are Unix seconds."""
+    """The record of a token, without the token itself. Times are Unix seconds."""
 
     id: str
     user_id: str
@@ -81,13 +81,13 @@ class StreamToken:
     subjects: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
-    users: tuple[str, ...] = ()  # whose runs it reaches: `Grant.users`
-    last_used_at: float | None = None  # to `USED_EVERY_S`
+    users: tuple[str, ...] = ()  # see `Grant.users`
+    last_used_at: float | None = None  # with the precision of `USED_EVERY_S`
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A token as it stands in the store."""
+    """A token with its revision in the store."""
 
     token: StreamToken
     digest: str
@@ -115,7 +115,7 @@ class StreamTokens:
         self._store = store
         self._unavailable_on = unavailable_on
         self._turns = ReadTurns()
-        self._noted: dict[str, float] = {}  # when this process last wrote down a use of a token
+        self._noted: dict[str, float] = {}  # when this process last recorded a use of a token
 
     async def issue(
         self,
@@ -128,7 +128,7 @@ class StreamTokens:
         sessions: Sequence[str] = (),
         users: Sequence[str] = (),
     ) -> tuple[str, StreamToken]:
-        """A new token, which nobody can be told again, and what is known of it.
+        """Return a new token and its record. The token cannot be read again.
 
         `users`: whose runs it reaches; none for the owner's own. Raises Problem 403 where the owner
         does not reach them, 409 when the user has too many tokens.
@@ -157,7 +157,7 @@ class StreamTokens:
         return token, record
 
     async def identify(self, token: str) -> Identity:
-        """Whom the token reads for. Raises Refused: 401 for one that does not hold, 503."""
+        """Return the caller of a token. Raises Refused: 401 for an invalid token, 503."""
         if not _TOKEN.fullmatch(token):
             raise invalid_token("this is no stream token")
         digest = _digest(token)
@@ -175,12 +175,12 @@ class StreamTokens:
         )
 
     async def listed(self, identity: Identity) -> list[StreamToken]:
-        """Those of the caller, the oldest first; all of them with scope administer."""
+        """Return the caller's tokens, the oldest first; with the scope `administer` all tokens."""
         found = [token for token in await self._read(identity) if _manages(identity, token)]
         return sorted(found, key=lambda token: token.created_at)
 
     async def revoke(self, identity: Identity, token_id: str) -> None:
-        """It opens nothing more. Raises Problem 404 for one that is unknown or another user's."""
+        """Revoke a token. Raises Problem 404 for an unknown token, or another user's."""
         await self._managed(identity, token_id)
         try:
             await self._store.delete(token_id)
@@ -188,7 +188,7 @@ class StreamTokens:
             raise _out_of_reach() from error
 
     async def extend(self, identity: Identity, token_id: str, lifetime_s: float) -> StreamToken:
-        """It holds for so long from now; streams that it has opened learn of it.
+        """Set how long a token is valid from now on, also for the streams that it opened.
 
         Raises Problem 404 for one that is unknown or another user's, 403 for one that reaches more
         than the caller does now.
@@ -204,7 +204,7 @@ class StreamTokens:
                 raise _out_of_reach() from error
 
     async def holds_until(self, token_id: str) -> float | None:
-        """When it expires, in Unix seconds, as it stands now; None when it is gone.
+        """Return the present expiry in Unix seconds; None if the token was revoked.
 
         Asked for open streams, which is a use of it. Raises Refused 503.
         """
@@ -221,15 +221,15 @@ class StreamTokens:
         return found
 
     async def _note_use(self, found: _Found) -> None:
-        """Write down that it is used, now and then; without the store it is used all the same."""
+        """Record a use of the token from time to time; an unreachable store does not matter."""
         now, last_s = self.now(), found.token.last_used_at
         if last_s is not None and now - last_s < USED_EVERY_S:
             return
         if now - self._noted.get(found.token.id, -USED_EVERY_S) < USED_EVERY_S:
-            return  # another request of this moment does
+            return  # another request records it
         self._noted = {id: at for id, at in self._noted.items() if now - at < USED_EVERY_S}
         self._noted[found.token.id] = now
-        # whoever writes at the same time, or has revoked it, wins
+        # A concurrent write or revocation wins.
         with contextlib.suppress(self._unavailable_on):
             await self._write(found, replace(found.token, last_used_at=now))
 
@@ -246,11 +246,11 @@ class StreamTokens:
         if stored is None:
             return None
         record, digest = _read(stored.value)
-        # the store's own expiry is to the second, and not everywhere
+        # The expiry of the store has a precision of a second, and may be missing.
         return None if record.expires_at <= self.now() else _Found(record, digest, stored.revision)
 
     async def _read(self, who: Identity) -> list[StreamToken]:
-        """All tokens of everybody, which takes a while: each user in turn."""
+        """Return all tokens of all users; the reads take turns with those of other users."""
         async with self._turns.of(who.user_id):
             return await self._all()
 
@@ -288,7 +288,7 @@ def _written(token: StreamToken, digest: str) -> bytes:
 def _check_reach(identity: Identity, users: Sequence[str]) -> None:
     """Raises Problem 403 for users whose runs the caller does not see."""
     everybody = identity.may("act-as") or identity.may("administer")
-    # a user may be called `*`, which means everybody here all the same
+    # `*` means everybody, even if a user has that name.
     own = frozenset({identity.user_id}) - {EVERYBODY}
     if not everybody and not own.issuperset(users):
         raise Problem(403, "users: runs of other users need the scope act-as or administer")
