@@ -1033,7 +1033,7 @@ export type PenstockEvent = EventMap[EventType];
 /** A run ends at the first of these. */
 export type TerminalType = "lifecycle.cancelled" | "lifecycle.completed" | "lifecycle.failed";
 
-/** What stands on the bus in place of an event over 512 KiB. */
+/** The message on the bus in place of an event over 512 KiB. */
 export interface LargeEvent {
   penstock_object: string;
 }

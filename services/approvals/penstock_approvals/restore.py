@@ -1,4 +1,4 @@
-"""Writes records of approvals again from EVENTS after NATS has lost some of them.
+"""Writes records of approvals again from EVENTS after NATS lost some of them.
 
 An older store under KV `approvals` (a power cut, a backup that was put back) lacks requests that
 runs wait for, and shows others as pending that were decided. Without a record nobody can decide,
@@ -29,15 +29,15 @@ STREAM = "KV_approvals"
 
 
 class Restore:
-    """Looks once after each loss of records that is known, also after those of before its start."""
+    """Restores records once after each known loss, also after one before this process started."""
 
     def __init__(self, bus: Bus, approvals: Approvals) -> None:
         self._bus = bus
         self._approvals = approvals
-        self._losses = 0  # that were dealt with
+        self._losses = 0  # the number of losses that were handled
 
     async def after_losses(self) -> None:
-        """Do what losses since the last call ask for. Raises BusError: call again."""
+        """Restore what was lost since the last call. Raises BusError: call it again."""
         losses = len(self._bus.continuity.of(STREAM))
         if losses == self._losses:
             return
@@ -57,7 +57,7 @@ class Restore:
             log.error("%s: its approval cannot be written again: %r", what, error)
 
     async def _request_again(self, value: bytes) -> None:
-        """Ask again for a run that waits for a request of which there is no record."""
+        """Record the request again that a run waits for, if its record is lost."""
         run = RunRecord.model_validate_json(value)
         if run.status != "paused" or run.approval_id is None:
             return
@@ -75,7 +75,7 @@ class Restore:
         await self._approvals.on_event(asked[0])
 
     async def _settle(self, record: ApprovalRecord) -> None:
-        """Show a request that was decided, or whose run has ended, as it was before the loss."""
+        """Restore the status of a request that was decided, or whose run has ended."""
         told = await self._last("approval.decided", record.run_id, record.approval_id)
         if told is not None:
             data, at = told[1]["data"], told[1]["timestamp"]
@@ -98,7 +98,7 @@ class Restore:
     async def _last(
         self, type_: str, run_id: str, approval_id: str
     ) -> tuple[Stored, dict[str, Any]] | None:
-        """The run's last event of that type with its body, if it is about that approval."""
+        """Return the run's last event of that type with its body, if it is about that approval."""
         stored = await self._bus.tail(EVENTS, event(type_, run_id))
         if stored is None:
             return None

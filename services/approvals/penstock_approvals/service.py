@@ -31,7 +31,7 @@ CONCERNS = (
 
 
 class ApprovalsService(Service):
-    """Requests in, decisions out; also over HTTP."""
+    """Records requests and takes decisions, over NATS and over HTTP."""
 
     name: ClassVar[str] = "approvals"
     settings_type: ClassVar[type[Settings]] = ApprovalsSettings
@@ -48,7 +48,7 @@ class ApprovalsService(Service):
         self.routes = routes_of(Api(self._approvals, self._decide))
 
     async def start(self) -> None:
-        """Answer decisions, then take requests."""
+        """Answer decisions first, then record requests."""
         self._listening = await self.bus.subscribe("decide.*", self._on_decide, self.name)
         self.spawn("outbox", self._sweep)
         queue = WorkQueue(

@@ -1,10 +1,12 @@
-"""What is published of the contract: JSON Schema, AsyncAPI, TypeScript and a catalogue to read.
+"""The published contract: JSON Schema, AsyncAPI, OpenAPI, TypeScript and a catalogue for people.
 
-All of it is made from `penstock.events` by `make contract` and committed under deploy/contract/,
-where tests hold it to the code. `unified` needs pydantic only, so a subscriber may import it.
+`make contract` makes all of it from the models and the operations, and writes it to
+deploy/contract/. Tests compare the files with the code. `unified` needs pydantic only, so that a
+subscriber can import it.
 """
 
 from __future__ import annotations
 
-# Major and minor of the distribution. A released contract only grows: see `compatibility`.
+# The major and minor version of the distribution. A released contract only grows, see
+# `compatibility`.
 VERSION = "0.1"

@@ -16,21 +16,21 @@ _DESCRIPTION = """\
 Canonical events of AI-agent runs on NATS JetStream, on subjects `category.action.run_id`.
 
 Readers must accept types and fields that they do not know: later versions add them.
-`catalogue.md` says what each event means, `consuming.md` how to read them."""
+`catalogue.md` says what each event means, `consuming.md` how to read events."""
 
-# name -> what it says; NATS headers are text
+# the descriptions of the NATS headers, by name
 _HEADERS = {
     "ce-specversion": "CloudEvents version, `1.0` (NATS binding, binary mode).",
-    "ce-id": "`<run_id>.<sequence>`: the same event has the same id, however often it is read.",
+    "ce-id": "`<run_id>.<sequence>`. The same event always has the same id.",
     "ce-source": "`/penstock/<agent id>`.",
     "ce-type": "`category.action`.",
     "ce-time": "The event's `timestamp`.",
     "ce-datacontenttype": "`application/json`.",
     messages.SEQUENCE: "The event's `sequence` in its run.",
-    messages.RAW_POSITION: "The sequence in the stream RAW of the frame that it was made from.",
+    messages.RAW_POSITION: "The sequence in the stream RAW of the frame that the event was made from.",
     messages.RAW_FIRST: "The sequence in RAW of the run's first frame.",
     messages.FIRST: "The sequence in EVENTS of the run's first event; not on that event itself.",
-    "traceparent": "W3C Trace Context, when the start carried one.",
+    "traceparent": "The W3C Trace Context of the start, if it had one.",
 }
 _OPTIONAL = {messages.FIRST, "traceparent"}
 _SCHEMAS = "./schemas"
@@ -83,7 +83,7 @@ def document() -> Json:
 _REFERENCE = {
     "name": "reference",
     "title": "Reference to a large event",
-    "summary": "In place of an event over 512 KiB, which is in the object store `payloads`.",
+    "summary": "The message in place of an event over 512 KiB, which is in the object store `payloads`.",
     "traits": [{"$ref": "#/components/messageTraits/event"}],
     "payload": {"$ref": f"{_SCHEMAS}/reference.json"},
     "examples": [{"name": "large", "payload": {"penstock_object": f"{RUN_ID}.13"}}],
@@ -142,7 +142,7 @@ def _message(row: EventType) -> Json:
 
 
 def headers(event: Event) -> dict[str, str]:
-    """The headers of an example, as the normalizer writes them."""
+    """Return the headers of an example, as the normalizer writes them."""
     first = {} if event.sequence == 1 else {messages.FIRST: "40112"}
     return {
         "ce-specversion": "1.0",
@@ -169,7 +169,7 @@ def _headers() -> Json:
 
 
 def _jetstream() -> Json:
-    """The stream as it is made when no setting says otherwise."""
+    """Describe the stream as it is made with default settings."""
     retention = streams.Retention()
     [stream] = [each for each in streams.streams(retention) if each.name == streams.EVENTS]
     assert stream.republish is not None, "the edge lives on it"

@@ -1,4 +1,4 @@
-"""The catalogue for people: every event with its meaning, guarantees, fields and an example."""
+"""The catalogue for people: the meaning, guarantees, fields and an example of every event."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from penstock.events.examples import example
 _HEAD = """\
 # Catalogue of events
 
-Made by `make contract` from the models in `penstock.events`: do not edit. How to read events from
-the bus is in [consuming.md](consuming.md). The same stands as AsyncAPI 3 in
-[asyncapi.json](asyncapi.json), as TypeScript in [penstock.d.ts](penstock.d.ts), and as Pydantic
-models in the package `penstock`.
+`make contract` makes this page from the models in `penstock.events`: do not edit it.
+[consuming.md](consuming.md) says how to read events from the bus. The same contract is published as
+AsyncAPI 3 in [asyncapi.json](asyncapi.json), as TypeScript in [penstock.d.ts](penstock.d.ts), and as
+Pydantic models in the package `penstock`.
 
 ## What holds for every event
 
 - **Subject.** `category.action.run_id` in the stream `EVENTS`, and `live.category.action.run_id`
-  at the moment that it is stored. `llm.tool_call.*` is every tool call, `*.*.<run_id>` one run.
+  when the event is stored. `llm.tool_call.*` is every tool call, `*.*.<run_id>` one run.
 - **Order.** `sequence` is 1, 2, 3 … within a run, without gaps, and the stream has the events of a
-  run in that order. Between runs there is no order but the stream's.
-- **Duplicates.** The stream has each event once. A consumer may get one again (a crash before its
-  acknowledgement): `ce-id`, which is `<run_id>.<sequence>`, is then the same, and so is the body.
+  run in that order. Events of different runs have only the order of the stream.
+- **Duplicates.** The stream has each event once. A consumer may get an event again, for example
+  after a crash before its acknowledgement. `ce-id`, which is `<run_id>.<sequence>`, and the body are
+  then the same.
 - **End.** A run has one terminal event: `lifecycle.completed`, `lifecycle.failed` or
-  `lifecycle.cancelled`. After it may come only `automation.*` and `approval.withdrawn`.
-- **Made again.** What was produced a second time after a failure has `attempt` above 1.
+  `lifecycle.cancelled`. Only `automation.*` and `approval.withdrawn` may follow.
+- **Attempts.** An event that was produced again after a failure has `attempt` above 1.
 - **Compatibility.** Within a major version fields and types are only added, and every new field is
-  optional. A reader must accept unknown actions and unknown fields; words in a text field (an
-  `outcome`, a `code`) may become more.
-- **Large events.** In place of a body over 512 KiB stands `{"penstock_object": "<name>"}`
-  ([schema](schemas/reference.json)); the headers and the subject stay the event's own.
+  optional. A reader must accept unknown actions and unknown fields. Text fields such as `outcome`
+  and `code` may get further values.
+- **Large events.** In place of a body over 512 KiB the message is `{"penstock_object": "<name>"}`
+  ([schema](schemas/reference.json)), with the headers and the subject of the event.
 """
 
 
 def page() -> str:
-    """The whole of `catalogue.md`."""
+    """Return the content of `catalogue.md`."""
     categories = [
         _category(category, module.__doc__ or "") for category, module in CATEGORIES.items()
     ]
@@ -96,7 +97,7 @@ def _unified() -> str:
             "The 22 types of the unified schema, over SSE and WebSocket; not on the bus. Each is",
             "made from canonical events; further payload fields may stand beside these.\n",
             *map(_unified_event, UNIFIED.values()),
-            "### What has no unified type\n",
+            "### Canonical types without a unified type\n",
             "| canonical type | where it shows all the same |",
             "|---|---|",
             *omitted,

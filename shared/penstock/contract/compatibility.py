@@ -1,8 +1,8 @@
-"""Whether a schema may follow a released one: it may add optional fields, and nothing else.
+"""Whether a schema may follow a released one: it may only add optional fields.
 
-A type that is new has no released schema and is never in question. What a reader was promised is
-that nothing is taken away, made looser or given another type; what a writer and the events already
-stored were promised is that nothing new is demanded.
+Readers rely on it that no field is removed, loosened or given another type. Writers, and the events
+that are stored already, rely on it that no new field is required. A new type has no released
+schema, so nothing is compared.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 
-# They say something to people, or where things stand; they are no constraint.
+# These keywords are for people or give locations; they do not constrain a value.
 _ANNOTATIONS = frozenset(
     {"$schema", "$id", "$comment", "title", "description", "examples", "default", "deprecated"}
 )
 
 
 def breaking(released: Schema, now: Schema) -> list[str]:
-    """What breaks, each `where: what`; empty when `now` may follow `released`."""
+    """Return what breaks, each as `where: what`; empty if `now` may follow `released`."""
     return list(_compare("", _inlined(released, released), _inlined(now, now)))
 
 
 def missing(released: Mapping[str, Schema], now: Mapping[str, Schema]) -> list[str]:
-    """The released schemas that there are no more."""
+    """Return the released schemas that no longer exist."""
     return sorted(released.keys() - now.keys())
 
 
@@ -45,7 +45,7 @@ def _same(where: str, old: Any, new: Any) -> Iterator[str]:
 
 
 def _fields(where: str, old: Schema | None, new: Schema | None) -> Iterator[str]:
-    """Fields may come; none may go."""
+    """Fields may be added; none may be removed."""
     before, after = old or {}, new or {}
     for name, schema in before.items():
         if name in after:
@@ -55,7 +55,7 @@ def _fields(where: str, old: Schema | None, new: Schema | None) -> Iterator[str]
 
 
 def _words(where: str, old: list[Any] | None, new: list[Any] | None) -> Iterator[str]:
-    """Readers accept words that they do not know, so a list of them may grow."""
+    """Values may be added, because readers accept values that they do not know."""
     if old is None or new is None:
         yield from _same(where, old, new)
         return
@@ -89,7 +89,7 @@ _KEYWORDS: dict[str, Callable[[str, Any, Any], Iterator[str]]] = {
 
 
 def _inlined(schema: Any, root: Schema) -> Any:
-    """The schema with each `#/$defs/…` in place of its reference, beside its other keywords."""
+    """Replace each reference to `#/$defs/…` by the definition, beside its other keywords."""
     if isinstance(schema, list):
         return [_inlined(part, root) for part in schema]
     if not isinstance(schema, Mapping):

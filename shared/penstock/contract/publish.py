@@ -7,7 +7,7 @@ from penstock.contract.schemas import schemas, text
 
 
 def documents() -> dict[str, str]:
-    """Path to content: the same bytes every time, so that a test can hold the files to it."""
+    """Return the content by path. It is the same every time, so that a test can compare the files."""
     return {
         "asyncapi.json": text(asyncapi.document()),
         "catalogue.md": catalogue.page(),

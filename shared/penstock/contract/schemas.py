@@ -1,4 +1,4 @@
-"""JSON Schema 2020-12 of every message: one self-contained document per event type."""
+"""JSON Schema 2020-12 of every message: one self-contained document for each event type."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.events.examples import example
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
 
-# An event over 512 KiB lies in the object store; its message is this.
+# An event over 512 KiB is in the object store; its message on the bus is this reference.
 REFERENCE: Schema = {
     "$schema": DIALECT,
     "$id": "urn:penstock:reference",
     "title": "Reference to a large event",
-    "description": "What is on the bus in place of an event over 512 KiB. The headers and the "
-    "subject are the event's own.",
+    "description": "The message on the bus in place of an event over 512 KiB. The headers and "
+    "the subject are those of the event.",
     "type": "object",
     "properties": {
         "penstock_object": {
@@ -44,7 +44,7 @@ _ANY: Schema = {
 
 
 class _Plain(GenerateJsonSchema):
-    """Without titles made of field names, and without `default: null`."""
+    """Leaves out titles that repeat field names, and `default: null`."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
@@ -54,17 +54,17 @@ class _Plain(GenerateJsonSchema):
 
 
 def of_model(model: type[BaseModel]) -> Schema:
-    """The model's schema, under its wire names."""
+    """Return the model's schema, with the names of the fields in JSON."""
     return model.model_json_schema(schema_generator=_Plain)
 
 
 def envelope() -> Schema:
-    """Any canonical event, of a known type or not."""
+    """Return the schema of any canonical event, of a known type or not."""
     return _document("urn:penstock:event", of_model(Event) | _ANY)
 
 
 def of_type(row: EventType) -> Schema:
-    """A whole message of one canonical type: the envelope, its `event` and `data` narrowed."""
+    """Return the schema of one type: the envelope with its `event` and `data` narrowed."""
     category, action = row.name.split(".")
     return _narrowed(
         of_model(Event),
@@ -77,12 +77,12 @@ def of_type(row: EventType) -> Schema:
 
 
 def unified_root() -> Schema:
-    """Any unified event."""
+    """Return the schema of any unified event."""
     return _document("urn:penstock:unified", of_model(Root) | {"title": "Unified event"})
 
 
 def of_unified(row: UnifiedType) -> Schema:
-    """A whole message of one unified type."""
+    """Return the schema of one unified type."""
     return _narrowed(
         of_model(Root),
         f"urn:penstock:unified:{row.name}",
@@ -94,7 +94,7 @@ def of_unified(row: UnifiedType) -> Schema:
 
 
 def unified_example(row: UnifiedType) -> dict[str, Any]:
-    """A whole message of the type."""
+    """Return an example of a unified event."""
     return {
         "event_id": "2b9a1f6e-6a3c-5f0e-9d55-0c8f3f1f7a10",
         "session_id": "abc",
@@ -105,7 +105,7 @@ def unified_example(row: UnifiedType) -> dict[str, Any]:
 
 
 def schemas() -> dict[str, Schema]:
-    """Every schema by its path under `schemas/`, without `.json`."""
+    """Return every schema by its path under `schemas/`, without `.json`."""
     return {
         "envelope": envelope(),
         "reference": REFERENCE,
@@ -116,12 +116,12 @@ def schemas() -> dict[str, Schema]:
 
 
 def text(document: Any) -> str:
-    """JSON for a file: for people, and the same every time."""
+    """Return the document as indented JSON, the same every time."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def _body(model: type[BaseModel]) -> Schema:
-    """What stands within a message: the message itself has the title and the description."""
+    """Return the schema of the data, without the title and description that the message has."""
     schema = of_model(model)
     return {word: part for word, part in schema.items() if word not in {"title", "description"}}
 

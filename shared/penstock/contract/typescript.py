@@ -33,7 +33,7 @@ _UNIFIED_ROOT = frozenset({"type", "payload"})
 
 
 def declarations() -> str:
-    """The whole of `penstock.d.ts`."""
+    """Return the content of `penstock.d.ts`."""
     events = {name: of_type(row) for name, row in CATALOGUE.items()}
     unified = {name: of_unified(row) for name, row in UNIFIED.items()}
     documents = [envelope(), unified_root(), *events.values(), *unified.values()]
@@ -49,7 +49,7 @@ def declarations() -> str:
             "export type EventOf<T extends EventType> = EventMap[T];\n",
             "export type PenstockEvent = EventMap[EventType];\n",
             f"/** A run ends at the first of these. */\nexport type TerminalType = {terminal};\n",
-            "/** What stands on the bus in place of an event over 512 KiB. */\n"
+            "/** The message on the bus in place of an event over 512 KiB. */\n"
             "export interface LargeEvent {\n  penstock_object: string;\n}\n",
             _interface("UnifiedEnvelope", unified_root()),
             *(
@@ -65,7 +65,7 @@ def declarations() -> str:
 
 
 def _shared(documents: Iterable[Schema]) -> list[str]:
-    """The parts that several events are made of, each once."""
+    """Return the parts that several events share, each once."""
     parts: dict[str, Schema] = {}
     for document in documents:
         for name, schema in document.get("$defs", {}).items():
