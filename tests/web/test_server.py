@@ -296,7 +296,7 @@ def test_beyond_loopback_somebody_must_ask_or_it_must_be_forced(
     check_bind(host, asks=True)
     assert caplog.text == ""
     check_bind(host, asks=False, insecure=True)
-    assert "nothing asks who is calling" in caplog.text
+    assert "callers are not authenticated" in caplog.text
 
 
 def test_a_server_that_does_not_ask_is_not_made_for_the_world() -> None:

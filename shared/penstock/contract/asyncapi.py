@@ -27,7 +27,7 @@ _HEADERS = {
     "ce-time": "The event's `timestamp`.",
     "ce-datacontenttype": "`application/json`.",
     messages.SEQUENCE: "The event's `sequence` in its run.",
-    messages.RAW_POSITION: "The sequence in the stream RAW of the frame that the event was made from.",
+    messages.RAW_POSITION: "The sequence in the stream RAW of the event's source frame.",
     messages.RAW_FIRST: "The sequence in RAW of the run's first frame.",
     messages.FIRST: "The sequence in EVENTS of the run's first event; not on that event itself.",
     "traceparent": "The W3C Trace Context of the start, if it had one.",
@@ -83,7 +83,7 @@ def document() -> Json:
 _REFERENCE = {
     "name": "reference",
     "title": "Reference to a large event",
-    "summary": "The message in place of an event over 512 KiB, which is in the object store `payloads`.",
+    "summary": "The message in place of an event over 512 KiB; the event is in the object store.",
     "traits": [{"$ref": "#/components/messageTraits/event"}],
     "payload": {"$ref": f"{_SCHEMAS}/reference.json"},
     "examples": [{"name": "large", "payload": {"penstock_object": f"{RUN_ID}.13"}}],

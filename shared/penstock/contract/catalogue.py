@@ -16,8 +16,8 @@ _HEAD = """\
 
 `make contract` makes this page from the models in `penstock.events`: do not edit it.
 [consuming.md](consuming.md) says how to read events from the bus. The same contract is published as
-AsyncAPI 3 in [asyncapi.json](asyncapi.json), as TypeScript in [penstock.d.ts](penstock.d.ts), and as
-Pydantic models in the package `penstock`.
+AsyncAPI 3 in [asyncapi.json](asyncapi.json), as TypeScript in [penstock.d.ts](penstock.d.ts), and
+as Pydantic models in the package `penstock`.
 
 ## What holds for every event
 
@@ -26,8 +26,8 @@ Pydantic models in the package `penstock`.
 - **Order.** `sequence` is 1, 2, 3 … within a run, without gaps, and the stream has the events of a
   run in that order. Events of different runs have only the order of the stream.
 - **Duplicates.** The stream has each event once. A consumer may get an event again, for example
-  after a crash before its acknowledgement. `ce-id`, which is `<run_id>.<sequence>`, and the body are
-  then the same.
+  after a crash before its acknowledgement. `ce-id`, which is `<run_id>.<sequence>`, and the body
+  are then the same.
 - **End.** A run has one terminal event: `lifecycle.completed`, `lifecycle.failed` or
   `lifecycle.cancelled`. Only `automation.*` and `approval.withdrawn` may follow.
 - **Attempts.** An event that was produced again after a failure has `attempt` above 1.

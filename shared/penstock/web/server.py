@@ -49,12 +49,12 @@ def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
     if is_loopback(host) or asks:
         return
     if insecure:
-        log.warning("%s is reachable from other machines without authentication", host)
+        log.warning("%s is reachable from other machines, and callers are not authenticated", host)
         return
     raise BindRefused(
-        f"{host} is reachable from other machines, and nothing asks who is calling. Set "
+        f"{host} is reachable from other machines, and callers are not authenticated. Set "
         "PENSTOCK_AUTH_JWT_SECRET or PENSTOCK_AUTH_JWKS_URL (and ALLOW_UNAUTHENTICATED_SSE not), "
-        "or bind 127.0.0.1, or set PENSTOCK_INSECURE_BIND=yes if something in front of it asks"
+        "or bind 127.0.0.1, or set PENSTOCK_INSECURE_BIND=yes if a proxy in front authenticates"
     )
 
 

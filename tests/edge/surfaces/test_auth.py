@@ -589,7 +589,7 @@ async def test_where_callers_are_asked_every_address_may_be_bound(nats: NatsServ
 async def test_where_nobody_is_asked_only_loopback_is_bound(
     nats: NatsServer, auth: dict[str, Any]
 ) -> None:
-    with pytest.raises(BindRefused, match="nothing asks who is calling"):
+    with pytest.raises(BindRefused, match="callers are not authenticated"):
         async with secured(nats.url, host="0.0.0.0", **auth):
             pass
 
