@@ -7,7 +7,7 @@ from penstock.contract.schemas import schemas, text
 
 
 def documents() -> dict[str, str]:
-    """Return the content by path. It is the same every time, so that a test can compare the files."""
+    """Return the content by path; it is the same every time, so that a test can compare it."""
     return {
         "asyncapi.json": text(asyncapi.document()),
         "catalogue.md": catalogue.page(),
