@@ -208,5 +208,5 @@ def retry(ms: int) -> bytes:
 
 def _line(text: str) -> bytes:
     if _NO_LINE.search(text):
-        raise ValueError(f"not one line: {text!r}")
+        raise ValueError(f"an id, event name or comment must be one line without NUL: {text!r}")
     return text.encode()

@@ -183,9 +183,9 @@ def test_a_cut_leaves_no_id_whose_data_have_not_arrived() -> None:
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\0b"])
 def test_an_event_name_or_id_cannot_forge_a_field(text: str) -> None:
-    with pytest.raises(ValueError, match="not one line"):
+    with pytest.raises(ValueError, match="must be one line"):
         encode(b"", event=text)
-    with pytest.raises(ValueError, match="not one line"):
+    with pytest.raises(ValueError, match="must be one line"):
         encode(b"", id=text)
 
 

@@ -171,7 +171,7 @@ class AgentFacts:
     client_tools: frozenset[str] = field(default_factory=frozenset)
 
 
-def cut_off(error: str, status: str = "failed") -> JsonObject:
+def cut_off(error: str, status: Literal["failed", "partial_success"] = "failed") -> JsonObject:
     """The fields of `llm.message_completed` for a message that is not complete.
 
     `status` is "failed", or "partial_success" where the text is usable as it is (agent-runs-sse.md,

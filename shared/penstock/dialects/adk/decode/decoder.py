@@ -214,7 +214,7 @@ class AdkDecoder:
             source, step_id, self._ids, "user" if place.author == "user" else "assistant"
         )
         self._speakers[place] = speaker
-        LimitReached.check(len(self._speakers), MAX_OPEN, "speakers at once")
+        LimitReached.check(len(self._speakers), MAX_OPEN, "agents that speak at once")
         # An event without content begins no step, so the next event must look for its step again.
         self._here = (place, speaker) if speaks else None
         return speaker

@@ -147,7 +147,7 @@ class Steps:
 
     def _enter_node(self, place: Place, source: Source, out: list[Draft]) -> str | None:
         names = (place.path or "").split("/")
-        LimitReached.check(len(names), _MAX_LEVELS, "steps within each other")
+        LimitReached.check(len(names), _MAX_LEVELS, "nested steps")
         parent: str | None = None
         for depth in range(2, len(names) + 1):
             path = "/".join(names[:depth])

@@ -70,7 +70,7 @@ class Tools:
             reserved = self._calls.reserve(upstream_id)
             named = short(name or "")
             streamed.append({"id": reserved, "upstream_id": upstream_id, "name": named})
-            LimitReached.check(len(streamed), MAX_OPEN, "calls whose arguments are under way")
+            LimitReached.check(len(streamed), MAX_OPEN, "calls with incomplete arguments")
         current = streamed[-1]
         piece: PartialArg
         for piece in objects(call.get("partialArgs")):

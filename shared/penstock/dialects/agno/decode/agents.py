@@ -24,10 +24,11 @@ from penstock.dialects.base import (
 )
 from penstock.dialects.json import string
 
-# The kind of a frame's sender, by the key that names it. The order matters, since a frame of an
-# agent inside a workflow names both.
 _IdKey = Literal["agent_id", "team_id", "workflow_id"]
 _NameKey = Literal["agent_name", "team_name", "workflow_name"]
+
+# The kind of a frame's sender, by the key that names it. The order matters, since a frame of an
+# agent inside a workflow names both.
 _KINDS: Final[tuple[tuple[AgentKind, _IdKey, _NameKey], ...]] = (
     ("agent", "agent_id", "agent_name"),
     ("team", "team_id", "team_name"),

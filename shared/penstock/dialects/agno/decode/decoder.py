@@ -47,7 +47,7 @@ _SECTIONS: Final[tuple[_Section, ...]] = ("tools", "requirements", "step_require
 # Texts of an incomplete message where the upstream gives no text of its own.
 _CUT = "the upstream's stream was cut off"
 _CANCELLED = "the run was cancelled"
-_OUTLIVED = "the run around it ended first"
+_OUTER_ENDED = "the outer run ended first"
 
 
 class AgnoDecoder:
@@ -301,7 +301,7 @@ class AgnoDecoder:
             items[item_id] = _item(item_id, need, call, run)
             paths[item_id] = need.path
         if not items:  # a pause without items could never be answered
-            return [*drafts, *self._fail("the upstream paused without saying what for")]
+            return [*drafts, *self._fail("the upstream paused and named nothing to decide")]
         self._waits = True
         lists = {str(key): found for key in _SECTIONS if isinstance(found := body.get(key), list)}
         resume = {
@@ -327,7 +327,7 @@ class AgnoDecoder:
             workflow = self._workflow_completed(run, body, answer)
             return [*drafts, *workflow, *self._finish(run, "completed", result=body.get("content"))]
         drafts += self._tools.settle(body)
-        drafts += self._close_all("cancelled", _OUTLIVED)
+        drafts += self._close_all("cancelled", _OUTER_ENDED)
         if state := body.get("session_state"):
             drafts.append(self._agents.draft(run, "state.snapshot", {"snapshot": state}))
         drafts += self._workflow_completed(run, body, answer)
@@ -346,7 +346,7 @@ class AgnoDecoder:
 
     def _failed(self, run: Run, body: AgnoFrame) -> Drafts:
         message = text(body.get("error")) or text(body.get("content"))
-        message = message or "the upstream reported an error without words"
+        message = message or "the upstream reported an error without a message"
         if run.inner:
             return self._finish(run, "failed", error=message)
         detail = present({key: body.get(key) for key in ("error_id", "additional_data")})

@@ -217,7 +217,7 @@ class AguiDecoder:
             items = [question.item for question in questions]
             return [*drafts, Pause(items, resume, self._agents.source)]
         if kind == "interrupt":  # a pause without items could never be answered
-            message = "the upstream paused without saying what for"
+            message = "the upstream paused and named nothing to decide"
             return self._fail({"error": message, "code": "upstream_error"})
         return [*self._warned(kind), *self._complete(body)]
 
@@ -236,7 +236,9 @@ class AguiDecoder:
         self._count(body)
         code = string(body.get("code"))
         message = (
-            string(body.get("message")) or code or "the upstream reported an error without words"
+            string(body.get("message"))
+            or code
+            or "the upstream reported an error without a message"
         )
         detail = {"raw_event": body.get("rawEvent"), "usage": self._usage or None}
         failure = {
