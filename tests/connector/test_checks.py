@@ -32,29 +32,29 @@ async def found(url: str, protocol: str = "agno", agent: str = "", **more: Any) 
 async def test_an_agno_server_has_what_it_has(agno_server: Upstream, agent: str, kind: str) -> None:
     finding = await found(agno_server.url, agent=agent, kind=kind)
     assert finding.verdict == "ok"
-    assert finding.said == f"{agno_server.url} is an Agno AgentOS and has the {kind} {agent}"
+    assert finding.text == f"{agno_server.url} is an Agno AgentOS and has the {kind} {agent}"
 
 
 @pytest.mark.real
 async def test_an_agno_server_without_the_agent_names_the_nearest(agno_server: Upstream) -> None:
     finding = await found(agno_server.url, agent="demoagent")
     assert finding.verdict == "wrong_agent"
-    assert 'has no agent demoagent: did you mean "demo-agent"? (agents: demo-' in finding.said
-    assert finding.said.endswith("set `agent` to one of them")
+    assert 'has no agent demoagent: did you mean "demo-agent"? (agents: demo-' in finding.text
+    assert finding.text.endswith("set `agent` to one of them")
 
 
 @pytest.mark.real
 async def test_a_team_that_is_configured_as_an_agent_is_told(agno_server: Upstream) -> None:
     finding = await found(agno_server.url, agent="demo-team")
     assert finding.verdict == "wrong_agent"
-    assert finding.said.endswith("but a team of that name: set `kind: team`")
+    assert finding.text.endswith("but a team of that name: set `kind: team`")
 
 
 @pytest.mark.real
 async def test_an_agno_server_below_another_path_is_found(agno_server: Upstream) -> None:
     finding = await found(f"{agno_server.url}/v1", agent="demo-agent")
     assert finding.verdict == "wrong_protocol"
-    assert finding.said.endswith(f"set `url: {agno_server.url}`")
+    assert finding.text.endswith(f"set `url: {agno_server.url}`")
 
 
 @pytest.mark.real
@@ -64,8 +64,8 @@ async def test_an_agno_server_that_is_configured_as_another_is_told(
 ) -> None:
     finding = await found(agno_server.url, protocol, "demo-agent")
     assert finding.verdict == "wrong_protocol"
-    assert "an Agno AgentOS (agents: demo-agent, " in finding.said
-    assert finding.said.endswith("set `protocol: agno`")
+    assert "an Agno AgentOS (agents: demo-agent, " in finding.text
+    assert finding.text.endswith("set `protocol: agno`")
 
 
 @pytest.mark.real
@@ -73,7 +73,7 @@ async def test_an_adk_server_has_the_app_or_names_its_apps(adk_server: Upstream)
     assert (await found(adk_server.url, "adk", "demo")).verdict == "ok"
     finding = await found(adk_server.url, "adk", "Demo")
     assert finding.verdict == "wrong_agent"
-    assert 'has no app Demo: did you mean "demo"? (apps: demo, loop' in finding.said
+    assert 'has no app Demo: did you mean "demo"? (apps: demo, loop' in finding.text
 
 
 @pytest.mark.real
@@ -83,8 +83,8 @@ async def test_an_adk_server_that_is_configured_as_another_is_told(
 ) -> None:
     finding = await found(adk_server.url, protocol, "nobody")
     assert finding.verdict == "wrong_protocol"
-    assert "an ADK server (apps: demo, loop" in finding.said
-    assert "set `protocol: adk` and `agent` to one of them (it is nobody" in finding.said
+    assert "an ADK server (apps: demo, loop" in finding.text
+    assert "set `protocol: adk` and `agent` to one of them (it is nobody" in finding.text
 
 
 @pytest.mark.real
@@ -93,7 +93,7 @@ async def test_an_agui_endpoint_is_recognised_by_what_it_takes(
 ) -> None:
     for url in (f"{langgraph_server.url}/delete", f"{agno_agui_server.url}/text/agui"):
         finding = await found(url, "agui")
-        assert (finding.verdict, finding.said) == ("ok", f"{url} takes AG-UI runs")
+        assert (finding.verdict, finding.text) == ("ok", f"{url} takes AG-UI runs")
 
 
 @pytest.mark.real
@@ -103,7 +103,7 @@ async def test_an_agui_endpoint_that_tells_nothing_is_not_said_to_be_one(
     finding = await found(f"{pydantic_ai_server.url}/text", "agui")
     assert finding.verdict == "unproven"
     assert finding.is_fine
-    assert finding.said.endswith("/text takes a POST; whether it speaks AG-UI, only a run shows")
+    assert finding.text.endswith("/text takes a POST; whether it speaks AG-UI, only a run shows")
 
 
 @pytest.mark.real
@@ -113,8 +113,8 @@ async def test_the_address_of_an_agui_server_without_its_path_is_told_with_the_p
 ) -> None:
     finding = await found(agno_agui_server.url + path, "agui")
     assert not finding.is_fine
-    assert f"{agno_agui_server.url}/text/agui, " in finding.said
-    assert finding.said.endswith("et `url` to one of them")
+    assert f"{agno_agui_server.url}/text/agui, " in finding.text
+    assert finding.text.endswith("et `url` to one of them")
 
 
 @pytest.mark.real
@@ -123,7 +123,7 @@ async def test_an_agui_server_that_is_configured_as_agno_is_told(
 ) -> None:
     finding = await found(langgraph_server.url, "agno")
     assert finding.verdict == "wrong_protocol"
-    assert f"AG-UI endpoints there are {langgraph_server.url}/delete" in finding.said
+    assert f"AG-UI endpoints there are {langgraph_server.url}/delete" in finding.text
 
 
 # Servers that are none of these: what they were asked, and what they answer.
@@ -167,8 +167,8 @@ async def test_nobody_there_is_told_with_the_address(protocol: str) -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     finding = await found(url, protocol)
     assert finding.verdict == "unreachable"
-    assert finding.said.startswith(f"cannot reach {url}")
-    assert "is the server running there" in finding.said
+    assert finding.text.startswith(f"cannot reach {url}")
+    assert "is the server running there" in finding.text
 
 
 async def test_a_server_that_is_silent_is_given_up() -> None:
@@ -177,7 +177,7 @@ async def test_a_server_that_is_silent_is_given_up() -> None:
         config = agent_config({"id": "a", "protocol": "adk", "url": url})
         [finding] = await check_all([config], 0.2)
     assert finding.verdict == "unreachable"
-    assert finding.said == f"{url}/list-apps did not answer within 0.2 s"
+    assert finding.text == f"{url}/list-apps did not answer within 0.2 s"
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ async def test_a_server_that_is_something_else_is_told_with_its_own_words(
     async with served({path: (200, {}, body) for path in paths}) as wrong:
         finding = await found(wrong.url, protocol)
         assert finding.verdict == "wrong_protocol"
-        assert f" answered 200: {body}" in finding.said
-        assert "check " in finding.said
+        assert f" answered 200: {body}" in finding.text
+        assert "check " in finding.text
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ async def test_a_server_that_wants_credentials_is_told_without_those_that_were_s
         finding = await found(wrong.url, protocol, headers=headers)
         assert all("secret-token-1234" in head for head in wrong.asked)
     assert finding.verdict == "refused"
-    assert "secret-token-1234" not in finding.said
-    assert "Set the headers that it wants under `headers` (Authorization set)" in finding.said
+    assert "secret-token-1234" not in finding.text
+    assert "Set the headers that it wants under `headers` (Authorization set)" in finding.text
 
 
 async def test_a_password_in_the_url_is_used_and_not_shown() -> None:
@@ -223,13 +223,13 @@ async def test_a_password_in_the_url_is_used_and_not_shown() -> None:
         finding = await found(wrong.url.replace("//", "//me:open-sesame@"), "adk")
         assert "authorization: Basic" in wrong.asked[0].replace("Authorization", "authorization")
     assert finding.verdict == "ok"
-    assert "open-sesame" not in finding.said
+    assert "open-sesame" not in finding.text
 
 
 async def test_a_redirected_agui_url_is_told_with_where_it_leads() -> None:
     async with served({"/agent": (307, {"location": "/agent/"}, "")}) as wrong:
         finding = await found(f"{wrong.url}/agent", "agui")
-        assert finding.said.endswith(f"set `url: {wrong.url}/agent/`")
+        assert finding.text.endswith(f"set `url: {wrong.url}/agent/`")
     assert not finding.is_fine
 
 
@@ -246,5 +246,5 @@ async def test_an_answer_without_end_is_cut_and_its_control_characters_are_not_s
     async with served({"/config": (200, {}, "\x1b[2J" + "x" * 9_000_000)}) as wrong:
         finding = await found(wrong.url)
     assert finding.verdict == "wrong_protocol"
-    assert "\x1b" not in finding.said
-    assert len(finding.said) < 500
+    assert "\x1b" not in finding.text
+    assert len(finding.text) < 500

@@ -194,7 +194,7 @@ async def _warn(agents: list[AgentConfig], ready: asyncio.Event) -> None:
     await ready.wait()  # so that the warnings are the last lines of the start
     for finding in findings:
         if not finding.is_fine:
-            log.warning("agent %s: %s", finding.agent, finding.said)
+            log.warning("agent %s: %s", finding.agent, finding.text)
 
 
 def _how_to_get_a_token(settings: Settings) -> str:

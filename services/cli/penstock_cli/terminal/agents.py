@@ -59,10 +59,10 @@ def check(output: Output, agents: Sequence[AgentConfig], timeout_s: float) -> in
     findings = asyncio.run(check_all(agents, timeout_s))
     for finding in findings:
         if output.as_json:
-            verdict = {"agent": finding.agent, "verdict": finding.verdict, "said": finding.said}
+            verdict = {"agent": finding.agent, "verdict": finding.verdict, "said": finding.text}
             output.json_line(verdict)
         else:
-            output.text(f"{finding.agent}: {finding.verdict.replace('_', ' ')}: {finding.said}")
+            output.text(f"{finding.agent}: {finding.verdict.replace('_', ' ')}: {finding.text}")
     if not findings:
         output.notice("no agent is configured")
     return DONE if all(finding.is_fine for finding in findings) else WRONG

@@ -1,7 +1,7 @@
-"""Whether an agent's server is there, speaks the protocol, and has that agent: asked by GETs alone.
+"""Checks whether an agent's server answers, speaks the protocol and has the agent, by GETs alone.
 
-No check starts a run or changes anything. What comes out is for who runs the services: it names
-addresses. A module per protocol, as in `upstreams`.
+No check starts a run or changes anything. The findings name addresses, so they are for operators
+and not for clients. Each protocol has a module, as in `upstreams`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock_connector.secrets import without_secrets
 
 __all__ = ["TIMEOUT_S", "Finding", "Verdict", "check", "check_all"]
 
-TIMEOUT_S: Final = 5.0  # of one request; a check makes a handful
+TIMEOUT_S: Final = 5.0  # for one request; a check makes a few
 AT_A_TIME: Final = 8
 
 _CHECKS: Final[Mapping[str, Callable[[Probe, AgentConfig], Awaitable[Finding]]]] = {
@@ -31,9 +31,9 @@ _CHECKS: Final[Mapping[str, Callable[[Probe, AgentConfig], Awaitable[Finding]]]]
 
 
 async def check_all(agents: Sequence[AgentConfig], timeout_s: float = TIMEOUT_S) -> list[Finding]:
-    """What is found of each, in their order."""
+    """The findings about the agents, in their order."""
     turns = asyncio.Semaphore(AT_A_TIME)
-    # as the connector calls them: no redirect is followed
+    # redirects are not followed, since the connector does not follow them either
     async with httpx.AsyncClient(timeout=timeout_s, follow_redirects=False) as client:
 
         async def one(agent: AgentConfig) -> Finding:
@@ -46,10 +46,10 @@ async def check_all(agents: Sequence[AgentConfig], timeout_s: float = TIMEOUT_S)
 async def check(
     client: httpx.AsyncClient, agent: AgentConfig, timeout_s: float = TIMEOUT_S
 ) -> Finding:
-    """What is found of one. Its words hold no credential that it is called with."""
+    """The finding about one agent. Its text holds none of the agent's credentials."""
     probe = Probe(client, agent.url, agent.headers, timeout_s)
     try:
         found = await _CHECKS[agent.protocol](probe, agent)
     except NotReached as error:
         found = Finding(agent.id, "unreachable", str(error))
-    return Finding(agent.id, found.verdict, without_secrets(agent, {"said": found.said})["said"])
+    return Finding(agent.id, found.verdict, without_secrets(agent, {"text": found.text})["text"])

@@ -1,23 +1,27 @@
-"""Google ADK: `GET /list-apps` tells its apps. Whether an app loads, only a run shows."""
+"""Google ADK: `GET /list-apps` lists the apps. Only a run shows whether an app loads."""
 
 from __future__ import annotations
 
 from penstock.settings import AgentConfig, did_you_mean
 from penstock_connector.checks.finding import Finding, listed
-from penstock_connector.checks.known import adk_server, asks_who, what_answers
+from penstock_connector.checks.known import adk_server, refusal_of, what_answers
 from penstock_connector.checks.probe import Probe
 
 
 async def check(probe: Probe, agent: AgentConfig) -> Finding:
-    """Raises NotReached."""
+    """The finding about an ADK agent.
+
+    Raises:
+        NotReached: no HTTP response came.
+    """
     answer = await probe.get(f"{probe.url}/list-apps")
     found = adk_server(answer, probe.url)
     if found is None:
-        if (refused := asks_who(answer, agent)) is not None:
+        if (refused := refusal_of(answer, agent)) is not None:
             return refused
         instead = await what_answers(probe, agent)
-        said = instead or f"{answer}, which no ADK server says: check `url` and `protocol`"
-        return Finding(agent.id, "wrong_protocol", said)
+        text = instead or f"{answer}, which no ADK server says: check `url` and `protocol`"
+        return Finding(agent.id, "wrong_protocol", text)
     if agent.agent in found.apps:
         return Finding(
             agent.id, "ok", f"{probe.url} is an ADK server and has the app {agent.agent}"

@@ -1,7 +1,7 @@
-"""AG-UI: one URL that takes a POST. It has no request that tells anything without starting a run.
+"""AG-UI: one URL that takes a POST, which starts a run. The protocol has no other request.
 
-So the URL is asked by GET, which such a server refuses by 405, and where the server publishes an
-OpenAPI document, that says what the POST takes.
+So the check sends a GET to the URL, which such a server answers with 405. If the server publishes
+an OpenAPI document, the document tells what the POST takes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from urllib.parse import urljoin, urlsplit
 
 from penstock.settings import AgentConfig
 from penstock_connector.checks.finding import Finding, listed
-from penstock_connector.checks.known import agui_paths, asks_who, what_answers
+from penstock_connector.checks.known import agui_paths, refusal_of, what_answers
 from penstock_connector.checks.probe import Answer, NotReached, Probe
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -19,34 +19,38 @@ _NOT_ALLOWED = 405
 
 
 async def check(probe: Probe, agent: AgentConfig) -> Finding:
-    """Raises NotReached."""
+    """The finding about an AG-UI agent.
+
+    Raises:
+        NotReached: no HTTP response came.
+    """
     answer = await probe.get(probe.url)
     paths = await _paths(probe)
     if any(_leads_to(path, probe.url) for path in paths):
         return Finding(agent.id, "ok", f"{probe.url} takes AG-UI runs")
-    if (refused := asks_who(answer, agent)) is not None:
+    if (refused := refusal_of(answer, agent)) is not None:
         return refused
     if answer.status in _REDIRECTS:
         to = urljoin(probe.url, answer.headers.get("location", ""))
-        said = f"{probe.url} redirects to {to}, and redirects are not followed: set `url: {to}`"
-        return Finding(agent.id, "wrong_agent", said)
+        text = f"{probe.url} redirects to {to}, and redirects are not followed: set `url: {to}`"
+        return Finding(agent.id, "wrong_agent", text)
     others = listed(probe.origin + path for path in paths)
-    if _takes_post(answer):  # also what no document, or that of another app, knows of
+    if _takes_post(answer):  # also where the document does not name the path
         more = f" (its OpenAPI document names {others})" if paths else ""
-        said = f"{probe.url} takes a POST; whether it speaks AG-UI, only a run shows{more}"
-        return Finding(agent.id, "unproven", said)
+        text = f"{probe.url} takes a POST; whether it speaks AG-UI, only a run shows{more}"
+        return Finding(agent.id, "unproven", text)
     if paths:
-        said = f"{answer}: AG-UI runs are taken at {others}. Set `url` to one of them"
-        return Finding(agent.id, "wrong_agent", said)
-    said = await what_answers(probe, agent) or (
+        text = f"{answer}: AG-UI runs are taken at {others}. Set `url` to one of them"
+        return Finding(agent.id, "wrong_agent", text)
+    text = await what_answers(probe, agent) or (
         f"{answer}, so that no run can be posted there: check the path of `url` (it is used "
         "exactly as it stands, also the slash at its end)"
     )
-    return Finding(agent.id, "wrong_protocol", said)
+    return Finding(agent.id, "wrong_protocol", text)
 
 
 def _leads_to(path: str, url: str) -> bool:
-    """Whether the URL is of that path, in which `{name}` stands for any segment."""
+    """Whether the URL has that path, in which `{name}` is any segment."""
     pattern = re.sub(r"\\{[^/]*\\}", "[^/]+", re.escape(path))
     return re.fullmatch(pattern, urlsplit(url).path or "/") is not None
 

@@ -1,4 +1,4 @@
-"""What a check has found, and the words that several checks share. Pure."""
+"""The result of a check, and text that several checks share. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_SHOWN_CHARACTERS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is known of one agent. `said` is for people: what is wrong, and what to change.
+    """The result for one agent. `text` says what is wrong, and what to change.
 
-    `unproven`: nothing speaks against it, and only a run could show more.
+    `unproven`: nothing is wrong, but only a run could show that the server speaks the protocol.
     """
 
     agent: str
     verdict: Verdict
-    said: str
+    text: str
 
     @property
     def is_fine(self) -> bool:
@@ -30,13 +30,13 @@ class Finding:
 
 
 def shown(text: str) -> str:
-    """A server's words on one line, without control characters, and cut."""
+    """A server's text on one line, without control characters, and cut to 120 characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= MAX_SHOWN_CHARACTERS else line[: MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first eight names, and how many more there are."""
     known = [shown(name) for name in names]
     more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
     return ", ".join(known[:MAX_LISTED]) + more if known else "none"

@@ -1,4 +1,4 @@
-"""What kind of server answers at an address: the guess where it is not the configured one."""
+"""Recognizes the servers that answer at an address, to advise where the configured one does not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUN_INPUT: Final = "RunAgentInput"  # what the official AG-UI packages call the 
 
 @dataclass(frozen=True, slots=True)
 class AgentOs:
-    """An Agno AgentOS: the ids of what it has, by kind, and the paths of its AG-UI interfaces."""
+    """An Agno AgentOS: its ids by kind, and the paths of its AG-UI interfaces."""
 
     base: str
     ids: dict[str, list[str]]
@@ -38,7 +38,7 @@ class AdkServer:
 
 
 def agent_os(answer: Answer, base: str) -> AgentOs | None:
-    """What `GET /config` tells, where it is an AgentOS that answers."""
+    """The AgentOS that gave this answer to `GET /config`; None for another server."""
     config = answer.json
     if not answer.is_success or not isinstance(config, dict):
         return None
@@ -55,7 +55,7 @@ def agent_os(answer: Answer, base: str) -> AgentOs | None:
 
 
 def adk_server(answer: Answer, base: str) -> AdkServer | None:
-    """What `GET /list-apps` tells, where it is ADK that answers."""
+    """The ADK server that gave this answer to `GET /list-apps`; None for another server."""
     apps = answer.json
     if not answer.is_success or not isinstance(apps, list):
         return None
@@ -63,7 +63,7 @@ def adk_server(answer: Answer, base: str) -> AdkServer | None:
 
 
 def agui_paths(document: Any) -> list[str]:
-    """The paths of an OpenAPI document that take an AG-UI run, by the name of their body."""
+    """The paths of an OpenAPI document whose POST takes the body of an AG-UI run."""
     paths = document.get("paths") if isinstance(document, dict) else None
     return [
         path
@@ -73,7 +73,7 @@ def agui_paths(document: Any) -> list[str]:
 
 
 async def what_answers(probe: Probe, agent: AgentConfig) -> str | None:
-    """What answers there instead, and what to set then; None where nobody knows. Never raises."""
+    """Which server answers at the address, and what to set then; None for an unknown server."""
     try:
         for base in probe.bases:
             if (adk := adk_server(await probe.get(f"{base}/list-apps"), base)) is not None:
@@ -103,9 +103,9 @@ def _changes(agent: AgentConfig, protocol: str, base: str, known: list[str]) -> 
     return "set " + " and ".join(wanted)
 
 
-def asks_who(answer: Answer, agent: AgentConfig) -> Finding | None:
-    """The finding where the server does not let us in."""
-    if not answer.asks_who:
+def refusal_of(answer: Answer, agent: AgentConfig) -> Finding | None:
+    """The finding for a server that refuses our credentials; None where it does not."""
+    if not answer.is_refused:
         return None
     sent = ", ".join(agent.headers) or "none are"
     return Finding(

@@ -1,4 +1,4 @@
-"""GETs to one agent server."""
+"""Sends GETs to one agent server."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MAX_TEXT_BYTES: Final = 2000
 
 
 class NotReached(Exception):
-    """No HTTP answer came. The text names the address."""
+    """No HTTP response came. The text names the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back; `json` is None where the body is none (or `null`)."""
+    """A response. `json` is None where the body is no JSON (or `null`)."""
 
     url: str
     status: int
@@ -38,17 +38,17 @@ class Answer:
         return 200 <= self.status < 300
 
     @property
-    def asks_who(self) -> bool:
-        """Whether the server wants other credentials, or none of ours."""
+    def is_refused(self) -> bool:
+        """Whether the server asks for other credentials."""
         return self.status in {401, 403, 407}
 
     def __str__(self) -> str:
-        said = shown(self.text)
-        return f"{self.url} answered {self.status}{f': {said}' if said else ''}"
+        text = shown(self.text)
+        return f"{self.url} answered {self.status}{f': {text}' if text else ''}"
 
 
 class Probe:
-    """Asks the server of one agent, with the headers that the agent is called with."""
+    """Asks the server of one agent, with the agent's own headers."""
 
     def __init__(
         self, client: httpx.AsyncClient, url: str, headers: Mapping[str, str], timeout_s: float
@@ -61,7 +61,7 @@ class Probe:
 
     @property
     def url(self) -> str:
-        """The agent's URL, without a password that stands in it."""
+        """The agent's URL without user and password."""
         return _without_user(self._url)
 
     @property
@@ -71,13 +71,17 @@ class Probe:
 
     @property
     def bases(self) -> tuple[str, ...]:
-        """Where a server's paths may begin: at the configured URL, or at its origin."""
+        """The URLs at which a server's paths may begin: the configured URL and its origin."""
         return tuple(dict.fromkeys((self.url.rstrip("/"), self.origin)))
 
     async def get(self, url: str) -> Answer:
-        """The answer, asked for once. Raises NotReached.
+        """The response to a GET; each URL is asked once.
 
-        `url` begins with `url` or `origin`, so that headers go to the agent's own server alone.
+        `url` must begin with `url` or `origin`. Otherwise the agent's headers, which may hold
+        credentials, would go to another server.
+
+        Raises:
+            NotReached: no HTTP response came.
         """
         if url not in self._known:
             self._known[url] = await self._get(url)

@@ -1,6 +1,7 @@
-"""What a leg holds of its upstream's body: what is not stored, a frame that is not whole.
+"""What a leg holds of a response's body: unstored bytes, and a frame that is not complete.
 
-Both are counted for the whole process: many legs together must not take what one may.
+Both are counted for the leg and for the process. Without the second limit, many legs together could
+take all memory.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from penstock.bus import messages
 from penstock.bus.budget import Budget
 from penstock.sse import Frame, FrameTooLarge, Parser
 
-SMALL_FRAME_BYTES = 1024 * 1024  # may always be held
+SMALL_FRAME_BYTES = 1024 * 1024  # an unfinished frame of this size is always allowed
 
 
 class Body:
     """Chunks between the reader and the writer, held until they are stored.
 
-    Bounded in bytes for this leg, and with all other legs by their common budget. Who waits for
-    room is let go on by its own writer: even where others use up the budget, a leg that has
-    nothing unstored may read one chunk more. They are one buffer, since a list of tiny ones would
-    take many times what is counted.
+    The bytes of this leg are limited, and those of all legs by a common budget. A reader that waits
+    for room continues when its own writer has stored something. Even when other legs use up the
+    budget, a leg without unstored bytes may read one more chunk. All chunks are in one buffer,
+    since a list of tiny chunks would take many times the memory that is counted.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Body:
         self._room = asyncio.Event()
 
     async def put(self, chunk: bytes) -> None:
-        """Add what has arrived; returns when there is room for more."""
+        """Add a chunk; return when there is room for more."""
         if not self._unwritten:
             self._received = self._stamp()
         self._unwritten += chunk
@@ -51,9 +52,9 @@ class Body:
             await self._room.wait()
 
     async def take(self) -> tuple[str, bytes]:
-        """All that has arrived and when it began to; empty at the end.
+        """The time of receipt of the first unstored byte, and all unstored bytes; none at the end.
 
-        What was taken before is stored by now.
+        A call tells that the bytes of the call before are stored.
         """
         self._give_back(self._writing_bytes)
         self._writing_bytes = 0
@@ -65,12 +66,12 @@ class Body:
         return self._received, taken
 
     def close(self) -> None:
-        """Nothing more arrives."""
+        """Note that no more chunks come."""
         self._closed = True
         self._changed.set()
 
     def drop(self) -> None:
-        """Hold nothing any more, whatever was not stored."""
+        """Give all bytes back to the budget, also unstored ones."""
         self._writing_bytes = 0
         self._give_back(self._held_bytes)
 
@@ -81,7 +82,7 @@ class Body:
 
 
 class FramesTooLarge(FrameTooLarge):
-    """Too many legs are in the middle of a large frame."""
+    """The unfinished frames of all legs together are too large."""
 
     def __init__(self, limit_bytes: int, frames: list[Frame]) -> None:
         super().__init__(limit_bytes, frames)
@@ -89,7 +90,7 @@ class FramesTooLarge(FrameTooLarge):
 
 
 class Frames:
-    """The frames of a body; the one under way counts in a budget of all legs."""
+    """Parses a body into frames. The unfinished frame counts in a budget of all legs."""
 
     def __init__(self, limit_bytes: int, budget: Budget) -> None:
         self._parser = Parser(limit_bytes)
@@ -99,7 +100,8 @@ class Frames:
     def feed(self, chunk: bytes) -> list[Frame]:
         """The frames that the chunk completes.
 
-        Raises FrameTooLarge when the one under way passes the limit, or its share of the budget.
+        Raises:
+            FrameTooLarge: the unfinished frame is over the limit, or over its share of the budget.
         """
         frames = self._parser.feed(chunk)
         self._hold(self._parser.pending_bytes)
@@ -108,7 +110,7 @@ class Frames:
         return frames
 
     def drop(self) -> None:
-        """No more is read."""
+        """Give the unfinished frame back to the budget."""
         self._hold(0)
 
     def _hold(self, size_bytes: int) -> None:

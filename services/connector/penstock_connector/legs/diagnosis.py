@@ -1,6 +1,7 @@
-"""Says in the log why runs of an agent fail before they begin: the address, and what to change.
+"""Logs why runs of an agent fail before they begin: the address, and what to change.
 
-Clients are told neither. An agent is looked at once in `AGAIN_S`, however many of its runs fail.
+Clients get neither, since both are of the operator's network. The server of an agent is checked at
+most once a minute, however many of its runs fail.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from penstock_connector.secrets import without_secrets
 log = logging.getLogger(__name__)
 
 AGAIN_S: Final = 60.0
-_SERVER_ERROR: Final = 500  # from here on it is not the configuration that is wrong
+_SERVER_ERROR: Final = 500  # from this status on the configuration is not the reason
 
 
 class Diagnosis:
-    """One for all legs of a process."""
+    """Checks agent servers in the background, for all legs of a process."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
@@ -33,9 +34,9 @@ class Diagnosis:
         self._looking: set[asyncio.Task[None]] = set()
 
     def after(self, run_id: str, agent: AgentConfig, url: str, outcome: Outcome) -> None:
-        """Look at the server if the leg ended before its stream began; nobody waits for it.
+        """Check the server in the background if the leg ended before its stream began.
 
-        `url`: what was called.
+        `url`: the URL that was called.
         """
         reached = _has_answered(outcome)
         now_s = time.monotonic()
@@ -47,7 +48,7 @@ class Diagnosis:
         task.add_done_callback(self._looking.discard)
 
     async def stop(self) -> None:
-        """Look no further."""
+        """Cancel the checks that are at work."""
         for task in self._looking:
             task.cancel()
         if self._looking:
@@ -63,8 +64,8 @@ class Diagnosis:
             except Exception:
                 log.exception("agent %s: its server could not be checked", agent.id)
                 return
-            is_right = "nothing in its configuration: that fits the server"
-            advice = is_right if finding.is_fine else finding.said
+            is_right = "nothing in its configuration, which fits the server"
+            advice = is_right if finding.is_fine else finding.text
         facts = without_secrets(agent, {"url": url, "error": outcome.facts.get("error", "")})
         log.warning(
             "run %s: agent %s was called at %s: %s. What to change: %s",
@@ -73,7 +74,7 @@ class Diagnosis:
 
 
 def _has_answered(outcome: Outcome) -> bool | None:
-    """Whether the server answered; None where the configuration is not to blame."""
+    """Whether the server answered; None where the configuration is not the reason."""
     code = outcome.facts.get("code") if outcome.kind == "lost" else None
     if code == "not_a_stream":
         return True

@@ -1,4 +1,4 @@
-"""What RAW tells of a leg that another connector held: what it did, and what had come. Pure."""
+"""The history of a leg that another connector held, read from RAW. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock_connector.legs.progress import Progress, Watcher
 
 @dataclass(slots=True)
 class LegHistory:
-    """Is fed with the leg's source frames in their order; `progress` is then as its holder had it.
+    """Takes the leg's source frames in their order. `progress` is then that of the leg's holder.
 
     `watcher` is the adapter's `watch`.
     """
@@ -27,7 +27,7 @@ class LegHistory:
     claimed_to_call: bool = False
     _begun_at: str = ""  # by the server's clock, RFC 3339
     _taken_at: str = ""  # the same
-    _open: bytes = b""  # the parts of the `open`, as far as they have come
+    _open: bytes = b""  # the parts of the `open` so far
     _connection: str = ""
     _parser: Parser | None = None
 
@@ -37,7 +37,7 @@ class LegHistory:
         return self.claimed_to_call or not self.opened
 
     def feed(self, frame: RawFrame, stored_at: str) -> None:
-        """One frame, and when the server stored it. Frames of other legs are left out."""
+        """Add a frame, which the server stored at that time. Frames of other legs are ignored."""
         if frame.leg != self.leg:
             return
         self._begun_at = self._begun_at or stored_at
@@ -49,12 +49,12 @@ class LegHistory:
             self._on_claim(frame.kind, frame.payload)
 
     def taken(self, stored_at: str) -> None:
-        """When the server stored the `claim` of the connector that takes the leg over."""
+        """Set the time at which the server stored the `claim` of the new holder, RFC 3339."""
         self._taken_at = stored_at
 
     @property
     def spent_s(self) -> float:
-        """How much of its time the leg has had: since its first byte, else since its `open`."""
+        """Seconds of `timeout_s` that are spent: since the first byte, else since the `open`."""
         if not self.called or not self._begun_at or not self._taken_at:
             return 0.0
         begun, taken = (datetime.fromisoformat(at) for at in (self._begun_at, self._taken_at))

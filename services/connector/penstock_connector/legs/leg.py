@@ -41,7 +41,7 @@ from penstock_connector.legs.response import (
     Resources,
     ResponseBody,
     detail_of,
-    words_of,
+    text_of,
 )
 from penstock_connector.legs.stop_requests import StopRequests
 from penstock_connector.legs.tasks import stop
@@ -310,7 +310,7 @@ class Leg:
         try:
             return await self.upstream.reattach(client, self.agent, call, self._progress.seen)
         except httpx.HTTPError as error:
-            raise Cut(words_of(error)) from error
+            raise Cut(text_of(error)) from error
         except Refused as error:
             raise Cut(str(error)) from error
 
@@ -335,7 +335,7 @@ class Leg:
         except httpx.HTTPError as error:
             if isinstance(error, _NOT_SENT) and not reattached:
                 return self._unreachable(error)
-            raise Cut(f"no answer: {words_of(error)}") from error
+            raise Cut(f"no answer: {text_of(error)}") from error
         try:
             if not response.is_success:
                 return await self._error_answer(response, reattached=reattached)
@@ -389,7 +389,7 @@ class Leg:
     def _unreachable(self, error: httpx.HTTPError) -> Outcome:
         return lost(
             "upstream_lost",
-            f"cannot reach the agent server at {self.agent.url}: {words_of(error)}",
+            f"cannot reach the agent server at {self.agent.url}: {text_of(error)}",
             retryable=True,
         )
 

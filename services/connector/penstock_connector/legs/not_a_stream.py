@@ -1,13 +1,13 @@
-"""An answer with a 2xx status that is no event stream: JSON, a page, a text. Pure.
+"""Detects a response with a 2xx status that is no event stream: JSON, a page, a text. Pure.
 
-Its beginning is kept, so that the run's failure can say what came and what to look at.
+Its beginning is kept, so that the run's error can show it and advise what to check.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# Of an answer that is no stream no more than this is read, and stored as it came.
+# Of a response that is no stream, at most this much is read and stored.
 MAX_BYTES: Final = 256 * 1024
 MAX_SHOWN_CHARACTERS: Final = 1000
 
@@ -18,10 +18,10 @@ _BLANK: Final = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, and white space
 
 
 class Beginning:
-    """Tells by its type and its first bytes whether a body is an event stream.
+    """Decides by the content type and the first bytes whether a body is an event stream.
 
-    One that says that it is, or says nothing, is taken for one unless it begins as JSON or as a
-    page does. One that says that it is something else is a stream only if it begins like one.
+    A body with the type of event streams, or without a type, is a stream unless it begins like JSON
+    or HTML. A body with another type is a stream only if it begins with a field of one.
     """
 
     def __init__(self, content_type: str) -> None:
@@ -32,11 +32,11 @@ class Beginning:
 
     @property
     def is_other(self) -> bool:
-        """Whether it is known by now to be no stream."""
+        """Whether the body is certainly no stream."""
         return self._is_stream is False
 
     def feed(self, chunk: bytes) -> None:
-        """Some more of the body."""
+        """Add the next bytes of the body."""
         if self._is_stream:
             return
         self._kept += chunk[: MAX_BYTES - len(self._kept)]
@@ -46,25 +46,25 @@ class Beginning:
                 self._kept = b""
 
     def end(self) -> None:
-        """The body is over: what says that it is no stream, and is too short to tell, is none."""
+        """Note that the body has ended. If it was too short to decide, its type decides."""
         if self._is_stream is None:
             self._is_stream = self._claims
 
     def error(self, status_code: int, protocol: str, url: str) -> str:
-        """What came, and what to look at."""
-        said = self.detail
+        """The error text: what came, and what to check."""
+        detail = self.detail
         called = f"with {self.media_type}" if self.media_type else "without a content type"
         if self.media_type == _STREAM:
             called = f"with what it calls {_STREAM} and is none"
         text = (
             f"the agent server answered {status_code} {called} where an event stream "
-            f"({_STREAM}) was expected: {self._advice(said.lstrip()[:1], protocol, url)}"
+            f"({_STREAM}) was expected: {self._advice(detail.lstrip()[:1], protocol, url)}"
         )
-        return f"{text}. It said: {said}" if said else f"{text}. The answer was empty"
+        return f"{text}. It said: {detail}" if detail else f"{text}. The answer was empty"
 
     @property
     def detail(self) -> str:
-        """The beginning of it."""
+        """The beginning of the body as text."""
         return self._kept.decode("utf-8", "replace")[:MAX_SHOWN_CHARACTERS]
 
     def _judged(self, first: bytes) -> bool | None:

@@ -1,4 +1,4 @@
-"""How a leg ended: what its last source frame says. Pure."""
+"""The outcome of a leg, as its last source frame gives it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the upstream of a leg has come, as the leg's holder saw it or as RAW shows it. Pure."""
+"""The progress of a leg's stream, as its holder saw it or as RAW shows it. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """What an adapter notes of a frame: `Upstream.watch`."""
+    """An adapter's method that notes what a frame tells: `Upstream.watch`."""
 
     def __call__(self, frame: Frame, seen: Attachment, /) -> None:
         """Note in `seen` what the frame tells about how to reattach."""
@@ -22,12 +22,12 @@ class Watcher(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """What must be known to reattach to the upstream, and to say how a leg without an end ended."""
+    """What a leg needs to reattach to the upstream, and to end when it cannot."""
 
     seen: Attachment = field(default_factory=Attachment)
     attempt: int = 1  # a reattachment that makes the server produce again begins another attempt
     answered: bool = False  # the server has begun to answer, to this connector or an earlier one
-    attempt_unanswered: bool = False  # a later attempt was begun, and nothing came of it yet
+    attempt_unanswered: bool = False  # a later attempt was begun, and no byte of it has come
     unwatchable: bool = False  # a frame could not be watched, so `seen` may be wrong
 
     @property

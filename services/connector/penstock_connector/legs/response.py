@@ -1,4 +1,4 @@
-"""One response of an agent server: its body goes to RAW verbatim, and is read as it goes."""
+"""Stores the body of one response in RAW as it came, and parses it at the same time."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What all legs of a process share. The budgets count bytes of all legs together."""
+    """What all legs of a process share. The budgets count the bytes of all legs."""
 
     client: httpx.AsyncClient
     settings: ConnectorSettings
-    budget: Budget  # of what is read and not yet stored
-    frame_budget: Budget  # of unfinished frames
+    budget: Budget  # bytes that are read and not yet stored
+    frame_budget: Budget  # bytes of unfinished frames
     stamp: Callable[[], str]  # the time of receipt, RFC 3339
 
 
@@ -53,10 +53,11 @@ Store = Callable[[bytes, str], Awaitable[None]]
 
 
 class ResponseBody:
-    """Reads a response and stores it, side by side. What arrives during a write goes into the next.
+    """Reads a response and stores it at the same time. Bytes that come during a write are written
+    together in the next one.
 
-    `reattached`: the response continues an earlier one, so it may refuse to, and it may continue
-    after the leg is over.
+    `reattached`: the response continues an earlier one. So the server may refuse that, and the
+    response may go on after the leg's last event.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class ResponseBody:
         except FrameTooLarge as error:
             return lost("limit", f"the upstream sent too much: {error}")
         except httpx.HTTPError as error:
-            raise Cut(words_of(error)) from error
+            raise Cut(text_of(error)) from error
         finally:
             self._frames.drop()
             self._body.close()
@@ -149,7 +150,7 @@ class ResponseBody:
                 return Refusal(seen.refusal)
             await self._body.put(chunk)
             if self._reattached and seen.over:
-                return ended("eof")  # the stream that was reattached to may continue after the leg
+                return ended("eof")  # the stream may go on with the run's next leg
         beginning.end()
         return self._not_a_stream(beginning) if beginning.is_other else ended("eof")
 
@@ -157,7 +158,7 @@ class ResponseBody:
         try:
             return self._frames.feed(chunk)
         except FrameTooLarge:
-            await self._body.put(chunk)  # RAW has all bytes that came, also of such a frame
+            await self._body.put(chunk)  # RAW gets also the bytes over the limit
             raise
 
     def _not_a_stream(self, beginning: Beginning) -> Outcome | Refusal:
@@ -169,7 +170,7 @@ class ResponseBody:
 
 
 async def detail_of(response: httpx.Response) -> str:
-    """The beginning of an error answer's text, as far as it comes within 5 s."""
+    """The beginning of an error response's text, as far as it comes within 5 s."""
     text = b""
     with suppress(httpx.HTTPError, TimeoutError):
         async with asyncio.timeout(DETAIL_S):
@@ -180,6 +181,6 @@ async def detail_of(response: httpx.Response) -> str:
     return text.decode(response.encoding or "utf-8", "replace")
 
 
-def words_of(error: Exception) -> str:
+def text_of(error: Exception) -> str:
     """The error's text, or its type where it has none."""
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Tasks that are stopped and waited for."""
+"""Stops tasks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 async def stop(task: asyncio.Future[Any]) -> None:
-    """Cancel the task and wait until it has ended; its result or exception is not looked at."""
+    """Cancel the task and wait until it has ended. Its result or exception is dropped."""
     if not task.done():
         task.cancel()
         await asyncio.wait([task])
     if not task.cancelled():
-        task.exception()  # without this, asyncio logs that nobody has retrieved it
+        task.exception()  # without this, asyncio logs that the exception was never retrieved

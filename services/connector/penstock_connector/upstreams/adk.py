@@ -1,7 +1,7 @@
 """Google ADK's API server, 1.16 to 2.x.
 
-There is no cancel and no run id: closing the connection is the cancel. A run that was cut can only
-be gone on with, by its `invocationId`, and only where that runs no tool twice (see `reattach`).
+ADK has no cancel request and no run id; closing the connection cancels the run. A run whose
+connection broke can be continued by its `invocationId`, where no tool runs twice (see `reattach`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from penstock.settings import AdkAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.base import Attachment, Call, Refused, segment
 
-# the client's Origin stays behind: from 1.28 on the server refuses what it does not know
+# The client's Origin header is left out: from 1.28 on the server refuses unknown origins.
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
 
 _ABORTED = "INVOCATION_ABORTED"
-_SEALS_SINCE = 2  # the major version
+_SEALS_SINCE = 2  # the major version from which on the server notes an aborted invocation
 SEAL_TRIES = 20
 SEAL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """The session of a first leg, and how it streams."""
+    """What a continuation of a first leg needs: its session, and whether it streams tokens."""
 
     user_id: str
     session_id: str
@@ -38,7 +38,7 @@ class _First:
 
 
 class AdkUpstream:
-    """POST /run_sse, in a session that exists."""
+    """Posts to /run_sse, in a session that exists."""
 
     def __init__(self) -> None:
         self._versions: dict[str, int] = {}  # major, by base URL; 0: 1.16 has no /version
@@ -46,7 +46,7 @@ class AdkUpstream:
     async def start(
         self, client: httpx.AsyncClient, agent: AdkAgent, command: StartCommand
     ) -> Call:
-        """The client's body in the session of the command, or one of ours around the message."""
+        """The client's body in the command's session, or a body made around the message."""
         await self._ensure_session(client, agent, command.user_id, command.session_id)
         if command.body is not None:
             body, content = _in_session(command.body, _session(agent, command))
@@ -69,7 +69,7 @@ class AdkUpstream:
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """All answers in one message, to the requests as they were stored."""
+        """All answers in one message, with the stored ids and names of the requests."""
         decided = {item.item_id: item for item in command.items}
         parts = [
             {
@@ -88,7 +88,8 @@ class AdkUpstream:
             "streaming": pause.fold.get("facts", {}).get("streaming", True),
         }
         invocation_id = pause.resume.get("invocation_id")
-        # 1.16 refuses the run when its app is not resumable, which a client that names it knows
+        # 1.16 refuses an `invocationId` unless its app is resumable. A client that names the
+        # invocation knows that it is.
         if invocation_id and (
             agent.resumable
             or command.invocation_id == invocation_id
@@ -98,14 +99,14 @@ class AdkUpstream:
         return Call(f"{agent.url}/run_sse", _HEADERS, orjson.dumps(body))
 
     async def cancel(self, client: httpx.AsyncClient, agent: AdkAgent, call: Call) -> bool:
-        """Nothing to ask: closing the connection cancels the run at once."""
+        """Return False: closing the connection cancels the run at once."""
         return False
 
     def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
-        """Nothing is told there."""
+        """Note nothing: ADK's headers do not name the run."""
 
     def watch(self, frame: Frame, seen: Attachment) -> None:
-        """Note the invocation, which every event names."""
+        """Note the invocation's id, which every event has."""
         if seen.run_id is not None:
             return
         try:
@@ -117,19 +118,22 @@ class AdkUpstream:
             seen.run_id = invocation_id
 
     def outlives_us(self, seen: Attachment) -> bool:
-        """Closing the connection aborts it."""
+        """Return False: closing the connection aborts the run."""
         return False
 
     async def reattach(
         self, client: httpx.AsyncClient, agent: AdkAgent, call: Call, seen: Attachment
     ) -> Call | None:
-        """POST /run_sse with the `invocationId` alone: a resumable app goes on after its abort.
+        """POST /run_sse with the `invocationId` alone: a resumable app continues after its abort.
 
-        Only when the session ends in the server's own note that it aborted this invocation. It
-        says that nobody is connected any more, and a call that was under way has an error for a
-        result, so that no tool runs again: 1.x and a server that was killed leave no note, and
-        run them. Not for a leg that carries a decision: what was approved is in the session, and
-        nobody knows what a server does about that.
+        Only once the session ends in the server's own note that it aborted this invocation. With
+        that note, a tool call that was under way has an error as its result, so no tool runs again.
+        A server of 1.x, and one that was killed, leaves no note, and would run the tool again. A
+        leg that carries a decision is not continued: nobody has tried what a server does then.
+
+        Raises:
+            httpx.HTTPError: the server cannot be reached.
+            Refused: the server does not tell its version.
         """
         own = call.own
         if not (agent.resumable and seen.run_id and isinstance(own, _First)):
@@ -157,12 +161,12 @@ class AdkUpstream:
         return None
 
     async def closed(self, agent: AdkAgent, call: Call, seen: Attachment) -> None:
-        """The server keeps the session."""
+        """Keep nothing: the server keeps the session."""
 
     async def _ensure_session(
         self, client: httpx.AsyncClient, agent: AdkAgent, user_id: str, session_id: str
     ) -> None:
-        """Read it first, and create it only when it is missing: 1.16 replaces one that exists."""
+        """Read the session, and create a missing one: 1.16 would replace one that exists."""
         url = _session_url(agent, user_id, session_id)
         read = await client.get(url, headers=agent.headers)
         if read.is_success:
@@ -170,7 +174,7 @@ class AdkUpstream:
         if read.status_code != httpx.codes.NOT_FOUND:
             raise Refused(read.status_code, read.text)
         created = await client.post(url, headers=agent.headers, json={})
-        # 409 (1.16: 400): somebody else was first
+        # 409 (1.16: 400): another request has created the session meanwhile
         if created.status_code >= 400 and created.status_code not in (400, 409):
             raise Refused(created.status_code, created.text)
 
@@ -201,7 +205,7 @@ def _major(answer: httpx.Response) -> int:
     try:
         return int(answer.json()["version"].partition(".")[0])
     except (ValueError, LookupError, TypeError, AttributeError):
-        return 1  # it has one, whatever that is
+        return 1  # the server has /version, so it is no 1.16
 
 
 def _session_url(agent: AdkAgent, user_id: str, session_id: str) -> str:
@@ -227,7 +231,7 @@ _SNAKE: Mapping[str, str] = {
 
 
 def _in_session(text: str, session: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """A client's body and its bytes: as they are, or with these ids where it has others."""
+    """The client's body and its bytes; with the session's ids where the body has other ids."""
     body: dict[str, Any] = orjson.loads(text)
     named = {_SNAKE.get(name, name): value for name, value in body.items()}
     if {name: named.get(name) for name in session} == session:
@@ -238,7 +242,7 @@ def _in_session(text: str, session: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 def _response(name: str, item: Decided) -> dict[str, Any]:
     if name == "adk_request_confirmation":
-        # any further key is refused by the server, and the run with it
+        # the server refuses any further key, and the run fails
         answer: dict[str, Any] = {"confirmed": item.decision == "approve"}
         if item.value is not None:
             answer["payload"] = item.value

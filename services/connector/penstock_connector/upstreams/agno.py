@@ -1,7 +1,7 @@
 """Agno AgentOS, 2.3 and 3.x: agents, teams, workflows.
 
-`background=true` but for workflows: 2.3 ignores it; in 3.x the run survives a cut connection and
-can be resumed. Our run id goes along as `run_id`, which 2.3.18 and later take as theirs.
+Agents and teams run with `background=true`. In 3.x such a run survives a cut connection and can be
+resumed; 2.3 ignores the field. Our run id is sent as `run_id`, and 2.3.18 and later use it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _HEADERS = {
     "accept": "text/event-stream",
 }
 _EVENT_INDEX = b'"event_index"'
-_OF_RESUME = ("replay", "catch_up", "subscribed")  # what it says of itself has no number
-_UNNUMBERED = "unnumbered"  # by 2.3, or in the foreground: nobody can come back to the stream
+_OF_RESUME = ("replay", "catch_up", "subscribed")  # frames about the resumption have no number
+_UNNUMBERED = "unnumbered"  # the stream cannot be resumed: 2.3, or a run in the foreground
 _GOES_ON = "continue"  # the call of a leg after the first
 
 
 class AgnoUpstream:
-    """Form posts to /agents, /teams and /workflows."""
+    """Posts forms to /agents, /teams and /workflows."""
 
     async def start(
         self, client: httpx.AsyncClient, agent: AgnoAgent, command: StartCommand
@@ -70,17 +70,17 @@ class AgnoUpstream:
         return replace(_call(url, fields, run_id, session_id), own=_GOES_ON)
 
     async def cancel(self, client: httpx.AsyncClient, agent: AgnoAgent, call: Call) -> bool:
-        """POST …/runs/{run_id}/cancel. Its answer tells nothing: the stream says RunCancelled."""
+        """POST …/runs/{run_id}/cancel. The stream then ends with RunCancelled."""
         url = f"{_base(agent)}/runs/{segment(call.run_id or '')}/cancel"
         await client.post(url, headers=agent.headers)
         return True
 
     def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
-        """Nothing is told there."""
+        """Note nothing: Agno's headers do not name the run."""
 
     def watch(self, frame: Frame, seen: Attachment) -> None:
-        """3.x numbers the events of a background run, without gaps."""
-        if frame.event == "error":  # of /resume: the run is not known
+        """Note the event's number: 3.x numbers the events of a background run without gaps."""
+        if frame.event == "error":  # /resume answers so for a run that the server does not know
             seen.refusal = "the agent server does not know the run any more"
             return
         if _EVENT_INDEX not in frame.data:
@@ -91,7 +91,7 @@ class AgnoUpstream:
             event = orjson.loads(frame.data)
         except orjson.JSONDecodeError:
             return
-        # a tool's arguments may have such a field too: only the event's own counts
+        # Only the event's own field counts: a tool's arguments may have one of the same name.
         index = event.get("event_index") if isinstance(event, dict) else None
         if not isinstance(index, int):
             return
@@ -101,7 +101,7 @@ class AgnoUpstream:
         seen.last_event_index = index
 
     def outlives_us(self, seen: Attachment) -> bool:
-        """3.x in the background: the events are kept for who comes next."""
+        """Whether the server numbers the events: then 3.x runs in the background and keeps them."""
         return seen.last_event_index is not None
 
     async def reattach(
@@ -127,7 +127,7 @@ class AgnoUpstream:
         )
 
     async def closed(self, agent: AgnoAgent, call: Call, seen: Attachment) -> None:
-        """The server keeps the session."""
+        """Keep nothing: the server keeps the session."""
 
 
 def _base(agent: AgnoAgent) -> str:
@@ -135,7 +135,7 @@ def _base(agent: AgnoAgent) -> str:
 
 
 def _background(agent: AgnoAgent) -> dict[str, str]:
-    # 3.1.10 ends the stream of a workflow in the background without saying that it paused
+    # 3.1.10 ends a workflow's stream in the background without an event that it has paused.
     return {} if agent.kind == "workflow" else {"background": "true"}
 
 
@@ -208,7 +208,7 @@ def _execute(tool: dict[str, Any], item: Decided) -> None:
 
 
 _TOOL_MARKS: Mapping[str, Callable[[dict[str, Any], Decided], None]] = {
-    # the most specific first, as in Agno's own `pause_type`
+    # the most specific mark comes first, as in Agno's own `pause_type`
     "external_execution_required": _execute,
     "requires_user_input": _answer,
     "requires_confirmation": _confirm,
@@ -225,7 +225,7 @@ def _decide_requirement(requirement: dict[str, Any], item: Decided) -> None:
 
 
 def _decide_step(step: dict[str, Any], item: Decided) -> None:
-    # a step that has its choices, or its input, may ask once more: for a confirmation
+    # A step that has its choices, or its input, may ask once more for a confirmation.
     if step.get("requires_route_selection") and step.get("selected_choices") is None:
         step["selected_choices"] = item.value if isinstance(item.value, list) else [item.value]
     elif step.get("requires_user_input") and step.get("user_input") is None:

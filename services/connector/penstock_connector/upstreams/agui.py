@@ -1,9 +1,9 @@
 """Any AG-UI server: one URL that takes a RunAgentInput and streams one run.
 
-Each leg is a run of its own for the server, in the thread that is the session. There is no cancel
-and no way back to a cut stream: closing the connection is the cancel. Only another Penstock, which
-names its run in the answer's head, keeps the run for whoever comes back. Answers go back as the
-pause says (`penstock.dialects.agui.decode.pauses`).
+Each leg is a run of its own for the server, in the thread of the session. There is no cancel
+request; closing the connection cancels the run. A cut stream can be continued only at another
+Penstock, which names its run in the response's headers. The answers to a pause take the form that
+the pause asks for (`penstock.dialects.agui.decode.pauses`).
 
 The conversation is kept with ids that are unique in the thread, as AG-UI clients know them
 (`penstock.dialects.agui.ids`). It is sent to the server with the server's own ids.
@@ -39,7 +39,7 @@ _SURFACE = "/agui/"  # where a Penstock takes runs
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """Whose leg a call opens: our run, its session, the run's id upstream, and the request."""
+    """The leg that a call opens: our run, its session, the run's id upstream, and the request."""
 
     run_id: str
     session: str
@@ -49,8 +49,8 @@ class _Own:
 
 
 @dataclass(slots=True)
-class _Heard:
-    """What a leg's stream has told so far."""
+class _Received:
+    """The conversation and the state that a leg's stream has brought so far."""
 
     chunks: Chunks = field(default_factory=Chunks)
     transcript: Transcript = field(default_factory=Transcript)
@@ -58,7 +58,7 @@ class _Heard:
 
 
 class AguiUpstream:
-    """POST of a RunAgentInput. `threads` keeps what the server does not."""
+    """Posts a RunAgentInput. `threads` keeps the conversation, which most servers do not."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -66,10 +66,7 @@ class AguiUpstream:
     async def start(
         self, client: httpx.AsyncClient, agent: AguiAgent, command: StartCommand
     ) -> Call:
-        """The client's body in the session's thread, or one of ours.
-
-        Ours is the conversation so far and the message.
-        """
+        """The client's body in the session's thread, or one of the conversation and message."""
         session = session_key(command.user_id, agent.id, command.session_id)
         if command.body is not None:
             content = command.body.encode()
@@ -91,7 +88,7 @@ class AguiUpstream:
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """The run's own request again, with what was said since, and the answers."""
+        """The run's first request again, with the messages since then and the answers."""
         kept, resume = await self._threads.request(command.run_id), pause.resume
         run_id = kept.get("runId") or command.run_id
         body = {
@@ -101,7 +98,7 @@ class AguiUpstream:
             "runId": f"{run_id}-{command.leg}",
             "messages": _messages(kept),
         }
-        body.pop("resume", None)  # of the leg before
+        body.pop("resume", None)  # it belongs to the leg before
         decided = {item.item_id: item for item in command.items}
         for item_id, how in resume.get("items", {}).items():
             if item_id in decided:
@@ -111,16 +108,16 @@ class AguiUpstream:
         return _call(agent, orjson.dumps(body), own)
 
     async def cancel(self, client: httpx.AsyncClient, agent: AguiAgent, call: Call) -> bool:
-        """Nothing to ask: closing the connection cancels the run."""
+        """Return False: closing the connection cancels the run."""
         return False
 
     def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
-        """A Penstock names its run."""
+        """Note the run's id, which another Penstock gives."""
         seen.run_id = headers.get("penstock-run-id") or seen.run_id
         seen.says_when_over = seen.run_id is not None
 
     def watch(self, frame: Frame, seen: Attachment) -> None:
-        """Note where in the stream we are, and what belongs to the conversation."""
+        """Note the frame's id, and its part of the conversation and the state."""
         seen.last_id = frame.id or seen.last_id
         try:
             event = loads(frame.data)
@@ -129,14 +126,14 @@ class AguiUpstream:
         if not isinstance(event, dict):
             return
         seen.over = seen.over or event.get("type") in _LAST_WORDS
-        if not isinstance(seen.notes, _Heard):
-            seen.notes = _Heard()
+        if not isinstance(seen.notes, _Received):
+            seen.notes = _Received()
         for each in seen.notes.chunks.expand(event):
             seen.notes.transcript.feed(each)
             seen.notes.state.feed(each)
 
     def outlives_us(self, seen: Attachment) -> bool:
-        """At another Penstock, which cancels nothing when a client leaves."""
+        """Whether the server is another Penstock, which goes on when a client leaves."""
         return seen.run_id is not None
 
     async def reattach(
@@ -144,8 +141,8 @@ class AguiUpstream:
     ) -> Call | None:
         """GET …/v1/runs/{run_id}/events of another Penstock, after the last frame with an id.
 
-        Where none came, a first leg begins where the run does; where a later one begins is not
-        known.
+        Without such a frame, a first leg begins with the run. A later leg is not continued, since
+        nobody knows where it begins.
         """
         at = urlsplit(agent.url)
         own = call.own
@@ -168,24 +165,24 @@ class AguiUpstream:
         )
 
     async def closed(self, agent: AguiAgent, call: Call, seen: Attachment) -> None:
-        """What was said, however the leg ended: for the run, if it waits, and for the session.
+        """Keep the leg's messages, for the run if it waits, and for the session.
 
-        The session is told no calls without a result: a run that waits for one brings it later.
+        The session gets no tool calls without a result: the run that waits for one adds it later.
         """
-        own, heard = call.own, seen.notes
-        if not isinstance(own, _Own) or not isinstance(heard, _Heard):
+        own, received = call.own, seen.notes
+        if not isinstance(own, _Own) or not isinstance(received, _Received):
             return
         before = _messages(own.body)
-        messages = merged(before, _named(own, before, heard.transcript))
+        messages = merged(before, _named(own, before, received.transcript))
         goes_on = {**own.body, "runId": own.upstream_id, "messages": messages}
-        if heard.state.value is not None:
-            goes_on["state"] = heard.state.value
+        if received.state.value is not None:
+            goes_on["state"] = received.state.value
         await self._threads.keep_request(own.run_id, goes_on)
         await self._threads.add(own.session, settled(messages), goes_on.get("state"))
 
 
 def client_tools(agent: AguiAgent, command: StartCommand) -> list[str]:
-    """The names of the tools that the client runs: the configuration's, and the request's."""
+    """The names of the tools that the client runs: those of the configuration and the request."""
     try:
         body = orjson.loads(command.body) if command.body is not None else command.input
     except orjson.JSONDecodeError:
@@ -196,7 +193,7 @@ def client_tools(agent: AguiAgent, command: StartCommand) -> list[str]:
 
 def _run_input(agent: AguiAgent, command: StartCommand, thread: Thread) -> dict[str, Any]:
     given = command.input or {}
-    # a client that gives messages has the whole conversation itself
+    # a client that gives messages has the complete conversation
     messages = _messages(given) or list(thread.messages)
     if command.message and not (_messages(given) and _ends_with(messages, command.message)):
         id_ = f"{command.run_id}-user"
@@ -214,13 +211,13 @@ def _run_input(agent: AguiAgent, command: StartCommand, thread: Thread) -> dict[
 
 
 def _empty(agent: AguiAgent) -> dict[str, Any]:
-    """What servers before 1.0 want to be there."""
+    """The fields that servers before 1.0 require."""
     declared = {"protocolVersion": agent.protocol_version} if agent.protocol_version else {}
     return {**declared, "state": {}, "tools": agent.tools, "context": [], "forwardedProps": {}}
 
 
 def _tools(agent: AguiAgent, body: Any) -> list[dict[str, Any]]:
-    """The request's own tools win over the configuration's of the same name."""
+    """The tools of both; one of the request replaces one of the configuration with its name."""
     given = _objects(body.get("tools")) if isinstance(body, dict) else []
     named = {tool.get("name") for tool in given}
     return [*(tool for tool in agent.tools if tool.get("name") not in named), *given]
@@ -240,7 +237,7 @@ def _ends_with(messages: list[dict[str, Any]], text: str) -> bool:
 
 
 def _named(own: _Own, before: list[dict[str, Any]], transcript: Transcript) -> list[dict[str, Any]]:
-    """What a leg has told, with the ids as clients know them: a server may repeat its own."""
+    """A leg's messages with the ids that clients know. A server may repeat its own ids."""
     begun = transcript.begun | ids_of_run(own.run_id, before)
     return Restated(scope_of(own.run_id), begun, transcript.messages, before).messages
 
@@ -254,7 +251,7 @@ def _call(agent: AguiAgent, content: bytes, own: _Own) -> Call:
     return Call(agent.url, _HEADERS, content, run_id, thread_id, own)
 
 
-# how answers go back
+# The forms of an answer
 
 
 def _by_entry(body: dict[str, Any], how: Mapping[str, Any], item: Decided) -> None:
@@ -269,7 +266,7 @@ def _by_entry(body: dict[str, Any], how: Mapping[str, Any], item: Decided) -> No
 
 
 def _confirmation(interrupt: Mapping[str, Any], item: Decided) -> dict[str, Any]:
-    """What the interrupt's schema has room for; one without a schema takes all."""
+    """The answer's fields that the interrupt's schema has; all of them without a schema."""
     schema = interrupt.get("responseSchema") or {}
     room = schema.get("properties", {"reason": {}})
     payload: dict[str, Any] = {"approved": item.decision == "approve"}

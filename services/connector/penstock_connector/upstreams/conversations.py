@@ -1,7 +1,7 @@
-"""Conversations of AG-UI servers: most keep nothing, and must be told everything again.
+"""Conversations with AG-UI servers. Most servers keep none, so each request has all of it.
 
-KV `threads`: `thread.<session key>` is a session's conversation and state, `run.<run id>` the
-request by which a run goes on. Legs of one session run one after another, so that a plain write is
+KV `threads`: `thread.<session key>` is a session's conversation and state; `run.<run id>` is the
+request by which a run is continued. Legs of one session run one after another, so a plain write is
 enough.
 """
 
@@ -26,14 +26,14 @@ _Request = TypeAdapter(dict[str, Any])
 
 
 class Thread(BaseModel):
-    """A session as the server would have it: AG-UI messages, and the shared state."""
+    """The AG-UI messages of a session, and its shared state."""
 
     messages: list[dict[str, Any]] = []
     state: Any = None
 
 
 class Threads:
-    """What is kept of conversations. Waits for a bus that is away."""
+    """Reads and writes conversations. Repeats each step while the bus is away."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -45,19 +45,19 @@ class Threads:
         return Thread.model_validate_json(kept) if kept else Thread()
 
     async def add(self, session: str, messages: Sequence[dict[str, Any]], state: Any) -> None:
-        """A leg has ended: its messages, by their ids; a state of None changes nothing."""
+        """Add the messages of a leg by their ids. A state of None changes nothing."""
         thread = await self.thread(session)
         thread.messages = newest(merged(thread.messages, messages))
         thread.state = thread.state if state is None else state
         await self._put(f"thread.{session}", thread.model_dump_json().encode())
 
     async def request(self, run_id: str) -> dict[str, Any]:
-        """The RunAgentInput of the run with what was said since; empty when it is not known."""
+        """The run's RunAgentInput with the messages since then; empty when it is lost."""
         kept = await self._get(f"run.{run_id}")
         return _Request.validate_json(kept) if kept else {}
 
     async def keep_request(self, run_id: str, body: dict[str, Any]) -> None:
-        """Before the upstream is called, and when a leg of it is over."""
+        """Keep the run's request, before the upstream is called and when a leg has ended."""
         await self._put(f"run.{run_id}", _Request.dump_json(body))
 
     async def _get(self, key: str) -> bytes | None:
@@ -68,7 +68,7 @@ class Threads:
         try:
             return await with_retries(read)
         except ObjectGone as error:
-            log.warning("%s is forgotten: %s", key, error)
+            log.warning("KV threads, %s: its content is lost: %s", key, error)
             return None
 
     async def _put(self, key: str, value: bytes) -> None:
@@ -79,7 +79,7 @@ class Threads:
 
 
 def newest(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest messages, from one of the user's on: an answer means nothing without it."""
+    """The newest messages, beginning with one of the user. At most 500."""
     if len(messages) <= MAX_MESSAGES:
         return messages
     kept = messages[-MAX_MESSAGES:]
