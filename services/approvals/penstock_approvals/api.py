@@ -28,7 +28,7 @@ from penstock.web.operation import (
     serves,
 )
 from penstock.web.problems import Problem, invalid
-from penstock.web.read_turns import ReadTurns
+from penstock.web.read_scheduler import ReadScheduler
 from penstock_approvals.decisions import Approvals
 from penstock_approvals.records import UnreadableRecord
 
@@ -98,7 +98,7 @@ class Api:
     def __init__(self, approvals: Approvals, decide: Decide) -> None:
         self._approvals = approvals
         self._decide = decide
-        self._turns = ReadTurns()
+        self._turns = ReadScheduler()
 
     @serves(
         _operation(

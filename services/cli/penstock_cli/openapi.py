@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.contract import openapi
 from penstock.contract.schemas import text
-from penstock.web.auth import routes as credentials
+from penstock.web import credential_routes
 from penstock.web.operation import Json
 from penstock_approvals.service import ApprovalsService
 from penstock_edge.service import EdgeService
@@ -20,7 +20,7 @@ from penstock_edge.service import EdgeService
 OPERATIONS: Final = (
     *EdgeService.operations,
     *ApprovalsService.operations,
-    *credentials.OPERATIONS,
+    *credential_routes.OPERATIONS,
 )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.bus import Bus
 from penstock.settings import Config
-from penstock.web.read_turns import ReadTurns
+from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.runs.agui_names import AguiNames
 from penstock_edge.runs.cancel import Canceller
 from penstock_edge.runs.open_runs import OpenRuns
@@ -39,7 +39,7 @@ class Edge:
     many: ManyRunViews
     agui: AguiViews
     agui_names: AguiNames
-    turns: ReadTurns
+    turns: ReadScheduler
     open_runs: OpenRuns
 
     @classmethod
@@ -47,7 +47,7 @@ class Edge:
         """An edge over this bus."""
         many = ManyRunViews(bus, Feed(bus), RunRecords(bus))
         names = AguiNames(bus, many.records)
-        turns = ReadTurns()
+        turns = ReadScheduler()
         open_runs = OpenRuns(
             bus, settings.max_open_runs_per_user, settings.max_queued_runs_per_user
         )

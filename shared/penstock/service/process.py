@@ -23,7 +23,7 @@ from penstock.service.stopping import Stop, drain, stop, stop_on_signals
 from penstock.settings import Config, ConfigurationError, Settings, load_config, read_settings
 from penstock.telemetry import configure_logging
 from penstock.web.auth import Auth, AuthConfig, StreamTokens, redact_logs
-from penstock.web.auth.routes import auth_routes
+from penstock.web.credential_routes import auth_routes
 from penstock.web.probes import Probed, probe_routes
 from penstock.web.server import BindRefused, Server
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from penstock.bus import Bus
 from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig
-from penstock.web.read_turns import ReadTurns
+from penstock.web.read_scheduler import ReadScheduler
 from penstock.web.server import Server
 from penstock_edge.surfaces.endpoint import on_bus
 from support.drive.clients import Client, MakeEdge, Stream
@@ -141,7 +141,7 @@ async def test_a_stream_of_a_user_who_has_nothing_in_a_long_past_still_hears_tha
 
 
 async def test_reads_of_one_user_take_turns_and_others_do_not_wait_for_them() -> None:
-    turns, under_way, most = ReadTurns(), 0, 0
+    turns, under_way, most = ReadScheduler(), 0, 0
 
     async def step(user: str) -> None:
         nonlocal under_way, most
@@ -159,7 +159,7 @@ async def test_reads_of_one_user_take_turns_and_others_do_not_wait_for_them() ->
 
 
 async def test_who_stops_waiting_for_a_turn_leaves_nothing_behind() -> None:
-    turns = ReadTurns()
+    turns = ReadScheduler()
 
     async def wait() -> None:
         async with turns.of("mallory"):

@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from penstock.bus import Bus, BusSettings
 from penstock.service import Context
 from penstock.web.auth import Auth, AuthConfig, StreamTokens
-from penstock.web.auth.routes import auth_routes
+from penstock.web.credential_routes import auth_routes
 from penstock.web.server import BindRefused
 from penstock_cli.local.up import SERVICES
 from penstock_cli.openapi import OPERATIONS

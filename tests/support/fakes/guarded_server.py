@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket
 
 from penstock.settings import AuthSettings
 from penstock.web.auth import Auth, AuthConfig, StreamTokens, identity_of
-from penstock.web.auth.routes import auth_routes
+from penstock.web.credential_routes import auth_routes
 from penstock.web.operation import Route, operations_of
 from penstock.web.problems import DETAIL, PROBLEM, ErrorShape
 from penstock.web.server import Server

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from penstock.bus import Bus, Stored
 from penstock.bus.read.direct import read
-from penstock.web.read_turns import Turn
+from penstock.web.read_scheduler import Turn
 
 BATCH = 100
 MAX_READ_BYTES = 256 * 1024  # the most that is held for a client that does not read

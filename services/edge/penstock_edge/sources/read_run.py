@@ -13,7 +13,7 @@ from penstock.bus.records import RunRecord
 from penstock.bus.streams import EVENTS
 from penstock.bus.subjects import events_of_run
 from penstock.bus.write.objects import unwrap
-from penstock.web.read_turns import Turn
+from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.history import BATCH, MAX_READ_BYTES
 from penstock_edge.views.items import type_of

@@ -7,7 +7,7 @@ from functools import partial
 
 from penstock.bus import Bus, Stored
 from penstock.bus.streams import EVENTS
-from penstock.web.read_turns import ReadTurns
+from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.sources.history import History
 from penstock_edge.sources.many_runs import ManyRunViews
 from penstock_edge.sources.run_source import ignore_failure
@@ -19,7 +19,7 @@ class SessionFromStart(Source):
     """Delivers the session's stored events, then its live ones."""
 
     def __init__(
-        self, bus: Bus, many: ManyRunViews, session: Session, turns: ReadTurns, deliver: Deliver
+        self, bus: Bus, many: ManyRunViews, session: Session, turns: ReadScheduler, deliver: Deliver
     ) -> None:
         self.on_failure = ignore_failure
         self._bus = bus

@@ -22,7 +22,7 @@ from typing import Final
 
 from penstock.telemetry import DELIVERED, SLOW_CLIENTS
 from penstock.web.auth import Identity
-from penstock.web.read_turns import ReadTurns, Turn
+from penstock.web.read_scheduler import ReadScheduler, Turn
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.direct_write import Direct
@@ -72,7 +72,11 @@ class Client:
     """
 
     def __init__(
-        self, hub: Hub, start: StartPosition, on_leave: Callable[[Client], None], turns: ReadTurns
+        self,
+        hub: Hub,
+        start: StartPosition,
+        on_leave: Callable[[Client], None],
+        turns: ReadScheduler,
     ) -> None:
         self.hub = hub
         self.resumable = False  # until the response says that the client knows its cursor

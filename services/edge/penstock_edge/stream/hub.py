@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from penstock.bus import Bus, Stored
 from penstock.telemetry import DELIVERED
-from penstock.web.read_turns import Turn
+from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.encode import encode
 from penstock_edge.sources.history import History
 from penstock_edge.sources.locate import StartPosition

@@ -7,7 +7,7 @@ from typing import Final
 
 from penstock.bus import Bus, Loss
 from penstock.telemetry import CLIENTS
-from penstock.web.read_turns import ReadTurns
+from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.client import Client
@@ -22,8 +22,10 @@ BEATS: Final = 3  # in one keep-alive interval
 class Hubs:
     """Every hub of this process, and the beat that keeps idle streams alive."""
 
-    def __init__(self, bus: Bus, settings: EdgeSettings, turns: ReadTurns | None = None) -> None:
-        self.turns = turns or ReadTurns()
+    def __init__(
+        self, bus: Bus, settings: EdgeSettings, turns: ReadScheduler | None = None
+    ) -> None:
+        self.turns = turns or ReadScheduler()
         self.streams = OpenStreams(settings.max_streams, settings.max_connection_age_s)
         self._bus = bus
         self._settings = settings

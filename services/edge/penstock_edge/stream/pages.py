@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 
 from penstock.bus import Bus, Stored
-from penstock.web.read_turns import Turn
+from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.encode import encode
 from penstock_edge.sources.history import History

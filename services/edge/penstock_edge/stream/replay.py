@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.bus import BusError, Stored
-from penstock.web.read_turns import Turn
+from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.history import History
 from penstock_edge.stream.hub import Hub
 from penstock_edge.views.items import Encoding, Item

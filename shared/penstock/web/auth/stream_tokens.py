@@ -19,7 +19,7 @@ from penstock.web.auth.grants import EVERYBODY, Grant
 from penstock.web.auth.identity import Identity
 from penstock.web.auth.scopes import STREAM_TOKEN
 from penstock.web.problems import Problem
-from penstock.web.read_turns import ReadTurns
+from penstock.web.read_scheduler import ReadScheduler
 
 PREFIX: Final = "pst_"
 MAX_PER_USER: Final = 100
@@ -114,7 +114,7 @@ class StreamTokens:
         self.now = now
         self._store = store
         self._unavailable_on = unavailable_on
-        self._turns = ReadTurns()
+        self._turns = ReadScheduler()
         self._noted: dict[str, float] = {}  # when this process last recorded a use of a token
 
     async def issue(

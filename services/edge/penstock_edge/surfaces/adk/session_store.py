@@ -21,7 +21,7 @@ from penstock.bus.subjects import session_key, turn
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
-from penstock.web.read_turns import Turn
+from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.sources.read_run import read_run

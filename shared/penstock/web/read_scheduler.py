@@ -1,7 +1,7 @@
-"""Who reads the past next: the requests and streams of one user take turns, step by step.
+"""The order of reads: the requests and streams of one user read one after another.
 
-A step is one batch, read and encoded. Without turns, 60 requests of one user would have 60 batches
-under way, and the event loop would come to anybody else after all of them.
+A step is one batch of messages, read and encoded. Without this order, 60 requests of one user would
+have 60 batches in progress, and the event loop would serve all of them before any other user.
 """
 
 from __future__ import annotations
@@ -12,25 +12,33 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
-from penstock.web.auth.identity import Identity
-
+# Enters one user's turn to read.
 Turn = Callable[[], AbstractAsyncContextManager[None]]
 
-# A user whose reads crowd each other rests after a step for as long as the step took, at most so
-# long: it uses half of the process, and the others the rest.
+# While other requests of a user wait, the user rests after a step for as long as the step took, but
+# not longer than this. So the user gets half of the process, and the other users the rest.
 MAX_REST_S: Final = 0.1
 
 
 @dataclass(slots=True)
 class _Turn:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0  # requests that hold the turn or wait for it
+    users: int = 0  # the number of requests that have the lock or wait for it
 
 
-class ReadTurns:
-    """One turn for each user who reads now; of one process."""
+class Reader(Protocol):
+    """A caller who reads."""
+
+    @property
+    def user_id(self) -> str:
+        """The id of the user."""
+        ...
+
+
+class ReadScheduler:
+    """One lock for each user that reads now, in one process."""
 
     def __init__(self) -> None:
         self._turns: dict[str, _Turn] = {}
@@ -38,13 +46,13 @@ class ReadTurns:
     def __len__(self) -> int:
         return len(self._turns)
 
-    def named(self, who: Identity) -> Turn:
-        """What takes the caller's turns."""
+    def named(self, who: Reader) -> Turn:
+        """Return a function that enters the caller's turn."""
         return partial(self.of, who.user_id)
 
     @asynccontextmanager
     async def of(self, user_id: str) -> AsyncIterator[None]:
-        """Wait for the user's turn, and hold it within."""
+        """Wait for the user's turn, and hold it within the context."""
         turn = self._turns.setdefault(user_id, _Turn())
         turn.users += 1
         try:
