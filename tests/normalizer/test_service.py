@@ -567,6 +567,54 @@ async def test_two_owners_of_one_partition_publish_each_event_once(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.parametrize("missed", ["an event", "half an event"])
+async def test_a_run_that_was_elsewhere_for_a_while_goes_on_with_all_of_its_frames(
+    fresh_nats: NatsServer, missed: str
+) -> None:
+    """The number of partitions was changed and changed back: one owner misses a frame between.
+
+    Of half an event nothing is published, so that no conflict tells the owner what it lacks.
+    """
+
+    async def give_up(stored: Stored, error: Exception) -> None:
+        raise AssertionError(error)
+
+    async with bus_to(fresh_nats.url) as bus:
+        await make_streams(fresh_nats.url)
+        settings = NormalizerSettings(nats_url=fresh_nats.url, **FAST)
+        here, elsewhere = (
+            Partition(bus, number, settings, Budget(settings.max_held_bytes), give_up)
+            for number in range(2)
+        )
+        run = Run(bus)
+        first, second, third = (agno("RunContent", content=text) for text in "abc")
+        at = len(second) if missed == "an event" else len(second) // 2
+        await run.open()
+        await run.bytes(agno("RunStarted") + first)
+        await run.bytes(second[:at])
+        await run.bytes(second[at:] + third)
+        await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="abc"))
+        await run.end()
+        pattern = subjects.raw_stored(run.run_id, "upstream")
+        frames = [stored async for stored in direct.replay(bus, streams.RAW, pattern)]
+
+        async def hand_out(partition: Partition, given: list[Stored]) -> None:
+            for stored in given:
+                await partition._hand_out(stored)
+
+            async def is_done() -> bool:
+                return not any(owned.backlog for owned, _ in partition._runs.values())
+
+            await eventually(is_done)
+
+        await hand_out(here, frames[:2])
+        await hand_out(elsewhere, frames[:3])
+        await hand_out(here, frames[3:])
+        check_order(await run.until("lifecycle.completed"), ["a", "b", "c"])
+        for partition in (here, elsewhere):
+            await partition._close()
+
+
 async def test_runs_survive_kill_9_of_their_normalizer(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
