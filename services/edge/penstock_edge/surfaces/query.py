@@ -1,4 +1,4 @@
-"""What the addresses of streams and lists have in common."""
+"""Values in the URLs of streams and lists."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from penstock_edge.views.cursor import Cursor
 
 MAX_LISTED: Final = 100
 IDLE: Final = "idle"
-MAX_DIGITS: Final = 9  # of what is read as a number at all: int() refuses thousands of them
+MAX_DIGITS: Final = 9  # int() raises for a text of thousands of digits
 
 
 def cursor_of(request: HTTPConnection) -> Cursor | None:
-    """Where the client stands. Raises Problem 400 for what is not of our making."""
-    # an EventSource that comes back sends the header with the address it began with
+    """The cursor of the request; None without one.
+
+    Raises:
+        Problem: 400 for a text that is not a cursor.
+    """
+    # An EventSource that reconnects uses its first URL again, so the header is the newer cursor.
     text = request.headers.get("last-event-id") or request.query_params.get("after")
     if not text:
         return None
@@ -28,13 +32,13 @@ def cursor_of(request: HTTPConnection) -> Cursor | None:
 
 
 def wants_page(request: HTTPConnection) -> bool:
-    """Whether JSON is accepted, and a stream is not."""
+    """Whether the request accepts JSON and no event stream."""
     accept = request.headers.get("accept", "")
     return "application/json" in accept and "text/event-stream" not in accept
 
 
 def number(text: str | None, name: str, default: int, most: int) -> int:
-    """A number from 1 on. Raises Problem 422."""
+    """A number from 1 to `most`. Raises Problem 422 for anything else."""
     if text is None:
         return default
     digits = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
@@ -44,7 +48,7 @@ def number(text: str | None, name: str, default: int, most: int) -> int:
 
 
 def switch(request: HTTPConnection, name: str, *, default: bool) -> bool:
-    """`on` or `off`. Raises Problem 422."""
+    """Whether a parameter is `on`. Raises Problem 422 for anything but `on` and `off`."""
     text = request.query_params.get(name)
     if text not in (None, "on", "off"):
         raise Problem(422, f"{name}: must be on or off")
@@ -52,7 +56,7 @@ def switch(request: HTTPConnection, name: str, *, default: bool) -> bool:
 
 
 def until_idle(request: HTTPConnection) -> bool:
-    """Whether the stream is to end when no run is under way. Raises Problem 422."""
+    """Whether the stream ends when no run is active. Raises Problem 422 for an unknown value."""
     until = request.query_params.get("until")
     if until not in (None, IDLE):
         raise Problem(422, f"until: must be {IDLE}")
@@ -60,13 +64,19 @@ def until_idle(request: HTTPConnection) -> bool:
 
 
 def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
-    """The types chosen by `category` and `type`; None for all. Raises Problem 422."""
+    """The types that `category` and `type` select; None for all.
+
+    Raises:
+        Problem: 422 for an unknown one, or a dialect whose frames have no types.
+    """
     categories, types = listed(request, "category"), listed(request, "type")
     if not categories and not types:
         return None
     known = CLIENT_DIALECTS.get(dialect)
     if known is None or known.select_types is None:
-        raise Problem(422, f"category, type: the dialect {dialect} has none to choose by")
+        raise Problem(
+            422, f"category, type: frames of the dialect {dialect} have no types; leave both out"
+        )
     try:
         return known.select_types(categories, types)
     except ValueError as error:
@@ -74,9 +84,10 @@ def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
 
 
 def listed(request: HTTPConnection, name: str) -> list[str]:
-    """The values of a parameter, each once, given by commas or by repeating it.
+    """The values of a parameter without repetitions, separated by commas or in several parameters.
 
-    Raises Problem 422 for too many.
+    Raises:
+        Problem: 422 for more than `MAX_LISTED`.
     """
     given = request.query_params.getlist(name)
     values = (value.strip() for text in given for value in text.split(","))

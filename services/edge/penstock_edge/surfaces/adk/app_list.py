@@ -64,9 +64,14 @@ class AppList:
         )
     )
     async def version(self, request: Request) -> ASGIApp:
-        """The version of Penstock: ADK servers of several versions may be behind it."""
-        told = {"version": version(DISTRIBUTION), "language": "python"}
-        return json_response({**told, "language_version": platform.python_version()})
+        """Penstock's version, because the ADK servers behind it may have different ones."""
+        return json_response(
+            {
+                "version": version(DISTRIBUTION),
+                "language": "python",
+                "language_version": platform.python_version(),
+            }
+        )
 
     @serves(
         _operation(
@@ -86,8 +91,8 @@ class AppList:
         if not detailed:
             return json_response(names)
         servers = {agent.url: agent for agent in agents.values() if agent.protocol == ADK}
-        told = await asyncio.gather(*map(self._described, servers.values()))
-        by_server = dict(zip(servers, told, strict=True))
+        descriptions = await asyncio.gather(*map(self._described, servers.values()))
+        by_server = dict(zip(servers, descriptions, strict=True))
         described = [
             by_server.get(agents[name].url, {}).get(name) or _known(name, agents[name])
             for name in names
@@ -95,7 +100,7 @@ class AppList:
         return json_response({"apps": described})
 
     async def _described(self, agent: AgentConfig) -> dict[str, dict[str, Any]]:
-        """What this agent's ADK server says about its apps, by their names."""
+        """The descriptions of the apps on this agent's ADK server, by their names."""
         try:
             apps = await self._servers.described(agent)
         except Problem as problem:
@@ -110,7 +115,7 @@ def _name(agent: AgentConfig) -> str:
 
 
 def _known(name: str, agent: AgentConfig) -> dict[str, Any]:
-    """An app as the configuration knows it, in the shape of ADK's AppInfo."""
+    """An app from the configuration alone, in the shape of ADK's AppInfo."""
     return {
         "name": name,
         "rootAgentName": agent.name or name,

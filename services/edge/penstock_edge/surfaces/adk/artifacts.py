@@ -1,6 +1,6 @@
-"""The artifacts of ADK sessions, read only: relays to the session's own ADK server.
+"""The artifacts of ADK sessions, read only, relayed from the ADK server.
 
-Agents that are no ADK agents keep none, which is what an ADK server says of an empty session.
+Other agents have no artifacts, so their sessions answer as an ADK server does without artifacts.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Artifacts:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """An artifact, one version of it, its versions, or what is known about them."""
+        """An artifact, one version of it, its versions, or their metadata."""
         path = request.path_params["artifact"]
         if any(part in (".", "..") for part in _SEPARATORS.split(path)):
-            # a server or a proxy on the way might take it for the path to another user's session
+            # a server or a proxy could resolve it to the path of another user's session
             raise Problem(404, "Artifact not found")
         return await self._relay(request, path.split("/"))
 

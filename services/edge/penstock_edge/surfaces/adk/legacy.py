@@ -1,8 +1,7 @@
 """adk-streaming.md, "Legacy Pattern": a POST that starts a run, and a GET that streams it.
 
-The GET replays the session's latest run from its start, or waits for one. It follows a run over
-its pauses. Whoever comes back with a cursor is given the rest of that run, and after its end the
-one that followed.
+The GET replays the session's latest run from its start, with its pauses, or waits for a run. A
+client that reconnects with a cursor gets the rest of that run, or the next run if that run is over.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _operation = partial(
 
 
 class Legacy:
-    """Handlers of the legacy pair; the contract's flag does not concern it."""
+    """Handlers of the legacy pair, which the contract's flag does not disable."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -68,7 +67,7 @@ class Legacy:
         )
     )
     async def start(self, request: Request) -> ASGIApp:
-        """A new run in the session."""
+        """Start a run in the session."""
         edge = self._edge
         named = named_by(edge, request)
         body = await read_json(request, edge.settings.max_body_bytes)
@@ -80,8 +79,8 @@ class Legacy:
             starts.refuse_answers(asked.model_extra)
         started = await edge.starter.start(Start(named.agent, asked.query, named.id, named.user_id))
         run_id = started.record.run_id
-        # before the answer: a GET that follows it must not be given an earlier run
-        await self._sessions.note(named, run_id)
+        # Written before the response: otherwise the client's next GET could get an earlier run.
+        await self._sessions.add_run(named, run_id)
         response: Response = json_response({"success": True, "sessionId": named.id})
         response.headers["penstock-run-id"] = run_id
         return response
@@ -97,7 +96,7 @@ class Legacy:
         )
     )
     async def stream(self, request: Request) -> ASGIApp:
-        """The session's latest run, or the rest of the one that the cursor is of."""
+        """The session's latest run, or the rest of the run of the cursor."""
         named = named_by(self._edge, request)
         if (grant := identity_of(request).grant) is not None:
             grant.check_session(named.id)
@@ -107,7 +106,7 @@ class Legacy:
         if found is not None:
             return await self._follow(*found)
         if after is not None:
-            await start_after(self._edge.bus, after)  # 410 for what NATS has lost
+            await start_after(self._edge.bus, after)  # 410 for a cursor that NATS has lost
             raise Problem(400, f"the cursor {after} is not of this session")
 
         async def begun() -> EventStream | None:
@@ -124,7 +123,7 @@ class Legacy:
         return await self._edge.stream(view, await locate(self._edge.bus, view, after))
 
     async def _run_of(self, named: Named, after: Cursor | None) -> tuple[str, Cursor | None] | None:
-        """The run that the client is to be given, and its place in it; None while there is none."""
+        """The run that the client gets, and its cursor in it; None while there is no run."""
         record = await self._sessions.get(named)
         runs = record.runs if record is not None else []
         if not runs:
@@ -140,7 +139,7 @@ class Legacy:
         return seen, after
 
     async def _run_at(self, sequence: int) -> str | None:
-        """The run of the event at that place of the stream; None when it is not kept."""
+        """The run of the event with this stream sequence; None where the event is not kept."""
         found, _ = await read(self._edge.bus, EVENTS, ">", sequence, 1)
         if not found or found[0].sequence != sequence:
             return None

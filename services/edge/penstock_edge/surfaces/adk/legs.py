@@ -1,4 +1,4 @@
-"""What a RunAgentRequest asks for: a new run, or the next leg of one whose pause it answers."""
+"""From a RunAgentRequest to the leg it asks for: of a new run, or of a paused run it answers."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ from penstock_edge.surfaces.adk.operations import ADK
 from penstock_edge.surfaces.adk.request import RunAgentRequest
 from penstock_edge.surfaces.adk.views import encoded_leg_view
 from penstock_edge.surfaces.agents import agent_of_app
+from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.dialects import upstream_leg_view
 from penstock_edge.views.view import View
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """What KV knows of a pending request's foreign id."""
+    """A pending request of ADK: the entry of its id in KV `aliases`."""
 
     approval_id: str
     run_id: str
@@ -52,15 +53,15 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class OpenedLeg:
-    """A leg that was asked for, and where it is read from."""
+    """The leg that a request has opened, and the position from which it is read."""
 
     agent: AgentConfig
     run_id: str
     number: int
-    place: StartPosition
+    position: StartPosition
 
     def view(self, *, streaming: bool) -> View:
-        """The leg in ADK's events: an ADK upstream's bytes as they are, any other's encoded."""
+        """The leg in ADK's events: an ADK upstream's bytes, or another's encoded events."""
         timeout_s = self.agent.timeout_s
         if self.agent.protocol == ADK:
             return upstream_leg_view(self.run_id, self.number, timeout_s, self.agent.hosts)
@@ -74,10 +75,13 @@ class Legs:
         self._edge = edge
 
     async def open(self, request: Request) -> tuple[RunAgentRequest, OpenedLeg]:
-        """The request's body, and the leg. Raises Problem where there is nothing to be run.
+        """The request's body, and its leg.
 
-        A new run needs the scope `start`, an answer to a pause `decide`; the upstream's own bytes
-        `raw` besides.
+        A new run needs the scope `start`, an answer to a pause `decide`; an ADK agent needs `raw`
+        as well, because its server's bytes are relayed.
+
+        Raises:
+            Problem: the request is invalid, is not allowed, or answers nothing.
         """
         who = identity_of(request)
         self._edge.streams.require_room(request.scope)
@@ -106,7 +110,7 @@ class Legs:
     async def _start(self, agent: AgentConfig, asked: RunAgentRequest, body: bytes) -> OpenedLeg:
         edge = self._edge
         native = agent.protocol == ADK
-        place = await start_of_new_run(edge.bus, frames=native)
+        position = await start_of_new_run(edge.bus, frames=native)
         start = Start(
             agent,
             adk_request.text_of(asked),
@@ -115,7 +119,7 @@ class Legs:
             body=body.decode() if native else None,
         )
         started = await edge.starter.start(start)
-        return OpenedLeg(agent, started.record.run_id, 1, place)
+        return OpenedLeg(agent, started.record.run_id, 1, position)
 
     async def _pending(
         self,
@@ -124,13 +128,17 @@ class Legs:
         asked: RunAgentRequest,
         answers: Sequence[Answer],
     ) -> list[Alias]:
-        """The pending requests that are answered: one for each answer, or none at all.
+        """The pending requests of the answers, one for each; empty without answers.
 
-        The id decides, whatever the name. Raises Problem 404 for an answer to nothing that anybody
-        knows: forwarded to an ADK server, it would be a way around the approval.
+        Requests are found by the id alone, whatever the name of the function.
+
+        Raises:
+            Problem: 404 where an answer has no pending request. Forwarded to an ADK server, such an
+                answer could approve a call that no person has approved. 422 where the answers come
+                with other parts, or belong to different pauses.
         """
         aliases = await self._lookup(who, agent, asked, answers)
-        # the answer may be faster than the record of what it answers
+        # a client may answer before the approvals service has written the entry of the request
         deadline = asyncio.get_running_loop().time() + LOOKUP_S
         while None in aliases and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(LOOKUP_RETRY_S)
@@ -138,9 +146,9 @@ class Legs:
         found = [alias for alias in aliases if alias is not None]
         for answer, alias in zip(answers, aliases, strict=True):
             if alias is None:
-                raise Problem(404, f"no request with the id {answer.id[:128]!r} is pending")
+                raise Problem(404, f"no request with the id {shortened(answer.id)!r} is pending")
         if found and len(found) < len(asked.new_message.parts):
-            raise Problem(422, "newMessage.parts: answers to a pause come with nothing else")
+            raise Problem(422, "newMessage.parts: send the answers to a pause without other parts")
         if len({alias.approval_id for alias in found}) > 1:
             raise Problem(422, "newMessage.parts: the answers belong to different pauses")
         return found
@@ -152,7 +160,7 @@ class Legs:
         asked: RunAgentRequest,
         answers: Sequence[Answer],
     ) -> list[Alias | None]:
-        """What is known of each answer's request; another user's is as unknown as any other."""
+        """The pending request of each answer; None where it is unknown or another user's."""
 
         async def alias_of(answer: Answer) -> Alias | None:
             ids = [answer.id] if agent.protocol == ADK else item_ids(answer.id)
@@ -176,7 +184,7 @@ class Legs:
         answers: Sequence[Answer],
         aliases: Sequence[Alias],
     ) -> OpenedLeg:
-        """Hand the decision to the approvals service; the leg that follows is the answer."""
+        """Pass the decision to the approvals service; the response is the next leg."""
         edge = self._edge
         approval_id, run_id = aliases[0].approval_id, aliases[0].run_id
         items = await self._items(approval_id)
@@ -187,27 +195,27 @@ class Legs:
             )
             for answer, alias in zip(answers, aliases, strict=True)
         ]
-        # of any other agent the invocation is a name of ours, which tells its server nothing
+        # for any other agent the invocation id is Penstock's, which its server does not know
         invocation_id = asked.invocation_id if native else None
         if invocation_id is not None:
-            await self._require_own(run_id, approval_id, invocation_id)
-        place = await start_of_next_leg(edge.bus, run_id, frames=native)
+            await self._check_invocation(run_id, approval_id, invocation_id)
+        position = await start_of_next_leg(edge.bus, run_id, frames=native)
         request = DecideRequest(by=asked.user_id, items=decisions, invocation_id=invocation_id)
         await take(edge.bus, approval_id, request)
-        return OpenedLeg(agent, run_id, aliases[0].leg + 1, place)
+        return OpenedLeg(agent, run_id, aliases[0].leg + 1, position)
 
-    async def _require_own(self, run_id: str, approval_id: str, invocation_id: str) -> None:
-        """Raises Problem 422 for an invocation that is not the one that waits for the answer."""
+    async def _check_invocation(self, run_id: str, approval_id: str, invocation_id: str) -> None:
+        """Raises Problem 422 for another invocation than the one that waits for the answer."""
         pause = await kept_pause(self._edge.bus, run_id)
         if pause is None or pause.approval_id != approval_id:
-            return  # it was decided, as the approvals service will say
+            return  # the request is decided already, and the approvals service refuses the answer
         own = pause.resume.get("invocation_id")
         if own and own != invocation_id:
             text = f"invocationId: the answered request belongs to the invocation {own}"
-            raise Problem(422, f"{text}: name that one, or none")
+            raise Problem(422, f"{text}: send that one, or none")
 
     async def _items(self, approval_id: str) -> dict[str, dict[str, Any]]:
-        """What was asked, by item id."""
+        """The items of the approval by their ids."""
         record = await self._approval(approval_id)
         if record is None:
             raise Problem(404, f"there is no approval {approval_id}")

@@ -34,7 +34,7 @@ class Runs:
         """The bytes of an ADK upstream; of any other, its events as ADK's."""
         require_enabled(self._edge)
         asked, leg = await self._legs.open(request)
-        return await self._edge.stream(leg.view(streaming=asked.streaming), leg.place)
+        return await self._edge.stream(leg.view(streaming=asked.streaming), leg.position)
 
     @serves(
         leg_operation(
@@ -48,5 +48,5 @@ class Runs:
         """The events that /run_sse would stream, without partial events."""
         require_enabled(self._edge)
         _, leg = await self._legs.open(request)
-        client = await self._edge.hubs.join(leg.view(streaming=False), leg.place)
+        client = await self._edge.hubs.join(leg.view(streaming=False), leg.position)
         return SingleBody(client, EventList(), DETAIL.response)

@@ -1,7 +1,7 @@
-"""ADK's sessions for agents whose server keeps none of ADK's: from KV and the events of their runs.
+"""ADK's sessions of agents that are no ADK agents: from KV `sessions` and the events of their runs.
 
-Only what Penstock has: the runs themselves, in order, for as long as their events are kept. There
-is no state, and what the upstream remembers under the same id stays there.
+A session has the runs in order, as long as their events are kept. It has no state, and the
+upstream's own memory of the session is neither read nor deleted.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from penstock_edge.sources.read_run import read_run
 from penstock_edge.sources.sessions import LISTED, Session, idle_since
 from penstock_edge.views.items import type_of
 
-# Of a session with more runs, the last ones are read.
+# A session has no pages, so only its last runs are read, the newest first, within these limits.
 RUNS_READ: Final = 50
-# And of these, the newest first, no more than so much: a session has no pages.
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024
 READ_S: Final = 20.0
@@ -41,7 +40,7 @@ _NAMESPACE: Final = uuid.UUID("0f1b0f6e-4a1f-5a0d-8f57-3c8f0f9f2c11")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A session as its path names it; `agent` is the one that the app is."""
+    """A session by its path; `agent` is the agent of the app."""
 
     agent: AgentConfig
     app: str
@@ -50,7 +49,7 @@ class Named:
 
     @property
     def key(self) -> str:
-        """In KV `sessions`."""
+        """The key of the session in KV `sessions`."""
         return session_key(self.user_id, self.agent.id, self.id)
 
 
@@ -62,12 +61,12 @@ class SessionStore:
         self._bucket = bus.bucket("sessions")
 
     async def get(self, named: Named) -> SessionRecord | None:
-        """What is on record of it."""
+        """The record of the session; None without one."""
         entry = await self._bucket.get(named.key)
         return SessionRecord.model_validate_json(entry.value) if entry is not None else None
 
     async def create(self, named: Named) -> dict[str, Any]:
-        """A new session without runs. Raises Problem 409 when there is one."""
+        """Create a session without runs. Raises Problem 409 where it exists."""
         record = SessionRecord.model_validate(
             {
                 "agent": named.agent.id,
@@ -81,20 +80,20 @@ class SessionStore:
         return await self._shown(named, record)
 
     async def show(self, named: Named, turn: Turn) -> dict[str, Any]:
-        """The session with the events of its last runs, as many as fit. Raises Problem 404."""
+        """The session with the events of its last runs, within the limits. Raises Problem 404."""
         record = await self.get(named)
         if record is None:
             raise Problem(404, "Session not found")
         shown = await self._shown(named, record)
         runs = await self._runs(record.runs[-RUNS_READ:])
         allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
-        told: list[list[Any]] = []
+        read: list[list[Any]] = []
         for run in reversed(runs):
             events = await self._events(run, allowance, turn)
-            if allowance.spent and told:
-                break  # a run of which the end would be missing
-            told.append(events)
-        shown["events"] = [event for events in reversed(told) for event in events]
+            if allowance.spent and read:
+                break  # the end of this run was not read, so the run is left out
+            read.append(events)
+        shown["events"] = [event for events in reversed(read) for event in events]
         return shown
 
     async def index(
@@ -107,19 +106,19 @@ class SessionStore:
         for entry in entries:
             record = SessionRecord.model_validate_json(entry.value)
             named = Named(agent, app, user_id, record.session_id)
-            # the key tells whose it is
+            # the record does not name its user; the key does
             if record.agent == agent.id and entry.key == named.key:
                 found.append(await self._shown(named, record))
         return found
 
-    async def note(self, named: Named, run_id: str) -> None:
-        """A run of the session that no connector has taken yet; whoever waits for one is told."""
+    async def add_run(self, named: Named, run_id: str) -> None:
+        """Add a run that no connector has claimed yet, and wake the clients that wait for one."""
         while True:
             entry = await self._bucket.get(named.key)
             record = (
                 SessionRecord.model_validate_json(entry.value)
                 if entry is not None
-                # the connector names it for its server
+                # the connector sets the thread id when it claims the run
                 else SessionRecord(agent=named.agent.id, session_id=named.id, thread_id="")
             )
             if run_id not in record.runs:
@@ -131,10 +130,10 @@ class SessionStore:
             return
 
     async def check_at_rest(self, named: Named) -> None:
-        """Raises Problem 409 while a run of the session is not over."""
+        """Raises Problem 409 while a run of the session is active, queued or paused."""
         session = Session(named.user_id, named.id, (named.agent.id,), any_agent=False)
         if await idle_since(self._bus, session) is None:
-            raise Problem(409, "a run of this session is under way; cancel it, or wait for its end")
+            raise Problem(409, "a run of this session is active; cancel it, or wait for its end")
         record = await self.get(named)
         runs = record.runs[-RUNS_READ:] if record is not None else []
         last = await asyncio.gather(*(lifecycle_of(self._bus, run_id) for run_id in runs))
@@ -144,7 +143,7 @@ class SessionStore:
             )
 
     async def forget(self, named: Named) -> None:
-        """Delete what is on record, unless a run joins it meanwhile; its runs stay as they are."""
+        """Delete the record, unless a run has joined it since; the runs themselves are kept."""
         entry = await self._bucket.get(named.key)
         if entry is not None and not SessionRecord.model_validate_json(entry.value).queue:
             await self._bucket.delete(named.key, entry.revision)
@@ -167,21 +166,20 @@ class SessionStore:
 
     async def _events(self, run: RunRecord, allowance: Allowance, turn: Turn) -> list[Any]:
         encoder = AdkEncoder()
-        told: list[Any] = []
+        encoded: list[Any] = []
 
         def take(type: str, event: dict[str, Any]) -> None:
-            nonlocal told
             if type == "lifecycle.started":
-                told += _users_event(event)
-            told += (orjson.loads(frame.data) for frame in encoder.feed(event))
+                encoded.extend(_users_event(event))
+            encoded.extend(orjson.loads(frame.data) for frame in encoder.feed(event))
 
         await read_run(self._bus, run, allowance, turn, take)
-        # an error frame is no event: a session has none
-        return [event for event in told if "author" in event]
+        # error frames have no author, and are not part of a session
+        return [event for event in encoded if "author" in event]
 
 
 def _users_event(started: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the user said, which ADK keeps in the session and does not stream."""
+    """The user's message, which ADK keeps in the session and does not stream."""
     message = started["data"].get("message")
     if not message:
         return []

@@ -25,7 +25,7 @@ from penstock_edge.surfaces.adk.request import ChangeRequest, CreateRequest
 from penstock_edge.surfaces.adk.servers import AdkServers, relayed
 from penstock_edge.surfaces.adk.session_store import Named, SessionStore
 from penstock_edge.surfaces.agents import agent_of_app
-from penstock_edge.surfaces.errors import invalid_body
+from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid_body
 from penstock_edge.surfaces.responses import json_response
 
 _SESSION: Final = {200: json("The session", OBJECT)}
@@ -99,7 +99,7 @@ class Sessions:
         )
     )
     async def create(self, request: Request) -> ASGIApp:
-        """A session; the body may give its id, else it is given one."""
+        """Create a session, with the id in the body or a new one."""
         named = named_by(self._edge, request)
         document = await self._document(request)
         try:
@@ -125,7 +125,7 @@ class Sessions:
         )
     )
     async def create_named(self, request: Request) -> ASGIApp:
-        """A session of the path's id; the body is its state, as in ADK."""
+        """Create a session with the id in the path; the body is its state, as in ADK."""
         named = named_by(self._edge, request)
         state = await self._document(request)
         return await self._create(named, named.id, {"state": state} if state else {})
@@ -141,11 +141,13 @@ class Sessions:
         )
     )
     async def change(self, request: Request) -> ASGIApp:
-        """Change an ADK session's state without a run; answers with the whole session.
+        """Change an ADK session's state without a run; the response is the whole session.
 
-        A `stateDelta` may change what a start's may, since the next run finds it all the same.
-        Raises Problem 409 while a run of the session is under way or waits for a decision: a tool
-        that was approved would run in another state than the person saw.
+        A `stateDelta` may change the same keys here as at a start, because the next run reads both.
+
+        Raises:
+            Problem: 409 while a run of the session is active or paused. Otherwise an approved tool
+                could run in another state than the one that the person saw.
         """
         named = named_by(self._edge, request)
         if named.agent.protocol == ADK:
@@ -168,7 +170,7 @@ class Sessions:
         )
     )
     async def delete(self, request: Request) -> ASGIApp:
-        """`null`, also where there was none; 409 while a run of it is not over."""
+        """Delete the session: `null`, also where there is none; 409 while a run is not over."""
         named = named_by(self._edge, request)
         await ignore_body(request)
         await self._sessions.check_at_rest(named)
@@ -186,15 +188,15 @@ class Sessions:
                 starts.accepted_session(named.agent.accepts, given)
             created = await self._servers.create(named.agent, named.user_id, session_id, given)
             return relayed(created)
-        if lost := [name for name in ("state", "events") if given.get(name)]:
-            text = "only the sessions of ADK agents can be given one"
-            errors = [{"type": "not_portable", "loc": ["body", name], "msg": text} for name in lost]
-            raise Problem(422, text, errors=errors)
+        refused = [name for name in ("state", "events") if given.get(name)]
+        if refused:
+            text = "only the sessions of ADK agents take this"
+            raise InvalidBody(body_error("not_portable", (name,), text) for name in refused)
         session = Named(named.agent, named.app, named.user_id, session_id)
         return json_response(await self._sessions.create(session))
 
     async def _document(self, request: Request) -> dict[str, Any]:
-        """The body's object; ADK takes none at all, too."""
+        """The object in the body; ADK takes an empty body and `null` for an empty object."""
         body = await read_body(request, self._edge.settings.max_body_bytes)
         if not body:
             return {}
@@ -211,9 +213,10 @@ class Sessions:
 
 
 def named_by(edge: Edge, request: Request) -> Named:
-    """The session that the path names; its id is empty where it names all.
+    """The session that the path names; its id is empty in the path of a user's sessions.
 
-    Raises Problem 403 for a user whom the caller may not act for, 404 for an unknown app.
+    Raises:
+        Problem: 403 for a user whom the caller may not act for, 404 for an unknown app.
     """
     who = identity_of(request)
     path = request.path_params
@@ -224,9 +227,12 @@ def named_by(edge: Edge, request: Request) -> Named:
 
 
 def readable_by(edge: Edge, request: Request) -> Named:
-    """The session that the path names, to be read. Raises Problem as `named_by`.
+    """The session that the path names, for a handler that reads it.
 
-    What an ADK server keeps of a session are the server's own bytes, so that needs the scope `raw`.
+    The session of an ADK agent is relayed byte for byte, which needs the scope `raw`.
+
+    Raises:
+        Problem: as `named_by`, and 403 without the scope.
     """
     named = named_by(edge, request)
     if named.agent.protocol == ADK:

@@ -36,15 +36,15 @@ class ServerInfo:
         )
     )
     async def config(self, request: Request) -> ASGIApp:
-        """Agno's configuration: the agents, teams and workflows; no database is ours to name."""
-        told: dict[str, Any] = {"os_id": OS_ID, "name": "Penstock", "databases": []}
+        """Agno's configuration: the agents, teams and workflows. Penstock has no databases."""
+        shown: dict[str, Any] = {"os_id": OS_ID, "name": "Penstock", "databases": []}
         for kind in KINDS:
-            told[f"{kind}s"] = [
+            shown[f"{kind}s"] = [
                 {"id": agent.id, "name": agent.name or agent.id}
                 for agent in self._edge.config.agents
                 if agent.kind == kind
             ]
-        return json_response({**told, "interfaces": []})
+        return json_response({**shown, "interfaces": []})
 
     @serves(
         _operation(
@@ -54,5 +54,5 @@ class ServerInfo:
         )
     )
     async def health(self, request: Request) -> ASGIApp:
-        """That this edge answers; whether it should be given work is said by `/readyz`."""
+        """Whether this edge answers; `/readyz` says whether it can serve runs."""
         return json_response({"status": "ok", "instantiated_at": self._since})

@@ -1,6 +1,6 @@
 """Sessions and their runs in the shapes that Agno's clients read. Pure.
 
-Only what Penstock has: an Agno server keeps names, states and summaries of sessions besides.
+Penstock has no names, states and summaries of sessions, which an Agno server keeps as well.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class Kept:
     def shown(self, runs: Sequence[JsonObject]) -> JsonObject:
         """Agno's AgentSessionDetailSchema, or that of a team or a workflow; `runs`: the outputs."""
         kind = self.agent.kind
-        told = {name: value for name, value in self.listed().items() if name != "session_type"}
+        shape = {name: value for name, value in self.listed().items() if name != "session_type"}
         if kind == "agent":
-            told["agent_session_id"] = self.session_id
+            shape["agent_session_id"] = self.session_id
         if kind == "workflow":
-            told["workflow_name"] = self.agent.name or self.agent.id
+            shape["workflow_name"] = self.agent.name or self.agent.id
         else:
             messages = [message for run in runs for message in run.get("messages", ())]
-            told["chat_history"] = [each for each in messages if each["role"] in _IN_THE_HISTORY]
-        return told
+            shape["chat_history"] = [each for each in messages if each["role"] in _IN_THE_HISTORY]
+        return shape
 
 
 def page_of(
@@ -94,24 +94,24 @@ def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) 
     `output`: the run as one object; None where its events are not kept any more, or too many to be
     read now. The record alone has the first 200 characters of the message, and the answer.
     """
-    told = output or {}
-    content = told.get("content", _words(record))
-    asked = told.get("input")
+    run = output or {}
+    content = run.get("content", _summary(record))
+    asked = run.get("input")
     message = asked.get("input_content") if isinstance(asked, dict) else asked
-    is_text = told.get("content_type", "str") == "str"
+    is_text = run.get("content_type", "str") == "str"
     shown: JsonObject = {
         "run_id": record.run_id,
         f"{agent.kind}_id": agent.id,
         "user_id": record.user_id,
-        "status": told.get("status") or STATUSES[record.status],
+        "status": run.get("status") or STATUSES[record.status],
         "run_input": message if message is not None else record.message,
         # Agno's clients take a text or an object
         "content": content if isinstance(content, str | dict) else orjson.dumps(content).decode(),
         "created_at": record.created_at,
-        **{name: told[name] for name in _OF_THE_OUTPUT if name in told},
+        **{name: run[name] for name in _OF_THE_OUTPUT if name in run},
     }
     if agent.kind == "workflow":
-        return _without_nothing({**shown, "content_type": told.get("content_type", "str")})
+        return _without_nothing({**shown, "content_type": run.get("content_type", "str")})
     return _without_nothing({**shown, "run_response_format": "text" if is_text else "json"})
 
 
@@ -123,7 +123,7 @@ def preview_of(record: RunRecord, agent: AgentConfig) -> JsonObject:
         "user_id": record.user_id,
         "status": STATUSES[record.status],
         "run_input": record.message[:PREVIEW_CHARACTERS],
-        "content_preview": _words(record)[:PREVIEW_CHARACTERS],
+        "content_preview": _summary(record)[:PREVIEW_CHARACTERS],
         "created_at": record.created_at,
     }
 
@@ -134,8 +134,8 @@ def created_s(record: RunRecord) -> float:
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
-def _words(record: RunRecord) -> str:
-    """The answer, or what went wrong."""
+def _summary(record: RunRecord) -> str:
+    """The text of the answer, or the error."""
     return record.summary or record.error or ""
 
 

@@ -1,6 +1,6 @@
-"""Agno's sessions for Agno's clients, whatever the upstream: from KV and the events of the runs.
+"""Agno's sessions, for any agent: from KV `sessions` and the events of the runs. Read only.
 
-They are read only. A session is its owner's: another user's is not there, and is never listed.
+A user's requests find the user's own sessions alone.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ SORTED_BY: Final = ("created_at", "updated_at")
 LISTED: Final = 20
 MAX_LISTED: Final = 1000
 MAX_PAGE: Final = 1_000_000
-# Of a session with more runs, the last ones are read with all that was said; no more than so much.
+# The last runs of a session are read with their events, within these limits.
 RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024
 READ_S: Final = 20.0
-AT_ONCE: Final = 100  # records that one request asks for at a time
+AT_ONCE: Final = 100  # records that one request reads at the same time
 
 Run = tuple[RunRecord, AgentConfig]
 Thing = TypeVar("Thing")
@@ -122,7 +122,7 @@ class Sessions:
         ),
     )
     async def refuse(self, request: Request) -> ASGIApp:
-        """No write is served: 405, whether the session is there or not."""
+        """Refuse a write: 405, whether the session exists or not."""
         await ignore_body(request)
         raise Problem(405, READ_ONLY)
 
@@ -135,7 +135,7 @@ class Sessions:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """A page of the user's sessions that have been run here, the newest first."""
+        """A page of the user's sessions, the newest first."""
         who, owner, agents = self._asked(request)
         if who.grant is not None:
             who.grant.check_subjects([])
@@ -155,7 +155,7 @@ class Sessions:
         found = []
         for entry in entries:
             record = SessionRecord.model_validate_json(entry.value)
-            # the key tells whose it is
+            # the record does not name its user; the key does
             key = session_key(owner, record.agent, record.session_id)
             if record.agent in by_id and entry.key == key:
                 found.append(record)
@@ -177,7 +177,7 @@ class Sessions:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """One session; of several agents' that a user calls the same, the one that ran last."""
+        """One session; where several agents have one of this id, the session that ran last."""
         who, owner, agents = self._asked(request)
         session_id = request.path_params["session_id"]
         records = await self._records(who, owner, session_id, agents)
@@ -188,8 +188,8 @@ class Sessions:
         of_it = [each for each in records if each[0] is latest.agent]
         runs = await self._runs(of_it)
         outputs = await self._outputs(who, runs)
-        told = [outputs[record.run_id] for record, _ in runs if record.run_id in outputs]
-        return json_response(latest.shown(told))
+        known = [outputs[record.run_id] for record, _ in runs if record.run_id in outputs]
+        return json_response(latest.shown(known))
 
     @serves(
         _operation(
@@ -201,7 +201,7 @@ class Sessions:
         )
     )
     async def runs(self, request: Request) -> ASGIApp:
-        """The session's runs in order; the last ones with all that was said."""
+        """The session's runs in order; the last ones with their messages and tool calls."""
         who, runs = await self._chosen(request)
         outputs = await self._outputs(who, runs)
         shown = [run_shown(record, agent, outputs.get(record.run_id)) for record, agent in runs]
@@ -217,7 +217,7 @@ class Sessions:
         )
     )
     async def previews(self, request: Request) -> ASGIApp:
-        """The same, from their records alone."""
+        """The session's runs in order, from their records alone."""
         _, runs = await self._chosen(request)
         return json_response([preview_of(record, agent) for record, agent in runs])
 
@@ -230,7 +230,7 @@ class Sessions:
         )
     )
     async def run(self, request: Request) -> ASGIApp:
-        """One run; also one that no connector has taken yet."""
+        """One run, perhaps one that no connector has claimed yet."""
         who, owner, agents = self._asked(request)
         session_id, run_id = (request.path_params[name] for name in ("session_id", "run_id"))
         text = f"Run with ID {shortened(run_id)} not found in session {shortened(session_id)}"
@@ -247,17 +247,16 @@ class Sessions:
         return json_response(run_shown(record, agent, outputs.get(run_id)))
 
     def _asked(self, request: Request) -> tuple[Identity, str, list[AgentConfig]]:
-        """The caller, the owner whose sessions are meant, and the agents of the kind that is.
+        """The caller, the owner of the sessions, and the agents of the kind.
 
-        Raises Problem 403, 422, and 404 for a database: there is none to choose from.
+        Raises:
+            Problem: 403 for another owner, 422 for an unknown kind, 404 for a database.
         """
         who = identity_of(request)
         query = request.query_params
         for name in ("db_id", "table"):
             if query.get(name):
-                raise Problem(
-                    404, f"{name}: Penstock has no databases to choose from; leave it out"
-                )
+                raise Problem(404, f"{name}: Penstock has no databases; leave it out")
         kind = query.get("type")
         if kind not in (None, *KINDS):
             raise Problem(422, f"type: must be one of {', '.join(KINDS)}")
@@ -265,7 +264,11 @@ class Sessions:
         return who, act_as(who, query.get("user_id")), agents
 
     async def _chosen(self, request: Request) -> tuple[Identity, list[Run]]:
-        """The caller, and the session's runs that the query chooses. Raises Problem 400, 404."""
+        """The caller, and the session's runs that the query selects.
+
+        Raises:
+            Problem: 400 for an unknown status, 404 for an unknown session, 422 for a wrong time.
+        """
         who, owner, agents = self._asked(request)
         query = request.query_params
         statuses = {status.upper() for status in query.getlist("status")}
@@ -290,7 +293,7 @@ class Sessions:
     async def _records(
         self, who: Identity, owner: str, session_id: str, agents: Sequence[AgentConfig]
     ) -> list[tuple[AgentConfig, SessionRecord]]:
-        """What KV says of the session: a record for each agent that has one of this id."""
+        """The records of the session, one for each agent that has a session of this id."""
         if who.grant is not None:
             who.grant.check_session(session_id)
         bucket = self._edge.bus.bucket("sessions")
@@ -314,7 +317,7 @@ class Sessions:
         return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
     async def _kept(self, agent: AgentConfig, owner: str, record: SessionRecord) -> Kept:
-        """A session with what its first and its last run say of it."""
+        """A session with its name and its times, from its first and its last run."""
         ids = [*record.runs[:1], *record.runs[-1:]]
         ends = [each for each in [await self._record(id) for id in ids] if each is not None]
         begun = ends[0].created_at if ends else getattr(record, "created_at", "")
@@ -328,9 +331,9 @@ class Sessions:
         )
 
     async def _outputs(self, who: Identity, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-        """The last runs as Agno's objects by their ids, the newest first, as many as may be read.
+        """The last runs as Agno's objects by their ids, the newest first, within the limits.
 
-        A run that could only be read in part is not among them.
+        A run that was read in part only is left out.
         """
         allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
         turn = self._edge.turns.named(who)
@@ -339,7 +342,7 @@ class Sessions:
             events = await read_run(self._edge.bus, record, allowance, turn)
             if allowance.spent:
                 break
-            # of a run whose start is not kept any more, the record knows more than its events
+            # where the first events are no longer kept, the record has more than the events
             if events and events[0]["sequence"] == 1:
                 encoder = EdgeFrames(agent, record.run_id).encoder()
                 outputs[record.run_id] = run_output(events, encoder)
@@ -349,7 +352,7 @@ class Sessions:
 async def _some_at_once(
     things: Sequence[Thing], ask: Callable[[Thing], Awaitable[Answer]]
 ) -> list[Answer]:
-    """What is answered about each, `AT_ONCE` of them at a time."""
+    """The answers about all things in their order, `AT_ONCE` at the same time."""
     answers: list[Answer] = []
     for first in range(0, len(things), AT_ONCE):
         answers += await asyncio.gather(*map(ask, things[first : first + AT_ONCE]))

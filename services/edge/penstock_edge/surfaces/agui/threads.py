@@ -1,20 +1,18 @@
-"""The streams of a thread: its runs one after another, as AG-UI, to be come back to.
+"""The streams of a thread: its runs one after another, as AG-UI, with cursors to reconnect.
 
-agent-runs-sse.md's `/events` and `/history`, and the way back for AG-UI clients, which the protocol
-itself does not have. A stream stays open, so that an EventSource sees the runs that are started
-later; with `until=idle` it ends when no run is active or queued.
+`/events` and `/history` are those of agent-runs-sse.md. The stream under `/agui` lets AG-UI clients
+reconnect, for which the protocol itself has no means. A stream stays open, so that an EventSource
+gets the runs that are started later; with `until=idle` it ends when no run is active or queued.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import orjson
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock.bus import Stored
@@ -46,12 +44,14 @@ from penstock_edge.sources.session_from_start import SessionFromStart
 from penstock_edge.sources.sessions import Session, idle_since, is_cut, records_of
 from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.stream.response import EventStream, Prefaced
-from penstock_edge.stream.until_idle import UntilIdle
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.agui.request import MAX_ID
 from penstock_edge.surfaces.described import FOLLOWED
+from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.query import cursor_of, number, switch, until_idle
+from penstock_edge.surfaces.responses import json_response
+from penstock_edge.surfaces.session_start import SessionStart, ending
 from penstock_edge.views.agui import Audience, RunsInTurn, ThreadEncoding
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.framing import Framing, PageItems, Sse
@@ -66,19 +66,6 @@ _PROTOCOL_VERSION: Final = Parameter(
 )
 _operation = partial(Operation, tag="agui", method="GET", scopes=("read",), refusals=(404, 410))
 FLAGS: Final = {None: False, "0": False, "1": True}
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a client of a thread begins.
-
-    `until_idle`: the stream ends when no run is under way. `idle`: then, the last event, if no run
-    is under way already.
-    """
-
-    place: StartPosition
-    until_idle: bool = False
-    idle: int | None = None
 
 
 class Threads:
@@ -96,10 +83,10 @@ class Threads:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """agent-runs-sse.md's stream: `id`, `event`, `data`."""
+        """The stream of agent-runs-sse.md; each frame has `id`, `event`, `data` in this order."""
         session = self._session(request, request.query_params.get("agent"))
-        seen = self._view(session, Audience(RUNS), Sse(id_first=True))
-        return await self._stream(request, session, seen, await self._standing(request, session))
+        view = self._view(session, Audience(RUNS), Sse(id_first=True))
+        return await self._stream(request, session, view, await self._start(request, session))
 
     @serves(
         _operation(
@@ -110,27 +97,27 @@ class Threads:
         )
     )
     async def history(self, request: Request) -> ASGIApp:
-        """`{threadId, events, next}`: what the stream has told; `next` goes into `?after=`."""
+        """A page of the stream's events: `{threadId, events, next}`; `next` goes into `?after=`."""
         edge = self._edge
         session = self._session(request, request.query_params.get("agent"))
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
-        place = await self._history_place(request, session)
+        await self._idle_since(session)
+        position = await self._position(request, session)
         end = (await start_of_new_run(edge.bus)).start
         source = self._source(session)
         await source.prepare()
-        seen = self._view(session, Audience(RUNS), PageItems())
+        view = self._view(session, Audience(RUNS), PageItems())
         body = await page(
             edge.bus,
-            seen,
-            place,
+            view,
+            position,
             limit,
             edge.allowance(),
             edge.turns.named(identity_of(request)),
             source=source,
             end=end,
         )
-        found = orjson.dumps({"threadId": session.session_id, **body})
-        return Response(found, media_type="application/json")
+        return json_response({"threadId": session.session_id, **body})
 
     @serves(
         _operation(
@@ -150,36 +137,36 @@ class Threads:
             ),
         )
     )
-    async def come_back(self, request: Request) -> ASGIApp:
-        """From the cursor on; or, by `?prelude=1`, restated up to now and then on from there.
+    async def reconnect(self, request: Request) -> ASGIApp:
+        """The events after the cursor; or, with `?prelude=1`, the present state and what follows.
 
-        A cursor goes before a prelude: an EventSource that comes back sends both.
+        A cursor is preferred to a prelude, because an EventSource that reconnects sends both.
         """
-        session = self._session(
-            request, agent_by_id(self._edge.config, request.path_params["agent"]).id
-        )
+        session = self._session(request, request.path_params["agent"])
         query = request.query_params
         if query.get("prelude") not in FLAGS:
             raise Problem(422, "prelude: must be 1 or 0")
-        form = Sse(switch(request, "names", default=False))
+        framing = Sse(switch(request, "names", default=False))
         audience = Audience(STRICT, query.get("protocolVersion"))
-        seen = self._view(session, audience, form)
+        view = self._view(session, audience, framing)
         if not FLAGS[query.get("prelude")] or cursor_of(request) is not None:
-            return await self._stream(
-                request, session, seen, await self._standing(request, session)
-            )
-        # before the standing: what ends in between is told by the tail
+            return await self._stream(request, session, view, await self._start(request, session))
+        # The end of the prelude is read first: a run that ends before `_start` has read the state
+        # of the thread is in the stream that follows the prelude.
         end = (await start_of_new_run(self._edge.bus)).start
-        standing = await self._standing(request, session)
-        frames = await self._prelude(identity_of(request), session, audience, seen, end)
+        start = await self._start(request, session)
+        frames = await self._prelude(identity_of(request), session, audience, view, end)
         after = Cursor(end - 1, LAST_FRAME) if end > 1 else None
-        standing = replace(standing, place=StartPosition(1, 1, after))
-        return await self._stream(
-            request, session, seen, standing, b"".join(map(form.notice, frames))
-        )
+        start = replace(start, position=StartPosition(1, 1, after))
+        prelude_bytes = b"".join(map(framing.notice, frames))
+        return await self._stream(request, session, view, start, prelude_bytes)
 
     def _session(self, request: Request, agent: str | None) -> Session:
-        """Raises Problem 403, 404 or 422."""
+        """The thread that the path names, of one agent or (None) of all.
+
+        Raises:
+            Problem: 403 for another user's thread, 404 for an unknown agent, 422 for a long id.
+        """
         caller = identity_of(request)
         thread_id = request.path_params["thread_id"]
         if len(thread_id) > MAX_ID:
@@ -188,40 +175,43 @@ class Threads:
             caller.grant.check_session(thread_id)
         owner = act_as(caller, request.query_params.get("user_id"))
         if agent is not None:
-            return Session(
-                owner, thread_id, (agent_by_id(self._edge.config, agent).id,), any_agent=False
-            )
+            known = agent_by_id(self._edge.config, agent)
+            return Session(owner, thread_id, (known.id,), any_agent=False)
         agents = tuple(each.id for each in self._edge.config.agents)
         return Session(owner, thread_id, agents, any_agent=True)
 
-    async def _standing(self, request: Request, session: Session) -> Standing:
-        """A thread that nobody has heard of yet is waited for, except with `until=idle`.
+    async def _start(self, request: Request, session: Session) -> SessionStart:
+        """The start of a stream. Without `until=idle`, an unknown thread is waited for.
 
-        Raises Problem 400 for a foreign cursor, 422; with `until=idle` 404 for an unknown thread,
-        and 410 when none of its events is kept any more.
+        Raises:
+            Problem: 400 for a cursor of another thread, 422 for another value of `until`; with
+                `until=idle` 404 for an unknown thread, 410 where none of its events is kept.
         """
         if not until_idle(request):
-            return Standing(await self._place(request, session))
-        idle = await self._settled(session)
-        place = replace(await self._place(request, session), ended=idle is not None)
-        return Standing(place, until_idle=True, idle=idle)
+            return SessionStart(await self._position(request, session))
+        last = await self._idle_since(session)
+        position = replace(await self._position(request, session), ended=last is not None)
+        return SessionStart(position, until_idle=True, last_event=last)
 
-    async def _history_place(self, request: Request, session: Session) -> StartPosition:
-        """Raises Problem 404, 410 when nothing is left to tell, 400 for a foreign cursor."""
-        await self._settled(session)
-        return await self._place(request, session)
+    async def _idle_since(self, session: Session) -> int | None:
+        """The last event where no run is active or queued (`sessions.idle_since`); else None.
 
-    async def _settled(self, session: Session) -> int | None:
-        """What `sessions.idle_since` says. Raises Problem 404 or 410 where there is no event."""
+        Raises:
+            Problem: 404 for an unknown thread, 410 where none of its events is kept.
+        """
         idle = await idle_since(self._edge.bus, session)
         if idle == 0:
             if any(record.runs for record in await records_of(self._edge.bus, session)):
                 raise Problem(410, "the events of this thread are no longer kept")
-            raise Problem(404, f"there is no thread {session.session_id[:128]}")
+            raise Problem(404, f"there is no thread {shortened(session.session_id)}")
         return idle
 
-    async def _place(self, request: Request, session: Session) -> StartPosition:
-        """Raises Problem 400 for a cursor of elsewhere, 410 for one beyond the end."""
+    async def _position(self, request: Request, session: Session) -> StartPosition:
+        """The position of the request's cursor, or the beginning.
+
+        Raises:
+            Problem: 400 for a cursor of another thread, 410 for one that NATS has lost.
+        """
         bus, after = self._edge.bus, cursor_of(request)
         truncated = False
         if after is None:
@@ -230,57 +220,53 @@ class Threads:
             source = self._source(session)
             await source.prepare()
             truncated = (await start_after(bus, after, source.keep)).truncated
-        # what is said of one run depends on the others: all is read
+        # the frames of one run depend on the runs before it, so the thread is read from its start
         return StartPosition(1, 1, after, truncated)
 
     async def _stream(
         self,
         request: Request,
         session: Session,
-        seen: View,
-        standing: Standing,
+        view: View,
+        start: SessionStart,
         preface: bytes = b"",
     ) -> ASGIApp:
         edge = self._edge
         edge.streams.require_room(request.scope)
-        client = await edge.hubs.join(seen, standing.place)
-        stream = Prefaced(EventStream(client, ended=standing.place.ended), preface)
-        if not standing.until_idle:
-            return stream
-        if standing.idle is not None:
-            client.end_after(standing.idle)
-        return UntilIdle(stream, client, edge.bus, session)
+        client = await edge.hubs.join(view, start.position)
+        stream = Prefaced(EventStream(client, ended=start.position.ended), preface)
+        return ending(stream, client, edge.bus, session, start)
 
     async def _prelude(
-        self, who: Identity, session: Session, audience: Audience, seen: View, end: int
+        self, who: Identity, session: Session, audience: Audience, view: View, end: int
     ) -> Sequence[Frame]:
-        """What brings an empty client to where the thread stands before this stream sequence."""
+        """The frames that give a new client the state of the thread before this stream sequence."""
         bus, source = self._edge.bus, self._source(session)
         await source.prepare()
         memory = Memory()
 
-        def tell(encoder: AguiEncoder, event: JsonObject) -> Sequence[Frame]:
+        def keep(encoder: AguiEncoder, event: JsonObject) -> Sequence[Frame]:
             remember(memory, encoder, (event,))
             return ()
 
-        turns = RunsInTurn(self._edge.agui.encoders(audience), tell)
-        encoding = ThreadEncoding(turns, seen.framing.event)
+        turns = RunsInTurn(self._edge.agui.encoders(audience), keep)
+        encoding = ThreadEncoding(turns, view.framing.event)
         turn = self._edge.turns.named(who)
-        past = History(bus, EVENTS, source.patterns, 1, source.keep, turn)
-        while batch := await past.below(end):
+        history = History(bus, EVENTS, source.patterns, 1, source.keep, turn)
+        while batch := await history.below(end):
             for stored in batch:
-                await encode(bus, seen, encoding, stored)
+                await encode(bus, view, encoding, stored)
         return prelude(turns.current, (), memory) if turns.current else ()
 
-    def _view(self, session: Session, audience: Audience, form: Framing) -> View:
+    def _view(self, session: Session, audience: Audience, framing: Framing) -> View:
         edge = self._edge
         source = partial(SessionFromStart, edge.bus, edge.many, session, edge.turns)
-        return edge.agui.of_thread(session.key, audience, form, source)
+        return edge.agui.of_thread(session.key, audience, framing, source)
 
     def _source(self, session: Session) -> SessionFromStart:
         edge = self._edge
-        return SessionFromStart(edge.bus, edge.many, session, edge.turns, _nowhere)
+        return SessionFromStart(edge.bus, edge.many, session, edge.turns, _drop)
 
 
-def _nowhere(batch: list[Stored]) -> None:
-    """For a source that is only asked what its past is."""
+def _drop(batch: list[Stored]) -> None:
+    """Deliver nothing: the source is asked for the subjects of its history alone."""

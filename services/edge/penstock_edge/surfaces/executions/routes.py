@@ -71,7 +71,7 @@ class TriggerAndCancel:
         )
     )
     async def trigger(self, request: Request) -> ASGIApp:
-        """A new run of the topology, streamed to its end whatever the request accepts."""
+        """Start a run of the topology; the response is its stream, whatever the request accepts."""
         edge = self._edge
         who = identity_of(request)
         asked = await read_model(request, TriggerRequest, edge.settings.max_body_bytes)
@@ -101,7 +101,7 @@ class TriggerAndCancel:
         )
     )
     async def cancel(self, request: Request) -> ASGIApp:
-        """Answers when the run is cancelled."""
+        """Cancel the run; the response comes when it is cancelled."""
         edge = self._edge
         who = identity_of(request)
         asked = await read_model(request, CancelRequest, edge.settings.max_body_bytes)

@@ -34,13 +34,13 @@ class AgentList:
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        # its answer is not followed, and is given no credential: it only has to come
+        # only whether the server answers matters: no redirect is followed, no credential is sent
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False)
         self._known: dict[str, _Known] = {}
-        self._turns = asyncio.Semaphore(AT_A_TIME)
+        self._room = asyncio.Semaphore(AT_A_TIME)
 
     async def close(self) -> None:
-        """End what is being asked, and close the connections."""
+        """Cancel the open requests, and close the connections."""
         asked = [known.answers for known in self._known.values()]
         for task in asked:
             task.cancel()
@@ -60,7 +60,7 @@ class AgentList:
     async def index(self, request: Request) -> ASGIApp:
         """`{agents: [{id, name, protocol, kind, answers}]}`, in the order of the configuration."""
         agents = self._edge.config.agents
-        told = [
+        shown = [
             {
                 "id": agent.id,
                 "name": agent.name or agent.id,
@@ -70,12 +70,12 @@ class AgentList:
             }
             for agent, answered in zip(agents, await self.answers(), strict=True)
         ]
-        return Response(orjson.dumps({"agents": told}), media_type="application/json")
+        return Response(orjson.dumps({"agents": shown}), media_type="application/json")
 
     async def answers(self) -> list[bool]:
         """Whether each agent's server answers, in the order of the configuration."""
         agents = self._edge.config.agents
-        # a caller that leaves must not end the question that others wait for
+        # shielded, because other callers wait for the same request when this caller leaves
         return await asyncio.gather(*(asyncio.shield(self._answers(each)) for each in agents))
 
     def _answers(self, agent: AgentConfig) -> asyncio.Task[bool]:
@@ -87,9 +87,9 @@ class AgentList:
         return known.answers
 
     async def _ask(self, url: str) -> bool:
-        """Whether there is an HTTP answer, whatever it says (an AG-UI URL says 405 to a GET)."""
+        """Whether there is an HTTP answer of any status (an AG-UI URL answers a GET with 405)."""
         try:
-            async with self._turns, self._client.stream("GET", url):
+            async with self._room, self._client.stream("GET", url):
                 return True
         except (httpx.HTTPError, httpx.InvalidURL):
             return False

@@ -6,9 +6,7 @@ import re
 from datetime import datetime
 from typing import Final
 
-import orjson
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import sse
@@ -29,7 +27,9 @@ from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.stream.response import Prefaced
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.described import STREAM_OR_PAGE
+from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.query import cursor_of, listed, number, switch, wants_page
+from penstock_edge.surfaces.responses import json_response
 from penstock_edge.views.framing import PageItems, Sse
 
 SUBJECTS: Final = Parameter(
@@ -69,7 +69,7 @@ class EventsOfAllRuns:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """The stream, or a page of it where JSON is accepted. Without a place: from now on."""
+        """The stream, or a page of it where JSON is accepted; from now on, without a position."""
         many, bus = self._edge.many, self._edge.bus
         caller = identity_of(request.scope)
         subjects = subjects_of(request)
@@ -77,59 +77,66 @@ class EventsOfAllRuns:
             caller.grant.check_subjects(subjects)
         chosen, owners = subjects or [EVERYTHING], caller.owners
         now = await start_from_now(bus)
-        asked = await place_of(self._edge, request)
-        place = asked or now
+        asked = await position_of(self._edge, request)
+        position = asked or now
         if wants_page(request):
             limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
             source = many.types(chosen, owners, lambda batch: None)
-            seen = many.of_types(chosen, owners, PageItems())
             body = await page(
                 bus,
-                seen,
-                place,
+                many.of_types(chosen, owners, PageItems()),
+                position,
                 limit,
                 self._edge.allowance(),
                 self._edge.turns.named(caller),
                 source=source,
                 end=now.start,
             )
-            return Response(orjson.dumps(body), media_type="application/json")
+            return json_response(body)
         self._edge.streams.require_room(request.scope)
         if switch(request, "markers", default=False):
             source = many.types(chosen, owners, lambda batch: None)
-            place = await with_live_marker(bus, EVENTS, source.patterns(), place)
-        form = Sse(switch(request, "names", default=True))
-        stream = await self._edge.stream(many.of_types(chosen, owners, form), place)
-        # so that who is cut before the first event comes back to now, and not to then
-        begins = sse.at(str(place.after)) if asked is None and place.after else b""
-        return Prefaced(stream, begins)
+            position = await with_live_marker(bus, EVENTS, source.patterns(), position)
+        framing = Sse(switch(request, "names", default=True))
+        stream = await self._edge.stream(many.of_types(chosen, owners, framing), position)
+        # The cursor of now comes first. Without it, a client that is cut before the first event
+        # would reconnect without a cursor and miss the events in between.
+        cursor = sse.at(str(position.after)) if asked is None and position.after else b""
+        return Prefaced(stream, cursor)
 
 
 def subjects_of(request: HTTPConnection) -> list[str]:
-    """`category.action` patterns of our catalogue. Raises Problem 422 that names the bad one."""
+    """The patterns `category.action` of the request.
+
+    Raises:
+        Problem: 422 for a pattern that fits no event of the catalogue.
+    """
     subjects = listed(request, "subjects")
     for subject in subjects:
         if not any(_matches(subject, type) for type in CATALOGUE):
             raise Problem(
                 422,
-                f"subjects: {subject[:128]!r} is no event: give category.action as in the "
+                f"subjects: {shortened(subject)!r} is no event: give category.action as in the "
                 "catalogue, where * stands for any category or any action",
             )
     return subjects
 
 
 def _matches(pattern: str, type: str) -> bool:
-    own, given = pattern.split("."), type.split(".")
-    return len(own) == len(given) and all(
-        mine in ("*", theirs) for mine, theirs in zip(own, given, strict=True)
+    wanted, parts = pattern.split("."), type.split(".")
+    return len(wanted) == len(parts) and all(
+        each in ("*", part) for each, part in zip(wanted, parts, strict=True)
     )
 
 
-async def place_of(edge: Edge, request: HTTPConnection) -> StartPosition | None:
-    """Where the request says that it goes on; None where it does not say.
+async def position_of(edge: Edge, request: HTTPConnection) -> StartPosition | None:
+    """The position that the request names by a cursor or a time; None without either.
 
-    A cursor goes before a time: an EventSource that comes back sends both. Raises Problem 400 for
-    a cursor that is not of ours, 422 for what is no time.
+    A cursor is preferred to a time, because an EventSource that reconnects sends both.
+
+    Raises:
+        Problem: 400 for a malformed cursor, 410 for one that NATS has lost, 422 for a malformed
+            time.
     """
     since = _time(request)
     after = cursor_of(request)
@@ -142,7 +149,7 @@ def _time(request: HTTPConnection) -> datetime | None:
     text = request.query_params.get("since")
     if not text:
         return None
-    # a plus sign that nobody has escaped arrives as a space
+    # an unescaped plus sign in a URL arrives as a space
     text = text.strip().replace(" ", "+")
     if _RFC_3339.fullmatch(text):
         try:

@@ -1,4 +1,4 @@
-"""Our own API: /v1/runs."""
+"""Runs in Penstock's own API: /v1/runs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Runs:
         )
     )
     async def start(self, request: Request) -> ASGIApp:
-        """202 with the run, or its stream where `text/event-stream` is accepted."""
+        """Start a run: 202 with its record, or its stream where `text/event-stream` is accepted."""
         edge = self._edge
         who = identity_of(request)
         body = await read_json(request, edge.settings.max_body_bytes)
@@ -115,8 +115,8 @@ class Runs:
         run_id = started.record.run_id
         if place is None:
             return _shown(who, started.record, 202 if started.new else 200)
-        seen = edge.view(run_id, dialect, Sse(named))
-        return await edge.stream(seen, place if started.new else await locate(edge.bus, seen, None))
+        view = edge.view(run_id, dialect, Sse(named))
+        return await edge.stream(view, place if started.new else await locate(edge.bus, view, None))
 
     @serves(
         _runs(
@@ -210,23 +210,23 @@ class Runs:
         require_dialect(who, dialect)
         types = types_of(request, dialect)
         record = await run_of(edge.bus, who, request.path_params["run_id"])
-        paged = wants_page(request)
-        if not paged:
+        as_page = wants_page(request)
+        if not as_page:
             edge.streams.require_room(request.scope)
-        seen = edge.view(record.run_id, dialect, PageItems() if paged else Sse(named), types)
-        place = await locate(edge.bus, seen, cursor_of(request))
-        if not paged:
+        view = edge.view(record.run_id, dialect, PageItems() if as_page else Sse(named), types)
+        place = await locate(edge.bus, view, cursor_of(request))
+        if not as_page:
             if switch(request, "markers", default=False) and not place.ended:
                 place = await with_live_marker(
-                    edge.bus, seen.followed.stream, [seen.followed.pattern], place
+                    edge.bus, view.followed.stream, [view.followed.pattern], place
                 )
-            return await edge.stream(seen, place)
+            return await edge.stream(view, place)
         if dialect == RAW_DIALECT:
-            raise Problem(406, "the upstream's bytes have no JSON pages; accept text/event-stream")
+            raise Problem(406, "raw bytes have no JSON pages; accept text/event-stream")
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
         return _json(
             orjson.dumps(
-                await page(edge.bus, seen, place, limit, edge.allowance(), edge.turns.named(who))
+                await page(edge.bus, view, place, limit, edge.allowance(), edge.turns.named(who))
             )
         )
 
@@ -247,7 +247,7 @@ class Runs:
         )
     )
     async def cancel(self, request: Request) -> ASGIApp:
-        """200 once the run is cancelled, 202 while that is not known yet."""
+        """Cancel the run: 200 when it is cancelled, 202 while that is not confirmed."""
         who = identity_of(request)
         await ignore_body(request)
         run_id = request.path_params["run_id"]
@@ -263,7 +263,7 @@ def _json(body: bytes, status: int = 200) -> Response:
 
 
 def _shown(who: Identity, record: RunRecord, status: int = 200) -> Response:
-    """The record as the caller may read it."""
+    """The record without the fields that only administrators read."""
     if not who.may("administer"):
         record = record.model_copy(update={"unredacted": None})
     headers = {"location": f"/v1/runs/{record.run_id}", "penstock-run-id": record.run_id}
@@ -273,7 +273,7 @@ def _shown(who: Identity, record: RunRecord, status: int = 200) -> Response:
 def _key(request: Request, asked: StartRequest) -> str | None:
     header = request.headers.get(KEY_HEADER)
     if header is not None and asked.idempotency_key not in (None, header):
-        raise Problem(422, "idempotency_key: the body and the header have different ones")
+        raise Problem(422, "idempotency_key: the body and the header differ; send one of them")
     if header == "":
         raise Problem(422, "Idempotency-Key: must not be empty")
     return header or asked.idempotency_key

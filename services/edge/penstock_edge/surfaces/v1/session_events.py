@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-import orjson
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
@@ -30,12 +28,14 @@ from penstock_edge.sources.sessions import Session, idle_since, is_cut, records_
 from penstock_edge.stream.client import Client
 from penstock_edge.stream.pages import MAX_PAGE, page
 from penstock_edge.stream.response import EventStream
-from penstock_edge.stream.until_idle import UntilIdle
 from penstock_edge.stream.websocket import EventSocket
 from penstock_edge.surfaces import parameters as by
+from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.described import STREAM_OR_PAGE
 from penstock_edge.surfaces.query import cursor_of, number, switch, types_of, until_idle, wants_page
-from penstock_edge.surfaces.v1.events import place_of
+from penstock_edge.surfaces.responses import json_response
+from penstock_edge.surfaces.session_start import SessionStart, ending
+from penstock_edge.surfaces.v1.events import position_of
 from penstock_edge.views.framing import Framing, PageItems, Sse, WebSocketMessages
 from penstock_edge.views.view import View
 
@@ -45,7 +45,7 @@ _operation = partial(Operation, tag="events", method="GET", scopes=("read",), re
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request for a session's stream says."""
+    """The values of a request for a session's stream."""
 
     session: Session
     dialect: str
@@ -71,18 +71,14 @@ class SessionEvents:
         """The stream, or a page of it where JSON is accepted."""
         edge = self._edge
         asked = self._asked(request)
-        place, idle = await self._place(request, asked)
+        start = await self._start(request, asked)
         if wants_page(request):
-            return await self._page(request, asked, place)
+            return await self._page(request, asked, start.position)
         edge.streams.require_room(request.scope)
-        form = Sse(switch(request, "names", default=True))
-        client = await self._join(request, asked, form, place)
-        stream = EventStream(client, ended=place.ended)
-        if not asked.until_idle:
-            return stream
-        if idle is not None:
-            client.end_after(idle)
-        return UntilIdle(stream, client, edge.bus, asked.session)
+        framing = Sse(switch(request, "names", default=True))
+        client = await self._join(request, asked, framing, start.position)
+        stream = EventStream(client, ended=start.position.ended)
+        return ending(stream, client, edge.bus, asked.session, start)
 
     @serves(
         _operation(
@@ -98,17 +94,18 @@ class SessionEvents:
         edge = self._edge
         edge.streams.require_room(websocket.scope)
         asked = self._asked(websocket)
-        place, idle = await self._place(websocket, asked)
-        form = WebSocketMessages(switch(websocket, "cursors", default=False))
-        client = await self._join(websocket, asked, form, place)
-        if not asked.until_idle:
-            return EventSocket(client)
-        if idle is not None:
-            client.end_after(idle)
-        return UntilIdle(EventSocket(client), client, edge.bus, asked.session)
+        start = await self._start(websocket, asked)
+        framing = WebSocketMessages(switch(websocket, "cursors", default=False))
+        client = await self._join(websocket, asked, framing, start.position)
+        return ending(EventSocket(client), client, edge.bus, asked.session, start)
 
     def _asked(self, request: HTTPConnection) -> Asked:
-        """Raises Problem 403, 404 or 422."""
+        """The values of the path and the query.
+
+        Raises:
+            Problem: 403 for another user's session, 404 for an unknown agent, 422 for a
+                wrong value.
+        """
         caller = identity_of(request.scope)
         query = request.query_params
         session_id = request.path_params["session_id"]
@@ -118,8 +115,8 @@ class SessionEvents:
             caller.grant.check_session(session_id)
         owner = act_as(caller, query.get("user_id"))
         agent = query.get("agent")
-        if agent is not None and self._edge.config.agent(agent) is None:
-            raise Problem(404, self._edge.config.no_agent(agent))
+        if agent is not None:
+            agent_by_id(self._edge.config, agent)
         dialect = query.get("dialect", "canonical")
         if dialect not in CLIENT_DIALECTS:
             raise Problem(422, f"dialect: must be one of {', '.join(CLIENT_DIALECTS)}")
@@ -127,13 +124,12 @@ class SessionEvents:
         session = Session(owner, session_id, agents, any_agent=agent is None)
         return Asked(session, dialect, types_of(request, dialect), until_idle(request))
 
-    async def _place(
-        self, request: HTTPConnection, asked: Asked
-    ) -> tuple[StartPosition, int | None]:
-        """Where the client begins, and after what it ends, if nothing is under way any more.
+    async def _start(self, request: HTTPConnection, asked: Asked) -> SessionStart:
+        """The start of the stream. An unknown session is waited for.
 
-        A session that nobody has heard of yet is waited for. Raises Problem 400 for a cursor that
-        is not of this session, 410 when there is nothing left to give and nothing to wait for.
+        Raises:
+            Problem: 400 for a cursor of another session, 410 where no event of the session is kept
+                and none will follow.
         """
         bus = self._edge.bus
         idle = await idle_since(bus, asked.session) if asked.until_idle else None
@@ -142,46 +138,48 @@ class SessionEvents:
             raise Problem(410, "the events of this session are no longer kept")
         after = cursor_of(request)
         if after is not None:
-            source = self._edge.many.session(asked.session, _nowhere)
+            source = self._edge.many.session(asked.session, _drop)
             await source.prepare()
-            place = await start_after(bus, after, source.keep)
+            position = await start_after(bus, after, source.keep)
         else:
-            place = await place_of(self._edge, request) or StartPosition(
+            position = await position_of(self._edge, request) or StartPosition(
                 1, 1, truncated=await is_cut(bus, records)
             )
-        return replace(place, ended=idle is not None), idle
+        position = replace(position, ended=idle is not None)
+        return SessionStart(position, asked.until_idle, idle)
 
     async def _join(
-        self, request: HTTPConnection, asked: Asked, form: Framing, place: StartPosition
+        self, request: HTTPConnection, asked: Asked, framing: Framing, position: StartPosition
     ) -> Client:
         edge = self._edge
         if switch(request, "markers", default=False):
-            source = edge.many.session(asked.session, _nowhere)
+            source = edge.many.session(asked.session, _drop)
             await source.prepare()
-            place = await with_live_marker(edge.bus, EVENTS, source.patterns(), place)
-        return await edge.hubs.join(self._view(asked, form), place)
+            position = await with_live_marker(edge.bus, EVENTS, source.patterns(), position)
+        return await edge.hubs.join(self._view(asked, framing), position)
 
-    async def _page(self, request: HTTPConnection, asked: Asked, place: StartPosition) -> ASGIApp:
+    async def _page(
+        self, request: HTTPConnection, asked: Asked, position: StartPosition
+    ) -> ASGIApp:
         edge = self._edge
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
-        source = edge.many.session(asked.session, _nowhere)
+        source = edge.many.session(asked.session, _drop)
         end, _ = await asyncio.gather(start_of_new_run(edge.bus), source.prepare())
-        seen = self._view(asked, PageItems())
         body = await page(
             edge.bus,
-            seen,
-            place,
+            self._view(asked, PageItems()),
+            position,
             limit,
             edge.allowance(),
             edge.turns.named(identity_of(request.scope)),
             source=source,
             end=end.start,
         )
-        return Response(orjson.dumps(body), media_type="application/json")
+        return json_response(body)
 
-    def _view(self, asked: Asked, form: Framing) -> View:
-        return self._edge.many.of_session(asked.session, asked.dialect, form, asked.types)
+    def _view(self, asked: Asked, framing: Framing) -> View:
+        return self._edge.many.of_session(asked.session, asked.dialect, framing, asked.types)
 
 
-def _nowhere(batch: list[Stored]) -> None:
-    """For a source that is only asked what its past is."""
+def _drop(batch: list[Stored]) -> None:
+    """Deliver nothing: the source is asked for the subjects of its history alone."""

@@ -1,0 +1,37 @@
+"""Streams over the runs of a session, which may end when no run is active or queued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp
+
+from penstock.bus import Bus
+from penstock_edge.sources.locate import StartPosition
+from penstock_edge.sources.sessions import Session
+from penstock_edge.stream.client import Client
+from penstock_edge.stream.until_idle import UntilIdle
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStart:
+    """The position from which a client reads, and whether its stream ends (`until=idle`).
+
+    `last_event` is the stream sequence of the session's last event where no run is active or queued
+    already; None while one is.
+    """
+
+    position: StartPosition
+    until_idle: bool = False
+    last_event: int | None = None
+
+
+def ending(
+    stream: ASGIApp, client: Client, bus: Bus, session: Session, start: SessionStart
+) -> ASGIApp:
+    """The client's stream, which with `until_idle` ends when no run is active or queued."""
+    if not start.until_idle:
+        return stream
+    if start.last_event is not None:
+        client.end_after(start.last_event)
+    return UntilIdle(stream, client, bus, session)
