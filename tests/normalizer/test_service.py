@@ -33,11 +33,14 @@ from penstock.bus.read import direct
 from penstock.bus.records import PauseRecord, RunRecord
 from penstock.bus.state import deadletters
 from penstock.bus.write import objects
+from penstock.dialects.decoders import DECODERS
 from penstock.service import Context, pod_name
 from penstock.settings import Config
 from penstock_normalizer.partitions.checkpoint import Checkpoint
 from penstock_normalizer.partitions.partition import Partition
 from penstock_normalizer.runs.backlog import Backlog
+from penstock_normalizer.runs.pauses import Pauses
+from penstock_normalizer.runs.run import Run as RunWorker
 from penstock_normalizer.runs.run_index import RunIndex
 from penstock_normalizer.service import NormalizerService
 from penstock_normalizer.settings import NormalizerSettings
@@ -346,6 +349,38 @@ async def test_a_run_goes_on_once_its_pause_can_be_read_again(fresh_nats: NatsSe
             await run.until("lifecycle.completed")
             await eventually(lambda: _blocked(0), what="no blocked run")
         assert not await all_letters(bus, "normalizer", run.run_id)
+
+
+async def test_a_run_that_lacks_a_frame_which_another_partition_has_read_is_folded_again(
+    nats_server: NatsServer,
+) -> None:
+    await make_streams(nats_server.url)
+    async with bus_to(nats_server.url) as bus:
+        run = Run(bus)
+        await run.whole("one", "two", "three")
+        pattern = subjects.raw_of_run(run.run_id)
+        frames = [stored async for stored in direct.replay(bus, streams.RAW, pattern)]
+        worker = RunWorker(
+            bus,
+            run.run_id,
+            DECODERS,
+            2**20,
+            RunIndex(bus),
+            Pauses(bus, 60),
+            Budget(2**20),
+            _raise,
+            60,
+        )
+        missing = frames[3]  # it says "two"
+        for stored in frames:
+            if stored is not missing:
+                worker.backlog.push(stored)
+        task = asyncio.create_task(worker.work())
+        try:
+            check_order(await run.until("lifecycle.completed"), ["one", "two", "three"])
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 async def test_a_run_goes_on_after_a_failure_outside_of_its_frames(
