@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 from starlette.types import Message
 
 from penstock.bus import Bus, BusUnavailable, Stored
+from penstock.dialects.canonical.encode import CanonicalEncoder
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.settings import EdgeSettings
@@ -26,8 +28,9 @@ from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OpenStreams
 from penstock_edge.stream.until_idle import UntilIdle
 from penstock_edge.stream.waiting import WaitingStream
-from penstock_edge.views.dialects import upstream_leg_view
+from penstock_edge.views.dialects import run_view, upstream_leg_view
 from penstock_edge.views.framing import NAMED_SSE
+from penstock_edge.views.items import EventEncoding, Item, type_of
 from support.fakes.pretend import PretendRun
 
 SESSION = Session("alice", "a-session", ("assistant",), any_agent=False)
@@ -65,6 +68,27 @@ async def test_a_stream_over_many_runs_ends_when_its_events_cannot_be_selected(
     client.leave()
     await hubs.close()
     await feed.close()
+
+
+async def test_a_message_that_breaks_the_encoder_is_a_notice_and_the_next_ones_follow(
+    hubs: Hubs, bus: Bus, run: PretendRun
+) -> None:
+    class Broken(EventEncoding):
+        def feed(self, stored: Stored) -> Item:
+            if type_of(stored) == "llm.stream":
+                raise AttributeError("'NoneType' object has no attribute 'get'")
+            return super().feed(stored)
+
+    view = run_view(run.run_id, "canonical")
+    broken = replace(view, encoding=lambda: Broken(CanonicalEncoder(), NAMED_SSE.event))
+    client = await hubs.join(broken, await start_of_new_run(bus))
+    await run.started()
+    await run.text("Hello")
+    await run.completed()
+    taken = await all_of(client)
+    assert b"unreadable_event" in taken
+    assert b"lifecycle.completed" in taken
+    client.leave()
 
 
 async def test_a_legs_stream_ends_in_an_error_when_the_end_of_its_run_cannot_be_found(

@@ -40,8 +40,12 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
     except (BusError, ObjectGone) as error:
         log.warning("%s %d: %s", stored.subject, stored.sequence, error)
         return Item(stored.sequence, [view.notice("payload_lost", str(error))])
-    except (ValueError, KeyError, TypeError) as error:
-        log.warning("%s %d cannot be read: %r", stored.subject, stored.sequence, error)
+    except Exception as error:
+        # An encoder may fail in any way on a body that is no event. Without this, the hub would
+        # fail at this message for each client that reconnects.
+        expected = isinstance(error, (ValueError, KeyError, TypeError))
+        text = "%s %d cannot be read: %r"
+        log.warning(text, stored.subject, stored.sequence, error, exc_info=not expected)
         text = f"message {stored.sequence} cannot be read"
         return Item(stored.sequence, [view.notice("unreadable_event", text)])
 
