@@ -67,6 +67,20 @@ async def test_the_list_has_the_users_own_sessions_the_newest_first(
     )
 
 
+async def test_a_record_that_cannot_be_read_is_left_out_of_the_lists(
+    edge: Client, bus: Bus, user: str
+) -> None:
+    await finished(bus, user, "a")
+    bucket = bus.bucket("sessions")
+    await bucket.put("unreadable", b"{")
+    try:
+        assert await listed(edge, user) == ["a"]
+        apps = await edge.get(f"/apps/assistant/users/{user}/sessions")
+        assert [each["id"] for each in apps.json()] == ["a"]
+    finally:
+        await bucket.delete("unreadable")
+
+
 async def test_a_session_has_its_conversation_and_its_runs(
     edge: Client, bus: Bus, user: str
 ) -> None:

@@ -26,6 +26,7 @@ from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.locate import lifecycle_of
 from penstock_edge.sources.read_run import read_run
 from penstock_edge.sources.sessions import LISTED, Session, idle_since
+from penstock_edge.surfaces.session_records import records_of_user
 from penstock_edge.views.items import type_of
 
 # A session has no pages, so only its last runs are read, the newest first, within these limits.
@@ -100,16 +101,13 @@ class SessionStore:
         self, agent: AgentConfig, app: str, user_id: str, turn: Turn
     ) -> list[dict[str, Any]]:
         """The user's sessions with the agent, without events, as ADK lists them."""
-        found = []
         async with turn():
             entries = await self._bucket.entries()
-        for entry in entries:
-            record = SessionRecord.model_validate_json(entry.value)
-            named = Named(agent, app, user_id, record.session_id)
-            # the record does not name its user; the key does
-            if record.agent == agent.id and entry.key == named.key:
-                found.append(await self._shown(named, record))
-        return found
+        return [
+            await self._shown(Named(agent, app, user_id, record.session_id), record)
+            for record in records_of_user(entries, user_id)
+            if record.agent == agent.id
+        ]
 
     async def add_run(self, named: Named, run_id: str) -> None:
         """Add a run that no connector has claimed yet, and wake the clients that wait for one."""

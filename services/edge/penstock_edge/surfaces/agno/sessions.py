@@ -48,6 +48,7 @@ from penstock_edge.surfaces.agno.views import EdgeFrames
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.surfaces.query import number
 from penstock_edge.surfaces.responses import json_response
+from penstock_edge.surfaces.session_records import records_of_user
 
 READ_ONLY: Final = (
     "sessions are read only here: a run begins one, and Penstock keeps no names and no state"
@@ -152,13 +153,7 @@ class Sessions:
         by_id = {each.id: each for each in agents if component in (None, each.id, each.agent)}
         async with self._edge.turns.of(who.user_id):
             entries = await self._edge.bus.bucket("sessions").entries()
-        found = []
-        for entry in entries:
-            record = SessionRecord.model_validate_json(entry.value)
-            # the record does not name its user; the key does
-            key = session_key(owner, record.agent, record.session_id)
-            if record.agent in by_id and entry.key == key:
-                found.append(record)
+        found = [each for each in records_of_user(entries, owner) if each.agent in by_id]
         kept = await _some_at_once(
             found, lambda record: self._kept(by_id[record.agent], owner, record)
         )
