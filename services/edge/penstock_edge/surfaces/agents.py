@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from penstock.settings import AgentConfig, Config
 from penstock.web.problems import Problem
-
-SHOWN_CHARACTERS: Final = 128  # of a client's text that an error repeats
+from penstock_edge.surfaces.errors import shortened
 
 
 def agent_by_id(config: Config, id: str) -> AgentConfig:
@@ -54,5 +51,5 @@ def agent_of_app(config: Config, name: str) -> AgentConfig:
         each for each in others if each.agent == name
     ]
     if not found:
-        raise Problem(404, f"there is no agent with the appName {name[:SHOWN_CHARACTERS]}")
+        raise Problem(404, f"there is no agent with the appName {shortened(name)}")
     return found[0]

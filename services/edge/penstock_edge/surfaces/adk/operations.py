@@ -38,6 +38,6 @@ leg_operation = partial(
 
 
 def require_enabled(edge: Edge) -> None:
-    """Raises Problem 501 unless the contract's flag is set."""
+    """Raises Problem 501 unless the flag of adk-streaming.md is set."""
     if not edge.settings.enable_adk_canonical_stream:
         raise Problem(501, NOT_ENABLED)

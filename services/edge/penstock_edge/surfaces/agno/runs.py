@@ -1,4 +1,4 @@
-"""agno-events.md offered to Agno's clients: start, continue and cancel, whatever the upstream."""
+"""agno-events.md: start, continue and cancel runs, for any agent."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Runs:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """One agent, team or workflow: what an Agno client needs in order to name it."""
+        """The id and name of one agent, team or workflow."""
         return json_response(_shown(self._agent(request)))
 
     @serves(
@@ -148,7 +148,7 @@ class Runs:
                 asked.message,
                 asked.session_id,
                 user_id,
-                # another protocol has other names for what its runs take
+                # empty for an agent of another protocol, whose input has other names
                 input=given or None,
             )
         )
@@ -215,7 +215,7 @@ class Runs:
         )
     )
     async def cancel(self, request: Request) -> ASGIApp:
-        """`{}` once the run is cancelled, or while it is being."""
+        """Cancel the run: `{}`, also while the cancellation is not confirmed."""
         who = identity_of(request)
         agent = self._agent(request)
         record = await self._run(who, agent, request)

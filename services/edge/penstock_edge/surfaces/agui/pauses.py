@@ -188,8 +188,8 @@ class AnsweredPauses:
         if entry is None:
             return None
         record = ApprovalRecord.model_validate_json(await unwrap(self.bus, entry.value))
-        ours = (record.agent, record.session_id) == (self.agent.id, self.asked.thread_id)
-        return record if ours and self.who.sees(record.user_id) else None
+        fits = (record.agent, record.session_id) == (self.agent.id, self.asked.thread_id)
+        return record if fits and self.who.sees(record.user_id) else None
 
 
 def _goes_before(approval: ApprovalRecord, known: tuple[ApprovalRecord, JsonObject] | None) -> bool:
