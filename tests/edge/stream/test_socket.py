@@ -212,6 +212,7 @@ async def test_whoever_does_not_read_is_dropped_and_told_to_try_again(
         url(edge, session_id), sock=small, max_queue=1, compression=None, proxy=None
     ) as connection:
         await run.started()
+        await connection.recv()  # from here on it is live: a replay may take its time
         for _ in range(40):
             await run.text("x" * 400_000)
 
