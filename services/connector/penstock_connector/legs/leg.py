@@ -46,6 +46,7 @@ from penstock_connector.legs.response import (
 from penstock_connector.legs.stop_requests import StopRequests
 from penstock_connector.legs.tasks import stop
 from penstock_connector.secrets import without_secrets
+from penstock_connector.state.run_state import FrameKind
 from penstock_connector.upstreams.base import Attachment, Call, Refused, Upstream
 
 log = logging.getLogger(__name__)
@@ -410,7 +411,7 @@ class Leg:
         outcome = lost("history_lost", HISTORY_LOST)
         try:
             await self.writer.go_on()
-            await self._write(outcome.kind, orjson.dumps(outcome.facts))
+            await self._write("lost", orjson.dumps(outcome.facts))
         except FenceConflict:
             return TAKEN_OVER
         return outcome
@@ -430,7 +431,7 @@ class Leg:
     async def _store(self, chunk: bytes, received: str) -> None:
         await self._write("bytes", chunk, received)
 
-    async def _write(self, kind: str, payload: bytes, received: str | None = None) -> None:
+    async def _write(self, kind: FrameKind, payload: bytes, received: str | None = None) -> None:
         await self.writer.write(kind, payload, leg=self.number, received=received)
         self._written_at = time.monotonic()
         telemetry.FRAMES.labels(kind).inc()

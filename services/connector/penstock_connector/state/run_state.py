@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final, Literal, cast
 
 import orjson
 
@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 
 WRITER = "upstream"
 LAG_S = 0.05
-CLOSED = frozenset({"end", "lost", "event"})
+FrameKind = Literal["open", "claim", "bytes", "end", "lost", "event"]
+LastKind = Literal["end", "lost", "event"]  # a frame after which no leg is open
+CLOSED: Final[frozenset[FrameKind]] = frozenset({"end", "lost", "event"})
 
 
 class Runs:
@@ -37,7 +39,7 @@ class Runs:
         connection = f"{self._pod}/{self._connections}"
         return RawWriter(self._bus, run_id, WRITER, connection, last.sequence if last else 0)
 
-    async def end(self, run_id: str, last: Stored, kind: str, facts: dict[str, Any]) -> None:
+    async def end(self, run_id: str, last: Stored, kind: LastKind, facts: dict[str, Any]) -> None:
         """End the run with a frame after `last`, unless another connector writes first."""
         try:
             await self.writer(run_id, last).write(kind, orjson.dumps(facts), leg=leg_of(last))
@@ -113,9 +115,10 @@ def leg_of(stored: Stored) -> int:
     return int(stored.headers[messages.LEG])
 
 
-def kind_of(stored: Stored) -> str:
+def kind_of(stored: Stored) -> FrameKind:
     """The kind of a source frame; for a part, the kind of the whole frame."""
-    return stored.headers.get(messages.WHOLE) or stored.headers[messages.KIND]
+    kind = stored.headers.get(messages.WHOLE) or stored.headers[messages.KIND]
+    return cast(FrameKind, kind)  # only connectors write under this subject
 
 
 def is_over(last: Stored, leg: int) -> bool:

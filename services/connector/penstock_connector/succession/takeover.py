@@ -28,7 +28,7 @@ from penstock_connector.legs.running import LegRunner, sending_state
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.state.leg_record import LegRecord
 from penstock_connector.state.retries import with_retries
-from penstock_connector.state.run_state import CLOSED, holder_of, kind_of, leg_of
+from penstock_connector.state.run_state import CLOSED, LastKind, holder_of, kind_of, leg_of
 from penstock_connector.state.stores import Stores
 
 log = logging.getLogger(__name__)
@@ -202,4 +202,5 @@ class Takeover:
             outcome = lost("outcome_unknown", text)
         else:
             outcome = lost("upstream_lost", why)
-        await self._stores.runs.end(run_id, last, outcome.kind, outcome.facts)
+        kind: LastKind = "end" if cancelled is not None else "lost"
+        await self._stores.runs.end(run_id, last, kind, outcome.facts)
