@@ -1,4 +1,4 @@
-"""What an agent's configuration holds that no error text may repeat. Pure."""
+"""Takes the credentials of an agent's configuration out of texts. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from urllib.parse import unquote, urlsplit
 from penstock.redaction import is_secret, without
 from penstock.settings import AgentConfig
 
-MIN_CHARACTERS: Final = 6  # of a secret: a shorter one would be found in ordinary words
+MIN_CHARACTERS: Final = 6  # of a secret; a shorter one would also match ordinary words
 
 
 def without_secrets(agent: AgentConfig, facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a lost leg without the credentials that the agent is called with.
+    """The facts of a lost leg without the agent's credentials.
 
-    They stand in no frame either: whoever may read source frames may not know them.
+    They may not be in a source frame, because clients with the scope `raw` read those.
     """
     secrets = _secrets(agent)
     return {
@@ -25,7 +25,7 @@ def without_secrets(agent: AgentConfig, facts: dict[str, Any]) -> dict[str, Any]
 
 def _secrets(agent: AgentConfig) -> list[str]:
     values = [value for name, value in agent.headers.items() if is_secret(name)]
-    values += [value.rpartition(" ")[2] for value in values]  # "Bearer …": without its scheme
+    values += [value.rpartition(" ")[2] for value in values]  # "Bearer …" without its scheme
     at = urlsplit(agent.url)
     values += [unquote(at.password or ""), at.password or ""]
     return [value for value in dict.fromkeys(values) if len(value) >= MIN_CHARACTERS]

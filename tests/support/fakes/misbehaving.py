@@ -96,6 +96,7 @@ class Misbehaving:
     """The server; see the module."""
 
     def __init__(self) -> None:
+        self.answering: set[asyncio.Task[None]] = set()  # one for each connection
         self.requests: list[Request] = []
         self.other: Callable[[Request], tuple[int, Any]] = lambda request: (200, {})
         self.scripted: Callable[[Request], bool] = _runs_something
@@ -149,6 +150,9 @@ class Misbehaving:
     async def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.answering.add(task)
         try:
             while (request := await _read(reader)) is not None:
                 self.requests.append(request)
@@ -165,7 +169,10 @@ class Misbehaving:
                     )
         except (ConnectionError, asyncio.IncompleteReadError):
             self._closed += 1
+        except asyncio.CancelledError:
+            pass  # the test is over
         finally:
+            self.answering.discard(task)
             writer.close()
 
 
@@ -182,6 +189,11 @@ async def misbehaving() -> AsyncIterator[Misbehaving]:
         yield made
     finally:
         server.close()
+        # Without this, an answer that never ends would be collected in a later test, and fail it.
+        for task in tuple(made.answering):
+            task.cancel()
+        if made.answering:
+            await asyncio.wait(set(made.answering))
 
 
 async def _read(reader: asyncio.StreamReader) -> Request | None:

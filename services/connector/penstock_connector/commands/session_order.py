@@ -65,7 +65,7 @@ class SessionOrder:
         self._sequences: dict[str, list[int]] = {}  # of each session, rising
         self._rebuild_from = REBUILD_FROM
         self._waiting_since: dict[int, float] = {}  # by sequence, while an earlier one waits
-        self._moved: dict[str, asyncio.Event] = {}  # by session, while somebody waits here
+        self._moved: dict[str, asyncio.Event] = {}  # by session, while a start of it waits here
 
     async def before(self, stored: Stored) -> Earlier | None:
         """The first start of the same session that must begin before this one, if there is any.

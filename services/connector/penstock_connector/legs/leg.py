@@ -304,7 +304,11 @@ class Leg:
                 reattach = True
 
     async def _reattachment(self, call: Call) -> Call | None:
-        """The request that continues the stream; None when there is no safe one. Raises Cut."""
+        """The request that continues the stream; None when there is no safe one.
+
+        Raises:
+            Cut: the server cannot be asked now.
+        """
         if not self._progress.can_reattach:
             return None
         client = self.resources.client
@@ -322,7 +326,11 @@ class Leg:
         self._progress.attempt_unanswered = True
 
     async def _respond(self, call: Call, *, reattached: bool) -> Outcome:
-        """Send the request and store the response. Raises Cut."""
+        """Send the request and store the response.
+
+        Raises:
+            Cut: the connection broke.
+        """
         client = self.resources.client
         request = client.build_request(
             call.method,
@@ -437,13 +445,18 @@ class Leg:
         telemetry.FRAMES.labels(kind).inc()
 
     async def _claim(self, **facts: Any) -> None:
-        """Write that the upstream is called now. Raises FenceConflict if another holds the leg."""
+        """Write that the upstream is called now.
+
+        Raises:
+            FenceConflict: another connector holds the leg.
+        """
         await self._write("claim", orjson.dumps({"calls": True, **facts}))
 
     async def _require_ours(self) -> None:
-        """Raises FenceConflict when another connector holds the leg.
+        """Return if the leg is ours. This process may have been suspended beyond its lease.
 
-        This process may have been suspended for longer than its lease.
+        Raises:
+            FenceConflict: another connector holds the leg.
         """
         if time.monotonic() - self._written_at > FRESH_S and not await self.writer.holds():
             raise FenceConflict(f"run {self.run_id} was taken over")

@@ -107,10 +107,10 @@ class AgnoUpstream:
     async def reattach(
         self, client: httpx.AsyncClient, agent: AgnoAgent, call: Call, seen: Attachment
     ) -> Call | None:
-        """POST …/runs/{run_id}/resume (3.x), after the last event that came whole.
+        """POST …/runs/{run_id}/resume (3.x), after the last complete event.
 
-        Where none came, the whole run is asked for. Not so a run that goes on: nobody knows
-        where its events begin, and a server that has forgotten the first leg counts anew.
+        Without an event, a first leg asks for the whole run. A later leg is not continued then: the
+        number of its first event is not known, and a server that was restarted counts anew.
         """
         if call.run_id is None or (call.own == _GOES_ON and seen.last_event_index is None):
             return None
