@@ -40,7 +40,7 @@ WORKERS := $(shell n=$$(($(CORES) + 1)); [ $$n -gt 4 ] && n=4; echo $$n)
 # (With bytecode on disk, whatever the environment says: every worker would compile all tests.)
 PYTEST_N := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # What needs nothing but .venv and takes little: pure code, and the bus over one real nats-server.
-FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py tests/web \
+FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py tests/web/test_identity.py \
 	tests/connector/model/test_model.py tests/connector/upstreams tests/connector/legs/test_history.py \
 	tests/conformance/test_conformance.py tests/conformance/test_examples.py \
 	tests/conformance/test_real_path.py tests/contract/test_documents.py tests/contract/test_openapi.py \
