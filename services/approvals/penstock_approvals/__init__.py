@@ -1,1 +1,1 @@
-"""Approvals: one decision for each pause, by a person, sent upstream at most once."""
+"""The approvals service: a person decides each pause once, and it is sent upstream at most once."""

@@ -1,4 +1,4 @@
-"""The process of this service."""
+"""Run the approvals service as a process."""
 
 from penstock.service import main
 from penstock_approvals.service import ApprovalsService

@@ -1,4 +1,4 @@
-"""What the approvals service announces of a run: source events in RAW, each written once."""
+"""Write the approvals service's source events of a run to RAW, each once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRITER = "approvals"
 
 
 class Announcements:
-    """Writes source events as one pod."""
+    """Writes the source events of one pod of the approvals service."""
 
     def __init__(self, bus: Bus, pod: str) -> None:
         self._bus = bus
@@ -27,11 +27,11 @@ class Announcements:
         self._writes = 0
 
     async def once(self, run_id: str, leg: int, type_: str, data: Mapping[str, object]) -> None:
-        """Write a source event of the run's leg, unless it was written before.
+        """Write a source event of the run's leg, unless the event was written before.
 
-        A repeat finds the event as the last one of this service, or finds an event of a later leg.
-        A later leg begins only after everything of this leg was announced, because a decision is
-        sent after it was announced.
+        A repeated call finds the event as this service's last event of the run, or finds an event
+        of a later leg. A later leg begins only after all events of this leg were written, because a
+        decision is announced before it is sent.
 
         Raises:
             BusError: the bus does not answer; the call may be repeated.

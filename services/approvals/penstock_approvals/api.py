@@ -1,4 +1,4 @@
-"""The HTTP routes: list approvals, show one, decide one."""
+"""The HTTP routes of approvals: list approvals, show an approval, decide an approval."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _operation = partial(Operation, tag="approvals")
 
 
 class Api:
-    """Handlers of the approvals. `decide` takes a decision and sees to what follows."""
+    """The handlers of the routes. `decide` takes a decision and has the decision sent."""
 
     def __init__(self, approvals: Approvals, decide: Decide) -> None:
         self._approvals = approvals
@@ -111,7 +111,7 @@ class Api:
         )
     )
     async def index(self, request: Request) -> Response | None:
-        """The approvals that the caller sees and that the query selects."""
+        """Return the approvals that the caller may see and that the query selects."""
         who = identity_of(request)
         try:
             query = Query.model_validate(dict(request.query_params))
@@ -142,7 +142,7 @@ class Api:
         )
     )
     async def show(self, request: Request) -> Response:
-        """The approval's record."""
+        """Return the approval's record."""
         return _json(await self._found(request))
 
     @serves(
@@ -159,7 +159,7 @@ class Api:
         )
     )
     async def decide(self, request: Request) -> Response:
-        """The record after the decision was taken."""
+        """Take the decision, and return the approval's record with the decision."""
         who = identity_of(request)
         approval_id = (await self._found(request)).approval_id
         body = await read_model(request, DecisionBody)
@@ -174,9 +174,10 @@ class Api:
             return await _asked(self._approvals.all())
 
     async def _found(self, request: Request) -> ApprovalRecord:
-        """The approval of the path. Raises Problem 404, also for another user's."""
+        """Return the approval of the path. Raises Problem 404, also for another user's approval."""
         approval_id = request.path_params["approval_id"]
-        # an id that a client made up may hold characters that no key of a bucket may hold
+        # The bus refuses a key with other characters, which an id that a client made up may
+        # contain.
         known = _is_key(approval_id)
         record = await _asked(self._approvals.get(approval_id)) if known else None
         if record is None:

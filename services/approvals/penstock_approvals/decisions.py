@@ -1,7 +1,8 @@
-"""Requests and decisions: what becomes of an approval.
+"""Record requests for approval, take decisions, and withdraw requests of ended runs.
 
-A decision is a compare-and-set of the approval's record, so one decision wins and later ones are
-answered with the record. The outbox sends a taken decision on, also after its process has ended.
+A decision is a compare-and-set of the approval's record. So only one decision is taken, and each
+later decision gets the record as its answer. The outbox sends a taken decision to the connector,
+also when the process that took the decision has ended.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Approvals:
-    """What the service does with events and decisions, whatever they arrive by."""
+    """Handles events and decisions, whether a decision comes over NATS or over HTTP."""
 
     def __init__(self, bus: Bus, pod: str) -> None:
         self._bus = bus
@@ -44,7 +45,7 @@ class Approvals:
         self._outbox = Outbox(bus, self._records, self._announcements)
 
     async def on_event(self, stored: Stored) -> None:
-        """Handle an approval.requested, or the terminal event of a run. It may be repeated.
+        """Handle an approval.requested, or the terminal event of a run. A repeat changes nothing.
 
         Raises:
             LookupError: the run has no record.
@@ -58,7 +59,7 @@ class Approvals:
             await self._on_ended(body["run_id"])
 
     async def _on_requested(self, body: dict[str, object]) -> None:
-        """Record the request, and its aliases, before the run is announced as paused."""
+        """Record the request and its aliases, then announce the run as paused."""
         data = body["data"]
         assert isinstance(data, dict)
         run_id, approval_id = str(body["run_id"]), data["approval_id"]
@@ -82,16 +83,17 @@ class Approvals:
             log.info("run %s waits for approval %s", run_id, approval_id)
         kept = record if created else await self.get(approval_id)
         if kept is not None and kept.status == "pending":
-            # This version has no policy: a person is always asked.
+            # This version has no policy, so a person decides every request.
             paused = {"reason": "approval_required", "approval_id": approval_id}
             await self._announcements.once(run_id, record.leg, "lifecycle.paused", paused)
         last = await tail(self._bus, EVENTS, events_of_run(run_id))
         if last is not None and last.headers.get("ce-type") in TERMINAL:
-            # The run ended while the request was recorded, and its end may be handled already.
+            # The run ended while the request was recorded. If its terminal event was handled before
+            # the record existed, nothing else would withdraw the request.
             await self._on_ended(run_id)
 
     async def _point_to(self, record: ApprovalRecord, run: RunRecord, item_id: str) -> None:
-        """Write the aliases by which an answer in an upstream's protocol finds the approval."""
+        """Write the aliases: an answer in an upstream's protocol finds the approval by an alias."""
         named = (run.agent, run.session_id, item_id)
         pointer = {
             "approval_id": record.approval_id,
@@ -99,8 +101,8 @@ class Approvals:
             "leg": record.leg,
             "item_id": item_id,
         }
-        # Two users may give their sessions the same id, so the owner belongs to the key. Releases
-        # up to 0.1 look for the key without the owner.
+        # Two users may give their sessions the same id, so the first key contains the owner.
+        # Releases up to 0.1 read the second key, without the owner.
         for alias in (key_of("approval", run.user_id, *named), key_of("approval", *named)):
             await self._bus.bucket("aliases").put(alias, orjson.dumps(pointer))
 
@@ -110,14 +112,14 @@ class Approvals:
             await self._withdraw(run_id, approval_id)
 
     async def _last_request(self, run_id: str) -> str | None:
-        """The id of the approval that the run waited for last; None where it never paused."""
+        """Return the id of the run's last requested approval; None if the run never paused."""
         entry = await self._bus.bucket("pauses").get(run_id)
         if entry is not None and entry.value:
             kept = await objects.unwrap(self._bus, entry.value)
             return PauseRecord.model_validate_json(kept).approval_id
         if not self._bus.continuity.of("KV_pauses"):
             return None
-        # NATS has lost records of pauses, perhaps this one; the run's events tell the same.
+        # NATS has lost records of pauses, perhaps this record. The run's events have the id, too.
         asked = await self._bus.tail(EVENTS, event("approval.requested", run_id))
         if asked is None:
             return None
@@ -125,7 +127,7 @@ class Approvals:
         return str(body["data"]["approval_id"])
 
     async def withdraw_if_ended(self, record: ApprovalRecord) -> None:
-        """Withdraw a request whose run has ended, whatever is kept of the pause.
+        """Withdraw a request whose run has ended, also when the record of the run's pause is lost.
 
         Raises:
             LookupError: the run has no record.
@@ -135,10 +137,10 @@ class Approvals:
             await self._withdraw(record.run_id, record.approval_id)
 
     async def was_decided(self, approval_id: str, decision: Decision) -> bool:
-        """Record a decision that was taken before NATS lost it; False unless it was pending.
+        """Record again a decision that NATS has lost; return False if the approval is not pending.
 
-        Nothing is sent: the outbox had sent the decision, and the connector's watchdog sends again,
-        once, what NATS lost of that.
+        The decision is not sent here: the outbox had sent it before. If NATS has lost the command,
+        the connector's watchdog sends the command again, once.
         """
         held = await self._records.find(approval_id)
         if held is None or held.record.status != "pending":
@@ -147,14 +149,14 @@ class Approvals:
         return await self._records.replace(held, held.record.model_copy(update=update))
 
     async def _withdraw(self, run_id: str, approval_id: str) -> None:
-        """Withdraw a pending request and announce that; repeat the announcement of a former one."""
+        """Withdraw a pending request and announce the withdrawal, also an earlier withdrawal."""
         record = await self._withdrawn(approval_id)
         if record is not None:
             data = {"approval_id": record.approval_id, "reason": record.reason}
             await self._announcements.once(run_id, record.leg, "approval.withdrawn", data)
 
     async def _withdrawn(self, approval_id: str) -> ApprovalRecord | None:
-        """The record after the withdrawal, also of a former one; None for any other status."""
+        """Withdraw a pending request; return the withdrawn record, or None for another status."""
         while True:
             held = await self._records.find(approval_id)
             if held is None:
@@ -172,17 +174,17 @@ class Approvals:
                 return withdrawn
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
-        """The record of one approval. Raises as `ApprovalRecords.get`."""
+        """Return the record of one approval. Raises what `ApprovalRecords.get` raises."""
         return await self._records.get(approval_id)
 
     async def all(self) -> list[ApprovalRecord]:
-        """Every readable record, the newest first. Raises BusError."""
+        """Return every readable record, the newest first. Raises BusError."""
         return await self._records.all()
 
     async def decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
-        """Take the decision if it is the first and fits the request.
+        """Take the decision if it is the approval's first decision and fits the request.
 
-        The outbox holds what must follow; `send_on` does it at once.
+        The outbox has an entry for a taken decision; `send_on` sends the decision at once.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.
@@ -199,7 +201,7 @@ class Approvals:
                 return reply
 
     async def _decide(self, held: Held, request: DecideRequest) -> DecideReply | None:
-        """None when the record has changed since it was read, so that it must be read again."""
+        """Take the decision; return None if the record has changed and must be read again."""
         record = held.record
         if request.digest is not None and request.digest != record.digest:
             return DecideReply(
@@ -232,11 +234,11 @@ class Approvals:
         return DecideReply(status=200, approval=decided)
 
     async def send_on(self, approval_id: str) -> None:
-        """Announce the decision and have the upstream continued. Raises as `Outbox.send_on`."""
+        """Announce and send the decision. Raises what `Outbox.send_on` raises."""
         await self._outbox.send_on(approval_id)
 
     async def sweep(self) -> None:
-        """Send on what other processes decided and did not send. Raises BusError."""
+        """Send the decisions that ended processes took and did not send. Raises BusError."""
         await self._outbox.sweep()
 
     async def _run(self, run_id: str) -> RunRecord:
@@ -247,7 +249,7 @@ class Approvals:
 
 
 def _too_late(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
-    """The answer for a record that is not pending: 409, or 200 for a repeat of its decision."""
+    """Return 409 for a record that is not pending; 200 if the request repeats its decision."""
     decision, key = record.decision, request.idempotency_key
     if (
         decision is not None

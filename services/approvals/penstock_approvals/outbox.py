@@ -1,7 +1,7 @@
-"""The outbox: a decision that a process took, but did not send on before it ended, is sent here.
+"""The outbox sends a decision whose process ended after it took, and before it sent, the decision.
 
 An entry `outbox.<approval>` is written before the decision is taken and deleted after the decision
-was sent. The value is the server's time at which the entry was written, in Unix seconds.
+was sent. The entry's value is the server's time at which the entry was written, in Unix seconds.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 
 log = logging.getLogger(__name__)
 
-ABANDONED_S = 30.0  # after this time an entry whose decision was not taken is deleted
+ABANDONED_S = 30.0  # an entry of this age whose decision was not taken is deleted
 _PREFIX = "outbox."
 
 
 class Phase(Enum):
-    """What an entry of the outbox waits for."""
+    """The next step for an entry of the outbox."""
 
     TO_SEND = auto()  # the decision is taken: announce it, and send the continue
     UNDECIDED = auto()  # the decision may still be taken: wait
-    ABANDONED = auto()  # the decision was not taken for so long: delete the entry
+    ABANDONED = auto()  # the decision was not taken within ABANDONED_S: delete the entry
 
 
 def phase_of(record: ApprovalRecord | None, written_s: float, now_s: float) -> Phase:
-    """The phase of an entry, written at `written_s`, for an approval with this record."""
+    """Return the phase of the entry for this approval; the entry was written at `written_s`."""
     if record is not None and record.status == "decided":
         return Phase.TO_SEND
     return Phase.ABANDONED if written_s < now_s - ABANDONED_S else Phase.UNDECIDED
 
 
 class Outbox:
-    """The entries, and how a decision is sent on."""
+    """Keeps the entries, and sends the decisions that have been taken."""
 
     def __init__(self, bus: Bus, records: ApprovalRecords, announcements: Announcements) -> None:
         self._bus = bus
@@ -53,7 +53,7 @@ class Outbox:
         await self._bucket.put(f"{_PREFIX}{approval_id}", str(self._bus.clock.time()).encode())
 
     async def send_on(self, approval_id: str) -> None:
-        """Announce the decision and have the upstream continued. It may be repeated.
+        """Announce the decision and have the upstream continued. The call may be repeated.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.
@@ -85,10 +85,10 @@ class Outbox:
         await self._bucket.delete(f"{_PREFIX}{approval_id}")
 
     async def sweep(self) -> None:
-        """Bring every entry to its end. An entry that cannot be handled blocks no other entry.
+        """Handle every entry. An entry that cannot be handled does not block the other entries.
 
         Raises:
-            BusError: the bus is away; the next sweep does the rest.
+            BusError: the bus does not answer; the next sweep handles the remaining entries.
         """
         stuck: dict[str, int] = {}
         for entry in await self._bucket.entries(f"{_PREFIX}*"):
@@ -101,7 +101,7 @@ class Outbox:
                 if not self._bus.ready:
                     raise
                 self._report(entry, error, stuck)
-            except Exception as error:  # whatever one entry holds must not block the others
+            except Exception as error:  # one entry must not block the others
                 self._report(entry, error, stuck)
         self._reported = stuck
         telemetry.OUTBOX_STUCK.set(len(stuck))
@@ -131,21 +131,22 @@ class Outbox:
     async def _abandon(self, approval_id: str, entry: Entry) -> None:
         """Delete the entry of a decision that was never taken.
 
-        The process that wrote it may only be slow. So the record is written as a new revision
-        first: the slow process's compare-and-set then fails, and it begins again with a new entry.
-        Without this, its decision would be taken while no entry remembers to send it.
+        The process that wrote the entry may only be slow. So the approval's record is written as a
+        new revision first: the slow process's compare-and-set then fails, and the process writes a
+        new entry. Without the new revision, the slow process could take the decision after its
+        entry was deleted, and nothing would send the decision if that process ended.
         """
         held = await self._records.find(approval_id)
         if held is not None:
             if held.record.status == "decided":
-                return  # it was decided just now; the next sweep sends it
+                return  # the decision was taken just now; the next sweep sends it
             if held.record.status == "pending" and not await self._records.touch(held):
                 return
         await self._bucket.delete(entry.key, entry.revision)
 
 
 def _written_s(entry: Entry) -> float:
-    """When the entry was written; 0 for a value that is no time, so that it counts as old."""
+    """Return when the entry was written; 0 if its value is no time, so that it counts as old."""
     try:
         return float(entry.value or 0)
     except ValueError:

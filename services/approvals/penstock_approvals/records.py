@@ -1,4 +1,4 @@
-"""The records of approvals in KV `approvals`: read, created and replaced by compare-and-set."""
+"""Read, create and replace the records of approvals in KV `approvals`, by compare-and-set."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class UnreadableRecord(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A record with the entry that it was read from."""
+    """A record and the entry from which the record was read."""
 
     record: ApprovalRecord
     entry: Entry
 
 
 class ApprovalRecords:
-    """One record for each approval; its key is the approval's id."""
+    """The records of all approvals. A record's key is the approval's id."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._bucket = bus.bucket(BUCKET)
 
     async def find(self, approval_id: str) -> Held | None:
-        """The record with its revision; None where there is none.
+        """Return the approval's record and its entry; None if there is no record.
 
         Raises:
             UnreadableRecord: the record cannot be parsed.
@@ -55,12 +55,12 @@ class ApprovalRecords:
         return await self._held(entry) if entry is not None else None
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
-        """The record; None where there is none. Raises as `find` does."""
+        """Return the approval's record; None if there is no record. Raises what `find` raises."""
         held = await self.find(approval_id)
         return held.record if held is not None else None
 
     async def all(self) -> list[ApprovalRecord]:
-        """Every record, the newest first. A record that cannot be read is logged and left out."""
+        """Return every record, the newest first. Unreadable records are logged and left out."""
         records = []
         for entry in await self._bucket.entries("*"):
             try:
@@ -70,16 +70,16 @@ class ApprovalRecords:
         return sorted(records, key=lambda record: record.requested_at, reverse=True)
 
     async def create(self, record: ApprovalRecord) -> bool:
-        """Write the first record of an approval; False where there is one already."""
+        """Write an approval's first record; return False if the approval has a record already."""
         value = await self._value(record)
         return await self._bucket.create(record.approval_id, value) is not None
 
     async def replace(self, held: Held, record: ApprovalRecord) -> bool:
-        """Write the record over the one that was read; False where it has changed since."""
+        """Replace the record that was read; return False if it has changed since it was read."""
         return await self._replace(held, await self._value(record))
 
     async def touch(self, held: Held) -> bool:
-        """Write the same record as a new revision; False where it has changed since."""
+        """Write the same record as a new revision; return False if the record has changed."""
         return await self._replace(held, held.entry.value or b"")
 
     async def _replace(self, held: Held, value: bytes) -> bool:
@@ -97,7 +97,8 @@ class ApprovalRecords:
             raise UnreadableRecord(entry.key, why) from error
 
     async def _value(self, record: ApprovalRecord) -> bytes:
-        """The record as KV takes it: a reference where the record is too large for a message."""
+        """Return the record's value in KV: a reference if the record is too large for a message."""
         value = record.dump()
-        # Named by content, so that two deciders at once do not write over each other's object.
+        # The object's name is a hash of its content, so that two decisions at the same time do not
+        # overwrite each other's object.
         return await objects.wrap(self._bus, f"approval.{sha256(value).hexdigest()}", value)

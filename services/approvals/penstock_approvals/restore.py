@@ -1,9 +1,10 @@
-"""Writes records of approvals again from EVENTS after NATS lost some of them.
+"""Restore the records of approvals from EVENTS after NATS has lost some of the records.
 
-An older store under KV `approvals` (a power cut, a backup that was put back) lacks requests that
-runs wait for, and shows others as pending that were decided. Without a record nobody can decide,
-and the run would wait for ever; a request that was decided would ask again for what has happened.
-The events of the runs tell both. Each step may be done again, and by several instances at once.
+After a power cut or the restore of a backup, KV `approvals` may lack the records of requests that
+runs wait for, and may show decided requests as pending. Without a record nobody can decide, and the
+run would wait for ever. A decided request that is shown as pending would ask people to decide
+again. The events of the runs contain both the requests and the decisions. Each step may be
+repeated, and several instances may do it at the same time.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ STREAM = "KV_approvals"
 
 
 class Restore:
-    """Restores records once after each known loss, also after one before this process started."""
+    """Restores records once after each known loss, also a loss from before this process started."""
 
     def __init__(self, bus: Bus, approvals: Approvals) -> None:
         self._bus = bus
         self._approvals = approvals
-        self._losses = 0  # the number of losses that were handled
+        self._losses = 0  # how many losses were handled
 
     async def after_losses(self) -> None:
-        """Restore what was lost since the last call. Raises BusError: call it again."""
+        """Restore what was lost since the last call. Raises BusError; call again later."""
         losses = len(self._bus.continuity.of(STREAM))
         if losses == self._losses:
             return
@@ -57,7 +58,7 @@ class Restore:
             log.error("%s: its approval cannot be written again: %r", what, error)
 
     async def _request_again(self, value: bytes) -> None:
-        """Record the request again that a run waits for, if its record is lost."""
+        """Record again the request that a run waits for, if the request's record is lost."""
         run = RunRecord.model_validate_json(value)
         if run.status != "paused" or run.approval_id is None:
             return
@@ -75,7 +76,7 @@ class Restore:
         await self._approvals.on_event(asked[0])
 
     async def _settle(self, record: ApprovalRecord) -> None:
-        """Restore the status of a request that was decided, or whose run has ended."""
+        """Restore the status of a request that was decided, or of a request whose run has ended."""
         told = await self._last("approval.decided", record.run_id, record.approval_id)
         if told is not None:
             data, at = told[1]["data"], told[1]["timestamp"]
@@ -98,7 +99,7 @@ class Restore:
     async def _last(
         self, type_: str, run_id: str, approval_id: str
     ) -> tuple[Stored, dict[str, Any]] | None:
-        """Return the run's last event of that type with its body, if it is about that approval."""
+        """Return the run's last event of that type and its body; None unless it names the approval."""
         stored = await self._bus.tail(EVENTS, event(type_, run_id))
         if stored is None:
             return None

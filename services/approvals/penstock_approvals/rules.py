@@ -1,4 +1,4 @@
-"""Whether a decision fits its request. Pure."""
+"""Check whether a decision fits its request. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from jsonschema.exceptions import SchemaError
 
 from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
 
-# An upstream has no form for a refusal of these kinds, so they can only be answered.
+# An upstream's protocol has no form for the rejection of these kinds of items, so a person can only
+# answer them.
 ANSWERED_ONLY = frozenset({"input", "feedback", "selection", "credential"})
 NEEDS_VALUE = ANSWERED_ONLY | {"external", "long_running"}
-MAX_BYTES = 512 * 1024  # a decision travels in one message
+MAX_BYTES = 512 * 1024  # a decision is sent in one message
 
 
 class Unfit(ValueError):
@@ -22,7 +23,7 @@ class Unfit(ValueError):
 
 
 def check(approval: ApprovalRecord, request: DecideRequest) -> None:
-    """Raise Unfit unless every item, and nothing else, is decided, as its kind allows."""
+    """Raise Unfit unless each item is decided once, as its kind allows, and no other item is."""
     wanted = {item["item_id"]: item for item in approval.items}
     given = Counter(item.item_id for item in request.items)
     for item_id, count in given.items():
@@ -52,9 +53,9 @@ def _check_item(asked: dict[str, Any], item: Decided) -> None:
 
 
 def _check_schema(schema: dict[str, Any], item: Decided) -> None:
-    """Check the value against the item's schema. Raises Unfit.
+    """Check the value against the item's schema. Raises Unfit if the value does not fit.
 
-    An answer that does not fit makes the session of an ADK server unusable for ever.
+    An answer that does not fit would make the session unusable for ever on an ADK server.
     """
     try:
         Draft202012Validator.check_schema(schema)
@@ -67,7 +68,7 @@ def _check_schema(schema: dict[str, Any], item: Decided) -> None:
 
 
 def outcome(items: Sequence[Decided]) -> Literal["approved", "rejected", "mixed"]:
-    """The outcome of all items together."""
+    """Return the outcome of all items together: "mixed" if some are approved and some rejected."""
     decisions = {item.decision for item in items}
     if decisions == {"approve"}:
         return "approved"

@@ -1,4 +1,4 @@
-"""The approvals service: asks people, takes their decisions, and has runs continued."""
+"""The approvals service records requests, takes people's decisions, and has runs continued."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ApprovalsService(Service):
         self.routes = routes_of(Api(self._approvals, self._decide))
 
     async def start(self) -> None:
-        """Answer decisions first, then record requests."""
+        """Begin to take decisions, and then to record requests."""
         self._listening = await self.bus.subscribe("decide.*", self._on_decide, self.name)
         self.spawn("outbox", self._sweep)
         queue = WorkQueue(
@@ -76,12 +76,12 @@ class ApprovalsService(Service):
         try:
             await self._approvals.on_event(stored)
         except BusError as error:
-            # An event must not become a dead letter because the bus is away.
+            # Otherwise the event would become a dead letter only because the bus does not answer.
             log.warning("%s is tried again in a second: %s", stored.subject, error)
             raise Retry(1) from error
 
     async def _decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
-        await self._restore.after_losses()  # NATS may have lost the decision that was taken
+        await self._restore.after_losses()  # NATS may have lost an earlier decision
         reply = await self._approvals.decide(approval_id, request)
         if reply.status == 200:
             task = asyncio.create_task(self._send_on(approval_id))
@@ -108,7 +108,7 @@ class ApprovalsService(Service):
             log.error("%s", error)
             reply = DecideReply(status=409, detail=str(error))
         except BusError as error:
-            # Without an answer the caller's request times out; the caller reads the record then.
+            # No answer is sent, so the caller's request times out, and the caller reads the record.
             log.warning("approval %s: %s", approval_id, error)
             return
         answer = reply.dump()
