@@ -99,7 +99,7 @@ class Restore:
     async def _last(
         self, type_: str, run_id: str, approval_id: str
     ) -> tuple[Stored, dict[str, Any]] | None:
-        """Return the run's last event of that type and its body; None unless it names the approval."""
+        """Return the run's last event of that type, and its body; None for another approval."""
         stored = await self._bus.tail(EVENTS, event(type_, run_id))
         if stored is None:
             return None

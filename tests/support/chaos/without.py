@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.bus import Stored
 from penstock.bus.read.direct import STORED_AT
-from penstock.bus.state.continuity import Continuity
+from penstock.bus.state.losses import Snapshot
 from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.orders import Order
 from penstock_connector.state.run_state import CLOSED, Runs, holder_of, kind_of
@@ -78,10 +78,7 @@ def _sequences() -> None:
 def _continuity() -> None:
     """A stream that came back shorter is taken for whole."""
 
-    def behind(self: Continuity, look: Any) -> dict[str, int]:
-        return {}
-
-    _replace(Continuity, "_behind", behind)
+    _replace(Snapshot, "behind", property(lambda self: {}))
 
 
 def _replace(owner: type, name: str, value: object) -> None:
