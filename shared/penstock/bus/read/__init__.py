@@ -1,1 +1,1 @@
-"""Reading streams: direct gets, following a run, pull consumers."""
+"""Reads streams: by direct gets, by following a run, and by pull consumers."""

@@ -1,7 +1,7 @@
-"""Batched direct get: reading a stream's history without a consumer.
+"""Reads a stream's history by batched direct gets, without a consumer.
 
-nats-py offers one message at a time. A replica that lags behind may answer a direct get, so a
-caller that needs every message checks that the answer is contiguous.
+nats-py's direct get returns one message at a time. A replica that lags behind may answer a direct
+get, so a caller that needs every message checks that the answer is contiguous.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from penstock.bus.messages import Stored
 
 BATCH = 500
 MAX_BATCH_BYTES = 4 * 1024 * 1024
-# Seconds without any message of an answer, after which the request is sent again: the server that
-# was asked may be gone. Each is longer than the one before, since the server may only be slow.
+# Seconds without any message of an answer, after which the request is sent again, since the server
+# that got the request may be gone. Later waits are longer, since the server may only be slow.
 SILENCES_S = (0.75, 1.5, 3.0)
 
 STORED_AT = "Nats-Time-Stamp"  # header of an answer: when the message was stored, RFC 3339
@@ -37,12 +37,13 @@ async def read(
     limit: int = BATCH,
     max_bytes: int = MAX_BATCH_BYTES,
 ) -> tuple[list[Stored], int]:
-    """Up to `limit` messages that match, from stream sequence `start` on, and how many follow.
+    """Return up to `limit` messages that match, from stream sequence `start` on.
 
-    A message over `max_bytes` comes alone.
+    Also returns how many more matching messages follow. A message over `max_bytes` is returned
+    alone.
 
     Raises:
-        BusUnavailable: no connection, or the server refuses the request.
+        BusUnavailable: there is no connection, or the server refuses the request.
         OutcomeUnknown: the answer did not end in time.
     """
     jetstream = bus.jetstream
@@ -68,7 +69,7 @@ async def read(
 async def _answer(
     jetstream: JetStream, stream: str, request: dict[str, Any], silence_s: float
 ) -> tuple[list[Stored], int] | None:
-    """The messages, and how many follow; None without any answer for `silence_s` seconds."""
+    """Return the answer's messages and how many follow; None without an answer in `silence_s`."""
     connection = jetstream.connection
     inbox = connection.new_inbox()
     found: list[Stored] = []
@@ -94,7 +95,7 @@ async def _answer(
                 BusUnavailable(f"{stream}: {status} {headers.get('Description', '')}")
             )
 
-    # A lost connection ends `done`, and so the wait for the first message.
+    # A lost connection ends `done`. The callback then also ends the wait for the first message.
     done.add_done_callback(lambda _: begun.set())
     connection.unanswered.add(done)
     try:
@@ -121,14 +122,15 @@ async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
 
 
 async def last(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
-    """The last message that matches; None without any. A lagging replica may answer an older one.
+    """Return the last message that matches; None when no message matches.
 
-    The server keeps an index of last messages: this costs it 0.1 ms, however much the stream
-    holds. A read from a sequence on, where nothing matches, makes the server scan all later
-    messages: some milliseconds, in which it serves nothing else of this connection.
+    A lagging replica may answer with an older message. The server has an index of last messages,
+    so this request costs the server 0.1 ms, whatever the size of the stream. A read from a
+    sequence on, when no message matches, makes the server scan all later messages. The scan takes
+    some milliseconds, in which the server handles no other request of this connection.
 
     Raises:
-        BusUnavailable: no connection, or no leader answered.
+        BusUnavailable: there is no connection, or no leader answered.
         OutcomeUnknown: no answer came in time.
     """
     request = orjson.dumps({"last_by_subj": pattern})
@@ -146,7 +148,7 @@ async def last(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
 async def replay(
     bus: HasJetStream, stream: str, pattern: str, start: int = 1
 ) -> AsyncIterator[Stored]:
-    """Every message that matches, from stream sequence `start` to the present end.
+    """Yield every message that matches, from stream sequence `start` to the stream's present end.
 
     Raises:
         BusUnavailable, OutcomeUnknown: as `read` does.

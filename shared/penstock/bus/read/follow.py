@@ -1,9 +1,10 @@
 """Follows a run: first its stored history, then live messages, each once and in order.
 
 A followed run needs one core subscription and no JetStream consumer. Core messages can be lost (by
-a reconnect, or a slow reader), so each live message must be the direct successor of the one before
-it. Where it is not, and after each reconnect and each silence, the stream itself is read. The
-longer a silence lasts, the less often: 10,000 idle runs cost next to nothing.
+a reconnect, or by a slow reader), so each live message must be the direct successor of the message
+before it. If a live message is not, and after each reconnect and each silence, the stream itself is
+read. During a longer silence the stream is read less often, so 10,000 idle runs cost next to
+nothing.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ MAX_EARLY_BYTES = 4 * 1024 * 1024  # live messages that are kept while the histo
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What to follow: the stored pattern, its republished subject, and the order of messages.
+    """Describes what to follow: a stored pattern, its republished subject, the message order.
 
-    `follows`: whether the second message is the direct successor of the first. `repeats`: whether
-    the second message repeats the first, or one before it.
+    `follows` returns whether the second message is the direct successor of the first message.
+    `repeats` returns whether the second message repeats the first message or an earlier message.
     """
 
     stream: str
@@ -58,10 +59,11 @@ def _next_sequence(before: Stored, after: Stored) -> bool:
 
 
 def _made_again(before: Stored, after: Stored) -> bool:
-    """Whether an event was lost and made again from the same source frames: it keeps its number.
+    """Return whether `after` repeats a delivered event that NATS lost.
 
-    If the source frames are lost, too, the run ends at an earlier number than was delivered. That
-    last event is no repetition.
+    The normalizer makes a lost event again from the same source frames, with the same number. If
+    the source frames are lost, too, the run ends with a number that was delivered before. This last
+    event is not a repetition.
     """
     known = int(before.headers[messages.SEQUENCE])
     ends = after.headers.get("ce-type") in _ENDS and before.headers.get("ce-type") not in _ENDS
@@ -72,13 +74,14 @@ _ENDS = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancell
 
 
 def _next_on_subject(before: Stored, after: Stored) -> bool:
-    # In a republished message, this header names the message before it on its subject; in an
-    # answer of a direct get, the message before it in the answer (0 for the first).
+    # In a republished message, this header has the sequence of the previous message on the same
+    # subject. In an answer of a direct get, the header has the sequence of the previous message of
+    # the answer (0 in the first message).
     return int(after.headers.get("Nats-Last-Sequence", 0)) in (before.sequence, 0)
 
 
 def events(run_id: str) -> Followed:
-    """The canonical events of a run."""
+    """Return the description of a run's canonical events."""
     return Followed(
         streams.EVENTS,
         subjects.events_of_run(run_id),
@@ -89,7 +92,7 @@ def events(run_id: str) -> Followed:
 
 
 def raw(run_id: str, writer: str) -> Followed:
-    """The source frames of a run's writer."""
+    """Return the description of the source frames of one writer of a run."""
     return Followed(
         streams.RAW,
         subjects.raw_stored(run_id, writer),
@@ -99,10 +102,10 @@ def raw(run_id: str, writer: str) -> Followed:
 
 
 class Follow:
-    """Delivers lists of messages, from stream sequence `start` on, until `stop`.
+    """Delivers lists of messages, from stream sequence `start` on, until `stop` is called.
 
-    `deliver` is called in order, never twice with the same message, and must not wait. Gaps in the
-    stream itself (expired or deleted messages) are skipped with a warning.
+    `deliver` gets the messages in order and no message twice; it must not wait. Gaps in the stream
+    itself (expired or deleted messages) are skipped with a warning.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Follow:
         self._last: Stored | None = None
         self._early: list[Stored] = []  # live messages that wait for the end of the repair
         self._early_bytes = 0
-        self._left_out = False  # live messages were dropped: the repair must read them
+        self._left_out = False  # live messages were dropped, which the repair must read
         self._repair: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._subscription: Subscription | None = None
@@ -129,7 +132,7 @@ class Follow:
         self._stopped = False
 
     async def start(self) -> None:
-        """Subscribe first, then read the history, so that no message falls between the two.
+        """Subscribe first, then read the history, so that no message is lost between the two steps.
 
         Raises:
             BusUnavailable: the server did not take the subscription.
@@ -139,10 +142,11 @@ class Follow:
         self._begin_repair()
 
     async def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering messages, and end the subscription."""
         self._stopped = True
         self._deliver = _ignore
-        # Drop all references to this object, so that it is freed without the cycle collector.
+        # All references to this object are dropped, so that Python frees the object without the
+        # cycle collector.
         if self._stop_listening:
             self._stop_listening()
             self._stop_listening = None
@@ -196,7 +200,7 @@ class Follow:
             self._timer = loop.call_later(self._probe_s, self._probe)
 
     def _probe(self) -> None:
-        # At random, so that runs that fell silent together are not all probed together.
+        # The wait is random, so that runs that fell silent together are not all probed together.
         longest = max(MAX_PROBE_S, self._first_probe_s)
         self._probe_s = min(self._probe_s * random.uniform(2.0, 3.0), longest)
         self._begin_repair(self._catch_up_if_behind)
@@ -209,7 +213,7 @@ class Follow:
         try:
             await repair()
         except Exception:
-            # `deliver` failed. The next probe continues after the messages that it was given.
+            # `deliver` failed. The next probe continues after the messages of the failed call.
             log.exception("following %s", self._followed.pattern)
         finally:
             self._repair = None
@@ -248,8 +252,8 @@ class Follow:
             await asyncio.sleep(RETRY_S)  # the replica that answered lags behind the live messages
 
     async def _read_on(self) -> tuple[list[Stored], int]:
-        # Ask for the last message first: at a reconnect most followers are not behind, and reading
-        # from a sequence without matches costs the server much more (see `direct.last`).
+        # The last message is requested first. At a reconnect most followers have read all messages
+        # already, and a read that finds no match costs the server much more (see `direct.last`).
         where = (self._bus, self._followed.stream, self._followed.pattern)
         newest = await last(*where)
         if newest is None or newest.sequence < self._next:
@@ -265,7 +269,8 @@ class Follow:
             found = [stored for stored in found if not repeats(last, stored)]
             if not found:
                 return
-        # A lagging replica returns fewer messages, but skips none: a gap is in the stream itself.
+        # A lagging replica returns fewer messages but skips none, so a gap in the answer is a gap
+        # in the stream itself.
         whole = found if self._last is None else [self._last, *found]
         for before, after in itertools.pairwise(whole):
             if not self._followed.follows(before, after):

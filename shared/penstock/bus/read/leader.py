@@ -1,4 +1,4 @@
-"""Single messages of a stream at its leader: read in their newest state, and deleted."""
+"""Reads and deletes single messages of a stream at its leader, which has the newest state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1,
 
 
 async def tail(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
-    """The last message that matches; None when there is none.
+    """Return the last message that matches; None when no message matches.
 
     Raises:
         BusError: the leader cannot be asked.
@@ -25,7 +25,7 @@ async def tail(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
 
 
 async def at(bus: HasJetStream, stream: str, sequence: int) -> Stored | None:
-    """The message of this stream sequence; None when there is none.
+    """Return the message of this stream sequence; None when the stream has no such message.
 
     Raises:
         BusError: the leader cannot be asked.
@@ -34,7 +34,7 @@ async def at(bus: HasJetStream, stream: str, sequence: int) -> Stored | None:
 
 
 async def since(bus: HasJetStream, stream: str, time: datetime) -> Stored | None:
-    """The first message that was stored at that time or later; None when there is none.
+    """Return the first message that was stored at `time` or later; None without such a message.
 
     Raises:
         BusError: the leader cannot be asked.
@@ -44,7 +44,7 @@ async def since(bus: HasJetStream, stream: str, time: datetime) -> Stored | None
 
 
 async def delete(bus: HasJetStream, stream: str, sequence: int) -> bool:
-    """Delete the message of this stream sequence; False when there is none (any more).
+    """Delete the message of this stream sequence; return False when there is no such message.
 
     Raises:
         BusError: the leader cannot be asked, or refuses the deletion.
@@ -52,7 +52,8 @@ async def delete(bus: HasJetStream, stream: str, sequence: int) -> bool:
     try:
         await bus.jetstream.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
     except ApiError:
-        # For a missing message the server has two codes, depending on the rest of the stream.
+        # For a missing message the server returns one of two error codes, depending on the other
+        # messages of the stream. So a read finds out whether the message is missing.
         if await at(bus, stream, sequence) is not None:
             raise
         return False
@@ -71,7 +72,7 @@ async def _message(bus: HasJetStream, stream: str, which: dict[str, Any]) -> Sto
 
 
 def stored_of(message: dict[str, Any]) -> Stored:
-    """The message in an answer's JSON (subject, seq, time; base64 in hdrs and data)."""
+    """Return the message in an answer's JSON (subject, seq, time; base64 in hdrs and data)."""
     headers: dict[str, str] = {}
     for line in base64.b64decode(message.get("hdrs", "")).split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")

@@ -1,6 +1,6 @@
-"""The pull loop that `Reader` and `WorkQueue` share: 7 to 9 µs a message.
+"""Implements the pull loop of `Reader` and `WorkQueue`, which takes 7 to 9 µs for each message.
 
-nats-py's `fetch` takes 25 to 46 µs a message (see docs/decisions).
+nats-py's `fetch` takes 25 to 46 µs for each message (see docs/decisions).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 NANO = 1_000_000_000
 EXPIRES_S = 30
 HEARTBEAT_S = 0.5  # between two heartbeats of the consumer while a request is open
-SILENCE_S = 1.5  # without a heartbeat for so long, the consumer's leader is taken for dead
-LOOKS = 3  # so many checks in a row must find silence: a busy process may not have read its socket
+SILENCE_S = 1.5  # without a heartbeat for this long, the consumer's leader counts as gone
+LOOKS = 3  # checks in a row that must find no heartbeat: a busy process reads its socket late
 RETRY_S, MAX_RETRY_S = 0.25, 0.5
-MAX_REQUEST_BYTES = 4 * 1024 * 1024  # a batch of the largest messages would have 256 MiB
+MAX_REQUEST_BYTES = 4 * 1024 * 1024  # without a limit, a batch could have 256 MiB
 
 # 409s that end one request; after any other 409 the consumer is gone or has moved
 _REQUEST_ENDS = frozenset({"Batch Completed", "Message Size Exceeds MaxBytes"})
@@ -57,34 +57,35 @@ def _delivery(msg: Msg) -> Delivery:
 
 
 class PullUse(Protocol):
-    """What a pull loop is used for."""
+    """The interface of an object that uses a pull loop, such as `Reader` and `WorkQueue`."""
 
     async def create(self) -> str:
-        """Make the consumer, or find it; returns its name. May raise BusError."""
+        """Make or find the consumer, and return the consumer's name. May raise BusError."""
 
     def room(self) -> int:
-        """How many messages may be requested now, those included that are on their way."""
+        """Return how many messages may be under way at most, already requested ones included."""
 
     def on_message(self, delivery: Delivery) -> None:
-        """Take a message. Called for each one as it comes; must not wait."""
+        """Take a message. The loop calls this with each message as it arrives; it must not wait."""
 
     async def work(self) -> bool:
-        """Process messages that were taken; False when there is nothing to do but wait."""
+        """Process messages that were taken; return False when there was nothing to process."""
 
 
 class Phase(Enum):
-    """The state of the subscription that messages come to."""
+    """The state of the subscription at which messages arrive."""
 
     CLOSED = auto()
     OPEN = auto()
-    BROKEN = auto()  # the consumer is gone, or messages were lost: open it anew
+    BROKEN = auto()  # the consumer is gone or messages were lost; the loop opens the consumer anew
 
 
 class PullLoop:
     """Keeps requests open at one consumer, and opens the consumer anew when it fails.
 
-    `what` says for the log what is being done. `batch` is the limit of one request. The loop looks
-    for room and for silence every `look_s` seconds.
+    `what` describes the activity for the log. `batch` is the limit of messages in one request.
+    Every `look_s` seconds the loop checks whether there is room for more messages and whether
+    heartbeats are missing.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class PullLoop:
         self._inbox = ""
         self._subscription: Subscription | None = None
         self._last_heard = 0.0
-        self._looks = 0  # since then
+        self._looks = 0  # checks since `_last_heard`
         self.consumer = ""
         self.wake = asyncio.Event()  # set when there may be something to request or to process
 
@@ -126,7 +127,8 @@ class PullLoop:
                     await self._pull()
                 except (BusError, NatsError) as error:
                     failures += 1
-                    # One warning for an absence of the bus: every reader would repeat it.
+                    # Only the first failure is a warning. Otherwise every reader would repeat the
+                    # warning for as long as the bus is away.
                     level = logging.WARNING if failures == 1 else logging.DEBUG
                     log.log(level, "%s: %s", self._what, error)
                     await asyncio.sleep(min(failures * RETRY_S, MAX_RETRY_S))
@@ -157,7 +159,7 @@ class PullLoop:
         self._heard()
 
     async def _pull(self) -> None:
-        """Request and process until the consumer must be opened anew."""
+        """Request and process messages until the consumer must be opened anew."""
         while self._phase is Phase.OPEN:
             await self._request(self._use.room())
             self.wake.clear()
@@ -172,7 +174,7 @@ class PullLoop:
                     return
 
     async def _request(self, room: int) -> None:
-        """Ask for up to `room` messages more, once half of the last request has come."""
+        """Request more messages, up to `room`, once half of the last request has arrived."""
         want = min(room, self._batch) - self._outstanding
         if want <= 0 or (self._outstanding and want < self._batch // 2):
             return
@@ -197,7 +199,7 @@ class PullLoop:
         self._looks = 0
 
     def _is_silent(self) -> bool:
-        """True when an open request lacks its heartbeats, in several checks in a row."""
+        """Return whether several checks in a row found that an open request gets no heartbeats."""
         self._looks += 1
         silent_s = asyncio.get_running_loop().time() - self._last_heard
         return self._outstanding > 0 and silent_s > SILENCE_S and self._looks >= LOOKS

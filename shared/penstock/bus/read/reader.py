@@ -1,4 +1,4 @@
-"""Following a stream in order, by an ephemeral consumer without acknowledgements."""
+"""Reads a stream in order, by an ephemeral consumer without acknowledgements."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from penstock.bus.read.pull import HEARTBEAT_S, NANO, Delivery, PullLoop
 
 
 class Reader:
-    """Every message of a filter from a stream sequence on, in order, each once.
+    """Reads each message that matches a pattern once and in order, from a stream sequence on.
 
-    `handle` is called with each message. It may wait; then at most a batch (and 4 MiB) is read
-    ahead. An exception of `handle` ends `run`, except a BusError: then the message comes again.
-    Nothing is acknowledged: a caller that must remember its position records it itself.
+    `handle` is called with each message. While `handle` waits, at most one batch (and 4 MiB) is
+    read ahead. When `handle` raises a BusError, the reader delivers the same message again; any
+    other exception ends `run`. The reader acknowledges no messages, so a caller that must remember
+    its position records the position itself.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Reader:
         self._handle = handle
         self._batch = batch
         self._pending: list[Delivery] = []
-        self._expected = 1  # the consumer's own count, in which every loss leaves a gap
+        self._expected = 1  # the next sequence of the consumer; a lost message leaves a gap in it
         what = f"reading {pattern} of {stream}"
         self._pull = PullLoop(
             bus.jetstream, stream, self, batch=batch, look_s=HEARTBEAT_S, what=what
@@ -83,7 +84,7 @@ class Reader:
         return str(answer["name"])
 
     def room(self) -> int:
-        """A batch; part of `PullUse`."""
+        """Return the size of a batch; part of `PullUse`."""
         return self._batch
 
     def on_message(self, delivery: Delivery) -> None:
@@ -98,7 +99,7 @@ class Reader:
         batch, self._pending = self._pending, []
         for delivery in batch:
             if delivery.consumer_sequence != self._expected:
-                self._pull.restart()  # a message was lost: read on after the last one in order
+                self._pull.restart()  # a message was lost; the new consumer starts with it
                 return True
             self._expected += 1
             await self._handle(delivery.stored)
@@ -106,6 +107,6 @@ class Reader:
         return True
 
     async def _delete(self) -> None:
-        # Without waiting for an answer: the consumer's leader may be gone, and the consumer too.
+        # The request waits for no answer, since the consumer or its leader may no longer exist.
         subject = f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._pull.consumer}"
         await self._jetstream.connection.publish(subject)

@@ -1,4 +1,4 @@
-"""Commands of a durable consumer, many at a time, each acknowledged when its handler returns."""
+"""Processes messages of a durable consumer, each acknowledged when its handler returns."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ log = logging.getLogger(__name__)
 AGAIN_S = 1.0  # before the retry of a handler that failed
 TAKE_UP_AT_ONCE, TAKE_UP_TRIES, TAKE_UP_PAUSE_S = 16, 3, 0.3
 GIVE_UP_TRIES = 5  # deliveries beyond the limits, since giving a message up may fail, too
-MAX_UNCOUNTED = 1000  # deliveries, where unanswered ones do not count: hours of dying processes
+# The limit of deliveries where unanswered deliveries do not count. It lasts for hours even if every
+# process that takes the message is killed.
+MAX_UNCOUNTED = 1000
 LOOK_S = 0.2  # how often the queue checks whether there is room again
 MAX_PENDING = 10_000  # deliveries without an acknowledgement
 
 
 class Retry(Exception):
-    """A handler cannot finish now; call it again after `delay_s`."""
+    """A handler cannot finish now; the queue calls the handler again after `delay_s`."""
 
     def __init__(self, delay_s: float) -> None:
         super().__init__(f"again in {delay_s:g} s")
@@ -37,7 +39,7 @@ class Retry(Exception):
 
 
 class NeverFinished(Exception):
-    """A message was delivered as often as is allowed, and no delivery was ever answered."""
+    """A message was delivered as often as is allowed, and no process ever answered a delivery."""
 
     def __init__(self, times: int) -> None:
         super().__init__(
@@ -47,25 +49,26 @@ class NeverFinished(Exception):
 
 
 class WorkQueue:
-    """Commands of one durable consumer, up to `concurrency` at a time.
+    """Processes messages of one durable consumer, up to `concurrency` at a time.
 
-    A handler that returns acknowledges its message. After `Retry`, or while the bus is away, the
-    same process calls the handler again and keeps the message: waiting is not a delivery. Any other
-    exception is logged, and the server delivers the message again, up to `max_deliver` times; then
-    `on_poison` gets the message.
+    When a handler returns, the queue acknowledges the message. When a handler raises `Retry`, or
+    while the bus is away, the same process keeps the message and calls the handler again; this does
+    not count as a delivery. Any other exception is logged, and the server delivers the message
+    again, up to `max_deliver` times. Then `on_poison` gets the message.
 
-    The server counts all deliveries, also those to processes that died or stopped. So a message
-    that has had `max_deliver` deliveries, and has not failed in this process, is tried here once
-    more. `on_poison` also gets a message that was delivered `max_unfinished` times without an
-    answer: it killed each process that took it. That limit is higher, since a process that dies of
-    something else, or stops, leaves its messages unfinished, too. With `max_unfinished=None`,
-    deliveries without an answer do not count: the handler detects such a message itself and raises
-    NeverFinished, and `on_poison` gets the message at once. If giving a message up fails
-    `GIVE_UP_TRIES` more times, or after `MAX_UNCOUNTED` deliveries, the server stops delivering it
-    and publishes an advisory.
+    The server counts all deliveries, including deliveries to processes that were killed or stopped.
+    So this process tries a message that has had `max_deliver` deliveries once more if the message
+    has not failed in this process. `on_poison` also gets a message that was delivered
+    `max_unfinished` times without an answer, since such a message probably crashed each process
+    that took it. The limit `max_unfinished` is the higher one, since processes that end for other
+    reasons leave messages unanswered, too. With `max_unfinished=None`, deliveries without an answer
+    do not count. The handler then detects such a message itself and raises NeverFinished, and
+    `on_poison` gets the message at once. If giving a message up fails `GIVE_UP_TRIES` more times,
+    or after `MAX_UNCOUNTED` deliveries, the server stops delivering the message and publishes an
+    advisory.
 
-    `room` returns how many more messages may be taken, where this depends on more than the number
-    of running handlers.
+    `room` returns how many more messages may be taken. It is needed where this number depends on
+    more than the number of running handlers.
     """
 
     def __init__(
@@ -94,7 +97,8 @@ class WorkQueue:
         self._ack_wait_s = ack_wait_s
         self._max_deliver = max_deliver
         self._max_unfinished = max_unfinished
-        self._failed: set[int] = set()  # stream sequences; other processes may have finished some
+        # stream sequences of messages that failed here; other processes may have processed some
+        self._failed: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_hand: set[int] = set()  # stream sequences of messages being handled
         self._taken_up: set[int] = set()  # handled by `take_up`, without a delivery to this process
@@ -105,7 +109,7 @@ class WorkQueue:
         )
 
     async def run(self) -> None:
-        """Take work until cancelled; then wait for the handlers that are running."""
+        """Take messages until cancelled; then wait for the handlers that are running."""
         self._stopped.clear()
         try:
             await self._pull.run()
@@ -117,16 +121,17 @@ class WorkQueue:
     async def take_up(self, upto: int | None = None) -> int:
         """Handle messages that other processes hold unacknowledged, before `ack_wait_s` is over.
 
-        Call this when one of those processes has died. A living process may hold some of them, so
-        handling a message twice must do no harm, as for every repeated delivery. Nothing is
-        acknowledged here: the server delivers each message once more, and its handler then finds
-        it done. A handler that raises `Retry` is called up to three times; a handler that fails is
-        not called again.
+        Call this when a process that takes messages of this consumer has ended. A running process
+        may hold some of the messages, so handling a message twice must do no harm, as for every
+        repeated delivery. This method acknowledges no message: the server delivers each message
+        once more, and the handler then finds that the work is done. A handler that raises `Retry`
+        is called up to three times; a handler that fails is not called again.
 
-        With `upto`, messages beyond that stream sequence are left out, and those that an earlier
-        call has handled.
+        With `upto`, this method leaves out messages beyond that stream sequence, and messages that
+        an earlier call has handled.
 
-        Returns the highest stream sequence that has been delivered to any process.
+        Returns the highest stream sequence that has been delivered to any process; 0 if the
+        consumer does not exist yet.
 
         Raises:
             BusError: the server cannot be asked.
@@ -136,7 +141,7 @@ class WorkQueue:
         except ApiError as error:
             if error.code != CONSUMER_NOT_FOUND:
                 raise
-            return 0  # no process has taken anything yet
+            return 0  # no process has taken a message yet
         begin, delivered = info["ack_floor"]["stream_seq"] + 1, int(info["delivered"]["stream_seq"])
         last = delivered if upto is None else min(upto, delivered)
         self._taken_up = {sequence for sequence in self._taken_up if sequence >= begin}
@@ -167,13 +172,13 @@ class WorkQueue:
                 if stored.sequence > last:
                     break
                 if stored.sequence not in skipped:
-                    stored.delivered = 0  # to another process, an unknown number of times
+                    stored.delivered = 0  # the number of deliveries to other processes is unknown
                     found.append(stored)
             await asyncio.gather(*map(handled, found))
         return delivered
 
     async def create(self) -> str:
-        """Make the durable consumer where it is missing; part of `PullUse`."""
+        """Make the durable consumer if it does not exist; part of `PullUse`."""
         call = f"CONSUMER.DURABLE.CREATE.{self._stream}.{self._durable}"
         config = {
             "stream_name": self._stream,
@@ -190,19 +195,19 @@ class WorkQueue:
         return self._durable
 
     def room(self) -> int:
-        """How many more messages may be requested; part of `PullUse`."""
-        # A message that is being handled may become part of what `_room` counts.
+        """Return how many messages may be under way at most; part of `PullUse`."""
+        # A message whose handler runs may use up room that `_room` does not count yet.
         return min(self._concurrency, self._room()) - len(self._tasks)
 
     def on_message(self, delivery: Delivery) -> None:
-        """Handle a message in a task of its own; part of `PullUse`."""
+        """Handle a message in a separate task; part of `PullUse`."""
         task = asyncio.create_task(self._work(delivery))
         self._tasks.add(task)
         task.add_done_callback(self._done)
         self._pull.wake.set()
 
     async def work(self) -> bool:
-        """Nothing: the tasks do the work; part of `PullUse`."""
+        """Return False, since tasks process the messages; part of `PullUse`."""
         return False
 
     def _done(self, task: asyncio.Task[None]) -> None:
@@ -228,7 +233,7 @@ class WorkQueue:
             await self._bus.jetstream.connection.publish(delivery.reply, verdict)
 
     async def _verdict(self, delivery: Delivery) -> bytes:
-        """Handle a message; returns the answer to the server: done, again, or never again."""
+        """Handle a message; return the answer for the server: done, again, or never again."""
         stored = delivery.stored
         if self._max_unfinished is not None and stored.delivered > self._max_unfinished:
             await self._on_poison(stored, NeverFinished(stored.delivered - 1))
@@ -267,19 +272,22 @@ class WorkQueue:
 
     @property
     def _server_limit(self) -> int:
-        """The deliveries after which the server stops."""
+        """The number of deliveries after which the server stops delivering a message."""
         if self._max_unfinished is None:
             return MAX_UNCOUNTED
         return max(self._max_deliver, self._max_unfinished) + GIVE_UP_TRIES
 
     def _has_failed(self, stored: Stored) -> bool:
-        """Whether this process saw an earlier failure, or no process can have seen one."""
+        """Return whether the message has failed in this process, or is delivered the first time."""
         if len(self._failed) > MAX_PENDING:
             self._failed.clear()
         return stored.delivered == 1 or stored.sequence in self._failed
 
     async def _pause(self, delay_s: float) -> None:
-        """Wait, but not beyond the end of `run`: another process may continue at once."""
+        """Wait for `delay_s` seconds, or until `run` ends.
+
+        When `run` ends, the message is given back at once, so that another process can take it.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._stopped.wait()

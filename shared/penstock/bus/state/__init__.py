@@ -1,1 +1,1 @@
-"""What processes share: KV buckets, leases, living peers, dead letters, lost stream ends."""
+"""Holds the state that processes share: buckets, leases, peers, dead letters, lost stream ends."""

@@ -1,18 +1,18 @@
-"""Detects a stream that has lost its end: a NATS that restarts may hold an older store.
+"""Detects a stream that has lost its end, since NATS may restart with an older store.
 
-A power cut loses messages that were acknowledged and not yet on the disk; a volume may be restored
-from a backup. Then all remembered stream sequences are wrong: a reader waits beyond the stream's
-end, a fence expects a message that is gone, a cursor names the place of another run's next event.
-Two rules prevent this:
+A power cut loses messages that were acknowledged and not yet written to the disk. An operator may
+restore a volume from a backup. Then all stream sequences that processes remember are wrong: a
+reader waits beyond the stream's end, a fence expects a message that is gone, a cursor has the
+sequence that an event of another run gets next. Two rules prevent these errors:
 
 - Every two seconds the last sequence of each stream is recorded in KV `checkpoints` (`marks`), and
   every process remembers the last sequence that was acknowledged to it. A stream that ends before
-  one of them has lost data. No process reads or writes then until the stream is repaired.
+  such a sequence has lost data. Then no process reads or writes until the stream is repaired.
 - **No sequence of RAW, EVENTS and COMMANDS is ever used twice.** A normalizer repairs a stream: it
   fills the stream beyond all sequences that can have existed, and deletes the fillers. So a
-  remembered sequence names either the message that it always named, or nothing.
+  sequence that a process remembers still belongs to the same message, or to no message.
 
-The losses are kept in KV `checkpoints`, too (`lost.<stream>`), for processes that start later.
+The losses are also kept in KV `checkpoints` (`lost.<stream>`), for processes that start later.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from penstock.bus.state.skipping import ends_at, skip
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 0.2  # between the two looks that a stream needs before it counts as shorter
-ANSWER_S = 0.5  # for an answer; a stream without a leader is looked at the next time
+AGAIN_S = 0.2  # between the two checks that must both find that a stream has become shorter
+ANSWER_S = 0.5  # for an answer; a stream without a leader is left to the next check
 NOTICED = timedelta(hours=1)  # how long /readyz reports a loss
-MAX_KEPT = 50  # losses of a stream
+MAX_KEPT = 50  # the number of losses that are kept for each stream
 
 _NOTICE = (
     "NATS has lost data: {}. Runs whose source frames are gone end with code history_lost, "
@@ -54,52 +54,56 @@ _WAITS = (
 
 
 class Continuity:
-    """What one process knows of the ends of the streams. With `repairs`, it repairs them, too."""
+    """Knows the ends of the streams and their losses; with `repairs`, also repairs the streams."""
 
     def __init__(self, bus: Buckets, *, repairs: bool) -> None:
         self._bus = bus
         self._repairs = repairs
         self._known: dict[str, int] = {}  # the highest sequence that was read, by stream
         self._losses: dict[str, tuple[Loss, ...]] = {}
-        self._looked: Snapshot | None = None  # of the last check that found all streams complete
+        # the snapshot of the last check, if that check found all streams complete
+        self._looked: Snapshot | None = None
         self._found: dict[str, Loss] = {}  # losses that this process found, and has logged
-        self._begun = False  # losses that are known at the start are not reported
+        self._begun = False  # False until the start's losses are known, which are not reported
         self._callbacks: set[Callable[[Loss], None]] = set()
         self._context = contextvars.copy_context()
 
     def knows(self, stream: str, sequence: int) -> None:
-        """This sequence was read. (Sequences acknowledged to this process are known anyway.)"""
+        """Record that the message of this sequence was read.
+
+        Sequences that were acknowledged to this process need no such call.
+        """
         if sequence > self._known.get(stream, 0):
             self._known[stream] = sequence
 
     def on_loss(self, callback: Callable[[Loss], None]) -> Callable[[], None]:
-        """Call back for each new loss, once its stream is repaired.
+        """Call `callback` with each new loss, once the stream of the loss is repaired.
 
-        Returns a function that ends this.
+        Returns a function that removes the callback.
         """
         self._callbacks.add(callback)
         return lambda: self._callbacks.discard(callback)
 
     def of(self, stream: str) -> tuple[Loss, ...]:
-        """All known losses of a stream, the oldest first."""
+        """Return all known losses of a stream, the oldest first."""
         return self._losses.get(stream, ())
 
     @property
     def all(self) -> tuple[Loss, ...]:
-        """All known losses."""
+        """All known losses of all streams."""
         return tuple(loss for losses in self._losses.values() for loss in losses)
 
     def covers(self, stream: str, sequence: int) -> Loss | None:
-        """The loss in which the message of this sequence was lost; None without one."""
+        """Return the loss in which the message of this sequence was lost; None if there is none."""
         return next((loss for loss in self.of(stream) if loss.covers(sequence)), None)
 
     def count(self, stream: str) -> int:
-        """How many messages of the stream are known to be lost, over all losses."""
+        """Return how many messages of the stream are known to be lost, in all losses together."""
         return sum(loss.known - loss.stands for loss in self.of(stream))
 
     @property
     def notices(self) -> list[str]:
-        """The losses of the last hour, and what to do about them, in words for people."""
+        """The descriptions of the losses of the last hour for operators, with advice."""
         since = self._bus.clock.now() - NOTICED
         return [
             _NOTICE.format(loss)
@@ -108,9 +112,10 @@ class Continuity:
         ]
 
     async def check(self) -> str:
-        """Compare the streams with what is known, and repair them if this process repairs.
+        """Compare the streams' ends with the known sequences, and repair streams if so configured.
 
-        Returns why no work may be done yet; empty while every stream is complete.
+        Returns the reason why no work may be done yet. The reason is empty while every stream is
+        complete.
 
         Raises:
             BusError: the bucket `checkpoints` cannot be read or written.
@@ -118,7 +123,7 @@ class Continuity:
         look = await self._look()
         behind = look.behind
         if behind:
-            # A leader that was just elected may not have applied all of its messages yet.
+            # A newly elected leader may not have applied all of its messages yet.
             await asyncio.sleep(AGAIN_S)
             before, look = look, await self._look()
             behind = look.behind
@@ -140,22 +145,23 @@ class Continuity:
         return _WAITS.format(", ".join(sorted(waiting))) if waiting else ""
 
     async def note(self) -> None:
-        """Record the ends of the streams as the last check found them.
+        """Record the ends of the streams that the last check found, if all were complete.
 
         Raises:
             BusError: the bucket `checkpoints` cannot be written.
         """
         look, self._looked = self._looked, None
         if look is not None and (marks := look.new_marks()) is not look.marks:
-            # A conflict needs no retry: the process that wrote first has seen as much.
+            # A conflict needs no retry, since another process has just recorded the ends.
             await self._bus.bucket(BUCKET).update(MARKS, orjson.dumps(marks), look.revision)
 
     def _own(self, stream: str) -> int:
-        """The highest sequence of the stream that this process knows to have existed."""
+        """Return the highest sequence of the stream that this process has seen; 0 without one."""
         return max(self._known.get(stream, 0), self._bus.publisher.stored.get(stream, 0))
 
     async def _look(self) -> Snapshot:
-        # First what is known, then the streams: other processes write meanwhile.
+        # The known sequences are read before the streams' ends. Other processes write meanwhile,
+        # and in the reverse order their new messages would make a complete stream look too short.
         look = Snapshot(own={stream: self._own(stream) for stream in NUMBERED})
         for entry in await self._bus.bucket(BUCKET).entries():
             look.take(entry)
@@ -167,7 +173,7 @@ class Continuity:
             if answer is not None:
                 look.last[stream] = answer["state"]["last_seq"]
                 look.now = max(look.now, answer["ts"])
-        # The losses once more: another process may have repaired a stream meanwhile.
+        # The losses are read once more, since another process may have repaired a stream meanwhile.
         for entry in await self._bus.bucket(BUCKET).entries(f"{LOST}*"):
             look.take(entry)
         return look
@@ -180,7 +186,7 @@ class Continuity:
             return None
 
     async def _ask_events(self, look: Snapshot) -> None:
-        """The last event names the source frame that it was made from."""
+        """Mark the source frame from which the last event was made, since it must have existed."""
         try:
             last = await leader.tail(self._bus, streams.EVENTS, ">")
         except BusError as error:
@@ -190,7 +196,7 @@ class Continuity:
             look.mark(streams.RAW, int(position))
 
     def _learn(self, look: Snapshot) -> None:
-        """Take in the losses of streams that are repaired."""
+        """Remember, log and report the new losses of streams that are repaired."""
         loop = asyncio.get_running_loop()
         for stream, losses in look.losses.items():
             last = look.last.get(stream, 0)
@@ -203,13 +209,16 @@ class Continuity:
                 if self._begun and loss != self._found.pop(stream, None):
                     log.error("%s", _NOTICE.format(loss))
                 for callback in tuple(self._callbacks) if self._begun else ():
-                    # In the context of the start, so that the callback's own requests are held
-                    # back like all others (see `nats_client.PASSES`).
+                    # The callback runs in the context of the start, so that its own requests are
+                    # held back like all other requests (see `nats_client.PASSES`).
                     loop.call_soon(callback, loss, context=self._context.copy())
         self._begun = True
 
     async def _raise_marks(self, look: Snapshot, behind: Iterable[str]) -> None:
-        """Tell the repairing process, by the marks, that this one knows later sequences."""
+        """Write the later sequences that this process knows into the marks.
+
+        The process that repairs the streams reads them there.
+        """
         more = {
             stream: known
             for stream in behind
@@ -220,7 +229,7 @@ class Continuity:
             await self._bus.bucket(BUCKET).update(MARKS, value, look.revision)
 
     async def _repair(self, look: Snapshot, stream: str, known: int) -> None:
-        """Record the loss first; then make its sequences unusable."""
+        """Record the loss, and then make the lost sequences unusable."""
         stands = look.last[stream]
         losses = look.losses.setdefault(stream, [])
         begun = losses and stands < losses[-1].skipped_to and known <= losses[-1].skipped_to

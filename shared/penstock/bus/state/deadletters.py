@@ -1,7 +1,8 @@
-"""Dead letters: the messages that a service could not process, complete, each kept once.
+"""Stores and reads dead letters: complete copies of messages that a service could not process.
 
-The number of a dead letter is its stream sequence in DEADLETTERS. A mark in KV `letters` says
-whether it was replayed; the mark is deleted with the dead letter.
+Each message has one dead letter for each service. The number of a dead letter is its stream
+sequence in DEADLETTERS. A mark in KV `letters` records whether the dead letter was replayed; the
+mark is deleted with the dead letter.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class DeadLetter(Record):
 
     @property
     def key(self) -> str:
-        """The same for every process that gives this message up for the same service."""
+        """The dead letter's key, equal in all processes that give this message up for a service."""
         return f"{self.service}.{self.traceback_id}"
 
 
@@ -71,7 +72,7 @@ class Mark(Record):
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter with its number; `mark` is None as long as nobody has replayed it."""
+    """A dead letter with its number and its mark; `mark` is None until the first replay begins."""
 
     number: int
     letter: DeadLetter
@@ -79,7 +80,7 @@ class Letter:
 
 
 def letter_about(service: str, pod: str, stored: Stored, error: Exception) -> DeadLetter:
-    """The dead letter for a message that a service gives up."""
+    """Return the dead letter for a message that a service gives up."""
     return DeadLetter(
         service=service,
         pod=pod,
@@ -96,10 +97,10 @@ def letter_about(service: str, pod: str, stored: Stored, error: Exception) -> De
 
 
 async def bury(bus: Writes, letter: DeadLetter) -> None:
-    """Store a dead letter. A second one with the same key is discarded.
+    """Store a dead letter. The server discards a second dead letter with the same key.
 
     Raises:
-        BusError: the dead letter was not stored, or its fate is unknown; retry.
+        BusError: the dead letter was not stored, or it is unknown whether it was stored; retry.
     """
     kept = await objects.wrap(bus, f"deadletter.{letter.key}", letter.dump())
     headers = {
@@ -115,7 +116,7 @@ async def bury(bus: Writes, letter: DeadLetter) -> None:
 async def letters(
     bus: Buckets, service: str = "*", run_id: str = "*", since: datetime | None = None
 ) -> AsyncIterator[Letter]:
-    """Every dead letter that matches, the newest last.
+    """Yield every dead letter that matches, the newest last.
 
     Raises:
         BusError: the stream or the bucket cannot be read.
@@ -134,7 +135,7 @@ async def letters(
 
 
 async def find(bus: Buckets, number: int) -> Letter | None:
-    """The dead letter of this number; None when there is none (any more).
+    """Return the dead letter of this number; None when it does not exist or was deleted.
 
     Raises:
         BusError: the stream or the bucket cannot be read.
@@ -148,16 +149,16 @@ async def find(bus: Buckets, number: int) -> Letter | None:
 
 
 async def mark(bus: Buckets, letter: DeadLetter, state: Literal["replaying", "replayed"]) -> None:
-    """Record how far the replay of a dead letter is.
+    """Record whether the replay of a dead letter has begun or is done.
 
     Raises:
-        BusError: the mark was not written, or its fate is unknown.
+        BusError: the mark was not written, or it is unknown whether the mark was written.
     """
     await bus.bucket("letters").put(letter.key, Mark(state=state, at=bus.clock.stamp()).dump())
 
 
 async def drop(bus: Buckets, found: Letter) -> bool:
-    """Delete a dead letter and its mark; False when it was already gone.
+    """Delete a dead letter and its mark; return False when the dead letter was deleted before.
 
     Raises:
         BusError: the dead letter or its mark could not be deleted.
@@ -168,7 +169,7 @@ async def drop(bus: Buckets, found: Letter) -> bool:
 
 
 async def kept(bus: HasJetStream) -> int:
-    """The number of dead letters, replayed ones included.
+    """Return the number of dead letters, including replayed dead letters.
 
     Raises:
         BusError: the server cannot be asked.
@@ -178,7 +179,10 @@ async def kept(bus: HasJetStream) -> int:
 
 
 def _mark(entry: Entry | None) -> Mark | None:
-    """The mark in an entry; None also for one that cannot be read: a replay may be repeated."""
+    """Return the mark in an entry; None without an entry, or when the mark cannot be read.
+
+    An unreadable mark may be ignored, since a replay may be repeated safely.
+    """
     if entry is None:
         return None
     try:
@@ -196,7 +200,10 @@ async def _letter(bus: HasJetStream, stored: Stored) -> DeadLetter:
 
 
 def _plain(stored: Stored) -> DeadLetter:
-    """A dead letter from headers alone: its JSON is not ours, or its stored payload is gone."""
+    """Return a dead letter that is made from a message's headers alone.
+
+    The message's JSON is not a `DeadLetter`, or the object that holds the JSON no longer exists.
+    """
     _, service, run_id = stored.subject.split(".")
     subject, _, sequence = stored.headers.get(FROM, "").rpartition(" ")
     return DeadLetter(

@@ -1,4 +1,4 @@
-"""Dividing the parts of a group's work, such as partitions, fairly among its living members."""
+"""Divides the parts of a group's work, such as partitions, fairly among the group's members."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from penstock.bus.state.peers import Peers
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 0.03  # members come and go in groups: wait shortly, and balance once for all of them
+SETTLE_S = 0.03  # wait after a change, since several members often start or stop together
 ANSWER_AGAIN_S = 0.25
 RENEW_AGAIN_S = 0.5
 
 
 class FairShare:
-    """Divides parts (numbers) among the living members of a group, by leases.
+    """Divides parts (numbers) among the members of a group that hold a lease.
 
-    Each member holds `<group>.member.<name>`, and `<group>.part.<number>` for each part of its
-    share. Where the parts do not divide evenly, the first members in the order of their names take
-    one more. `start` is awaited with each part that is gained, `stop` with each that is lost or
-    must be released.
+    Each member holds the lease `<group>.member.<name>`, and `<group>.part.<number>` for each part
+    of its share. Where the parts do not divide evenly, the first members in the order of their
+    names take one more part each. `start` is awaited with each part that this member gains, and
+    `stop` with each part that this member loses or must release.
 
-    The parts are `parts`, or 0 to n - 1 where the key `<group>.parts` holds n. A member writes the
-    number that it knows as the note of its lease, and shares with the members that know the same
-    number. So every part has a taker while a change spreads, and beside an older version that
-    cannot learn of the change.
+    The parts are `parts`, or 0 to n - 1 when the key `<group>.parts` holds n. A member writes the
+    number of parts that it knows as the note of its lease, and divides the parts with the members
+    that know the same number. So some member takes every part while not all members know a new
+    number, and also beside members of an older version, which cannot read the new number.
 
-    A member acts on changes of the group at once; `renew_s` is how often it renews its leases. A
-    member whose process is found dead loses its leases within two seconds, a member that hangs
-    loses them when they expire.
+    A member acts on changes of the group at once; every `renew_s` seconds it renews its leases. A
+    member whose process is found to have ended loses its leases within two seconds. A member that
+    hangs loses its leases when they expire.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class FairShare:
 
     @property
     def held(self) -> frozenset[int]:
-        """The parts of this member."""
+        """The parts that this member holds."""
         return frozenset(self._held)
 
     async def run(self) -> None:
-        """Take part until cancelled; then release all leases."""
+        """Hold this member's share of the parts until cancelled; then release all leases."""
         watch = Reader(self._bus, "KV_leases", f"$KV.leases.{self._group}.>", 1, self._on_change)
         await self._answer()
         beside = {asyncio.create_task(watch.run()), asyncio.create_task(self._others.run())}
@@ -87,7 +87,7 @@ class FairShare:
                 self._renew_at = time.monotonic() + self._renew_s
                 await self._attempt(self._renew)
                 if not self._is_renewed:
-                    # Perhaps an election: retry soon, so that its length is all that is lost.
+                    # There may be an election, so the next attempt follows soon after its end.
                     self._renew_at = time.monotonic() + min(self._renew_s, RENEW_AGAIN_S)
                 await self._attempt(self._balance)
                 while await self._something_changes():
@@ -108,12 +108,12 @@ class FairShare:
                 await asyncio.sleep(ANSWER_AGAIN_S)
 
     def _on_reconnect(self) -> None:
-        # Other members may have taken this one for dead: renew at once.
+        # Other members may have concluded that this member has ended, so it renews at once.
         self._renew_at = 0.0
         self._changed.set()
 
     async def _on_dead(self, member: str) -> None:
-        """Free the parts of a dead member, whose leases would last for some seconds more."""
+        """Delete the leases of an ended member on its parts, which would expire seconds later."""
         parts = await self._bucket.entries(f"{self._group}.part.*")
         theirs = [entry for entry in parts if owner_of(entry) == member]
         await asyncio.gather(
@@ -128,12 +128,13 @@ class FairShare:
             except BusError as error:
                 log.warning("%s: %s", self._group, error)
 
-        # Shielded: a step that is cancelled half-way would leave leases that nobody remembers.
+        # The shield keeps the step from being cancelled half-way. Otherwise leases would remain in
+        # the bucket that this member does not know of and never releases.
         self._step = asyncio.create_task(attempted())
         await asyncio.shield(self._step)
 
     async def _something_changes(self) -> bool:
-        """Wait for a change of the group; False when it is time to renew."""
+        """Wait for a change of the group; return False when the leases must be renewed first."""
         try:
             async with asyncio.timeout(self._renew_at - time.monotonic()):
                 await self._changed.wait()
@@ -155,13 +156,14 @@ class FairShare:
         self._is_renewed = False
         begun_at = time.monotonic()
         held = tuple(self._held.items())
-        # Concurrently: one after another, the last leases would expire while the bus hangs.
+        # All leases are renewed concurrently. If they were renewed one after another, the last
+        # leases would expire while the bus hangs.
         kept = await asyncio.gather(*(lease.renew() for _, lease in held))
         lost = [part for (part, _), is_kept in zip(held, kept, strict=True) if not is_kept]
         for part in lost:
             log.warning("%s: lost part %d", self._group, part)
             del self._held[part]
-        # Concurrently, too: each `stop` may have to wait for the bus.
+        # The calls of `stop` run concurrently, too, since each may have to wait for the bus.
         await asyncio.gather(*map(self._stop, lost))
         if not (self._membership.held and await self._membership.renew()):
             await self._membership.acquire()
@@ -185,7 +187,7 @@ class FairShare:
             for part in self._parts
             if part not in self._held and f"{self._group}.part.{part}" not in found
         ]
-        # Members begin with different parts, so that they seldom compete for the same one.
+        # Members begin with different parts, so that they seldom compete for the same part.
         free.sort(key=lambda part: part % len(peers) != place)
         await self._take(free[: share - len(self._held)])
 
@@ -201,10 +203,10 @@ class FairShare:
         log.info("%s: there are %d parts now", self._group, len(self._parts))
         self._membership.note = f"{len(self._parts)}"
         await self._membership.renew()
-        self._changed.set()  # the members to share with may be others now
+        self._changed.set()  # this member may now divide the parts with other members
 
     def _peers(self, found: dict[str, Entry]) -> list[str]:
-        """The members that know the same number of parts as this one, sorted."""
+        """Return the names of the members that know the same number of parts, sorted."""
         prefix = f"{self._group}.member."
         known = f"{len(self._parts)}"
         return sorted(
@@ -228,7 +230,8 @@ class FairShare:
 
     async def _give_up(self, *parts: int) -> None:
         async def give_up(part: int) -> None:
-            # Stop before the release: the successor must not meet this process still at work.
+            # `stop` comes before the release. Otherwise the member that takes the part next could
+            # begin while this process still works on the part.
             lease = self._held.pop(part)
             await self._stop(part)
             await lease.release()

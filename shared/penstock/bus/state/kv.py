@@ -1,7 +1,7 @@
-"""Key-value buckets: compare-and-set, TTLs, and reads from the leader.
+"""Implements key-value buckets with compare-and-set, TTLs, and reads from the leader.
 
-nats-py's KeyValue reads by direct get, which a lagging replica may answer, and has no TTL on
-update. A claim or a lease needs both.
+Claims need reads from the leader, and leases also need a TTL on updates. nats-py's KeyValue has
+neither: it reads by direct get, which a lagging replica may answer.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _OPERATION = "KV-Operation"
 _MARKER = "Nats-Marker-Reason"
 _MARKERS = frozenset({_OPERATION, _MARKER})
 _TTL = "Nats-TTL"
-_WRITE = "Penstock-Write"  # identifies a write, so that it is recognised when its answer was lost
+_WRITE = "Penstock-Write"  # identifies a write; needed when the answer to the write was lost
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key's value, and the revision that an update of it must name."""
+    """An entry is a key, its value, and the revision that an update of the key must name."""
 
     key: str
     value: bytes
@@ -39,7 +39,10 @@ class Entry:
 
 
 class Bucket:
-    """One bucket. Keys are tokens joined by dots: run ids, and hashes of foreign ids."""
+    """Reads and writes one bucket.
+
+    Keys are tokens joined by dots, such as run ids and hashes of foreign ids.
+    """
 
     def __init__(self, bus: Writes, name: str) -> None:
         self._bus = bus
@@ -48,7 +51,7 @@ class Bucket:
         self._prefix = f"$KV.{name}."
 
     async def get(self, key: str) -> Entry | None:
-        """The value as the leader has it; None when there is none.
+        """Return the entry of a key as the stream's leader has it; None when the key has no value.
 
         Raises:
             BusError: the leader cannot be asked.
@@ -58,15 +61,15 @@ class Bucket:
         return self._entry(values[0]) if values else None
 
     async def put(self, key: str, value: bytes) -> int:
-        """Write over any value; returns the revision.
+        """Write a value, whatever the key holds; return the new revision.
 
         Raises:
-            BusError: the value was not stored, or its fate is unknown.
+            BusError: the value was not stored, or it is unknown whether the value was stored.
         """
         return await self._publish(key, value, {})
 
     async def create(self, key: str, value: bytes, ttl_s: float | None = None) -> int | None:
-        """Write only where there is no value; None when there is one.
+        """Write a value if the key has none and return the revision; None when the key has a value.
 
         Raises:
             BusError: as `update` does.
@@ -81,13 +84,15 @@ class Bucket:
         ttl_s: float | None = None,
         further: Mapping[str, str] | None = None,
     ) -> int | None:
-        """Write only over that revision (0: no value); None when the revision is another one.
+        """Write a value if the key has this revision, and return the new revision.
 
-        A TTL is a whole number of seconds, rounded up. `further` are more headers. When no answer
-        came, the last write is read: it is recognised by a random header.
+        Returns None when the key has another revision. Revision 0 means that the key has no value.
+        The TTL is rounded up to whole seconds. `further` are additional headers. When no answer
+        comes, the key's last write is read. A random header shows whether the last write is this
+        one.
 
         Raises:
-            OutcomeUnknown: no answer came, and the last write is another one.
+            OutcomeUnknown: no answer came, and the key's last write is not this one.
             BusError: nothing was stored, or the leader cannot be asked.
         """
         write = secrets.token_hex(8)
@@ -100,7 +105,7 @@ class Bucket:
             except FenceConflict:
                 if revision:
                     return None
-                # A deleted or expired key leaves a marker: create over the marker.
+                # A deleted or expired key leaves a marker, whose revision the new write must name.
                 stored = await self._last(key)
                 if stored is not None and await self._values([stored]):
                     return None
@@ -112,12 +117,13 @@ class Bucket:
                 raise
 
     async def delete(self, key: str, revision: int | None = None) -> bool:
-        """Delete the value, or only that revision; False when the revision is another one.
+        """Delete a key's value and return True; with `revision`, delete only that revision.
 
-        The marker of a deletion has a TTL, so that old markers do not fill the bucket.
+        Returns False when the key has another revision. The marker of a deletion has a TTL, so that
+        old markers do not fill the bucket.
 
         Raises:
-            BusError: the value was not deleted, or its fate is unknown.
+            BusError: the value was not deleted, or it is unknown whether the value was deleted.
         """
         headers = {_OPERATION: "PURGE", "Nats-Rollup": "sub", _TTL: f"{MARKER_S}s"}
         if revision is not None:
@@ -129,9 +135,10 @@ class Bucket:
         return True
 
     async def entries(self, pattern: str = ">") -> list[Entry]:
-        """All present values under the pattern, in the order of their last write.
+        """Return the entries of all keys that match and have a value, in the order of last writes.
 
-        Read by direct get, without a consumer: a bucket keeps one message for each key.
+        The entries are read by direct get, without a consumer. A bucket keeps one message for each
+        key.
 
         Raises:
             BusError: the bucket cannot be read.
@@ -143,7 +150,7 @@ class Bucket:
         return [self._entry(stored) for stored in await self._values(found.values())]
 
     async def keys(self, pattern: str = ">") -> list[str]:
-        """The keys that have a value, in the order of their last write.
+        """Return the keys that match and have a value, in the order of their last writes.
 
         Raises:
             BusError: the bucket cannot be read.
@@ -160,7 +167,7 @@ class Bucket:
         return Entry(stored.subject.removeprefix(self._prefix), stored.payload, stored.sequence)
 
     async def _values(self, found: Iterable[Stored]) -> list[Stored]:
-        """The messages that are values: neither markers nor overdue."""
+        """Return the messages that are values, without markers and without overdue values."""
         values = [each for each in found if not _MARKERS & each.headers.keys()]
         if any(map(self._overdue, values)):
             # The server's clock may have been set back since its last answer.
@@ -168,11 +175,12 @@ class Bucket:
         return [each for each in values if not self._overdue(each)]
 
     def _overdue(self, stored: Stored) -> bool:
-        """Whether the TTL has passed for so long that the server must have missed its end.
+        """Return whether a value is so much older than its TTL that the server missed the expiry.
 
-        nats-server 2.15.1 does that after a kill -9
-        (https://github.com/nats-io/nats-server/issues/8505). Without this check a dead process
-        would seem to live forever. The margin allows for different clocks within a cluster.
+        nats-server 2.15.1 misses expiries after a kill -9
+        (https://github.com/nats-io/nats-server/issues/8505). Without this check the lease of a
+        process that has ended would count as held forever. The margin allows for different clocks
+        within a cluster.
         """
         ttl = stored.headers.get(_TTL, "")
         stored_at = stored.stored_at or stored.headers.get(STORED_AT)
@@ -182,7 +190,7 @@ class Bucket:
 
 
 class Buckets(Writes, Protocol):
-    """Anything that has buckets: a `Bus`."""
+    """The interface of objects that have buckets, such as a `Bus`."""
 
     def bucket(self, name: str) -> Bucket:
-        """The bucket of this name."""
+        """Return the bucket of this name."""

@@ -1,8 +1,8 @@
-"""Leases in KV: which processes live, and which process works on which partition.
+"""Implements leases in KV, which show what processes run and which process works on what partition.
 
-A lease only saves duplicate work; fences keep the results right without it. A holder counts its
-lease as held until the TTL has passed, on its own monotonic clock, since it sent the last renewal
-that was answered.
+A lease only saves duplicate work; fences keep the results right without any lease. A holder counts
+its lease as held until the TTL has passed since the holder sent the last renewal that was answered.
+The holder measures this time with its own monotonic clock.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ PARTS = ".parts"
 
 
 class Lease:
-    """One key of the bucket `leases`, whose value is its holder's name.
+    """A lease is one key of the bucket `leases`; the value of the key is the holder's name.
 
-    `owner` is a name that no other process has or had: a lease with this name is this process's.
-    `note` is written behind the name, from the next renewal on. `answers`: the holder answers
-    requests to `alive.<owner>`, so a process without an answer may end the lease (see `peers`).
+    `owner` is a name that no other process has or had, so a lease with this name belongs to this
+    process. The next renewal writes `note` after the name. With `answers`, the holder answers
+    requests to `alive.<owner>`; another process that gets "no responders" there may then end the
+    lease (see `peers`).
     """
 
     def __init__(
@@ -53,19 +54,19 @@ class Lease:
 
     @property
     def sees_others(self) -> bool:
-        """Whether another process's missing lease means that the process is gone.
+        """Whether a missing lease of another process means that the other process has ended.
 
-        Not within half a TTL after this lease was taken, or was renewed late: the bus was away,
-        perhaps for all processes, and the others are about to renew their leases. Nor within a TTL
-        after a jump of NATS's clock, which may have expired all leases at once (call `Clock.look`
-        first).
+        False within half a TTL after this lease was taken or was renewed late: the bus may have
+        been away for all processes, and the other processes may be about to renew their leases.
+        Also False within a TTL after a jump of NATS's clock, because the jump may have expired all
+        leases at once. Call `Clock.look` first.
         """
         steady = time.monotonic() >= self._steady_since + self._ttl_s / 2
         return self.held and steady and self._bus.clock.steady_for(self._ttl_s)
 
     @property
     def renewed_at(self) -> float:
-        """When the last answered renewal was sent, on the monotonic clock of this process."""
+        """The time of sending the last answered renewal, on this process's monotonic clock."""
         return self._renewed_at
 
     @property
@@ -74,7 +75,7 @@ class Lease:
         return bool(self._revision) and time.monotonic() < self._renewed_at + self._ttl_s
 
     async def acquire(self) -> bool:
-        """Take the lease if nobody holds it; returns whether this process holds it now.
+        """Take the lease if no process holds it; return whether this process holds the lease now.
 
         Raises:
             BusError: the bucket cannot be read or written.
@@ -82,7 +83,10 @@ class Lease:
         return await self._take(0)
 
     async def renew(self) -> bool:
-        """Renew the lease; False when it is lost. While the bus is away, it lasts until its TTL."""
+        """Renew the lease; return False when this process no longer holds the lease.
+
+        While the bus is away, this process still holds the lease until the TTL has passed.
+        """
         try:
             if not await self._take(self._revision):
                 self._revision = 0
@@ -95,8 +99,8 @@ class Lease:
         value = f"{self._owner} {self.note}".strip().encode()
         taken = await self._write(value, revision)
         if taken is None:
-            # An earlier write of this process, whose answer was lost, may have changed the
-            # revision. Its TTL began earlier, so the lease must be written once more.
+            # An earlier write of this process may have changed the revision although its answer
+            # was lost. The TTL of that write began earlier, so the lease is written once more.
             entry = await self._bucket.get(self.key)
             if entry is not None and owner_of(entry) == self._owner:
                 taken = await self._write(value, entry.revision)
@@ -111,9 +115,10 @@ class Lease:
         return await self._bucket.update(self.key, value, revision, self._ttl_s, self._headers)
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when the lease must be renewed at once: others may take its holder for dead.
+        """Call `callback` after each reconnect, when the holder must renew the lease at once.
 
-        Returns a function that ends this.
+        During the disconnection other processes may have concluded that the holder has ended.
+        Returns a function that removes the callback.
         """
         return self._bus.jetstream.on_reconnect(callback)
 
@@ -128,17 +133,17 @@ class Lease:
 
 
 def owner_of(entry: Entry) -> str:
-    """The name of the process that holds the lease."""
+    """Return the name of the process that holds the lease in this entry."""
     return entry.value.decode().partition(" ")[0]
 
 
 def note_of(entry: Entry) -> str:
-    """The note that the holder has written behind its name."""
+    """Return the note that the holder of a lease has written after its name; empty without one."""
     return entry.value.decode().partition(" ")[2]
 
 
 async def end_all(bus: Buckets) -> None:
-    """End every lease. Only for a caller that knows that all holders are dead.
+    """End every lease. Only a caller that knows that all holders have ended may call this.
 
     Raises:
         BusError: the bucket cannot be read or written.
@@ -152,7 +157,7 @@ async def end_all(bus: Buckets) -> None:
 
 
 async def keep(lease: Lease, renew_s: float) -> None:
-    """Hold a lease until cancelled, take it again after a loss, and release it at the end.
+    """Hold a lease until cancelled; take the lease again after a loss, and release it at the end.
 
     The lease is renewed every `renew_s` seconds, and at once after a reconnect.
     """

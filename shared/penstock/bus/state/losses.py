@@ -1,7 +1,8 @@
-"""What is known of the ends of streams, and what was lost there. Values, no I/O.
+"""Defines values for the ends of streams and for the losses there. Does no I/O.
 
-KV `checkpoints` holds it: `marks` (the last known sequence of each stream), `lost.<stream>` (its
-losses) and `normalizer.<partition>` (how far a partition of RAW is processed).
+KV `checkpoints` holds these values: `marks` (the last known sequence of each stream),
+`lost.<stream>` (the losses of a stream) and `normalizer.<partition>` (how far a partition of RAW is
+processed).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ log = logging.getLogger(__name__)
 
 BUCKET = "checkpoints"
 MARKS, LOST = "marks", "lost."
-# How many sequences after the last known one are never used: as many as may have been stored since
-# the last mark was written.
+# The number of sequences after the last known sequence that are never used. At most as many
+# messages can have been stored since the last mark was written.
 MARGIN = {streams.RAW: 10_000, streams.EVENTS: 10_000, streams.COMMANDS: 200}
 NUMBERED = tuple(MARGIN)
 WATCHED = (
@@ -31,7 +32,7 @@ WATCHED = (
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The lost end of a stream, by stream sequences."""
+    """One loss of messages at the end of a stream, described by stream sequences."""
 
     stream: str
     stands: int  # the last message that is left
@@ -40,7 +41,7 @@ class Loss:
     found_at: str  # RFC 3339, by NATS's clock
 
     def covers(self, sequence: int) -> bool:
-        """Whether the message of this sequence is lost."""
+        """Return whether the message of this sequence was lost in this loss."""
         return self.stands < sequence <= max(self.known, self.skipped_to)
 
     def __str__(self) -> str:
@@ -54,13 +55,16 @@ _FIELDS = frozenset(each.name for each in fields(Loss))
 
 
 def _loss(found: dict[str, Any]) -> Loss:
-    """A loss from its JSON, without fields that a later version has added."""
+    """Return the loss that is described by JSON, without fields that a later version has added."""
     return Loss(**{name: value for name, value in found.items() if name in _FIELDS})
 
 
 @dataclass
 class Snapshot:
-    """The server's and KV's state at one moment, and what this process knew before it asked."""
+    """The ends of the streams and the bucket's content at one moment.
+
+    `own` is what this process knew before it asked the server.
+    """
 
     own: dict[str, int]  # the highest sequence that this process knows, by stream
     last: dict[str, int] = field(default_factory=dict)  # by stream; only those that answered
@@ -71,10 +75,10 @@ class Snapshot:
     revisions: dict[str, int] = field(default_factory=dict)  # of each stream's list of losses
 
     def take(self, entry: Entry) -> None:
-        """Take in an entry of the bucket `checkpoints`.
+        """Add an entry of the bucket `checkpoints` to this snapshot.
 
-        An entry that cannot be read is logged and passed over, and the next record replaces it.
-        Otherwise it would stop every process that compares the streams.
+        An entry that cannot be read is logged and ignored, and the next write replaces the entry.
+        If the error were raised, every process that compares the streams would stop.
         """
         try:
             self._take(entry)
@@ -94,21 +98,21 @@ class Snapshot:
             self.mark(streams.RAW, int(entry.value))
 
     def mark(self, stream: str, sequence: int) -> None:
-        """This sequence of the stream is known to have existed."""
+        """Record that this sequence of the stream has existed."""
         self.marks[stream] = max(self.marks.get(stream, 0), sequence)
 
     def known_of(self, stream: str) -> int:
-        """The highest sequence of the stream that is known to have existed, or was skipped."""
+        """Return the highest sequence of the stream that has existed or was skipped; 0 if none."""
         known = self.marks.get(stream, 0)
         if stream in NUMBERED:
             known = max(known, self.own[stream])
-            # A process that died while it repaired the stream may have skipped only a part.
+            # A process that ended during a repair may have skipped only a part of the sequences.
             known = max(known, *(loss.skipped_to for loss in self.losses.get(stream, ())), 0)
         return known
 
     @property
     def behind(self) -> dict[str, int]:
-        """The streams that end before their highest known sequence, with that sequence."""
+        """The highest known sequence of each stream that ends before that sequence."""
         return {
             stream: known
             for stream, last in self.last.items()
@@ -116,7 +120,7 @@ class Snapshot:
         }
 
     def new_marks(self) -> dict[str, int]:
-        """All marks, raised to the present ends of the streams; the same dict if none has moved."""
+        """Return all marks, updated to the streams' present ends; `self.marks` if none changed."""
         marks = {
             stream: max(last, self.marks.get(stream, 0)) if stream in NUMBERED else last
             for stream, last in self.last.items()

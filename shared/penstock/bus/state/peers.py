@@ -1,26 +1,28 @@
-"""Detecting dead members of a group, within a second of a kill and long before a lease expires.
+"""Detects members of a group that were killed, within a second and before their leases expire.
 
 NATS drops the subscriptions of a killed process at once. So each member of a group answers requests
-to `alive.<its name>`, and other members send them. Only the answer "no responders" is a sign of
-death. A process that hangs or is busy keeps its subscription and merely does not answer; its lease
-decides then.
+to `alive.<its name>`, and other members send these requests. Only the answer "no responders" shows
+that a member has ended. A process that hangs or is busy keeps its subscription and does not answer;
+such a member counts as ended only when its lease expires.
 
-The member that finds another one dead deletes that one's lease, by compare-and-set on the revision
-that it knows. All members watch the leases and so learn of the death. A process on the smaller side
-of a divided cluster sees no responders anywhere, but it cannot write, so it does no harm.
+A member that finds that another member has ended deletes the other member's lease, by
+compare-and-set on the last revision of the lease that it has seen. All members watch the leases, so
+all of them see the deletion. A process on the smaller side of a divided cluster gets "no
+responders" for all members, but it cannot write, so it deletes no lease.
 
-A living process has no responders while its connection is cut. It reconnects after about half a
-second. Therefore:
+Requests to a running process also get "no responders" while the connection of that process is cut.
+The process reconnects after about half a second. Therefore:
 
-- one "no responders" is not enough, and `confirm_s` makes the time longer where a wrong verdict is
-  expensive;
-- no member is judged within `CALM_S` after the own reconnect, since the others may be
-  reconnecting, too;
-- where a wrong verdict is expensive, no member is found dead within `NODE_LOST_S` after the cluster
-  lost a server: a member may be connected to just that server, and leave it only after ten seconds.
+- a single "no responders" never suffices, and `confirm_s` makes the required time longer where a
+  wrong result is expensive;
+- a member judges no other member within `CALM_S` after its own reconnect, since the other members
+  may be reconnecting, too;
+- where a wrong result is expensive, no member counts as ended within `NODE_LOST_S` after the
+  cluster lost a server. A member may be connected to exactly the lost server, and may need ten
+  seconds to connect to another server.
 
-Each member asks the `SUCCESSORS` next ones in the order of their names, twice a second. So the work
-of a member does not grow with the size of the group.
+Each member sends requests to the next `SUCCESSORS` members in the order of their names, twice a
+second. So the work of a member does not grow with the size of the group.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ log = logging.getLogger(__name__)
 ANSWERS = "Penstock-Answers"  # header of a lease: the holder answers requests to `alive.<holder>`
 
 ASK_S = 0.5
-TIMES = 2  # "no responders" in a row before a member counts as gone
+TIMES = 2  # "no responders" in a row, after which a member counts as gone
 SUCCESSORS = 3
 CALM_S = 1.0
 NODE_LOST_S = 15.0  # as long as a connector's lease
@@ -55,12 +57,12 @@ async def _nothing(pod: str) -> None:
 
 
 class Peers:
-    """The members of one group, and whether their processes live.
+    """Finds out which members of one group still run.
 
-    The lease key of a member is `prefix` (such as `pod.`) and its name; `me` is the own name.
-    `on_gone` is awaited after `TIMES` "no responders" in a row, `on_dead` when this has lasted for
-    `confirm_s` seconds more and the member's lease was deleted. A member that returns and dies
-    again is reported again.
+    The lease key of a member is `prefix` (such as `pod.`) and the member's name; `me` is the name
+    of this member. `on_gone` is awaited after `TIMES` "no responders" in a row. `on_dead` is
+    awaited when the "no responders" have continued for `confirm_s` seconds more and the member's
+    lease was deleted. A member that returns and ends again is reported again.
     """
 
     def __init__(
@@ -89,7 +91,10 @@ class Peers:
         self._answering: Subscription | None = None
 
     async def answer(self) -> None:
-        """Begin to answer. Call this before taking the lease: others ask as soon as they see it.
+        """Begin to answer the requests of other members.
+
+        Call this before the lease is taken, since other members send requests as soon as they see
+        the lease.
 
         Raises:
             BusUnavailable: the server did not take the subscription.
@@ -98,7 +103,7 @@ class Peers:
             self._answering = await self._bus.jetstream.subscribe(alive(self._me), self._here)
 
     def saw(self, stored: Stored) -> None:
-        """Take in a change of the bucket `leases`. Call this with each of its messages."""
+        """Process a message of the bucket `leases`. Call this with every message of the bucket."""
         name = stored.subject.removeprefix(self._subject)
         if name == self._me or not stored.subject.startswith(self._subject):
             return
@@ -114,19 +119,22 @@ class Peers:
                 self._absent.pop(name, None)
 
     def suspect(self, names: Iterable[str]) -> None:
-        """Ask these members, too, which have no lease."""
+        """Send requests also to these members, which have no lease but have left work behind."""
         self._suspects |= set(names) - self._revisions.keys() - self._dead - {self._me}
 
     def is_gone(self, name: str) -> bool:
-        """Whether the last requests, two or more, had no responders. The member may return."""
+        """Return whether the last `TIMES` or more requests to the member had no responders.
+
+        Such a member may return.
+        """
         return name in self._dead or self._absent.get(name, 0) >= TIMES
 
     def is_dead(self, name: str) -> bool:
-        """Whether the member was found dead, and has not returned since."""
+        """Return whether the member was found to have ended and has not returned since."""
         return name in self._dead
 
     async def run(self) -> None:
-        """Ask until cancelled.
+        """Send requests to other members until cancelled.
 
         Raises:
             BusUnavailable: the server did not take the subscription for answers.
@@ -140,7 +148,11 @@ class Peers:
                 self._absent.clear()
 
     def _whom(self) -> set[str]:
-        """The next members in the order of names, and all absent ones until their fate is known."""
+        """Return the members to send a request to.
+
+        These are the next members in the order of names, and all members whose last requests had no
+        responders and that have neither answered nor been found to have ended since.
+        """
         known = sorted(self._revisions)
         after = [name for name in known if name > self._me] + [
             name for name in known if name < self._me

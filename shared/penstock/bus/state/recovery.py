@@ -1,6 +1,7 @@
-"""After each reconnect: are the streams the same, and complete? Then work continues.
+"""Checks after each reconnect whether the streams are still the same and complete.
 
-While this is not known, `Connection.held_back` holds back everything that is not part of the check.
+Until the check is done, `Connection.held_back` holds back all requests that are not part of the
+check.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ log = logging.getLogger(__name__)
 
 LOOK_TIMEOUT_S = 1.0  # for an answer of a stream's leader, after a reconnect
 NOTE_S = 2.0  # how often a repairing process records how far the streams reach
-LEARN_S = 5.0  # how often the other processes look for losses
+LEARN_S = 5.0  # how often a process that does not repair streams looks for losses
 ORDER_S = 0.25  # between two checks while a stream is being repaired
 ORDER_WAIT_S = 5.0  # how long a start waits for a repair
 
 
 class Phase(Enum):
-    """How far the check has come since the last reconnect."""
+    """The phase of the check since the last reconnect."""
 
     OPEN = auto()  # everything works
-    COMPARING = auto()  # are the streams those of the start?
-    SETTLING = auto()  # have they lost their end, and is a repair under way?
+    COMPARING = auto()  # compares the streams with those that existed at the start
+    SETTLING = auto()  # checks whether a stream has lost its end, and waits for its repair
 
 
 class Recovery:
-    """Checks the streams after a reconnect, and every few seconds whether they lost their end."""
+    """Checks the streams after a reconnect, and checks every few seconds for lost stream ends."""
 
     def __init__(self, jetstream: JetStream, continuity: Continuity, *, repairs: bool) -> None:
         self._jetstream = jetstream
@@ -86,14 +87,14 @@ class Recovery:
             ) from error
 
     def disconnected(self) -> None:
-        """Hold everything back: after the reconnect the streams may be others."""
+        """Hold all requests back, since other streams may exist after the reconnect."""
         self.stop()
         self._settling = None
         self._phase = Phase.COMPARING
         self._connection.held_back = "it is not known yet whether the streams are still there"
 
     def reconnected(self) -> None:
-        """Begin to compare."""
+        """Begin to compare the streams with those that existed at the start."""
         self._comparing = asyncio.create_task(self._identity.check())
 
     def stop(self) -> None:
@@ -106,7 +107,8 @@ class Recovery:
         """Record how far the streams reach, and look for losses, until cancelled."""
         before = cancellations()
         while True:
-            # `close` would wait for the next look if a cancellation during a request was lost.
+            # nats-py may swallow a cancellation during a request. Without this call, the loop
+            # would then continue after `Bus.close`.
             obey_cancellation(before)
             await asyncio.sleep(NOTE_S if self._repairs else LEARN_S)
             if not self._connection.usable:
@@ -123,7 +125,7 @@ class Recovery:
                 self._begin_settling()
 
     async def _created(self, stream: str) -> str | None:
-        # Not by `JetStream.api`, which waits until this check is over.
+        # `JetStream.api` would wait until this check is over, so it cannot be used here.
         try:
             msg = await self._connection.request(
                 f"$JS.API.STREAM.INFO.{stream}", timeout=LOOK_TIMEOUT_S
@@ -157,7 +159,7 @@ class Recovery:
         self._settling = asyncio.create_task(self._settle())
 
     async def _settle(self) -> None:
-        """Wait until no stream lacks its end; then let everything continue."""
+        """Wait until no stream lacks its end; then stop holding requests back."""
         until = time.monotonic() + ORDER_WAIT_S
         passing = PASSES.set(True)
         while True:

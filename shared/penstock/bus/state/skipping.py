@@ -1,6 +1,6 @@
-"""Making sequences of a stream unusable: fill the stream with empty messages, then delete them.
+"""Makes sequences of a stream unusable: fills the stream with empty messages and deletes them.
 
-A remembered sequence then names either the message that it always named, or nothing.
+A sequence that a process remembers then still belongs to the same message, or to no message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.bus.write.fence import Writes
 from penstock.bus.write.publisher import MAX_BATCH
 
 EXPECTED_LAST = "Nats-Expected-Last-Sequence"
-# The run id of fillers. It is no UUID, so that no service takes a filler for a run's message.
+# The run id of fillers. It is not a UUID, so that no service takes a filler for a run's message.
 NOBODY = "skipped"
 # By stream: the subject to publish to, and the subject as it is stored.
 _FILLERS = {
@@ -25,7 +25,7 @@ _FILLERS = {
 
 
 async def ends_at(bus: Writes, stream: str, last: int) -> bool:
-    """Whether the stream ends at this sequence: its leader then takes a first filler.
+    """Publish a first filler and return True if the stream ends at this sequence; else False.
 
     Raises:
         BusError: the leader refuses the message, or does not answer.
@@ -39,7 +39,7 @@ async def ends_at(bus: Writes, stream: str, last: int) -> bool:
 
 
 async def skip(bus: Writes, stream: str, last: int, to: int) -> None:
-    """Use up all sequences after `last`, up to `to`.
+    """Fill the stream from the sequence after `last` up to `to`, and delete the fillers.
 
     Raises:
         BusError: the stream takes no messages now.
