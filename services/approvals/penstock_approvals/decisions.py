@@ -195,7 +195,7 @@ class Approvals:
             if held is None:
                 return DecideReply(status=404, detail=f"there is no approval {approval_id}")
             if held.record.status != "pending":
-                return _too_late(held.record, request)
+                return _not_pending(held.record, request)
             reply = await self._decide(held, request)
             if reply is not None:
                 return reply
@@ -248,7 +248,7 @@ class Approvals:
         return RunRecord.model_validate_json(entry.value)
 
 
-def _too_late(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
+def _not_pending(record: ApprovalRecord, request: DecideRequest) -> DecideReply:
     """Return 409 for a record that is not pending; 200 if the request repeats its decision."""
     decision, key = record.decision, request.idempotency_key
     if (

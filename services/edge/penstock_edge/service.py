@@ -53,7 +53,7 @@ class EdgeService(Service):
             )
         self._edge.streams.fit(raise_file_limit())
         self.bus.continuity.on_loss(self._on_loss)
-        self.spawn("beat", self._edge.hubs.beat)
+        self.spawn("maintain-streams", self._edge.hubs.maintain)
         self.spawn("open-runs", self._edge.open_runs.follow)
 
     def _on_loss(self, loss: Loss) -> None:
@@ -67,7 +67,7 @@ class EdgeService(Service):
 
     async def stop(self) -> None:
         """End every stream between two frames; clients reconnect with their cursors."""
-        await self.cancel("beat", "open-runs")
+        await self.cancel("maintain-streams", "open-runs")
         await self._edge.hubs.close()
         await self._edge.many.feed.close()
         for surface in self._surfaces:

@@ -13,7 +13,7 @@ from penstock.bus.messages import now
 from penstock.bus.records import ApprovalRecord, Decided, Decision
 from penstock.bus.state.continuity import Continuity
 from penstock_approvals.service import ApprovalsService
-from penstock_connector.legs.running import LegRunner
+from penstock_connector.legs.runner import LegRunner
 from penstock_connector.service import ConnectorService
 from penstock_connector.state.leg_record import LegRecord
 from penstock_connector.succession import reaper, watchdog

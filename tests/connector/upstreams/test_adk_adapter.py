@@ -15,7 +15,7 @@ from penstock.dialects.base import AgentFacts, Pause
 from penstock.settings import AdkAgent
 from penstock.sse import Frame, Parser
 from penstock_connector.upstreams.adk import AdkUpstream
-from penstock_connector.upstreams.base import Attachment, Call, Refused
+from penstock_connector.upstreams.base import Attachment, Call, UpstreamRefused
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "adk"
 SESSION = "/apps/demo/users/u1/sessions/s-1"
@@ -90,7 +90,7 @@ async def test_a_server_that_refuses_the_session_is_quoted(refused: str) -> None
             f"POST {SESSION}": httpx.Response(503, text="broken"),
         }
     )
-    with pytest.raises(Refused, match="broken"):
+    with pytest.raises(UpstreamRefused, match="broken"):
         await AdkUpstream().start(server.client, agent(), start_command())
 
 
@@ -261,7 +261,7 @@ async def test_1_16_is_given_the_pauses_own_invocation_when_the_answer_names_it(
 
 
 async def test_a_server_that_fails_on_its_version_is_not_taken_for_1_16() -> None:
-    with pytest.raises(Refused, match="503"):
+    with pytest.raises(UpstreamRefused, match="503"):
         await answered(versioned(503), RESUME, APPROVED)
 
 

@@ -16,10 +16,10 @@ from penstock_connector.commands.continue_ import Continues
 from penstock_connector.commands.fair_queue import FairQueue
 from penstock_connector.commands.shared import Context
 from penstock_connector.commands.start import Starts
-from penstock_connector.legs.opening import LegOpener
+from penstock_connector.legs.opener import LegOpener
 from penstock_connector.legs.orders import Orders
 from penstock_connector.legs.registry import LegRegistry
-from penstock_connector.legs.running import LegRunner
+from penstock_connector.legs.runner import LegRunner
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.state.attempts import Attempts
 from penstock_connector.state.stores import open_stores

@@ -14,7 +14,7 @@ from penstock.bus.records import StartCommand
 from penstock.bus.streams import COMMANDS, RAW
 from penstock.bus.subjects import run_id_of
 from penstock.settings import AgentConfig, Config
-from penstock_connector.legs.opening import LegOpener
+from penstock_connector.legs.opener import LegOpener
 from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.legs.registry import LegRegistry
 from penstock_connector.state.attempts import Attempts

@@ -37,7 +37,7 @@ from penstock_connector.legs.progress import Progress
 from penstock_connector.legs.response import (
     MAX_DETAIL_CHARACTERS,
     Cut,
-    Refusal,
+    ReattachRefused,
     Resources,
     ResponseBody,
     detail_of,
@@ -47,7 +47,7 @@ from penstock_connector.legs.stop_requests import StopRequests
 from penstock_connector.legs.tasks import stop
 from penstock_connector.secrets import without_secrets
 from penstock_connector.state.run_state import FrameKind
-from penstock_connector.upstreams.base import Attachment, Call, Refused, Upstream
+from penstock_connector.upstreams.base import Attachment, Call, Upstream, UpstreamRefused
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +259,7 @@ class Leg:
         try:
             self._call = await self.steps.prepare()
             return self._call
-        except Refused as error:
+        except UpstreamRefused as error:
             failed = self._refused(error.status_code, error.detail)
         except httpx.HTTPError as error:
             failed = self._unreachable(error)
@@ -281,7 +281,7 @@ class Leg:
             before = (seen.last_event_index, seen.last_id)
             try:
                 if not reattach:
-                    return await self._respond(call, reattached=False)
+                    return await self._send_and_store(call, reattached=False)
                 again = await self._reattachment(call)
                 if again is None:
                     return self._cannot_continue(reason)
@@ -290,7 +290,7 @@ class Leg:
                 self.writer.connection = f"{connection}.{cuts}"
                 if again.produces_again:
                     await self._begin_attempt()
-                return await self._respond(again, reattached=True)
+                return await self._send_and_store(again, reattached=True)
             except Cut as cut:
                 reason = f"the connection to the upstream was cut: {cut}"
                 if seen.over:
@@ -316,7 +316,7 @@ class Leg:
             return await self.upstream.reattach(client, self.agent, call, self._progress.seen)
         except httpx.HTTPError as error:
             raise Cut(text_of(error)) from error
-        except Refused as error:
+        except UpstreamRefused as error:
             raise Cut(str(error)) from error
 
     async def _begin_attempt(self) -> None:
@@ -325,7 +325,7 @@ class Leg:
         await self._claim(attempt=self._progress.attempt)
         self._progress.attempt_unanswered = True
 
-    async def _respond(self, call: Call, *, reattached: bool) -> Outcome:
+    async def _send_and_store(self, call: Call, *, reattached: bool) -> Outcome:
         """Send the request and store the response.
 
         Raises:
@@ -373,7 +373,7 @@ class Leg:
             outcome = await body.pump()
         finally:
             self._has_frames = self._has_frames or body.has_frames
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, ReattachRefused):
             return self._cannot_continue(f"{self.why or WAS_CUT}: {outcome.error}")
         if outcome.label == "eof" and seen.says_when_over and not seen.over:
             raise Cut("it ended before the run did")

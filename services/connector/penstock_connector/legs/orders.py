@@ -118,7 +118,7 @@ class Orders:
             NotAccepted: the start passes something that the agent's server may not be passed.
             NotDecided: the continue has no decision that says the same.
             LookupError: the pause's record is lost.
-            Refused, httpx.HTTPError: the server refused a request that had to come before.
+            UpstreamRefused, httpx.HTTPError: the server refused a request that had to come before.
         """
         command = order.command
         if isinstance(command, StartCommand):

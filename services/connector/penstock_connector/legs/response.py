@@ -31,7 +31,7 @@ class Cut(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ReattachRefused:
     """The server's answer to a reattachment does not continue the leg. `error` says why."""
 
     error: str
@@ -82,7 +82,7 @@ class ResponseBody:
         self._body = Body(resources.settings.max_buffered_bytes, resources.budget, resources.stamp)
         self._frames = Frames(resources.settings.max_frame_bytes, resources.frame_budget)
 
-    async def pump(self) -> Outcome | Refusal:
+    async def pump(self) -> Outcome | ReattachRefused:
         """Read and store all of it.
 
         Raises:
@@ -94,7 +94,7 @@ class ResponseBody:
         finally:
             self._body.drop()
 
-    async def _pump(self) -> Outcome | Refusal:
+    async def _pump(self) -> Outcome | ReattachRefused:
         reading = asyncio.create_task(self._read())
         writing = asyncio.create_task(self._write())
         try:
@@ -117,7 +117,7 @@ class ResponseBody:
             await self._store(chunk, received)
             self._progress.answered = True
 
-    async def _read(self) -> Outcome | Refusal:
+    async def _read(self) -> Outcome | ReattachRefused:
         try:
             return await self._read_chunks()
         except FrameTooLarge as error:
@@ -128,7 +128,7 @@ class ResponseBody:
             self._frames.drop()
             self._body.close()
 
-    async def _read_chunks(self) -> Outcome | Refusal:
+    async def _read_chunks(self) -> Outcome | ReattachRefused:
         response, seen = self._response, self._progress.seen
         limit_bytes, read_bytes = self._settings.max_response_bytes, 0
         beginning = Beginning(response.headers.get("content-type", ""))
@@ -147,7 +147,7 @@ class ResponseBody:
                 self.has_frames = True
                 self._progress.watch(self._upstream.watch, frame)
             if self._reattached and seen.refusal is not None:
-                return Refusal(seen.refusal)
+                return ReattachRefused(seen.refusal)
             await self._body.put(chunk)
             if self._reattached and seen.over:
                 return ended("eof")  # the stream may go on with the run's next leg
@@ -161,11 +161,11 @@ class ResponseBody:
             await self._body.put(chunk)  # RAW gets also the bytes over the limit
             raise
 
-    def _not_a_stream(self, beginning: Beginning) -> Outcome | Refusal:
+    def _not_a_stream(self, beginning: Beginning) -> Outcome | ReattachRefused:
         status_code, agent = self._response.status_code, self._agent
         error = beginning.error(status_code, agent.protocol, agent.url)
         if self._reattached:
-            return Refusal(error)
+            return ReattachRefused(error)
         return lost("not_a_stream", error, detail=beginning.detail)
 
 

@@ -82,7 +82,7 @@ class Runs:
         record = await self.record(run_id)
         return record is not None and record.status in ENDED
 
-    async def cancel_of(self, run_id: str) -> CancelCommand | None:
+    async def cancel_that_forbids_continuing(self, run_id: str) -> CancelCommand | None:
         """Why no connector may go on with the run's open leg; None when one may.
 
         A cancel stays in COMMANDS until the leg has ended. A run may also have ended before its

@@ -17,7 +17,7 @@ from penstock.bus import Bus, BusError, Msg, Retry, Subscription
 from penstock.bus.subjects import handover
 from penstock_connector.legs.outcome import RELEASED
 from penstock_connector.legs.registry import STOPPED, LegRegistry
-from penstock_connector.legs.running import LegRunner
+from penstock_connector.legs.runner import LegRunner
 from penstock_connector.state.retries import with_retries
 from penstock_connector.state.run_state import CLOSED, holder_of, kind_of
 from penstock_connector.state.stores import Stores

@@ -20,11 +20,11 @@ from penstock.bus.records import CancelCommand
 from penstock.settings import AgentConfig, Config
 from penstock_connector.legs.history import LegHistory
 from penstock_connector.legs.leg import outlives_us
-from penstock_connector.legs.opening import LegOpener
+from penstock_connector.legs.opener import LegOpener
 from penstock_connector.legs.orders import Order, Orders
 from penstock_connector.legs.outcome import ended, lost
 from penstock_connector.legs.registry import LegRegistry
-from penstock_connector.legs.running import LegRunner, sending_state
+from penstock_connector.legs.runner import LegRunner, sending_state
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.state.leg_record import LegRecord
 from penstock_connector.state.retries import with_retries
@@ -103,7 +103,7 @@ class Takeover:
         """
         stores, pod = self._stores, self._stores.pod
         holder = holder_of(last)
-        cancelled = cancelled or await stores.runs.cancel_of(run_id)
+        cancelled = cancelled or await stores.runs.cancel_that_forbids_continuing(run_id)
         found = await self._order(run_id, last)
         if found is None:
             if not only_freely:

@@ -17,7 +17,7 @@ import orjson
 from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
 from penstock.settings import AdkAgent
 from penstock.sse import Frame
-from penstock_connector.upstreams.base import Attachment, Call, Refused, segment
+from penstock_connector.upstreams.base import Attachment, Call, UpstreamRefused, segment
 
 # The client's Origin header is left out: from 1.28 on the server refuses unknown origins.
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
@@ -133,7 +133,7 @@ class AdkUpstream:
 
         Raises:
             httpx.HTTPError: the server cannot be reached.
-            Refused: the server does not tell its version.
+            UpstreamRefused: the server does not tell its version.
         """
         own = call.own
         if not (agent.resumable and seen.run_id and isinstance(own, _First)):
@@ -172,11 +172,11 @@ class AdkUpstream:
         if read.is_success:
             return
         if read.status_code != httpx.codes.NOT_FOUND:
-            raise Refused(read.status_code, read.text)
+            raise UpstreamRefused(read.status_code, read.text)
         created = await client.post(url, headers=agent.headers, json={})
         # 409 (1.16: 400): another request has created the session meanwhile
         if created.status_code >= 400 and created.status_code not in (400, 409):
-            raise Refused(created.status_code, created.text)
+            raise UpstreamRefused(created.status_code, created.text)
 
     async def _is_sealed(
         self, client: httpx.AsyncClient, agent: AdkAgent, own: _First, invocation_id: str
@@ -194,7 +194,7 @@ class AdkUpstream:
         if agent.url not in self._versions:
             answer = await client.get(f"{agent.url}/version", headers=agent.headers)
             if answer.is_server_error:
-                raise Refused(answer.status_code, answer.text)
+                raise UpstreamRefused(answer.status_code, answer.text)
             self._versions[agent.url] = _major(answer)
         return self._versions[agent.url]
 

@@ -60,7 +60,7 @@ class Upstream(Protocol[AgentT_contra]):
 
         Raises:
             httpx.HTTPError: the server cannot be reached.
-            Refused: the server answered with an error.
+            UpstreamRefused: the server answered with an error.
         """
         ...
 
@@ -97,7 +97,7 @@ class Upstream(Protocol[AgentT_contra]):
 
         Raises:
             httpx.HTTPError: the server cannot be reached.
-            Refused: the server answered with an error.
+            UpstreamRefused: the server answered with an error.
         """
         ...
 
@@ -106,7 +106,7 @@ class Upstream(Protocol[AgentT_contra]):
         ...
 
 
-class Refused(Exception):
+class UpstreamRefused(Exception):
     """The server answered with an error status before the stream began."""
 
     def __init__(self, status_code: int, detail: str) -> None:

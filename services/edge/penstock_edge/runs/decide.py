@@ -143,7 +143,7 @@ async def start_of_next_leg(bus: Bus, run_id: str, *, frames: bool = False) -> S
     return StartPosition(first, first)
 
 
-async def take(bus: Bus, approval_id: str, request: DecideRequest) -> None:
+async def forward_decision(bus: Bus, approval_id: str, request: DecideRequest) -> None:
     """Hand a decision to the approvals service.
 
     The approvals pod may be killed after it has written the decision and before it replies. The

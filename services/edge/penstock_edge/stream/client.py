@@ -175,7 +175,7 @@ class Client:
         self._wake.set()
         self._on_leave(self)
 
-    def beat(self, period_s: float, settings: EdgeSettings) -> None:
+    def maintain(self, period_s: float, settings: EdgeSettings) -> None:
         """To be called every `period_s`: drops a slow client, and keeps an idle stream alive."""
         now = asyncio.get_running_loop().time()
         if self._writing_since is not None:

@@ -172,7 +172,7 @@ class Hub:
         """One message as an item; a message that cannot be read becomes a notice."""
         return await encode(self._bus, self.view, encoding, stored)
 
-    def empty(self) -> int:
+    def evict_all(self) -> int:
         """Evict all that can be evicted; returns the bytes that the ring still holds."""
         self._evict(0, least=0)
         return self.ring.held_bytes

@@ -16,7 +16,7 @@ from penstock_edge.stream.open_streams import OpenStreams
 from penstock_edge.stream.ring_budget import RingBudget
 from penstock_edge.views.view import RunEvents, View
 
-BEATS: Final = 3  # in one keep-alive interval
+CHECKS_PER_KEEP_ALIVE: Final = 3
 
 
 class Hubs:
@@ -61,18 +61,18 @@ class Hubs:
             raise
         return client
 
-    async def beat(self) -> None:
+    async def maintain(self) -> None:
         """Three times in `keep_alive_s`: keep idle streams alive, drop slow clients, end old ones.
 
         Runs until it is cancelled.
         """
-        period_s = self._settings.keep_alive_s / BEATS
+        period_s = self._settings.keep_alive_s / CHECKS_PER_KEEP_ALIVE
         while True:
             await asyncio.sleep(period_s)
             self.streams.rotate()
             clients = [client for clients in self._clients.values() for client in clients]
             for number, client in enumerate(clients, 1):
-                client.beat(period_s, self._settings)
+                client.maintain(period_s, self._settings)
                 if number % SLICE == 0:
                     await asyncio.sleep(0)
 

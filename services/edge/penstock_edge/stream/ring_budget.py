@@ -10,7 +10,7 @@ from penstock.telemetry import RING_BYTES
 class Emptiable(Protocol):
     """A hub, whose ring can be emptied: clients read its frames from the stream again."""
 
-    def empty(self) -> int:
+    def evict_all(self) -> int:
         """Evict all that can be evicted; returns the bytes that are still held."""
         ...
 
@@ -35,7 +35,7 @@ class RingBudget:
         self._held[hub] = held_bytes
         while self.held_bytes > self._limit_bytes and self._held:
             oldest = next(iter(self._held))
-            left = oldest.empty()
+            left = oldest.evict_all()
             self.held_bytes += left - self._held.pop(oldest)
             self._emptied[oldest] = left
         RING_BYTES.set(self.held_bytes)

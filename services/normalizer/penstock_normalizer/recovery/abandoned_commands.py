@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from penstock.bus import Bus, ObjectGone, Stored, messages, streams, subjects
 from penstock.bus.records import ENDED, ContinueCommand, RunRecord
 from penstock.bus.write import objects
-from penstock_normalizer.runs.failed_frame import write_failed
+from penstock_normalizer.runs.end_of_run_frame import write_failed
 
 log = logging.getLogger(__name__)
 

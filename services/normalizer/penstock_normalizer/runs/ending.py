@@ -14,7 +14,7 @@ from penstock.bus.records import ENDED, RunRecord
 from penstock.bus.write import fence
 from penstock.events import TERMINAL
 from penstock_normalizer.fold.run_fold import RunFold
-from penstock_normalizer.runs.failed_frame import WRITER
+from penstock_normalizer.runs.end_of_run_frame import WRITER
 from penstock_normalizer.runs.ready_events import ReadyEvents
 from penstock_normalizer.runs.run_index import RunIndex
 from penstock_normalizer.runs.run_output import RunOutput

@@ -14,8 +14,8 @@ from penstock.bus.write import fence
 from penstock.events import TERMINAL
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.backlog import replay
+from penstock_normalizer.runs.end_of_run_frame import WRITER
 from penstock_normalizer.runs.ending import Ending
-from penstock_normalizer.runs.failed_frame import WRITER
 from penstock_normalizer.runs.feeder import Feeder
 from penstock_normalizer.runs.pauses import Pauses
 from penstock_normalizer.runs.ready_events import ReadyEvents

@@ -24,9 +24,9 @@ from penstock_edge.runs.decide import (
     LOOKUP_RETRY_S,
     LOOKUP_S,
     find_alias,
+    forward_decision,
     kept_pause,
     start_of_next_leg,
-    take,
 )
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import StartPosition, start_of_new_run
@@ -201,7 +201,7 @@ class Legs:
             await self._check_invocation(run_id, approval_id, invocation_id)
         position = await start_of_next_leg(edge.bus, run_id, frames=native)
         request = DecideRequest(by=asked.user_id, items=decisions, invocation_id=invocation_id)
-        await take(edge.bus, approval_id, request)
+        await forward_decision(edge.bus, approval_id, request)
         return OpenedLeg(agent, run_id, aliases[0].leg + 1, position)
 
     async def _check_invocation(self, run_id: str, approval_id: str, invocation_id: str) -> None:

@@ -29,7 +29,7 @@ from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.access import run_of
-from penstock_edge.runs.decide import pause_of, start_of_next_leg, take
+from penstock_edge.runs.decide import forward_decision, pause_of, start_of_next_leg
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import StartPosition, start_of_new_run
 from penstock_edge.stream.single_body import SingleBody
@@ -200,7 +200,7 @@ class Runs:
         native = is_native(agent) and asked.stream
         place = await start_of_next_leg(edge.bus, run_id, frames=native)
         decision = DecideRequest(by=user_id, digest=approval.digest, items=items)
-        await take(edge.bus, approval.approval_id, decision)
+        await forward_decision(edge.bus, approval.approval_id, decision)
         return await self._leg(agent, run_id, approval.leg + 1, place, stream=asked.stream)
 
     @serves(

@@ -18,7 +18,7 @@ from penstock.web.problems import DETAIL, Problem
 from penstock_edge.edge import Edge
 from penstock_edge.runs.accepted import named_in_422
 from penstock_edge.runs.agui_names import AGUI
-from penstock_edge.runs.decide import start_of_next_leg, take
+from penstock_edge.runs.decide import forward_decision, start_of_next_leg
 from penstock_edge.runs.start import Start
 from penstock_edge.sources.locate import locate, start_of_new_run
 from penstock_edge.surfaces import parameters as by
@@ -112,7 +112,7 @@ class Runs:
         decision = DecideRequest(by=who.user_id, digest=approval.digest, items=answer.items)
         named = await self._call(run_id, leg, asked)
         try:
-            await take(edge.bus, approval.approval_id, decision)
+            await forward_decision(edge.bus, approval.approval_id, decision)
         except Problem as problem:
             if problem.status != 503:
                 await edge.agui_names.withdraw(run_id, leg, named)

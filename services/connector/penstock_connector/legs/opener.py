@@ -17,7 +17,7 @@ from penstock_connector.legs.leg import FRESH_S
 from penstock_connector.legs.orders import Order
 from penstock_connector.legs.outcome import lost
 from penstock_connector.legs.registry import LegRegistry
-from penstock_connector.legs.running import LegRunner
+from penstock_connector.legs.runner import LegRunner
 from penstock_connector.state.retries import with_retries
 from penstock_connector.state.stores import Stores
 

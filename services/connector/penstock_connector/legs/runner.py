@@ -28,7 +28,7 @@ from penstock_connector.legs.registry import STOPPED, LegRegistry
 from penstock_connector.legs.response import Resources
 from penstock_connector.legs.stop_requests import Cancelled
 from penstock_connector.settings import ConnectorSettings
-from penstock_connector.state.at_rest import require_at_rest
+from penstock_connector.state.paused_session import require_at_rest
 from penstock_connector.state.retries import with_retries
 from penstock_connector.state.stores import Stores
 from penstock_connector.upstreams import upstreams

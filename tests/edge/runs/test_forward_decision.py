@@ -12,7 +12,7 @@ from penstock.bus.records import Decided, DecideReply, DecideRequest
 from penstock.bus.subjects import decide
 from penstock.web.problems import Problem
 from penstock_edge.runs import decide as handing_over
-from penstock_edge.runs.decide import take
+from penstock_edge.runs.decide import forward_decision
 from support.drive.bus import connected, new_run_id
 from support.real.nats import NatsServer
 
@@ -44,7 +44,7 @@ async def test_whoever_took_a_decision_and_died_is_asked_again_by_the_same_key(
 ) -> None:
     approval_id = new_run_id()
     async with connected(nats_server.url) as bus, approvals(bus, approval_id, 1) as keys:
-        await take(bus, approval_id, YES)
+        await forward_decision(bus, approval_id, YES)
     assert len(keys) == 2
     assert len(set(keys)) == 1
     assert keys[0]
@@ -53,8 +53,8 @@ async def test_whoever_took_a_decision_and_died_is_asked_again_by_the_same_key(
 async def test_two_decisions_have_two_keys(nats_server: NatsServer) -> None:
     approval_id = new_run_id()
     async with connected(nats_server.url) as bus, approvals(bus, approval_id, 0) as keys:
-        await take(bus, approval_id, YES)
-        await take(bus, approval_id, YES)
+        await forward_decision(bus, approval_id, YES)
+        await forward_decision(bus, approval_id, YES)
     assert len(set(keys)) == 2
 
 
@@ -64,5 +64,5 @@ async def test_where_nobody_answers_twice_it_is_said_that_nobody_knows(
     approval_id = new_run_id()
     async with connected(nats_server.url) as bus, approvals(bus, approval_id, 9):
         with pytest.raises(Problem, match="not known whether the decision was taken") as problem:
-            await take(bus, approval_id, YES)
+            await forward_decision(bus, approval_id, YES)
     assert problem.value.status == 503
