@@ -110,7 +110,7 @@ class LegOpener:
             order.command.session_id,
             self._runner.new_thread_id(order, agent),
             order.turn(self._stores.pod),
-            lists_open_runs=agent.protocol == "agui",  # see `state/at_rest.py`
+            lists_open_runs=agent.protocol == "agui",  # see `state/paused_session.py`
         )
 
     async def _clear_predecessors(self, order: Order) -> None:

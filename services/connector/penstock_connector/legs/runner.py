@@ -246,7 +246,7 @@ class LegRunner:
 
 
 def _waits_for_its_thread(agent: AgentConfig) -> bool:
-    """Whether a start waits while its thread has a paused run: see `state/at_rest.py`."""
+    """Whether a start waits while its thread has a paused run: see `state/paused_session.py`."""
     return agent.protocol == "agui" and agent.starts_while_paused == "refuse"
 
 
