@@ -1,1 +1,1 @@
-"""The normalizer: the one order and meaning of every run."""
+"""The normalizer makes the canonical events of every run, in one order."""

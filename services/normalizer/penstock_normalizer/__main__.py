@@ -1,4 +1,4 @@
-"""The process of this service."""
+"""Run the normalizer as a process."""
 
 from penstock.service import main
 from penstock_normalizer.service import NormalizerService

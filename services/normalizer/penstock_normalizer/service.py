@@ -1,4 +1,4 @@
-"""The normalizer holds its fair share of the partitions, and works on each of them."""
+"""Run the normalizer: hold a fair share of the partitions, and work on each held partition."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from penstock_normalizer.settings import NormalizerSettings
 log = logging.getLogger(__name__)
 
 COUNT_S = 15.0  # how often the dead letters are counted
-COLLECT_LOSSES_S = 0.1  # one failure of NATS is found as losses of several streams, one by one
+COLLECT_LOSSES_S = 0.1  # one failure of NATS is found as several losses, one for each stream
 
 
 class NormalizerService(Service):
-    """Source frames in, canonical events out. The only writer of EVENTS."""
+    """Folds source frames into canonical events. No other service writes to EVENTS."""
 
     name: ClassVar[str] = "normalizer"
     settings_type: ClassVar[type[Settings]] = NormalizerSettings
@@ -57,7 +57,7 @@ class NormalizerService(Service):
         return self._share.held
 
     async def start(self) -> None:
-        """Join the group; the first partitions come within a renewal."""
+        """Join the normalizers; the first partitions come within `partition_renew_s`."""
         self.bus.continuity.on_loss(self._on_loss)
         self.spawn("losses", self._begin_anew)
         self.spawn("share", self._take_part)
@@ -78,9 +78,9 @@ class NormalizerService(Service):
         self._loss.set()
 
     async def _begin_anew(self) -> None:
-        """Begin every partition anew after NATS has lost data.
+        """Begin every partition again after NATS has lost data.
 
-        What a partition remembers may be about events that are gone.
+        The state of a partition may describe events that are gone.
         """
         while True:
             await self._loss.wait()
@@ -90,7 +90,7 @@ class NormalizerService(Service):
                 name = f"partition {number}"
                 if self.spawned(name):
                     await self.cancel(name)
-                    if number in self._share.held:  # it may have gone to another normalizer
+                    if number in self._share.held:  # another normalizer may hold it now
                         self._work_on(number)
 
     async def _take_part(self) -> None:

@@ -1,4 +1,4 @@
-"""The request for an approval that a pause of the upstream becomes. Pure."""
+"""Make the request for an approval from a pause of the upstream. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 
 from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem
 
-# An approval's id is made from the run's id and its leg, so that every fold makes the same one.
+# An approval's id is made from the run's id and its leg, so that every fold makes the same id.
 APPROVAL_NAMESPACE = uuid.UUID("6f9d1c1e-5b5b-5d38-9c52-3f3a8c7e1a10")
 
 
@@ -30,16 +30,16 @@ class PendingApproval:
 
 
 def pending_approval(run_id: str, leg: int, pause: Pause) -> PendingApproval:
-    """The approval for which a run waits after this leg."""
+    """Return the approval for which a run waits after this leg."""
     approval_id = str(uuid.uuid5(APPROVAL_NAMESPACE, f"{run_id}/{leg}"))
     return PendingApproval(approval_id, pause.resume)
 
 
 def approval_requested(approval_id: str, pause: Pause) -> Draft:
-    """The event that asks for a decision about every item of a pause.
+    """Return the event that asks for a decision about every item of a pause.
 
-    Each item has a digest of what it asks; the digest of the whole request covers these. A
-    decision that carries the digest can be for nothing else.
+    Each item has a digest of its content, and the request has a digest of the items' digests. So a
+    decision that carries the request's digest cannot be used for a request with other items.
     """
     items = [_item(item) for item in pause.items]
     data = {

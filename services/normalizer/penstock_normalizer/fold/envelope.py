@@ -1,4 +1,4 @@
-"""A canonical event as its whole envelope, encoded as JSON. Pure."""
+"""Build the envelope of a canonical event, encoded as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from penstock_normalizer.fold.failure_texts import redacted
 
 
 class NotEncodable(ValueError):
-    """The event cannot be written as JSON: it is nested too deeply, or a number is out of range."""
+    """The event cannot be encoded as JSON: it is nested too deeply, or a number is out of range."""
 
 
 @dataclass(slots=True)
 class CanonicalEvent:
-    """An event with its place in the run. `body` is the whole envelope as JSON."""
+    """An event with its sequence number in the run. `body` is the whole envelope as JSON."""
 
     type: str
     sequence: int
     timestamp: str
     data: JsonObject
     body: bytes
-    unredacted: JsonObject | None = None  # `data` before redaction, where redaction changed it
+    unredacted: JsonObject | None = None  # `data` before redaction, if redaction changed it
 
 
 def canonical_event(
@@ -35,7 +35,7 @@ def canonical_event(
     leg: int,
     attempt: int,
 ) -> CanonicalEvent:
-    """The event that a draft becomes at this place of its run.
+    """Return the canonical event of a draft, with this sequence number in its run.
 
     `facts` is the payload of the run's first `open` frame. Raises NotEncodable.
     """
@@ -64,12 +64,12 @@ def canonical_event(
     except orjson.JSONEncodeError as error:
         raise NotEncodable(f"{draft.type} cannot be written: {error}") from error
     if thread_id := facts.get("thread_id"):
-        # Clients know the session by their own id, not by the id that went to its agent server.
+        # Clients know the session by their own id, not by the id that the agent server got.
         encoded = encoded.replace(thread_id.encode(), _within_quotes(facts["session_id"]))
     unredacted = None if data is draft.data else draft.data
     return CanonicalEvent(draft.type, sequence, timestamp, data, encoded, unredacted)
 
 
 def _within_quotes(text: str) -> bytes:
-    """A text as JSON writes it, without the quotes around it."""
+    """Encode a text as JSON, without the quotes around it."""
     return orjson.dumps(text)[1:-1]

@@ -1,8 +1,8 @@
-"""The texts of failures, without credentials and internal addresses. Pure.
+"""Remove credentials and internal addresses from the texts of failures. Pure.
 
-These fields repeat an error text of a server, a library, a tool or this project, which may contain
-a token or an internal address. The texts of models and people, and the results of tools that
-worked, stay as they are.
+The fields listed here repeat an error text of a server, a library, a tool or this project, and the
+error text may contain a token or an internal address. Texts of models and people, and the results
+of tools that succeeded, are not changed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ _TEXT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def redacted(type: str, data: JsonObject, hosts: Sequence[str]) -> JsonObject:
-    """The event's data as clients may read it; the same object where nothing was redacted.
+    """Return the event's data, redacted for clients; the same object if nothing was redacted.
 
-    `hosts`: the host names of the run's agent server, which are redacted although they may look
-    public.
+    `hosts`: the host names of the run's agent server. These are redacted even if they look public.
     """
     fields = _TEXT_FIELDS.get(type)
     if fields is None:

@@ -1,11 +1,11 @@
-"""The fold of a run: its source frames, in the order of RAW, to its canonical events. Pure.
+"""Fold a run's source frames, in the order of RAW, into the run's canonical events. Pure.
 
 The fold is deterministic: the same frames give the same events, with the same numbers and times.
 So any normalizer can rebuild a run at any time by folding its frames again.
 
-A decoder reads what one upstream says. The fold decides everything that needs the whole run: the
-sequence numbers, the one terminal event and what may follow it, when the run waits for an approval
-and when it resumes, and the approval's id.
+A decoder reads the responses of one upstream. The fold decides everything that depends on the whole
+run: the sequence numbers, the one terminal event and the events that may follow it, when the run
+waits for an approval, when the run resumes, and the approval's id.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock_normalizer.fold.envelope import CanonicalEvent, NotEncodable, cano
 
 log = logging.getLogger(__name__)
 
-DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]  # by protocol
+DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]  # the key is the protocol
 
 _SLICE_BYTES = 64 * 1024  # a body is parsed in slices of this size
 
@@ -45,15 +45,15 @@ class _Response:
 
 @dataclass(slots=True)
 class RunFold:
-    """One run. `feed` takes its source frames in order and returns the events that they make.
+    """The fold of one run. `feed` takes a source frame, in order, and returns the frame's events.
 
     The state of a run:
 
-    - `leg` is 0: the run has not started. Events of services wait in `_early`.
+    - `leg` is 0: the run has not started. Events from services wait in `_early`.
     - `_response` is set: the upstream's response of this leg is being read.
     - `_pause` is set: the upstream has paused, and its response has not ended yet.
     - `pending` is set: the leg is over, and the run waits for a decision about this approval.
-    - `ended` is set: the terminal event is out; only an epilogue may follow.
+    - `ended` is set: the terminal event was made; only an epilogue may follow.
     - `broken_off` is true: frames are missing, and no further frame makes an event.
     """
 
@@ -65,7 +65,7 @@ class RunFold:
     raw_first: int = 0  # of the run's first frame
     timestamp: str = ""
     leg: int = 0
-    attempt: int = 1  # how often connectors have begun to produce this leg
+    attempt: int = 1  # the number of connectors that have begun to produce this leg
     facts: JsonObject = field(default_factory=dict)  # the payload of the first `open`
     pending: PendingApproval | None = None
     ended: str | None = None  # the terminal event's type
@@ -75,19 +75,19 @@ class RunFold:
     _decoder: Decoder | None = None
     _response: _Response | None = None
     _pause: Pause | None = None
-    _parts: list[bytes] = field(default_factory=list)  # of a frame that came in parts
+    _parts: list[bytes] = field(default_factory=list)  # the payloads of a frame that comes in parts
 
     @property
     def approval_id(self) -> str | None:
-        """The id of the approval that the run waits for."""
+        """The id of the approval that the run waits for; None if the run waits for none."""
         return self.pending.approval_id if self.pending is not None else None
 
     def feed(self, frame: RawFrame) -> list[CanonicalEvent]:
-        """The events that this frame makes, usually one; none for a frame that was fed before."""
+        """Return this frame's events; none if the frame was fed before."""
         return list(self.events(frame))
 
     def events(self, frame: RawFrame) -> Iterator[CanonicalEvent]:
-        """The same one by one: the events of one frame can take a hundred times its size."""
+        """Yield this frame's events one by one; together they can have a hundred times its size."""
         self.error = None
         if frame.sequence <= self.raw_sequence or self.broken_off:
             return
@@ -110,7 +110,7 @@ class RunFold:
         try:
             draft = next(drafts, None)
         except Exception as error:
-            # A decoder must not raise. One that does ends its own run only.
+            # A decoder must not raise. If one does, only its own run fails.
             self.error = error
             return None
         return self._placed(draft) if draft is not None else None
@@ -140,7 +140,7 @@ class RunFold:
             yield from self._decoded(decoder.decided(items))
 
     def _on_claim(self, frame: RawFrame) -> Iterable[Draft]:
-        """Another connector continues the leg; what it produces anew is another attempt."""
+        """Begin another attempt of the leg, because another connector produces it again."""
         attempt = orjson.loads(frame.payload).get("attempt", 1)
         if frame.leg != self.leg or self._response is None or attempt <= self.attempt:
             return
@@ -154,7 +154,7 @@ class RunFold:
         if frame.leg != self.leg or response is None:
             return
         if frame.connection != response.connection:
-            # Another connector has attached to the upstream: a new response begins.
+            # Another connector has attached to the upstream, so a new response begins.
             response = self._begin_response(frame)
         decoder = self._the_decoder()
         for start in range(0, len(frame.payload), _SLICE_BYTES):
@@ -214,7 +214,7 @@ class RunFold:
             return
         self._response = None
         if self._pause is not None:
-            # The upstream paused before its connection was lost, so nothing of the leg is missing.
+            # The upstream paused before the connection was lost, so the leg is complete.
             yield from self._request_approval()
             self.attempt = 1
             return
@@ -298,7 +298,7 @@ class RunFold:
         )
 
     def _allowed_by_end(self, drafts: Iterable[Draft]) -> Iterator[Draft]:
-        """The drafts up to the first terminal one, and after it those of the epilogue."""
+        """Yield the drafts up to the first terminal draft, and then only drafts of the epilogue."""
         for draft in drafts:
             if not self.ended:
                 if draft.type in TERMINAL:
@@ -309,7 +309,7 @@ class RunFold:
                 yield draft
 
     def _placed(self, draft: Draft) -> CanonicalEvent:
-        """The draft as the run's next event; an error event where it cannot be encoded."""
+        """Return the draft as the run's next event; an error event if it cannot be encoded."""
         sequence = self.sequence + 1
         try:
             event = canonical_event(
@@ -331,9 +331,9 @@ class RunFold:
     def break_off(
         self, frame: RawFrame, facts: JsonObject, code: str, error: str
     ) -> list[CanonicalEvent]:
-        """End the run at `frame`, because it cannot be continued; ignore all further frames.
+        """End the run at `frame`, because the run cannot be continued; ignore all further frames.
 
-        `facts` replaces the payload of a first `open` that is missing.
+        `facts` replaces the payload of the run's first `open` frame if that frame is missing.
         """
         self.broken_off = True
         self.facts = self.facts or facts
@@ -345,10 +345,10 @@ class RunFold:
             drafts.insert(0, self._started())
         return [self._placed(draft) for draft in self._allowed_by_end(drafts)]
 
-    # what is kept for a long pause, beyond the life of the frames and events
+    # the state that is stored for a pause, which may last longer than frames and events are kept
 
     def snapshot(self) -> JsonObject:
-        """The state while the run waits for an approval, as JSON."""
+        """Return the fold's state while the run waits for an approval, as JSON."""
         assert self._decoder is not None
         approval = self.pending
         return {
@@ -361,7 +361,7 @@ class RunFold:
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Continue from a snapshot."""
+        """Restore the fold's state from a snapshot."""
         for name in _IN_SNAPSHOT:
             setattr(self, name, state[name])
         if state["approval_id"] is not None:
@@ -400,7 +400,8 @@ def _always(fold: RunFold, data: JsonObject) -> bool:
     return True
 
 
-# The events that services may add to a run, and when. All other events come from the upstream.
+# The events that services may add to a run, each with its condition. All other events come from the
+# upstream.
 _SERVICE_EVENTS: Mapping[str, Callable[[RunFold, JsonObject], bool]] = {
     "lifecycle.paused": _is_first_pause,
     "lifecycle.cancelled": _always,

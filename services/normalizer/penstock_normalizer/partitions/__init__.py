@@ -1,1 +1,1 @@
-"""One partition of RAW: read it in order, hand its frames to runs, keep the checkpoint."""
+"""Read a partition of RAW in order, hand its frames to runs, and keep its checkpoint."""

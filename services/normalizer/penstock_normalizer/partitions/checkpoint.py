@@ -1,4 +1,4 @@
-"""The stored checkpoint of a partition: up to which frame of RAW all events are published."""
+"""Store a partition's checkpoint: the frame of RAW up to which all events are published."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ REMEMBER_S = 10.0  # how often a checkpoint is added to the history
 class Checkpoint:
     """A partition's checkpoint and its history, in KV `checkpoints`.
 
-    Each write is a compare-and-set, because a normalizer that has lost the partition without
-    noticing may write, too. Such a writer never moves the checkpoint back.
+    Each write is a compare-and-set, because a normalizer that does not know that it has lost the
+    partition may write, too. The compare-and-set stops such a normalizer from moving the checkpoint
+    back.
     """
 
     def __init__(self, bus: Bus, partition: int) -> None:
@@ -30,13 +31,13 @@ class Checkpoint:
         self._history = CheckpointHistory()
         self._history_revision = 0
         self._remembered_at = 0.0
-        self.position = 0  # the last frame of RAW before which all is done, as it is stored
+        self.position = 0  # as stored: all frames of RAW up to this one are done
 
     async def read(self) -> None:
         """Read the stored checkpoint. Raises BusError.
 
         A record that is no number counts as 0: RAW is read from its start, and the fence of EVENTS
-        refuses what is published already.
+        refuses events that are already published.
         """
         entry = await self._bucket.get(self._key)
         if entry is None:
@@ -52,15 +53,15 @@ class Checkpoint:
             self.position = 0
 
     async def go_back(self) -> list[Loss]:
-        """Move the checkpoint to where EVENTS still has everything, if EVENTS lost its end.
+        """Move the checkpoint back to frames whose events are all left, if EVENTS has lost its end.
 
-        Returns the losses of all streams with which the partition has to deal. Raises BusError.
+        Returns the losses, of all streams, that the partition has not handled yet. Raises BusError.
         """
         entry = await self._bucket.get(self._history_key)
         if entry is not None:
             self._take_history(entry)
         elif not self.position:
-            # Nobody has worked on this partition before, so nothing of it could be lost.
+            # No normalizer has worked on this partition before, so it has lost nothing.
             self._history.settle(self._bus.continuity.all)
         losses = self._history.unsettled(self._bus.continuity.all)
         back = self._history.go_back(losses)
@@ -78,12 +79,12 @@ class Checkpoint:
         return losses
 
     async def settle(self, losses: list[Loss], floor: int) -> None:
-        """Store that the partition has dealt with these losses. Raises BusError."""
+        """Store that the partition has handled these losses. Raises BusError."""
         self._history.settle(losses)
         await self._remember(floor)
 
     async def write(self, floor: int) -> None:
-        """Store that everything up to this frame is done, unless more is stored already."""
+        """Store that all frames up to this one are done, unless a later frame is stored already."""
         if floor <= self.position:
             return
         try:
@@ -97,7 +98,7 @@ class Checkpoint:
             log.warning("partition %d: its checkpoint is not written: %s", self._partition, error)
 
     async def remember_now_and_then(self, floor: int) -> None:
-        """Add the checkpoint to the history, if the last one in it is old and another one."""
+        """Add the checkpoint to the history, if the history's last one is old and differs."""
         if time.monotonic() < self._remembered_at + REMEMBER_S:
             return
         if self._history.points and self._history.points[-1][0] >= floor:
@@ -109,7 +110,8 @@ class Checkpoint:
 
     async def _remember(self, floor: int) -> None:
         self._remembered_at = time.monotonic()
-        # The floor was taken before this question, so EVENTS has all events of these frames.
+        # `floor` was read before this request, so the end of EVENTS is at or after the events of
+        # all frames up to `floor`.
         state = (await self._bus.api(f"STREAM.INFO.{streams.EVENTS}"))["state"]
         self._history.add(floor, state["last_seq"])
         value = self._history.dump()
@@ -122,7 +124,7 @@ class Checkpoint:
             self._take_history(entry)
 
     def _take_history(self, entry: Entry) -> None:
-        """Use the stored history. One that cannot be read is replaced by an empty one.
+        """Use the stored history. A history that cannot be read is replaced by an empty one.
 
         After a loss in EVENTS, an empty history makes the partition read all of RAW again.
         """

@@ -1,9 +1,9 @@
-"""Earlier checkpoints of a partition, each with the end of EVENTS at that time. Pure.
+"""Keep earlier checkpoints of a partition, each with the end of EVENTS at that time. Pure.
 
-A checkpoint says up to which frame of RAW all events are published. Should EVENTS come back from a
-failure without its end, some of these events are gone, and RAW must be read again from a frame
-before them. So the history keeps pairs: all events of the frames up to `raw` are in EVENTS at or
-before the stream sequence `events`.
+A checkpoint is the frame of RAW up to which all events are published. If EVENTS loses its end in a
+failure, some of these events are gone, and RAW must be read again from a frame before the lost
+events. So the history keeps pairs `(raw, events)`: all events of the frames up to `raw` are in
+EVENTS at or before the stream sequence `events`.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ MAX_POINTS = 48
 
 @dataclass(slots=True)
 class CheckpointHistory:
-    """Earlier checkpoints, the oldest first, and the losses that the partition has dealt with."""
+    """Earlier checkpoints, the oldest first, and the losses that the partition has handled."""
 
     points: list[tuple[int, int]] = field(default_factory=list)  # sequences in RAW, in EVENTS
-    settled: list[str] = field(default_factory=list)  # losses, by stream and time
+    settled: list[str] = field(default_factory=list)  # handled losses, as stream and time
 
     @classmethod
     def parse(cls, value: bytes) -> CheckpointHistory:
-        """Read what `dump` wrote. Raises ValueError, KeyError, TypeError."""
+        """Parse a history that `dump` wrote. Raises ValueError, KeyError, TypeError."""
         fields = orjson.loads(value)
         return cls([(raw, events) for raw, events in fields["points"]], fields["settled"])
 
     def dump(self) -> bytes:
-        """The history as JSON."""
+        """Return the history as JSON."""
         return orjson.dumps({"points": self.points, "settled": self.settled})
 
     def add(self, raw: int, events: int) -> None:
-        """Add a checkpoint. When there are too many, every second one of the older half goes."""
+        """Add a checkpoint. If there are too many, remove every second one of the older half."""
         self.points.append((raw, events))
         if len(self.points) > MAX_POINTS:
             half = MAX_POINTS // 2
             self.points[:half] = self.points[:half:2]
 
     def unsettled(self, losses: Iterable[Loss]) -> list[Loss]:
-        """The losses with which the partition has not dealt yet."""
+        """Return the losses that the partition has not handled yet."""
         return [loss for loss in losses if _name(loss) not in self.settled]
 
     def settle(self, losses: Iterable[Loss]) -> None:
-        """The partition has dealt with these losses."""
+        """Remember that the partition has handled these losses."""
         self.settled += [_name(loss) for loss in losses]
 
     def go_back(self, losses: Iterable[Loss]) -> int | None:
-        """The frame of RAW after which to read again; None where no event was lost.
+        """Return the frame of RAW after which to read again; None if no event was lost.
 
-        Later checkpoints are removed.
+        Removes the checkpoints after this frame.
         """
         last_left = min((loss.stands for loss in losses if loss.stream == EVENTS), default=None)
         if last_left is None:

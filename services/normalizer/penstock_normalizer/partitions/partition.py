@@ -1,4 +1,4 @@
-"""One partition of RAW at work: its frames are read in order and handed to their runs."""
+"""Work on one partition of RAW: read its frames in order and hand them to their runs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from penstock_normalizer.settings import NormalizerSettings
 log = logging.getLogger(__name__)
 
 ENDED_IDLE_S = 10.0  # an epilogue follows its terminal event within this time
-LOOK_S = 30.0  # how often the checkpoint of a quiet partition is brought up to the end of RAW
+LOOK_S = 30.0  # how often a quiet partition's checkpoint moves to the end of RAW
 
 
 class PartitionPhase(Enum):
-    """What a partition does."""
+    """The state of a partition's work."""
 
-    RESUMING = auto()  # it finds out where to begin
-    READING = auto()  # it reads RAW and hands frames to runs
-    HALTED = auto()  # NATS has lost data: it publishes nothing until it is begun anew
+    RESUMING = auto()  # the partition finds out where to begin
+    READING = auto()  # the partition reads RAW and hands frames to runs
+    HALTED = auto()  # NATS has lost data: nothing is published until the work begins again
     CLOSED = auto()
 
 
 class Partition:
-    """One partition of RAW, for as long as this normalizer holds its lease."""
+    """Works on one partition of RAW, as long as this normalizer holds the partition's lease."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Partition:
         self.phase = PartitionPhase.CLOSED
 
     async def work(self) -> None:
-        """Work from the last checkpoint on until cancelled; then write the checkpoint.
+        """Work from the last checkpoint until cancelled; then write the checkpoint.
 
-        When one of its loops fails, the others are ended, too, and the exception is raised, so that
-        the service begins the partition again.
+        If one of the partition's loops fails, the other loops are ended, and the exception is
+        raised. The service then begins the partition again.
         """
         self.phase = PartitionPhase.RESUMING
         losses = await self._resume()
@@ -73,7 +73,7 @@ class Partition:
             self._checkpoint.position + 1,
             self._hand_out,
         )
-        if self.phase is PartitionPhase.RESUMING:  # it may have been halted meanwhile
+        if self.phase is PartitionPhase.RESUMING:  # not halted meanwhile
             self.phase = PartitionPhase.READING
         try:
             async with asyncio.TaskGroup() as loops:
@@ -95,13 +95,14 @@ class Partition:
             if self._bus.ready:
                 await self._checkpoint.write(self._floor)
         finally:
-            # The budget is shared by all partitions, so it is given back whatever happens here.
+            # All partitions share the budget. A share that is not given back would be lost for the
+            # other partitions.
             for run, _ in self._runs.values():
                 run.backlog.drop()
             self._runs.clear()
 
     async def _resume(self) -> list[Loss]:
-        """Find out where to begin; returns the losses with which the partition has to deal."""
+        """Find out where to begin; return the losses that the partition has not handled yet."""
         while True:
             try:
                 await self._checkpoint.read()
@@ -115,7 +116,7 @@ class Partition:
         return losses
 
     async def _settle(self, losses: list[Loss]) -> None:
-        """Read everything that RAW has; then repair or end the runs that have lost data."""
+        """Wait until all frames are done; then repair or end the runs that have lost data."""
         while True:
             try:
                 last = await self._bus.tail(streams.RAW, subjects.raw_of_partition(self._number))
@@ -131,18 +132,18 @@ class Partition:
                 await asyncio.sleep(self._settings.checkpoint_s)
 
     def halt(self) -> None:
-        """Publish nothing more, because what the runs remember may be of events that are gone."""
+        """Stop publishing, because the state of the runs may describe events that NATS has lost."""
         self.phase = PartitionPhase.HALTED
         for _, task in self._runs.values():
             task.cancel()
 
     async def _hand_out(self, stored: Stored) -> None:
         if self.phase is PartitionPhase.HALTED:
-            await asyncio.Event().wait()  # until the service begins the partition anew
+            await asyncio.Event().wait()  # until the service begins the partition again
         self._seen = stored.sequence
         run_id = subjects.run_id_of(stored.subject)
         if run_id == NOBODY:
-            return  # a placeholder of the bus, which only takes up a sequence
+            return  # a filler of the bus, which is no run's frame
         known = self._runs.get(run_id)
         if known is None:
             known = self._runs[run_id] = self._begin(run_id)
@@ -164,7 +165,7 @@ class Partition:
 
     @property
     def _floor(self) -> int:
-        """The last frame up to which all frames of the partition are done."""
+        """The position in RAW up to which all frames of the partition are done."""
         return min(
             (run.backlog.floor for run, _ in self._runs.values() if run.backlog), default=self._seen
         )
@@ -180,9 +181,9 @@ class Partition:
             self._forget_idle_runs()
 
     async def _pass_over_other_partitions(self) -> None:
-        """Count the frames of other partitions as seen.
+        """Count the last frames of RAW as seen if they are all of other partitions.
 
-        Otherwise they would look like a gap in this partition once RAW has deleted them.
+        Otherwise, once RAW has deleted these frames, this partition would seem to have lost frames.
         """
         self._looked_at = time.monotonic()
         try:

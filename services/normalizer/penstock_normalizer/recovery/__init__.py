@@ -1,1 +1,1 @@
-"""Ends or repairs runs that have lost source frames, events or commands."""
+"""End or repair runs that have lost source frames, events or commands."""

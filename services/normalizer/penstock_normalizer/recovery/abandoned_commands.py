@@ -1,7 +1,7 @@
-"""Ends a run whose command NATS has stopped delivering, so that no connector will carry it out.
+"""End a run whose command NATS has stopped delivering, because no connector will execute it.
 
-A service that gives up a command ends the run itself. This is for a command whose service could
-not even do that, because its process ended on each delivery.
+A service that gives up a command ends the command's run itself. This module handles a command that
+no service could give up, because the service's process ended on each delivery.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _OPEN_A_LEG = frozenset({"start", "continue"})
 
 
 async def end_abandoned_run(bus: Bus, stored: Stored, error: Exception) -> None:
-    """End the run of an abandoned start or continue, unless its leg was opened. Safe to repeat.
+    """End the run of an abandoned start or continue command, unless the command's leg was opened.
 
-    `stored` is the command, `error` why it was given up. Raises BusError.
+    `stored` is the command, and `error` the reason why it was given up. A repeat changes nothing.
+    Raises BusError.
     """
     _, service, kind, run_id = stored.subject.split(".")
     if service != "connector" or kind not in _OPEN_A_LEG:
@@ -44,7 +45,7 @@ async def end_abandoned_run(bus: Bus, stored: Stored, error: Exception) -> None:
 
 
 async def _leg_of(bus: Bus, stored: Stored, record: RunRecord) -> int:
-    """The leg that a continue command opens; the run's next one where it cannot be read."""
+    """Return the leg that a continue command opens; the run's next leg if it cannot be read."""
     try:
         payload = await objects.unwrap(bus, stored.payload)
         return ContinueCommand.model_validate_json(payload).leg

@@ -1,9 +1,9 @@
-"""Ends runs whose source frames were deleted before any normalizer read them.
+"""End runs whose source frames were deleted before any normalizer read them.
 
-RAW keeps frames for a limited time and up to a limited size. When no normalizer ran for longer,
-there is a gap between a partition's checkpoint and the first frame that is left. A run that has
-later frames is ended when these are read (`runs/ending.py`). A run of which no frame is left is
-ended here, by a source frame of the normalizer's own.
+RAW keeps frames for a limited time and up to a limited size. If no normalizer ran for longer than
+that time, there is a gap between a partition's checkpoint and the first frame that is left. A run
+with frames after the gap is ended when these frames are read (`runs/ending.py`). A run without any
+frame left is ended here: the normalizer writes a source frame that ends the run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock_normalizer.runs.end_of_run_frame import write_failed
 
 log = logging.getLogger(__name__)
 
-MIN_AGE_S = 10.0  # a younger run may be starting, so that its first frame is on its way
+MIN_AGE_S = 10.0  # a younger run may be starting, and its first frame may not be stored yet
 
 
 async def end_expired_runs(bus: Bus, partition: int, checkpoint: int) -> None:
-    """End the runs of a partition of which no frame is left, where there is a gap in RAW.
+    """End the partition's runs that have no frame left, if RAW has a gap after the checkpoint.
 
     Raises BusError.
     """

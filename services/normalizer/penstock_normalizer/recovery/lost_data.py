@@ -1,10 +1,10 @@
-"""Brings each run into one consistent state after NATS has lost data.
+"""Bring each run into one consistent state after NATS has lost data.
 
-The partition has read RAW again from where EVENTS was whole (`partitions/checkpoint.py`), so lost
-events whose frames are still there exist again. What is still contradictory has lost its source:
+The partition has read RAW again from a frame before the lost events (`partitions/checkpoint.py`),
+so each lost event whose frame is left was published again. Two kinds of contradiction remain:
 
 - a run whose frames are gone is ended with code `history_lost`;
-- a record that differs from its run's events is written again from these.
+- a record that differs from its run's events is written again from the events.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from penstock_normalizer.runs.run_index import RunIndex
 log = logging.getLogger(__name__)
 
 RUNS = "KV_runs"
-# The streams that tell a run's state. Connectors and approvals deal with losses of the others.
+# The streams that contain a run's state. Connectors and approvals handle losses of other streams.
 RELEVANT = (streams.RAW, streams.EVENTS, streams.COMMANDS, RUNS)
-# How much older than the loss a message may be that belongs to it: clocks differ, and a message
-# may have been on its way.
+# A message up to this much older than a loss may be lost, too: clocks differ, and the message may
+# have been on its way.
 MARGIN = timedelta(minutes=5)
 TEXT = (
     "NATS has lost source frames of this run (a power cut, or an older store that was put back): "
@@ -40,7 +40,7 @@ TEXT = (
 
 
 async def repair_runs(bus: Bus, partition: int, losses: Iterable[Loss]) -> None:
-    """Repair or end the partition's runs, once all its frames are read. Raises BusError."""
+    """Repair or end the partition's runs, after all its frames were read. Raises BusError."""
     relevant = tuple(loss for loss in losses if loss.stream in RELEVANT)
     if not relevant:
         return
@@ -59,7 +59,7 @@ async def repair_runs(bus: Bus, partition: int, losses: Iterable[Loss]) -> None:
 
 
 async def _earliest_loss(bus: Bus, losses: Iterable[Loss]) -> datetime:
-    """A time before which nothing was lost."""
+    """Return a time before which nothing was lost."""
     earliest = bus.clock.now()
     for loss in losses:
         last_left = await bus.at(loss.stream, loss.stands) if loss.stands else None
@@ -84,7 +84,7 @@ async def _records(bus: Bus, partition: int) -> AsyncIterator[RunRecord]:
 async def _repaired(
     bus: Bus, record: RunRecord, since: datetime, *, wait_for_young: bool = True
 ) -> bool:
-    """Compare a run with its events, and repair or end it; False where it is too young yet."""
+    """Compare a run with its events, and repair or end the run; False if it is still too young."""
     updated = datetime.fromisoformat(record.updated_at)
     if record.status in ENDED and updated < since:
         return True
@@ -93,8 +93,8 @@ async def _repaired(
         await RunIndex(bus).update_from_stored(record.run_id, last)
     if last is not None and last.headers["ce-type"] in TERMINAL:
         return True
-    # A run without events may be starting. A record that has ended without a terminal event may be
-    # ahead of it, because the record is written first.
+    # A run without events may be starting. If the record says that the run has ended and no
+    # terminal event is there, the event may follow, because the record is written first.
     is_unclear = last is None or record.status in ENDED
     if wait_for_young and is_unclear and bus.clock.age_s(record.updated_at) < MIN_AGE_S:
         return False
@@ -109,7 +109,7 @@ async def _has_lost_data(bus: Bus, record: RunRecord, lifecycle: Stored | None) 
         if record.status in ENDED:
             return False  # the run had ended, and all its events are gone
         if await bus.tail(streams.RAW, subjects.raw_of_run(record.run_id)) is not None:
-            return False  # the partition is reading it
+            return False  # the partition is reading these frames
         start = subjects.command("*", "start", record.run_id)
         return await bus.tail(streams.COMMANDS, start) is None
     if record.status in ENDED:
@@ -122,7 +122,7 @@ async def _has_lost_data(bus: Bus, record: RunRecord, lifecycle: Stored | None) 
 
 
 async def _restore_records(bus: Bus, partition: int, since: datetime) -> None:
-    """Make the records of runs that have events since then, and no record."""
+    """Create the missing records of runs that have lifecycle events since then."""
     first = await bus.since(streams.EVENTS, since)
     if first is None:
         return

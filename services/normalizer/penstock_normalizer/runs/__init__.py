@@ -1,1 +1,1 @@
-"""One run: wait for its frames, publish its events once, keep its records up to date."""
+"""Fold one run: wait for its frames, publish its events once, keep its records up to date."""

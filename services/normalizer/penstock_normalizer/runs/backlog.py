@@ -1,7 +1,8 @@
-"""The source frames of a run that wait for their turn, in memory as far as the budget allows.
+"""Queue the source frames of a run, in memory as far as the budget allows.
 
-Beyond the budget only the place of a frame is remembered, and the frame is read from RAW again when
-its turn comes. So a run that floods does not hold up the other runs of its partition.
+If the budget is used up, only a frame's position in RAW is kept, and the frame is read again when
+the frames before it are done. So a run with a flood of frames does not delay the other runs of its
+partition.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock.bus.write import fence
 
 log = logging.getLogger(__name__)
 
-READ_BYTES = 1024 * 1024  # of one read of RAW
+READ_BYTES = 1024 * 1024  # the largest size of one read of RAW
 
 
 class Backlog:
@@ -34,9 +35,9 @@ class Backlog:
         self._done = 0  # the last frame that is done
         self._arrived = 0  # the last frame that was pushed
         self._loaded = 0  # the last frame that was held in memory, now or earlier
-        self._newest: Stored | None = None  # the last frame that was not held, without its payload
-        # The newest frame, without its payload, where all frames that were not held have been
-        # deleted before they were read again.
+        self._newest: Stored | None = None  # the last frame not held in memory, without payload
+        # The newest frame, without its payload, if RAW has deleted all frames that were not held in
+        # memory before they were read again.
         self.remnant: Stored | None = None
         self._has_frames = asyncio.Event()
 
@@ -50,11 +51,11 @@ class Backlog:
 
     @property
     def floor(self) -> int:
-        """A position up to which all of the run's frames are done."""
+        """The position in RAW up to which all of the run's frames are done."""
         return self._frames[0].sequence - 1 if self._frames else self._done
 
     def push(self, stored: Stored) -> None:
-        """Take the next frame, or only its place."""
+        """Add the next frame, or only its position if the budget is used up."""
         if not self._arrived:
             self._done = stored.sequence - 1
         if not self._is_behind and self._budget.admits(self._held_bytes):
@@ -72,7 +73,7 @@ class Backlog:
         self._loaded = stored.sequence
 
     async def first(self) -> Stored:
-        """The first frame, as soon as there is one."""
+        """Wait until there is a frame, and return the first one."""
         while not self._frames:
             if self._is_behind:
                 await self._read_again()
@@ -82,7 +83,7 @@ class Backlog:
         return self._frames[0]
 
     async def _read_again(self) -> None:
-        # One frame at a time when other runs have used up the budget.
+        # If other runs have used up the budget, read one frame at a time.
         limit = direct.BATCH if self._budget.free_bytes > READ_BYTES else 1
         newest = self._newest
         assert newest is not None
@@ -92,13 +93,13 @@ class Backlog:
             self._hold(newest)
             return
         for stored in found:
-            if stored.sequence <= self._arrived:  # later ones will be pushed
+            if stored.sequence <= self._arrived:  # later frames will be pushed
                 self._hold(stored)
         if found[-1].sequence >= self._arrived:
-            self._loaded = self._arrived  # RAW has no further frame up to there
+            self._loaded = self._arrived  # RAW has no frame between these
 
     def after(self, count: int) -> Stored | None:
-        """The frame after the first `count` ones, if it is in memory."""
+        """Return the frame after the first `count` frames; None if it is not in memory."""
         return self._frames[count] if count < len(self._frames) else None
 
     def done(self, count: int) -> None:
@@ -113,7 +114,7 @@ class Backlog:
             self._done = self._arrived
 
     def drop(self) -> None:
-        """Free the memory of all frames; they are not done."""
+        """Free the memory of all frames without counting the frames as done."""
         self._frames.clear()
         self._release(self._held_bytes)
 
@@ -123,7 +124,7 @@ class Backlog:
 
 
 async def replay(bus: Bus, run_id: str, start: int, before: int) -> AsyncIterator[Stored]:
-    """The run's frames in RAW from position `start` to before `before`. Waits for the bus."""
+    """Yield the run's frames in RAW from position `start` to before `before`. Waits for the bus."""
     while found := await read(bus, run_id, start, direct.BATCH):
         for stored in found:
             if stored.sequence >= before:
@@ -133,9 +134,9 @@ async def replay(bus: Bus, run_id: str, start: int, before: int) -> AsyncIterato
 
 
 async def read(bus: Bus, run_id: str, start: int, limit: int) -> list[Stored]:
-    """The run's next frames from position `start`, at most `limit`. Waits for the bus.
+    """Return the run's next frames from position `start`, at most `limit`. Waits for the bus.
 
-    The list is empty only when the stream's leader has no such frame.
+    The list is empty only if the stream's leader has no frame of the run from `start` on.
     """
     pattern = subjects.raw_of_run(run_id)
     while True:
@@ -146,7 +147,7 @@ async def read(bus: Bus, run_id: str, start: int, limit: int) -> list[Stored]:
             await asyncio.sleep(fence.RETRY_S)
             continue
         if found:
-            return found  # a replica that lags behind returns fewer frames, and skips none
+            return found  # a replica that lags behind returns fewer frames but skips none
         tail = await fence.tail(bus, streams.RAW, pattern)
         if tail is None or tail.sequence < start:
             return []

@@ -1,7 +1,8 @@
-"""When a blocked run is tried again.
+"""Decide when a blocked run is tried again.
 
-A run is blocked by something other than the bus, such as a corrupt record. To skip its frame would
-leave a gap in its events, so the run is tried again, with growing delays, for a limited time.
+A run is blocked by a failure of something other than the bus, such as a corrupt record. If the
+run's frame were skipped, the run's events would have a gap. So the run is tried again, with growing
+delays, for a limited time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ RETRY_S, MAX_RETRY_S = 1.0, 30.0
 
 
 class BlockedRun:
-    """Since when a run is blocked, and how long it is tried again. Also counts in the metric."""
+    """Limits how long a blocked run is tried again, and counts blocked runs in the metric."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -22,7 +23,7 @@ class BlockedRun:
         self._failures = 0
 
     def failed(self) -> float:
-        """Count a failure. Returns the seconds until the next try; 0 when the patience is over."""
+        """Count a failure; return the seconds until the next try, or 0 after the time limit."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
@@ -33,11 +34,11 @@ class BlockedRun:
 
     @property
     def is_first_failure(self) -> bool:
-        """Whether the run has failed only once. Its traceback is logged then, and at the end."""
+        """Whether the run has failed once; only the first failure is logged with its traceback."""
         return self._failures == 1
 
     def unblocked(self) -> None:
-        """The run continues, or nobody works on it any more."""
+        """Forget the failures, because the run continues or this process leaves the run."""
         if self._since is not None:
             telemetry.RUNS_STANDING.dec()
         self._since, self._failures = None, 0

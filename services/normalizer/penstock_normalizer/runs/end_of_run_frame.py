@@ -1,4 +1,4 @@
-"""A source frame of the normalizer's own: it ends a run that no other service will end."""
+"""Write a source frame that ends a run, if no other service will end the run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ WRITER = "normalizer"
 
 
 async def write_failed(bus: Bus, record: RunRecord, data: dict[str, str]) -> None:
-    """Write to RAW that a run has failed; several callers write it once. Raises BusError.
+    """Write `lifecycle.failed` of a run to RAW. Raises BusError.
 
-    `data`: the fields of `lifecycle.failed`, at least `code`.
+    If several normalizers do this at the same time, only one frame is written. `data`: the fields
+    of the event, at least `code`.
     """
     writer = RawWriter(bus, record.run_id, WRITER, f"{WRITER}/{uuid4()}")
     event = {"type": "lifecycle.failed", "data": data}

@@ -1,4 +1,4 @@
-"""Ends a run that cannot be continued: frames are missing, or something blocks it for good."""
+"""End a run that cannot be continued, because frames are missing or the run stays blocked."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from penstock_normalizer.runs.run_output import RunOutput
 log = logging.getLogger(__name__)
 
 HISTORY_LOST = "source frames of this run were deleted by age or size before they were read"
-_FACTS = {"agent", "session_id", "user_id", "message"}  # of a record, in place of an `open` frame
+_FACTS = {"agent", "session_id", "user_id", "message"}  # of a record, instead of an `open` frame
 
 
 class Ending:
-    """How one run is ended when it cannot be continued."""
+    """Ends one run that cannot be continued."""
 
     def __init__(self, bus: Bus, run_id: str, output: RunOutput, index: RunIndex) -> None:
         self._bus = bus
@@ -35,7 +35,7 @@ class Ending:
         self._index = index
 
     async def break_off(self, fold: RunFold, frame: RawFrame) -> None:
-        """Fail a run whose earlier frames are gone; change nothing where the run has ended.
+        """Fail a run whose earlier frames are gone; change nothing if the run has ended.
 
         Raises BusError, ValueError.
         """
@@ -58,13 +58,13 @@ class Ending:
         await self._output.publish(fold, ready, overrule_record=True)
 
     async def _lacks_end(self) -> bool:
-        """Whether EVENTS has events of the run and no terminal one: it was lost, or never came."""
+        """Return whether EVENTS has events of the run, but no terminal event."""
         pattern = subjects.event("lifecycle.*", self._run_id)
         lifecycle = await fence.tail(self._bus, streams.EVENTS, pattern)
         return lifecycle is not None and lifecycle.headers["ce-type"] not in TERMINAL
 
     async def fail(self, fold: RunFold, stored: Stored, text: str) -> None:
-        """Fail a blocked run at this frame, with code `internal`, unless it has ended.
+        """Fail a blocked run at this frame, with code `internal`, unless the run has ended.
 
         Raises BusError, MessageTooLarge, KeyError, ValueError.
         """
@@ -85,7 +85,7 @@ class Ending:
         try:
             await self._output.publish(fold, ready)
         except ValueError:
-            # The record cannot be parsed. At least the followers of the run get the terminal event.
+            # The record cannot be parsed. Clients that follow the run still get the terminal event.
             missing = [each for each in ready.events if each[0].sequence > published.sequence]
             await published.append(fold, missing)
 

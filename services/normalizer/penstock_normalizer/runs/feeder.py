@@ -1,4 +1,4 @@
-"""Feeds a run's source frames to its fold, and collects the events that are not published yet."""
+"""Feed a run's source frames to its fold, and collect the events that are not published yet."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from penstock_normalizer.runs.run_output import RunOutput
 
 log = logging.getLogger(__name__)
 
-# Puts a message that cannot be processed among the dead letters.
+# A function that stores a message that cannot be processed as a dead letter.
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
 
 class Feeder:
-    """The frames of one run on their way into its fold.
+    """Feeds the frames of one run to its fold.
 
-    Each frame names, as its fence, the frame of the same writer before it. So the feeder notices
-    when the fold lacks a frame because another partition has read it.
+    Each frame's fence names the previous frame of the same writer. So the feeder finds out if the
+    fold lacks a frame that another partition has read.
     """
 
     def __init__(self, run_id: str, output: RunOutput, give_up: GiveUp) -> None:
@@ -32,24 +32,24 @@ class Feeder:
         self._last_of_writer: dict[str, int] = {}  # sequences in RAW of frames in the fold
 
     def restart(self) -> None:
-        """Begin with a new fold, which has no frames yet."""
+        """Begin with a new fold that has no frames yet."""
         self._last_of_writer.clear()
 
     def follows(self, stored: Stored, fold: RunFold) -> bool:
-        """Whether the fold has the frame that this one names as the one before it."""
+        """Return whether the fold has the frame that this frame's fence names."""
         if fold.broken_off:
             return True  # such a fold ignores all frames
         before = stored.headers.get(EXPECTED_SEQUENCE)
         return before is None or int(before) == self._last_of_writer.get(_writer(stored), 0)
 
     def skip(self, stored: Stored) -> None:
-        """Count a frame as fed that makes no events, because it cannot be read."""
+        """Count a frame that cannot be parsed as fed; such a frame makes no events."""
         self._last_of_writer[_writer(stored)] = stored.sequence
 
     async def feed(
         self, fold: RunFold, frame: RawFrame, stored: Stored, ready: ReadyEvents
     ) -> None:
-        """Fold a frame and add its unpublished events to `ready`; publish when that is full.
+        """Fold a frame and add its unpublished events to `ready`; publish `ready` when it is full.
 
         Raises what `RunOutput.publish` raises.
         """

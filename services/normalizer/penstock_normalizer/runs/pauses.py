@@ -1,7 +1,7 @@
-"""What it takes to continue a paused run, kept in KV `pauses`.
+"""Store the state from which a paused run is continued, in KV `pauses`.
 
-A run may wait for longer than its frames and events are kept. So its fold and the upstream's own
-objects are stored before the approval is requested.
+A run may wait for longer than its frames and events are kept. So the state of the run's fold and
+the objects that the upstream needs to continue are stored before the approval is requested.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Pauses:
-    """The pauses of runs, one for each run.
+    """The stored pauses of runs, at most one for each run.
 
-    After the run's end its pause stays for `kept_s` seconds, for commands and events that are
-    delivered again.
+    After a run has ended, its pause is kept for `kept_s` seconds, because commands and events that
+    are delivered again need the pause.
     """
 
     def __init__(self, bus: Bus, kept_s: float) -> None:
@@ -30,9 +30,9 @@ class Pauses:
         self._kept_s = kept_s
 
     async def restore(self, fold: RunFold) -> None:
-        """Bring a new fold to the run's pause, if there is one.
+        """Restore the fold's state from the run's stored pause, if there is one.
 
-        Raises BusError, ObjectGone, and ValueError where the pause cannot be parsed.
+        Raises BusError, ObjectGone, and ValueError if the pause cannot be parsed.
         """
         entry = await self._bucket.get(fold.run_id)
         if entry is not None:
@@ -42,7 +42,7 @@ class Pauses:
     async def keep(self, fold: RunFold) -> None:
         """Store the run's pause. Waits for the bus as needed.
 
-        Raises MessageTooLarge, and ValueError where an earlier pause cannot be parsed.
+        Raises MessageTooLarge, and ValueError if an earlier pause cannot be parsed.
         """
         assert fold.pending is not None
         record = PauseRecord(
@@ -66,9 +66,10 @@ class Pauses:
                 await asyncio.sleep(fence.RETRY_S)
 
     async def _put(self, run_id: str, sequence: int, kept: bytes) -> bool:
-        """Store the pause unless a later one is there, which a normalizer that was slow may find.
+        """Store the pause unless the same or a later pause of the run is stored already.
 
-        Returns False when another writer was faster, so that the caller tries again.
+        A later pause may be stored if this normalizer was slow. Returns False if another normalizer
+        wrote at the same time; the caller then tries again.
         """
         entry = await self._bucket.get(run_id)
         if entry is not None:
@@ -77,14 +78,14 @@ class Pauses:
             except ObjectGone:
                 log.warning("run %s: its earlier pause is lost, and replaced", run_id)
             else:
-                # The same pause is not written again either: `expire` may have been called since.
+                # The same pause is not written again, because `expire` may have been called since.
                 if PauseRecord.model_validate_json(earlier).fold["sequence"] >= sequence:
                     return True
         revision = entry.revision if entry is not None else 0
         return await self._bucket.update(run_id, kept, revision) is not None
 
     async def expire(self, run_id: str) -> None:
-        """The run has ended: let its pause, if there is one, expire after `kept_s`.
+        """Let the pause of an ended run, if there is one, expire after `kept_s` seconds.
 
         Raises MessageTooLarge.
         """

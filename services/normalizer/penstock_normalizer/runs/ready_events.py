@@ -1,4 +1,4 @@
-"""Events that are folded and wait for their publication."""
+"""Collect events that are folded and not published yet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock_normalizer.fold.envelope import CanonicalEvent
 
-# While a run folds, no other run goes on. This many events take some 20 ms.
+# While one run folds, all other runs of the process wait. This many events take some 20 ms.
 MAX_EVENTS = 500
 MAX_BYTES = 4 * 1024 * 1024
 
@@ -16,7 +16,7 @@ class ReadyEvents:
     """Folded events, each with the sequence of its frame in RAW."""
 
     events: list[tuple[CanonicalEvent, int]] = field(default_factory=list)
-    received: list[str] = field(default_factory=list)  # when the frames of these events came
+    received: list[str] = field(default_factory=list)  # when the events' frames were received
     size_bytes: int = 0
 
     @property
@@ -35,7 +35,7 @@ class ReadyEvents:
         self.size_bytes += len(event.body)
 
     def clear(self) -> None:
-        """Forget the events, which are published now."""
+        """Remove all events, because they have been published."""
         self.events.clear()
         self.received.clear()
         self.size_bytes = 0

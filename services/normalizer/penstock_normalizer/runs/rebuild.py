@@ -1,6 +1,6 @@
-"""Makes the fold of a run anew: from its frames in RAW, or from its pause.
+"""Rebuild the fold of a run from its frames in RAW, or from its stored pause.
 
-A normalizer needs it when it meets a run that another one has worked on, and after a failure.
+A normalizer rebuilds a fold after a failure, and when it takes over a run from another normalizer.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from penstock_normalizer.runs.ready_events import ReadyEvents
 from penstock_normalizer.runs.run_index import RunIndex
 from penstock_normalizer.runs.run_output import RunOutput
 
-EARLY_WRITER = "edge"  # it may cancel a run before a connector opens it
+EARLY_WRITER = "edge"  # the edge may cancel a run before a connector opens the run
 UPSTREAM_KINDS = frozenset({"open", "bytes", "part", "end", "lost"})
 
 
 class Rebuild:
-    """Makes the fold of one run anew. Every method reads the tail of the run's events first."""
+    """Rebuilds the fold of one run."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class Rebuild:
         self._pauses = pauses
 
     async def before(self, frame: RawFrame) -> RunFold:
-        """The fold of all frames before this one; events that are missing are published.
+        """Return the fold of all frames before this one; publish events that are missing in EVENTS.
 
-        A fold that lacks frames which are gone for good is broken off, and its run is ended.
-        Raises BusError, ObjectGone, MessageTooLarge, KeyError, ValueError.
+        If frames that the fold needs are gone for good, the fold is broken off, and the run is
+        ended. Raises BusError, ObjectGone, MessageTooLarge, KeyError, ValueError.
         """
         fold, published = self._new_fold(), self._output.events
         self._feeder.restart()
         if frame.opens_run and not published.first and not await self._has_earlier_frames(frame):
-            return fold  # the run begins; where this frame is a repeat, the fence refuses its event
+            return fold  # the run begins; if this frame is a repeat, the fence refuses its event
         await published.read_tail()
         await self._show_in_index()
         is_begun = frame.opens_run
@@ -66,16 +66,16 @@ class Rebuild:
             try:
                 earlier = raw_frame(stored)
             except (KeyError, ValueError):
-                self._feeder.skip(stored)  # it is among the dead letters
+                self._feeder.skip(stored)  # the frame is a dead letter already
                 continue
             if not is_begun and not earlier.opens_run:
-                await self._pauses.restore(fold)  # the beginning has aged out
+                await self._pauses.restore(fold)  # the run's first frames have aged out
             is_begun = True
             self._continue_numbers(fold, earlier)
             ready = ReadyEvents()
             await self._feeder.feed(fold, earlier, stored, ready)
             await self._output.publish(fold, ready)
-            await asyncio.sleep(0)  # let other runs work, also where nothing is published
+            await asyncio.sleep(0)  # let other runs work, also if nothing is published
         if not is_begun:
             await self._pauses.restore(fold)
         self._continue_numbers(fold, frame)
@@ -86,9 +86,9 @@ class Rebuild:
         return fold
 
     async def after_deletion(self, frame: RawFrame) -> RunFold:
-        """The fold of a run whose frames before this one were deleted while they waited.
+        """End a run whose frames before this one were deleted while they waited; return its fold.
 
-        The run is ended. Raises BusError, KeyError, ValueError.
+        Raises BusError, KeyError, ValueError.
         """
         fold, published = self._new_fold(), self._output.events
         await published.read_tail()
@@ -99,17 +99,17 @@ class Rebuild:
         return fold
 
     async def _has_earlier_frames(self, frame: RawFrame) -> bool:
-        """Whether a service wrote about the run before a connector opened it."""
+        """Return whether the edge wrote a frame of the run before a connector opened the run."""
         pattern = subjects.raw_stored(self._run_id, EARLY_WRITER)
         early = await fence.tail(self._bus, streams.RAW, pattern)
         return early is not None and early.sequence < frame.sequence
 
     async def _show_in_index(self) -> None:
-        """Bring the list of runs up to the published events.
+        """Update the run's record in the list of runs to the published events.
 
-        The record follows the publication of a run's first events. The normalizer that published
-        them may have failed, or lost the partition, before it wrote the record. The events are not
-        published again, so without this nobody would write it.
+        A run's record is written after the run's first events are published. The normalizer that
+        published these events may have failed, or lost the partition, before it wrote the record.
+        The events are not published again, so no other code would write the record.
         """
         if self._output.events.first:
             pattern = subjects.event("lifecycle.*", self._run_id)
@@ -117,13 +117,13 @@ class Rebuild:
                 await self._index.update_from_stored(self._run_id, last)
 
     def _continue_numbers(self, fold: RunFold, frame: RawFrame) -> None:
-        """Number on from the published events: another version may have made more or fewer."""
+        """Continue the published numbers, because another version may make more or fewer events."""
         published = self._output.events
         if published.sequence and published.raw_position < frame.sequence:
             fold.sequence = published.sequence
 
     async def _is_whole(self, fold: RunFold, frame: RawFrame) -> bool:
-        """Whether the fold has every frame before this one; otherwise some are gone."""
+        """Return whether the fold has every frame before this one; False if frames are gone."""
         published = self._output.events
         lost = self._bus.continuity
         if lost.covers(streams.RAW, published.raw_first) or lost.covers(

@@ -1,8 +1,8 @@
-"""One run at work: its frames in order, to its events in order.
+"""Fold one run's frames, in order, and publish the run's events, in order.
 
-A frame is done when its events are in EVENTS. A successor, or a normalizer that has lost the
-partition without noticing, folds the same frames to the same events; the fence of EVENTS accepts
-each event once.
+A frame is done when its events are in EVENTS. The next normalizer of the partition, or a normalizer
+that does not know yet that it has lost the partition, folds the same frames into the same events.
+The fence of EVENTS accepts each event once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Run:
-    """One run. `backlog` takes its frames, and `work` folds and publishes them."""
+    """One run. `backlog` takes the run's frames; `work` folds them and publishes the events."""
 
     def __init__(
         self,
@@ -62,20 +62,20 @@ class Run:
             pauses,
         )
         self._blocked = BlockedRun(max_standing_s)
-        self._fold: RunFold | None = None  # None: it is rebuilt before the next frame
+        self._fold: RunFold | None = None  # None: rebuild it before the next frame
         self.backlog = Backlog(bus, run_id, budget)
         self.idle_since = time.monotonic()
 
     @property
     def has_ended(self) -> bool:
-        """Whether the terminal event is out, so that only an epilogue can follow."""
+        """Whether the terminal event was made, so that only an epilogue can follow."""
         return self._fold is not None and self._fold.ended is not None
 
     async def work(self) -> None:
-        """Fold and publish until cancelled. Nothing but a cancellation ends it.
+        """Fold and publish until cancelled. Only a cancellation ends this method.
 
-        Each failure is logged, and the run is folded again. Without that, a run whose task has
-        ended would take frames and publish nothing, in silence.
+        Each failure is logged, and the run is folded again. If a failure ended the task, the run
+        would still take frames but publish nothing, and no log would say so.
         """
         try:
             while True:
@@ -111,7 +111,7 @@ class Run:
             self._blocked.unblocked()
 
     async def _wait_or_end(self, stored: Stored, error: Exception) -> None:
-        """Wait before a blocked run is tried again; end it when it was tried for long enough."""
+        """Wait before a blocked run is tried again; end the run if the time limit has passed."""
         delay_s = self._blocked.failed()
         is_first = self._blocked.is_first_failure
         log.log(
@@ -128,7 +128,7 @@ class Run:
         await self._end_blocked(stored, text)
 
     async def _end_blocked(self, stored: Stored, text: str) -> None:
-        """End a blocked run, where that can be written; all its further frames make no events."""
+        """Write the end of a blocked run if possible, and ignore all further frames of the run."""
         while True:
             self._fold = self._new_fold()
             self._fold.broken_off = True
@@ -146,7 +146,7 @@ class Run:
                 return
 
     async def _advance(self) -> int:
-        """Fold and publish the frames that are there, up to a batch. Returns how many they were."""
+        """Fold a batch of waiting frames and publish their events; return the number of frames."""
         ready, count = ReadyEvents(), 0
         while (
             not ready.is_full
@@ -154,7 +154,8 @@ class Run:
             and (stored := self.backlog.after(count)) is not None
         ):
             if self._fold is not None and not self._feeder.follows(stored, self._fold):
-                # The run's frames were in another partition for a while, so this fold lacks some.
+                # The run's frames were in another partition for a while, so this fold lacks some
+                # frames.
                 await self._output.publish(self._fold, ready)
                 self._fold = None
             count += 1

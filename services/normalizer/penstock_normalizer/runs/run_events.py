@@ -1,4 +1,4 @@
-"""The events of one run in the stream EVENTS: the tail, and fenced appends after it."""
+"""Read the tail of one run's events in the stream EVENTS, and append events under the fence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from penstock_normalizer.fold.run_fold import RunFold
 
 log = logging.getLogger(__name__)
 
-# An atomic batch takes 4 to 7 ms whatever its size. Fewer events are faster one by one.
+# An atomic batch takes 4 to 7 ms, independent of its size. Fewer than these events are faster one
+# by one.
 BATCH_FROM = 50
 
 
@@ -34,9 +35,9 @@ class StaleFold(BusError):
 
 
 class RunEvents:
-    """What EVENTS has of one run, as far as this process knows, and how to append to it.
+    """Knows the last published event of one run, and appends the run's next events.
 
-    The attributes describe the published events; they are 0 or empty while there are none.
+    The attributes describe the published events; they are 0 or empty if there are no events.
     """
 
     def __init__(self, bus: Bus, run_id: str) -> None:
@@ -44,17 +45,17 @@ class RunEvents:
         self._run_id = run_id
         self._pattern = subjects.events_of_run(run_id)
         self.first = 0  # stream sequence of the run's first event
-        self.last = 0  # stream sequence of its last event, which the next append names as its fence
+        self.last = 0  # stream sequence of the last event: the fence of the next append
         self.sequence = 0  # the run's own number of the last event
         self.last_type = ""
         self.raw_first = 0  # the frame of the first event, by its sequence in RAW
         self.raw_position = 0  # the frame of the last event, by its sequence in RAW
 
     async def read_tail(self) -> None:
-        """Read from the stream what the run's last event says. Waits for the bus as needed."""
+        """Read the run's last event from the stream. Waits for the bus as needed."""
         tail = await fence.tail(self._bus, streams.EVENTS, self._pattern)
         if tail is None:
-            # All events have aged out. The fence begins at 0 again; the numbers go on.
+            # All events have aged out, so the fence begins at 0 again. The numbers continue.
             self.last = 0
             return
         headers = tail.headers
@@ -74,14 +75,16 @@ class RunEvents:
         level = logging.WARNING
         waiting = events
         while waiting:
-            # The first event of a run goes alone, because all later ones carry its stream sequence.
+            # The first event of a run is published alone, because all later events carry its stream
+            # sequence.
             size = 1 if len(waiting) < BATCH_FROM or not self.first else MAX_BATCH
             batch = waiting[:size]
             try:
                 encoded = [await self._message(fold, event, raw) for event, raw in batch]
                 self.last = await fence.append(self._bus, self._pattern, encoded, self.last)
             except (FenceConflict, OutcomeUnknown):
-                # Another normalizer, or our own lost request, may have published this very event.
+                # Another normalizer, or our own request without an answer, may have published this
+                # event.
                 telemetry.CONFLICTS.inc()
                 await self.read_tail()
                 self._check_fit(waiting)
@@ -100,7 +103,7 @@ class RunEvents:
             waiting = [each for each in waiting if each[0].sequence > self.sequence]
 
     def _check_fit(self, waiting: list[tuple[CanonicalEvent, int]]) -> None:
-        """Check that numbers go up with frames; otherwise one of two folds lacks frames."""
+        """Raise StaleFold if the published events were made from other frames than these events."""
         for event, raw in waiting:
             is_published = event.sequence <= self.sequence
             if raw != self.raw_position and is_published != (raw < self.raw_position):

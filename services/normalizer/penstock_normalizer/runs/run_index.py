@@ -1,4 +1,4 @@
-"""The list of runs (KV `runs`): each record follows the lifecycle events of its run."""
+"""Update the list of runs (KV `runs`): each record follows the lifecycle events of its run."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _STATUS: Mapping[str, RunStatus] = {
 
 
 class RunIndex:
-    """Brings a run's record up to its last lifecycle event, and never back to an earlier one."""
+    """Updates a run's record to the run's last lifecycle event, and never to an earlier event."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._bucket = bus.bucket("runs")
 
     async def record(self, run_id: str) -> RunRecord | None:
-        """The record of a run. Raises BusError, and ValueError where it cannot be parsed."""
+        """Return a run's record, or None. Raises BusError, and ValueError if unparsable."""
         entry = await self._bucket.get(run_id)
         return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
@@ -52,11 +52,11 @@ class RunIndex:
         *,
         overrule: bool = False,
     ) -> None:
-        """Write what the last lifecycle event among these changes. Waits for the bus as needed.
+        """Write the last lifecycle event of `events` into the record. Waits for the bus as needed.
 
         `first_event`: the stream sequence of the run's first event. `overrule`: also replace a
-        record that names a later event, which EVENTS must have lost. A repeat changes nothing.
-        Raises MessageTooLarge, and ValueError where the record cannot be parsed.
+        record that names a later event, because EVENTS must have lost the later event. A repeat
+        changes nothing. Raises MessageTooLarge, and ValueError if the record cannot be parsed.
         """
         lifecycle = [event for event in events if event.type in _STATUS]
         if not lifecycle:
@@ -86,9 +86,9 @@ class RunIndex:
                 await asyncio.sleep(RETRY_S)
 
     async def update_from_stored(self, run_id: str, lifecycle: Stored) -> None:
-        """Bring a run's record up to a lifecycle event of EVENTS; make a record that is lost.
+        """Update a run's record to a lifecycle event of EVENTS; create the record if it is lost.
 
-        Raises BusError, ObjectGone, and ValueError where the record cannot be parsed.
+        Raises BusError, ObjectGone, and ValueError if the record cannot be parsed.
         """
         sequence = int(lifecycle.headers[messages.SEQUENCE])
         first = int(lifecycle.headers.get(messages.FIRST, lifecycle.sequence))
@@ -102,7 +102,7 @@ class RunIndex:
                 is_first = first == lifecycle.sequence
                 started = lifecycle if is_first else await self._bus.at(streams.EVENTS, first)
                 if started is None:
-                    return  # the run's beginning has aged out, so its record may have, too
+                    return  # the run's first event has aged out, and its record may have, too
                 record = _record_of_started(run_id, await self._body(started))
             event = await self._body(lifecycle)
             changes = _lifecycle_fields(event["event"]["action"], event["data"])
@@ -164,7 +164,7 @@ def _changes(fold: RunFold, event: CanonicalEvent, first_event: int) -> dict[str
 
 
 def _lifecycle_fields(action: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a record that a lifecycle event determines."""
+    """Return the record's fields that a lifecycle event determines."""
     return {
         "status": _STATUS.get(f"lifecycle.{action}", "running"),
         "approval_id": data.get("approval_id") if action == "paused" else None,
@@ -175,12 +175,12 @@ def _lifecycle_fields(action: str, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beginning(text: Any) -> str | None:
-    """The beginning of a text. The whole text is in the run's last event."""
+    """Return the beginning of a text. The run's last event contains the whole text."""
     return None if text is None else str(text)[:MAX_SHOWN_CHARACTERS]
 
 
 def _failure_texts(data: JsonObject) -> dict[str, str]:
-    """The beginnings of a failure's texts before redaction, for the scope `administer`."""
+    """Return the beginnings of a failure's unredacted texts, for the scope `administer`."""
     texts = {name: data[name] for name in ("error", "detail") if data.get(name) is not None}
     return {
         name: str(_beginning(text if isinstance(text, str) else orjson.dumps(text).decode()))

@@ -1,4 +1,4 @@
-"""What one run writes: its events, its record in the list of runs, and its pause."""
+"""Write one run's output: its events, its record in the list of runs, and its pause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock_normalizer.runs.run_index import RunIndex
 
 
 class RunOutput:
-    """Publishes a run's events once, and keeps its records in step with them."""
+    """Publishes each event of a run once, and updates the run's record and pause."""
 
     def __init__(self, bus: Bus, run_id: str, index: RunIndex, pauses: Pauses) -> None:
         self._bus = bus
@@ -23,7 +23,7 @@ class RunOutput:
         self.events = RunEvents(bus, run_id)
 
     async def keep_pause(self, fold: RunFold) -> None:
-        """Store what it takes to continue the paused run, before the request is published.
+        """Store the paused run's state before the request for the approval is published.
 
         Raises MessageTooLarge.
         """
@@ -34,22 +34,23 @@ class RunOutput:
     ) -> None:
         """Publish all ready events, each once, and clear them. Waits for the bus as needed.
 
-        `overrule_record`: the record may name a later event that EVENTS has lost; replace it.
-        Raises StaleFold, MessageTooLarge, and ValueError where the run's record cannot be parsed.
+        `overrule_record`: replace the record even if it names a later event, which EVENTS has lost.
+        Raises StaleFold, MessageTooLarge, and ValueError if the run's record cannot be parsed.
         """
         events = [event for event, _ in ready.events]
         is_begun = bool(self.events.first)
         if any(event.type in TERMINAL for event in events):
             await self._pauses.expire(self._run_id)
         if is_begun:
-            # The record comes before the events: a client that has read a run's terminal event
-            # finds the run ended in the list of runs.
+            # The record is written before the events, so that a client that has read a run's
+            # terminal event also finds the run ended in the list of runs.
             await self._index.update(
                 self._run_id, fold, events, self.events.first, overrule=overrule_record
             )
         await self.events.append(fold, ready.events)
         if not is_begun:
-            # The record names the stream sequence of the run's first event.
+            # The record names the stream sequence of the run's first event, which is known only
+            # after the event is published.
             await self._index.update(
                 self._run_id, fold, events, self.events.first, overrule=overrule_record
             )
