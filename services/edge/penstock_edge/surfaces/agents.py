@@ -1,4 +1,4 @@
-"""Which agent a client means: by its id in the configuration, or by the name of its upstream."""
+"""Find the agent that a client names by an id in the configuration or by an upstream name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from penstock_edge.surfaces.errors import shortened
 
 
 def agent_by_id(config: Config, id: str) -> AgentConfig:
-    """The agent with this id in the configuration.
+    """Return the agent with this id in the configuration.
 
     Raises:
-        Problem: 404 where there is none.
+        Problem: 404 if there is no such agent.
     """
     agent = config.agent(id)
     if agent is None:
@@ -20,10 +20,12 @@ def agent_by_id(config: Config, id: str) -> AgentConfig:
 
 
 def agent_of_kind(config: Config, kind: str, name: str) -> AgentConfig:
-    """The agent, team or workflow with this id in the configuration, else with this upstream name.
+    """Return the agent, team or workflow with this id in the configuration.
+
+    If none has this id, the one whose upstream has this name is returned.
 
     Raises:
-        Problem: 404 where there is none of this kind.
+        Problem: 404 if there is none of this kind with the id or the upstream name.
     """
     agents = [each for each in config.agents if each.kind == kind]
     found = [each for each in agents if each.id == name] or [
@@ -35,13 +37,14 @@ def agent_of_kind(config: Config, kind: str, name: str) -> AgentConfig:
 
 
 def agent_of_app(config: Config, name: str) -> AgentConfig:
-    """The agent that ADK's clients call by this `appName`.
+    """Return the agent that ADK's clients call by this `appName`.
 
-    An ADK agent has the name of its upstream alone, because requests are relayed to its server
-    unchanged. Any other agent has its id in the configuration, else the name of its upstream.
+    The `appName` of an ADK agent is always the name of its upstream, because requests are relayed
+    to the ADK server unchanged. The `appName` of any other agent is its id in the configuration,
+    or the name of its upstream if no agent has this id.
 
     Raises:
-        Problem: 404 where there is none.
+        Problem: 404 if there is no such agent.
     """
     agent = config.by_app_name(name)
     if agent is not None:

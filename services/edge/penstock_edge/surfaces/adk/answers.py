@@ -1,4 +1,4 @@
-"""The decisions in the function responses that an ADK client sends. Pure."""
+"""Read the decisions from the function responses that an ADK client sends. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.web.bodies import has_many_values, is_deep
 from penstock_edge.surfaces.adk.request import FUNCTION_RESPONSE, RunAgentRequest, path_of_part
 from penstock_edge.surfaces.errors import invalid
 
-# The kinds of items that ADK's clients get as `adk_request_confirmation`.
+# Clients of ADK get items of these kinds as calls of `adk_request_confirmation`.
 CONFIRMED: Final = frozenset({"confirmation", "review"})
 
 _RESPONSE: Final = ("newMessage", "parts", "functionResponse", "response")
@@ -45,12 +45,13 @@ class Confirmation(BaseModel):
 
 
 def answers_of(request: RunAgentRequest) -> list[Answer]:
-    """Every functionResponse in the message, in either spelling.
+    """Return every functionResponse in the message, in camelCase or in snake_case.
 
-    An answer that is overlooked here would reach the ADK server without a decision.
+    If the edge overlooked a function response, the answer would reach the ADK server although
+    nobody has decided the request.
 
     Raises:
-        InvalidBody: one is not an object.
+        InvalidBody: a functionResponse is not an object.
     """
     answers = []
     for index, part in enumerate(request.new_message.parts):
@@ -65,12 +66,12 @@ def answers_of(request: RunAgentRequest) -> list[Answer]:
 
 
 def decided(response: Any, item_id: str, asked: dict[str, Any], *, for_adk_server: bool) -> Decided:
-    """The decision on an item of approval.requested (`asked`) in the response of a function.
+    """Read a function response as the decision on an item; `asked` is that item of the approval.
 
-    ADK requires an object, so its clients send any other value as `{"result": …}`. An ADK server
-    unwraps that itself: for it, a value is unwrapped only where the schema of the item excludes
-    objects, because the value could not be validated otherwise. For any other server, the value is
-    unwrapped.
+    ADK requires an object as the response, so ADK's clients send any other value as
+    `{"result": …}`. An ADK server unwraps this object itself. So for an ADK server the value is
+    unwrapped here only if the schema of the item excludes objects: the wrapped value would not fit
+    such a schema. For any other agent server, the value is always unwrapped here.
 
     Raises:
         InvalidBody: a confirmation lacks `confirmed`, or has unknown keys.
@@ -100,7 +101,7 @@ def _confirmed(response: Any, item_id: str) -> Decided:
 
 
 def _excludes_objects(schema: Any) -> bool:
-    """Whether a JSON Schema names types, and `object` is not among them."""
+    """Return whether a JSON Schema names types, and `object` is not among these types."""
     types = schema.get("type") if isinstance(schema, dict) else None
     if isinstance(types, str):
         return types != "object"
@@ -108,7 +109,7 @@ def _excludes_objects(schema: Any) -> bool:
 
 
 def _result(response: Any, schema: Any) -> Any:
-    """The value in `{"result": …}`, unless the schema has a field of that name."""
+    """Return the value in `{"result": …}`; the whole response if the schema has a `result`."""
     if not isinstance(response, dict) or set(response) != {"result"}:
         return response
     fields = schema.get("properties", {}) if isinstance(schema, dict) else {}
@@ -116,7 +117,10 @@ def _result(response: Any, schema: Any) -> Any:
 
 
 def _unwrapped(response: Any) -> Any:
-    """The value of JSON text under the one key `response`, which ADK takes for an answer, too."""
+    """Return the value of `{"response": "<JSON text>"}`; any other response unchanged.
+
+    ADK accepts an answer in this form, too.
+    """
     if isinstance(response, dict) and set(response) == {"response"}:
         inner = response["response"]
         if isinstance(inner, str) and not has_many_values(inner.encode()):

@@ -1,4 +1,4 @@
-"""What `adk web` asks first: which version answers, and which apps there are."""
+"""The endpoints that `adk web` calls first: the server's version, and the list of apps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 DISTRIBUTION: Final = "penstock-edge"
 
-# How FastAPI reads a bool of a query.
+# FastAPI reads these texts as a bool in a query.
 _BOOL: Final = {
     **dict.fromkeys(("true", "1", "on", "yes", "t", "y"), True),
     **dict.fromkeys(("false", "0", "off", "no", "f", "n"), False),
@@ -64,7 +64,10 @@ class AppList:
         )
     )
     async def version(self, request: Request) -> ASGIApp:
-        """Penstock's version, because the ADK servers behind it may have different ones."""
+        """Respond with Penstock's version.
+
+        The ADK servers behind Penstock may have different versions, so none of these is shown.
+        """
         return json_response(
             {
                 "version": version(DISTRIBUTION),
@@ -82,7 +85,7 @@ class AppList:
         )
     )
     async def apps(self, request: Request) -> ASGIApp:
-        """The names by which ADK's clients call the agents; `detailed`: with descriptions."""
+        """Respond with the app names of all agents; if `detailed` is true, with descriptions."""
         detailed = _BOOL.get(request.query_params.get("detailed", "false").lower())
         if detailed is None:
             raise Problem(422, "detailed must be true or false")
@@ -100,7 +103,10 @@ class AppList:
         return json_response({"apps": described})
 
     async def _described(self, agent: AgentConfig) -> dict[str, dict[str, Any]]:
-        """The descriptions of the apps on this agent's ADK server, by their names."""
+        """Map app names to the descriptions that this agent's ADK server gives.
+
+        The result is empty if the ADK server cannot be asked.
+        """
         try:
             apps = await self._servers.described(agent)
         except Problem as problem:
@@ -115,7 +121,7 @@ def _name(agent: AgentConfig) -> str:
 
 
 def _known(name: str, agent: AgentConfig) -> dict[str, Any]:
-    """An app from the configuration alone, in the shape of ADK's AppInfo."""
+    """Describe an app from the configuration alone, in the shape of ADK's AppInfo."""
     return {
         "name": name,
         "rootAgentName": agent.name or name,

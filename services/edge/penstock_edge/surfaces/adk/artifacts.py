@@ -1,6 +1,7 @@
-"""The artifacts of ADK sessions, read only, relayed from the ADK server.
+"""Endpoints that relay the artifacts of ADK sessions from the ADK server. They are read only.
 
-Other agents have no artifacts, so their sessions answer as an ADK server does without artifacts.
+Agents of other protocols have no artifacts. Requests about the sessions of these agents get the
+responses that an ADK server gives for a session without artifacts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SEPARATORS: Final = re.compile(r"[/\\]")
 
 
 class Artifacts:
-    """Handlers of a session's artifacts: the list, one of them, its versions."""
+    """Handlers of a session's artifacts: the list, one artifact, the versions of an artifact."""
 
     def __init__(self, edge: Edge, servers: AdkServers) -> None:
         self._edge = edge
@@ -50,7 +51,7 @@ class Artifacts:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """The names of the session's artifacts."""
+        """Respond with the names of the session's artifacts."""
         return await self._relay(request, [])
 
     @serves(
@@ -62,10 +63,10 @@ class Artifacts:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """An artifact, one version of it, its versions, or their metadata."""
+        """Respond with an artifact, one of its versions, their list, or their metadata."""
         path = request.path_params["artifact"]
         if any(part in (".", "..") for part in _SEPARATORS.split(path)):
-            # a server or a proxy could resolve it to the path of another user's session
+            # A server or a proxy could resolve `..` to the path of another user's session.
             raise Problem(404, "Artifact not found")
         return await self._relay(request, path.split("/"))
 

@@ -1,4 +1,4 @@
-"""The frames of a leg as one list of ADK's events: the body of /run. Pure."""
+"""Collect the frames of a leg into one list of ADK's events, the body of /run. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN_CHARACTERS: Final = 2000
 
 
 class EventList(Body):
-    """The leg's frames as a JSON list, or why the leg failed."""
+    """A response body that lists the leg's events as JSON, or an error if the leg failed."""
 
     def __init__(self) -> None:
         self._parser = Parser()
@@ -34,29 +34,29 @@ class EventList(Body):
             raise Problem(502, f"the upstream sent too much: {error}") from error
 
     def response(self) -> Response:
-        """The list.
+        """Return the response with the list.
 
         Raises:
-            Problem: as `listed`.
+            Problem: the same as `listed` raises.
         """
         return Response(listed(self._frames), media_type="application/json")
 
 
 def listed(frames: Iterable[Frame]) -> bytes:
-    """The frames' events as a JSON list, unchanged.
+    """Return the frames' events, unchanged, as a JSON list.
 
-    Partial events are left out, because a complete event repeats their content.
+    Partial events are left out, because a complete event repeats the content of partial events.
 
     Raises:
-        Problem: the leg ended with an error frame of adk-streaming.md: 504 for a timeout, 502 where
-            the upstream refused the request, 500, as ADK answers, for every other error.
+        Problem: the leg ended with an error frame of adk-streaming.md: 504 for a timeout, 502 if
+            the upstream refused the request, 500 for every other error, as ADK answers.
     """
     events = []
     for frame in frames:
         try:
             event = orjson.loads(frame.data)
         except orjson.JSONDecodeError:
-            # ADK up to 1.22 does not escape the text of its error frame, so the frame is not JSON
+            # ADK up to 1.22 does not escape the text of an error frame, so the frame is not JSON.
             text = frame.data.decode(errors="replace")
             raise Problem(500, text[:SHOWN_CHARACTERS]) from None
         if isinstance(event, dict) and "error" in event and "author" not in event:

@@ -1,7 +1,8 @@
-"""adk-streaming.md, "Legacy Pattern": a POST that starts a run, and a GET that streams it.
+"""adk-streaming.md, "Legacy Pattern": a POST that starts a run, and a GET that streams the run.
 
-The GET replays the session's latest run from its start, with its pauses, or waits for a run. A
-client that reconnects with a cursor gets the rest of that run, or the next run if that run is over.
+The GET replays the session's latest run, with its pauses, from the run's first event. If the
+session has no run, the GET waits for a run. A client that reconnects with a cursor gets the rest of
+the run to which the cursor belongs. If the client has the whole run, it gets the next run.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _operation = partial(
 
 
 class Legacy:
-    """Handlers of the legacy pair, which the contract's flag does not disable."""
+    """Handlers of the legacy pair. The contract's flag does not disable these endpoints."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
@@ -79,7 +80,7 @@ class Legacy:
             starts.refuse_answers(asked.model_extra)
         started = await edge.starter.start(Start(named.agent, asked.query, named.id, named.user_id))
         run_id = started.record.run_id
-        # Written before the response: otherwise the client's next GET could get an earlier run.
+        # If this were written after the response, the client's next GET could get an earlier run.
         await self._sessions.add_run(named, run_id)
         response: Response = json_response({"success": True, "sessionId": named.id})
         response.headers["penstock-run-id"] = run_id
@@ -96,7 +97,7 @@ class Legacy:
         )
     )
     async def stream(self, request: Request) -> ASGIApp:
-        """The session's latest run, or the rest of the run of the cursor."""
+        """Stream the session's latest run; with a cursor, the rest of the cursor's run."""
         named = named_by(self._edge, request)
         if (grant := identity_of(request).grant) is not None:
             grant.check_session(named.id)
@@ -106,7 +107,7 @@ class Legacy:
         if found is not None:
             return await self._follow(*found)
         if after is not None:
-            await start_after(self._edge.bus, after)  # 410 for a cursor that NATS has lost
+            await start_after(self._edge.bus, after)  # raises 410 if NATS has lost the cursor
             raise Problem(400, f"the cursor {after} is not of this session")
 
         async def begun() -> EventStream | None:
@@ -123,7 +124,10 @@ class Legacy:
         return await self._edge.stream(view, await locate(self._edge.bus, view, after))
 
     async def _run_of(self, named: Named, after: Cursor | None) -> tuple[str, Cursor | None] | None:
-        """The run that the client gets, and its cursor in it; None while there is no run."""
+        """Return the run to stream, and the client's cursor in this run (None: from its start).
+
+        The result is None while the session has no run.
+        """
         record = await self._sessions.get(named)
         runs = record.runs if record is not None else []
         if not runs:
@@ -139,7 +143,7 @@ class Legacy:
         return seen, after
 
     async def _run_at(self, sequence: int) -> str | None:
-        """The run of the event with this stream sequence; None where the event is not kept."""
+        """Return the run of the event with this stream sequence; None if the event has expired."""
         found, _ = await read(self._edge.bus, EVENTS, ">", sequence, 1)
         if not found or found[0].sequence != sequence:
             return None

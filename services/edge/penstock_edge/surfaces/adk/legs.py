@@ -1,4 +1,4 @@
-"""From a RunAgentRequest to the leg it asks for: of a new run, or of a paused run it answers."""
+"""Open the leg that a RunAgentRequest asks for: of a new run, or after the pause it answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from penstock_edge.views.view import View
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A pending request of ADK: the entry of its id in KV `aliases`."""
+    """A pending request of ADK: the entry in KV `aliases` under the id of the function call."""
 
     approval_id: str
     run_id: str
@@ -53,7 +53,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class OpenedLeg:
-    """The leg that a request has opened, and the position from which it is read."""
+    """The leg that a request has opened, and the position from which the leg is read."""
 
     agent: AgentConfig
     run_id: str
@@ -61,7 +61,10 @@ class OpenedLeg:
     position: StartPosition
 
     def view(self, *, streaming: bool) -> View:
-        """The leg in ADK's events: an ADK upstream's bytes, or another's encoded events."""
+        """Return the view of the leg in ADK's events.
+
+        The leg of an ADK agent is relayed byte for byte. The events of any other agent are encoded.
+        """
         timeout_s = self.agent.timeout_s
         if self.agent.protocol == ADK:
             return upstream_leg_view(self.run_id, self.number, timeout_s, self.agent.hosts)
@@ -75,13 +78,14 @@ class Legs:
         self._edge = edge
 
     async def open(self, request: Request) -> tuple[RunAgentRequest, OpenedLeg]:
-        """The request's body, and its leg.
+        """Open the leg that the request asks for; return the parsed body and the leg.
 
-        A new run needs the scope `start`, an answer to a pause `decide`; an ADK agent needs `raw`
-        as well, because its server's bytes are relayed.
+        A new run needs the scope `start`, the answer to a pause needs `decide`. For an ADK agent
+        the caller needs `raw` as well, because the bytes of the ADK server are relayed.
 
         Raises:
-            Problem: the request is invalid, is not allowed, or answers nothing.
+            Problem: the request is invalid or is not allowed, or it has an answer to which no
+                pending request belongs.
         """
         who = identity_of(request)
         self._edge.streams.require_room(request.scope)
@@ -128,17 +132,18 @@ class Legs:
         asked: RunAgentRequest,
         answers: Sequence[Answer],
     ) -> list[Alias]:
-        """The pending requests of the answers, one for each; empty without answers.
+        """Return one pending request for each answer; an empty list if there are no answers.
 
-        Requests are found by the id alone, whatever the name of the function.
+        A pending request is found by the id of the function call alone, whatever the name of the
+        function is.
 
         Raises:
-            Problem: 404 where an answer has no pending request. Forwarded to an ADK server, such an
-                answer could approve a call that no person has approved. 422 where the answers come
-                with other parts, or belong to different pauses.
+            Problem: 404 if an answer has no pending request: an ADK server that got such an answer
+                could run a call that no person has approved. 422 if the answers come with other
+                parts, or belong to different pauses.
         """
         aliases = await self._lookup(who, agent, asked, answers)
-        # a client may answer before the approvals service has written the entry of the request
+        # A client may answer before the approvals service has written the entry of the request.
         deadline = asyncio.get_running_loop().time() + LOOKUP_S
         while None in aliases and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(LOOKUP_RETRY_S)
@@ -160,7 +165,10 @@ class Legs:
         asked: RunAgentRequest,
         answers: Sequence[Answer],
     ) -> list[Alias | None]:
-        """The pending request of each answer; None where it is unknown or another user's."""
+        """Return the pending request of each answer.
+
+        An entry is None if the request is unknown or belongs to another user.
+        """
 
         async def alias_of(answer: Answer) -> Alias | None:
             ids = [answer.id] if agent.protocol == ADK else item_ids(answer.id)
@@ -184,7 +192,7 @@ class Legs:
         answers: Sequence[Answer],
         aliases: Sequence[Alias],
     ) -> OpenedLeg:
-        """Pass the decision to the approvals service; the response is the next leg."""
+        """Pass the decision to the approvals service, and return the run's next leg."""
         edge = self._edge
         approval_id, run_id = aliases[0].approval_id, aliases[0].run_id
         items = await self._items(approval_id)
@@ -195,7 +203,8 @@ class Legs:
             )
             for answer, alias in zip(answers, aliases, strict=True)
         ]
-        # for any other agent the invocation id is Penstock's, which its server does not know
+        # Clients of any other agent get an invocation id of Penstock, which the agent server does
+        # not know.
         invocation_id = asked.invocation_id if native else None
         if invocation_id is not None:
             await self._check_invocation(run_id, approval_id, invocation_id)
@@ -205,17 +214,17 @@ class Legs:
         return OpenedLeg(agent, run_id, aliases[0].leg + 1, position)
 
     async def _check_invocation(self, run_id: str, approval_id: str, invocation_id: str) -> None:
-        """Raises Problem 422 for another invocation than the one that waits for the answer."""
+        """Raise Problem 422 if the paused run waits for an answer to another invocation."""
         pause = await kept_pause(self._edge.bus, run_id)
         if pause is None or pause.approval_id != approval_id:
-            return  # the request is decided already, and the approvals service refuses the answer
+            return  # the pause is decided already, so the approvals service refuses the answer
         own = pause.resume.get("invocation_id")
         if own and own != invocation_id:
             text = f"invocationId: the answered request belongs to the invocation {own}"
             raise Problem(422, f"{text}: send that one, or none")
 
     async def _items(self, approval_id: str) -> dict[str, dict[str, Any]]:
-        """The items of the approval by their ids."""
+        """Map item ids to the items of the approval."""
         record = await self._approval(approval_id)
         if record is None:
             raise Problem(404, f"there is no approval {approval_id}")

@@ -1,4 +1,4 @@
-"""What the handlers of the ADK surface have in common."""
+"""Constants and checks that the handlers of the ADK surface share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_ENABLED: Final = (
 )
 
 
-# Statuses that an ADK server may answer, which are relayed.
+# Statuses that ADK servers answer with; the edge relays them.
 UPSTREAM: Final = (404, 409, 502, 504)
 RAW: Final = "where the agent is an ADK agent, because its server's bytes are relayed"
 operation = partial(Operation, tag="adk", errors=DETAIL, sometimes={"raw": RAW})
@@ -38,6 +38,6 @@ leg_operation = partial(
 
 
 def require_enabled(edge: Edge) -> None:
-    """Raises Problem 501 unless the flag of adk-streaming.md is set."""
+    """Raise Problem 501 unless the flag of adk-streaming.md is set."""
     if not edge.settings.enable_adk_canonical_stream:
         raise Problem(501, NOT_ENABLED)

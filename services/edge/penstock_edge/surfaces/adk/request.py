@@ -1,4 +1,4 @@
-"""The bodies that ADK's clients send: a run (adk-streaming.md), a session, a query. Pure."""
+"""Models of ADK clients' request bodies: a run (adk-streaming.md), a session, a query. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock_edge.surfaces.bodies import Message
 from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid, invalid_body
 
 MAX_ID_CHARACTERS: Final = 512
-# The keys of a part that answers a request. ADK reads both spellings.
+# A part of a message with one of these keys answers a request. ADK reads both spellings.
 FUNCTION_RESPONSE: Final = ("functionResponse", "function_response")
-# The parts of a message that any agent takes.
+# Agents of every protocol accept parts of a message with these keys.
 PORTABLE: Final = frozenset({"text", *FUNCTION_RESPONSE})
 
 
@@ -70,10 +70,11 @@ class QueryRequest(BaseModel):
 
 
 def parse(body: bytes) -> RunAgentRequest:
-    """The body of /run_sse and /run.
+    """Parse the body of /run_sse or /run.
 
     Raises:
-        InvalidBody: it is not JSON, a field is missing or wrong, or it has no text.
+        InvalidBody: the body is not JSON or is nested too deeply, a field is missing, wrong or
+            given in both spellings, or the message is only blank text.
     """
     try:
         document = orjson.loads(body)
@@ -94,16 +95,18 @@ def parse(body: bytes) -> RunAgentRequest:
 
 
 def text_of(request: RunAgentRequest) -> str:
-    """The message's text, for lists of runs."""
+    """Return the text of the message, which lists of runs show."""
     texts = (part.get("text") for part in request.new_message.parts)
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def require_portable(request: RunAgentRequest) -> None:
-    """Refuse parts and a state that only an ADK agent takes: another agent would not get them.
+    """Refuse the parts and the state that only an ADK agent accepts.
+
+    An agent of another protocol would never get these parts and this state.
 
     Raises:
-        InvalidBody: it names each of them.
+        InvalidBody: the request has such parts or a state; the errors name each of them.
     """
     refused = "an agent that is no ADK agent takes no"
     errors = [
@@ -119,12 +122,15 @@ def require_portable(request: RunAgentRequest) -> None:
 
 
 def path_of_part(index: int, key: str) -> tuple[str | int, ...]:
-    """The path of a part's key in the body."""
+    """Return the path of a part's key in the body."""
     return ("newMessage", "parts", index, key)
 
 
 def _require_one_spelling(document: dict[str, Any]) -> None:
-    """Raises InvalidBody for a field in both spellings: the server could read the other one."""
+    """Raise InvalidBody if a field is given in both spellings.
+
+    The edge would check one of the two values, and the ADK server could read the other value.
+    """
     for name, field in RunAgentRequest.model_fields.items():
         alias = field.alias or name
         if alias != name and alias in document and name in document:

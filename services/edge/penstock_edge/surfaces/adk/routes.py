@@ -1,4 +1,4 @@
-"""What adk-streaming.md and ADK's own clients ask of a server."""
+"""The ADK surface: all endpoints of adk-streaming.md and of ADK's own clients."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from penstock_edge.surfaces.surface import Surface
 
 
 class Adk(Surface):
-    """Apps, runs, sessions and artifacts, for any agent. One HTTP client asks the ADK servers."""
+    """The handlers for apps, runs, sessions and artifacts, for agents of every protocol.
+
+    All handlers share one HTTP client for requests to ADK servers.
+    """
 
     handlers = (AppList, Runs, Sessions, Artifacts, Legacy)
 
     def make(self, edge: Edge) -> Sequence[object]:
-        """The handlers of this edge."""
+        """Return the handlers of this edge."""
         servers = self._servers = AdkServers()
         return (
             AppList(edge, servers),

@@ -1,4 +1,4 @@
-"""adk-streaming.md: a new run, or the answer to a pause; its leg as a stream, or as one list."""
+"""adk-streaming.md: start a run or answer a pause, and get the leg as a stream or as one list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ class Runs:
         )
     )
     async def stream(self, request: Request) -> ASGIApp:
-        """The bytes of an ADK upstream; of any other, its events as ADK's."""
+        """Open the leg, and stream it.
+
+        The bytes of an ADK upstream are relayed. The events of any other upstream are encoded as
+        ADK's events.
+        """
         require_enabled(self._edge)
         asked, leg = await self._legs.open(request)
         return await self._edge.stream(leg.view(streaming=asked.streaming), leg.position)
@@ -45,7 +49,10 @@ class Runs:
         )
     )
     async def collect(self, request: Request) -> ASGIApp:
-        """The events that /run_sse would stream, without partial events."""
+        """Open the leg; when it has ended, respond with the events of /run_sse.
+
+        Partial events are left out.
+        """
         require_enabled(self._edge)
         _, leg = await self._legs.open(request)
         client = await self._edge.hubs.join(leg.view(streaming=False), leg.position)

@@ -1,4 +1,7 @@
-"""Requests to ADK servers about their sessions; a create never replaces a session."""
+"""Send requests about apps, sessions and artifacts to ADK servers.
+
+The creation of a session never replaces an existing session.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,18 @@ from penstock_edge.runs.start import require_reachable
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 30.0
-DESCRIBED_S: Final = 3.0  # a list of many servers does not wait for one that hangs
+# This timeout is short, so that a server that hangs does not delay the list of all apps.
+DESCRIBED_S: Final = 3.0
 SHOWN_CHARACTERS: Final = 2000
-# The largest answer that is relayed. An answer is held in memory as a whole, because it is checked
-# and an artifact has any size: without a limit a few requests could take all memory of the edge.
+# The largest answer that is relayed. The edge checks an answer, so it keeps the whole answer in
+# memory. Artifacts may have any size: without a limit, a few requests could take all memory of the
+# edge.
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """The whole answer of an ADK server; `host` is the server's."""
+    """The whole answer of an ADK server; `host` is the name of the server's host."""
 
     status: int
     content: bytes
@@ -47,10 +52,10 @@ class ServerAnswer:
 
 
 class AdkServers:
-    """One HTTP client for all ADK servers.
+    """Sends requests to ADK servers, with one HTTP client for all servers.
 
-    Every method that asks a server raises Problem 502 where the server cannot be reached or its
-    answer is larger than `MAX_ANSWER_BYTES`, and 504 where it has not answered in time.
+    Every method that sends a request raises Problem 502 if the server cannot be reached or its
+    answer is larger than `MAX_ANSWER_BYTES`, and 504 if the server has not answered in time.
     """
 
     def __init__(self) -> None:
@@ -68,7 +73,7 @@ class AdkServers:
         session_id: str | None = None,
         body: Any = None,
     ) -> ServerAnswer:
-        """The answer to one request about a user's sessions, or about one of them.
+        """Send a request about a user's sessions, or about one session; return the answer.
 
         Raises:
             Problem: 502 and 504, as the class says.
@@ -85,7 +90,7 @@ class AdkServers:
         below: Sequence[str],
         query: Mapping[str, str],
     ) -> ServerAnswer:
-        """The answer about a session's artifacts; `below` are the segments after `artifacts`.
+        """Request a session's artifacts; `below` is the path after `artifacts`, as segments.
 
         Raises:
             Problem: 502 and 504, as the class says.
@@ -94,10 +99,10 @@ class AdkServers:
         return await self._send("GET", agent, [*parts, *below], query=query)
 
     async def described(self, agent: AgentConfig) -> list[Any]:
-        """The server's descriptions of its apps; empty where an older server has only names.
+        """Return the server's descriptions of its apps; empty if an older server has only names.
 
         Raises:
-            Problem: 502 and 504, as the class says; 504 after `DESCRIBED_S`.
+            Problem: 502 and 504, as the class says; 504 already after `DESCRIBED_S`.
         """
         query = {"detailed": "true"}
         answer = await self._send("GET", agent, ["list-apps"], query=query, timeout_s=DESCRIBED_S)
@@ -136,14 +141,16 @@ class AdkServers:
     async def create(
         self, agent: AgentConfig, user_id: str, session_id: str, given: dict[str, Any]
     ) -> ServerAnswer:
-        """The answer to the create of a session; `given` is the body without the id.
+        """Create a session, and return the server's answer; `given` is the body without the id.
 
-        ADK 1.16 replaces an existing session when the id comes in the body, and refuses when the id
-        comes in the path. So the id goes into the path; where the body holds more than a state,
-        which the path form cannot take, the session is looked up first.
+        If the id comes in the body, ADK 1.16 replaces an existing session. If the id comes in the
+        path, ADK 1.16 refuses to replace the session, but accepts nothing besides a state. So the
+        id goes into the path. If the body has more than a state, the id goes into the body, and
+        this method first checks that there is no such session.
 
         Raises:
-            Problem: 409 where the session exists, 422 for an id that the server has no path for.
+            Problem: 409 if the session exists, 422 if an id cannot be part of a path of the server,
+                502 and 504, as the class says.
         """
         require_reachable(agent, user_id, session_id)
         if given.keys() <= {"state"}:
@@ -154,7 +161,7 @@ class AdkServers:
             body = {**given, "sessionId": session_id}
             answer = await self.ask("POST", agent, user_id, body=body)
         if answer.status == httpx.codes.BAD_REQUEST:
-            # ADK 1.16 answers 400 where the session exists, and for every other mistake
+            # ADK 1.16 answers 400 if the session exists, but also for every other mistake.
             await self._check_missing(agent, user_id, session_id)
         return answer
 
@@ -165,11 +172,14 @@ class AdkServers:
 
 
 def relayed(answer: ServerAnswer) -> Response:
-    """The server's answer. An error is relayed without credentials and internal addresses.
+    """Return the server's answer as a response.
+
+    Credentials and internal addresses are removed from errors.
 
     Raises:
-        Problem: the server's status with its text, where an answer is not JSON or an error is not
-            in the shape of ADK's errors; 502 where an answer that is no error is not JSON.
+        Problem: with the server's status and text, if the answer is an error that is not JSON or
+            does not have the shape of ADK's errors; 502 if any other answer is not JSON or its
+            status is not 2xx.
     """
     hosts = (answer.host,)
     try:
@@ -187,7 +197,7 @@ def relayed(answer: ServerAnswer) -> Response:
 
 
 async def _whole_body(answer: httpx.Response) -> bytes:
-    """The body. Raises Problem 502, and reads no further, where it is too large."""
+    """Read the whole body; raise Problem 502, without reading on, if the body is too large."""
     body = bytearray()
     async for piece in answer.aiter_bytes():
         body += piece
@@ -202,5 +212,5 @@ async def _whole_body(answer: httpx.Response) -> bytes:
 
 
 def _segment(text: str) -> str:
-    """A foreign id as one segment of a path; `..` must not lead to another path."""
+    """Quote a client's id as one segment of a path, so that `..` does not lead to another path."""
     return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")

@@ -1,7 +1,8 @@
-"""ADK's sessions of agents that are no ADK agents: from KV `sessions` and the events of their runs.
+"""Sessions in ADK's shape for agents that are not ADK agents.
 
-A session has the runs in order, as long as their events are kept. It has no state, and the
-upstream's own memory of the session is neither read nor deleted.
+A session is made from its record in KV `sessions` and from the events of its runs, as long as these
+events are kept. The session has no state. The upstream's own memory of the session is neither read
+nor deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from penstock_edge.sources.sessions import LISTED, Session, idle_since
 from penstock_edge.surfaces.session_records import records_of_user
 from penstock_edge.views.items import type_of
 
-# A session has no pages, so only its last runs are read, the newest first, within these limits.
+# ADK's API has no pages for a session. So only the session's last runs are read, the newest first,
+# within these limits.
 RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024
@@ -41,7 +43,7 @@ _NAMESPACE: Final = uuid.UUID("0f1b0f6e-4a1f-5a0d-8f57-3c8f0f9f2c11")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A session by its path; `agent` is the agent of the app."""
+    """The session that the path of a request names; `agent` is the agent of the app."""
 
     agent: AgentConfig
     app: str
@@ -62,12 +64,12 @@ class SessionStore:
         self._bucket = bus.bucket("sessions")
 
     async def get(self, named: Named) -> SessionRecord | None:
-        """The record of the session; None without one."""
+        """Return the record of the session; None if the session has no record."""
         entry = await self._bucket.get(named.key)
         return SessionRecord.model_validate_json(entry.value) if entry is not None else None
 
     async def create(self, named: Named) -> dict[str, Any]:
-        """Create a session without runs. Raises Problem 409 where it exists."""
+        """Create a session without runs; raise Problem 409 if the session exists."""
         record = SessionRecord.model_validate(
             {
                 "agent": named.agent.id,
@@ -81,7 +83,11 @@ class SessionStore:
         return await self._shown(named, record)
 
     async def show(self, named: Named, turn: Turn) -> dict[str, Any]:
-        """The session with the events of its last runs, within the limits. Raises Problem 404."""
+        """Return the session with the events of its last runs, within the limits.
+
+        Raises:
+            Problem: 404 if there is no such session.
+        """
         record = await self.get(named)
         if record is None:
             raise Problem(404, "Session not found")
@@ -92,7 +98,7 @@ class SessionStore:
         for run in reversed(runs):
             events = await self._events(run, allowance, turn)
             if allowance.spent and read:
-                break  # the end of this run was not read, so the run is left out
+                break  # the run was read in part only, so the run is left out
             read.append(events)
         shown["events"] = [event for events in reversed(read) for event in events]
         return shown
@@ -100,7 +106,7 @@ class SessionStore:
     async def index(
         self, agent: AgentConfig, app: str, user_id: str, turn: Turn
     ) -> list[dict[str, Any]]:
-        """The user's sessions with the agent, without events, as ADK lists them."""
+        """Return the user's sessions with the agent, without events, as ADK lists sessions."""
         async with turn():
             entries = await self._bucket.entries()
         return [
@@ -110,7 +116,7 @@ class SessionStore:
         ]
 
     async def add_run(self, named: Named, run_id: str) -> None:
-        """Add a run that no connector has claimed yet, and wake the clients that wait for one."""
+        """Add a run that no connector has claimed yet, and wake the clients that wait for a run."""
         while True:
             entry = await self._bucket.get(named.key)
             record = (
@@ -128,7 +134,7 @@ class SessionStore:
             return
 
     async def check_at_rest(self, named: Named) -> None:
-        """Raises Problem 409 while a run of the session is active, queued or paused."""
+        """Raise Problem 409 if a run of the session is active, queued or paused."""
         session = Session(named.user_id, named.id, (named.agent.id,), any_agent=False)
         if await idle_since(self._bus, session) is None:
             raise Problem(409, "a run of this session is active; cancel it, or wait for its end")
@@ -141,7 +147,7 @@ class SessionStore:
             )
 
     async def forget(self, named: Named) -> None:
-        """Delete the record, unless a run has joined it since; the runs themselves are kept."""
+        """Delete the session's record, unless its queue has a run; the runs themselves are kept."""
         entry = await self._bucket.get(named.key)
         if entry is not None and not SessionRecord.model_validate_json(entry.value).queue:
             await self._bucket.delete(named.key, entry.revision)
@@ -172,12 +178,15 @@ class SessionStore:
             encoded.extend(orjson.loads(frame.data) for frame in encoder.feed(event))
 
         await read_run(self._bus, run, allowance, turn, take)
-        # error frames have no author, and are not part of a session
+        # Error frames have no author. They are not part of a session.
         return [event for event in encoded if "author" in event]
 
 
 def _users_event(started: dict[str, Any]) -> list[dict[str, Any]]:
-    """The user's message, which ADK keeps in the session and does not stream."""
+    """Return the event with the user's message, which ADK keeps in a session but does not stream.
+
+    The result is empty if the run has no message.
+    """
     message = started["data"].get("message")
     if not message:
         return []

@@ -60,7 +60,7 @@ class Sessions:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """The user's sessions, without their events."""
+        """Respond with the user's sessions, without events."""
         named = readable_by(self._edge, request)
         if named.agent.protocol == ADK:
             return relayed(await self._servers.ask("GET", named.agent, named.user_id))
@@ -79,7 +79,7 @@ class Sessions:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """One session with its events."""
+        """Respond with one session and its events."""
         named = readable_by(self._edge, request)
         if named.agent.protocol == ADK:
             return relayed(await self._servers.ask("GET", named.agent, named.user_id, named.id))
@@ -99,7 +99,7 @@ class Sessions:
         )
     )
     async def create(self, request: Request) -> ASGIApp:
-        """Create a session, with the id in the body or a new one."""
+        """Create a session with the id in the body, or with a new id if the body has none."""
         named = named_by(self._edge, request)
         document = await self._document(request)
         try:
@@ -141,13 +141,15 @@ class Sessions:
         )
     )
     async def change(self, request: Request) -> ASGIApp:
-        """Change an ADK session's state without a run; the response is the whole session.
+        """Change the state of an ADK session without a run; respond with the whole session.
 
-        A `stateDelta` may change the same keys here as at a start, because the next run reads both.
+        A `stateDelta` may change the same keys here as at the start of a run, because the next run
+        reads the state in either case.
 
         Raises:
-            Problem: 409 while a run of the session is active or paused. Otherwise an approved tool
-                could run in another state than the one that the person saw.
+            Problem: 409 if a run of the session is active or paused. If the state could change
+                then, an approved tool could run in another state than the state that the person
+                saw.
         """
         named = named_by(self._edge, request)
         if named.agent.protocol == ADK:
@@ -170,7 +172,11 @@ class Sessions:
         )
     )
     async def delete(self, request: Request) -> ASGIApp:
-        """Delete the session: `null`, also where there is none; 409 while a run is not over."""
+        """Delete the session, and respond with `null`, even if there is no such session.
+
+        Raises:
+            Problem: 409 if a run of the session is active, queued or paused.
+        """
         named = named_by(self._edge, request)
         await ignore_body(request)
         await self._sessions.check_at_rest(named)
@@ -196,7 +202,13 @@ class Sessions:
         return json_response(await self._sessions.create(session))
 
     async def _document(self, request: Request) -> dict[str, Any]:
-        """The object in the body; ADK takes an empty body and `null` for an empty object."""
+        """Return the object in the body.
+
+        As in ADK, an empty body and `null` count as an empty object.
+
+        Raises:
+            Problem: 422 if the body is not JSON, or is another JSON value.
+        """
         body = await read_body(request, self._edge.settings.max_body_bytes)
         if not body:
             return {}
@@ -213,10 +225,12 @@ class Sessions:
 
 
 def named_by(edge: Edge, request: Request) -> Named:
-    """The session that the path names; its id is empty in the path of a user's sessions.
+    """Return the session that the path names.
+
+    The id of the session is empty if the path is that of a user's sessions.
 
     Raises:
-        Problem: 403 for a user whom the caller may not act for, 404 for an unknown app.
+        Problem: 403 if the caller may not act for the user in the path, 404 if the app is unknown.
     """
     who = identity_of(request)
     path = request.path_params
@@ -227,12 +241,12 @@ def named_by(edge: Edge, request: Request) -> Named:
 
 
 def readable_by(edge: Edge, request: Request) -> Named:
-    """The session that the path names, for a handler that reads it.
+    """Return the session that the path names, for a handler that reads the session.
 
-    The session of an ADK agent is relayed byte for byte, which needs the scope `raw`.
+    The session of an ADK agent is relayed byte for byte, so the caller needs the scope `raw`.
 
     Raises:
-        Problem: as `named_by`, and 403 without the scope.
+        Problem: the same as `named_by` raises, and 403 if the caller lacks the scope.
     """
     named = named_by(edge, request)
     if named.agent.protocol == ADK:

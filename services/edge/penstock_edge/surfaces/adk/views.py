@@ -1,4 +1,7 @@
-"""Runs as the clients of ADK read them, whatever the upstream speaks: one leg, or legacy events."""
+"""Views for clients of ADK: one leg in ADK's events, or a whole run in the legacy events.
+
+The agent's protocol may be any.
+"""
 
 from __future__ import annotations
 
@@ -20,41 +23,50 @@ from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, View
 
 
 def encoded_leg(leg: int, timeout_s: float, *, streaming: bool) -> EncodedLeg:
-    """The encoding of one leg; `timeout_s` is the agent's, for the text of an error frame."""
+    """Return the encoding of one leg.
+
+    `timeout_s` is the timeout of the agent, which the text of an error frame names.
+    """
     return EncodedLeg(
         AdkEncoder(streaming, timeout_s), leg, _without_id, partial(_interrupted, timeout_s)
     )
 
 
 def encoded_leg_view(run_id: str, leg: int, timeout_s: float, *, streaming: bool) -> View:
-    """One leg of an agent that is no ADK agent; `streaming` is the request's."""
+    """Return the view of one leg of an agent that is not an ADK agent.
+
+    `streaming` is the field of the client's request.
+    """
     return View(
         (run_id, "adk", str(leg), f"streaming={streaming}"),
         "adk",
         RunEvents(run_id),
         partial(encoded_leg, leg, timeout_s, streaming=streaming),
         lambda code, message: b"",
-        ReadFrom.START,  # ids and state depend on the earlier events
+        ReadFrom.START,  # the ids and the state in the frames depend on the earlier events
         VERBATIM_SSE,
         Delivery.ONCE,
     )
 
 
 def legacy_view(run_id: str) -> View:
-    """A whole run in the legacy pair's three event types, each frame with its cursor."""
+    """Return the view of a whole run in the three event types of the legacy pair.
+
+    Each frame has a cursor.
+    """
     return View(
         (run_id, "legacy"),
         "legacy",
         RunEvents(run_id),
         lambda: EventEncoding(LegacyEncoder(), Sse().event),
-        # none of the three event types is a warning
+        # None of the three event types is a warning, so a notice is an SSE comment.
         lambda code, message: sse.comment(f"{code}: {message}"),
         ReadFrom.START,
     )
 
 
 def _without_id(frame: Frame, id: str) -> bytes:
-    """adk-streaming.md: frames have no ids."""
+    """Encode the frame without an id, because adk-streaming.md has no ids."""
     return sse.encode(frame.data)
 
 

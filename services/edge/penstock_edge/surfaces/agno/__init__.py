@@ -1,1 +1,1 @@
-"""The surface of agno-events.md, for Agno's clients."""
+"""The surface that serves agno-events.md to Agno's clients."""

@@ -1,7 +1,7 @@
-"""The decisions in the objects that an Agno client sends back after a pause. Pure.
+"""Read the decisions from the objects that an Agno client sends back after a pause. Pure.
 
-A client repeats the objects of the pause with the answers filled in. The tools that run are those
-of the pause: an object whose call differs from the call of the pause is refused.
+A client repeats the objects of the pause with the answers filled in. If the tool call in an object
+differs from the tool call of the pause, the object is refused: only the calls of the pause may run.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ Where = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The fields that a client fills in, whatever the object is."""
+    """The fields that a client may fill in, in an object of any kind."""
 
     confirmed: Json
     note: str | None
-    entered: JsonObject  # the values of `user_input_schema`, and of `user_input`, by their names
+    entered: JsonObject  # the values of `user_input_schema` and of `user_input`, by field name
     answered: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """A tool, alone or in a requirement. `ids` name the request, the most specific first."""
+    """A tool, alone or in a requirement, with a client's answer.
+
+    Each of `ids` may name the item that the client answers; the most specific id comes first.
+    """
 
     where: Where
     ids: tuple[str, ...]
@@ -41,19 +44,19 @@ class ToolAnswer:
     tool_args: Json
     result: Json
     runs_at_client: bool
-    chosen: JsonObject  # the options of `user_feedback_schema`, by their questions
+    chosen: JsonObject  # the selected options of `user_feedback_schema`, by question
 
     id_field = "tool_call_id"
 
     @property
     def ran_before(self) -> bool:
-        """Whether the tool ran before the pause: lists of tools hold these, too."""
+        """Whether the tool ran before the pause; clients send such tools back as well."""
         return self.result is not None and not self.runs_at_client
 
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """A workflow's own step."""
+    """A step of a workflow, with a client's answer."""
 
     where: Where
     ids: tuple[str, ...]
@@ -68,7 +71,9 @@ Answer = ToolAnswer | StepAnswer
 
 
 def answers(section: str, given: Sequence[JsonObject]) -> list[Answer]:
-    """The answers in a client's list: `tools`, `requirements` or `step_requirements`.
+    """Return the answers in a client's list; `section` is the name of the list.
+
+    The names are `tools`, `requirements` and `step_requirements`.
 
     Raises:
         InvalidBody: a requirement contradicts itself.
@@ -78,7 +83,7 @@ def answers(section: str, given: Sequence[JsonObject]) -> list[Answer]:
 
 
 def known(items: Sequence[JsonObject], shown: Mapping[str, str], given: Iterable[Answer]) -> bool:
-    """Whether every answer belongs to one of these items."""
+    """Return whether every answer belongs to one of these items, or to a tool that ran before."""
     names = _names(items, shown)
     return all(_found(names, answer) or answer.ran_before for answer in given)
 
@@ -86,14 +91,15 @@ def known(items: Sequence[JsonObject], shown: Mapping[str, str], given: Iterable
 def decided(
     items: Sequence[JsonObject], shown: Mapping[str, str], given: Sequence[Answer]
 ) -> list[Decided]:
-    """The decisions on the items of approval.requested.
+    """Return the decisions that the answers make on the items of approval.requested.
 
-    `shown` maps the upstream's own ids to the ids of items, where these differ. The approvals
-    service checks that every item is decided.
+    `shown` maps ids of the upstream to ids of items, if the two ids differ. This function does not
+    check that every item is decided: the approvals service does.
 
     Raises:
-        InvalidBody: an answer belongs to no item, or to one that is answered already; its call
-            differs from the item's; or it lacks the decision.
+        InvalidBody: an answer belongs to no item, or to an item that another answer decides; the
+            tool call in an answer differs from the call of the item; or an answer lacks the
+            decision.
     """
     names = _names(items, shown)
     decisions: dict[str, Decided] = {}
@@ -158,7 +164,7 @@ _SECTIONS: Final[Mapping[str, Callable[[Where, JsonObject], list[Answer]]]] = {
     "requirements": _requirements,
     "step_requirements": _steps,
 }
-# Fields of a requirement that its tool_execution has under another name.
+# Maps each field of a requirement to the field of its `tool_execution` with the same meaning.
 _OF_REQUIREMENT: Final = {
     "confirmation": "confirmed",
     "confirmation_note": "confirmation_note",
@@ -166,7 +172,7 @@ _OF_REQUIREMENT: Final = {
 }
 _INPUT: Final = ("user_input_schema", "name", "value")
 _FEEDBACK: Final = ("user_feedback_schema", "question", "selected_options")
-# Each with the key that names its entries, and the key that the client fills in.
+# For each schema: its field, the key that names an entry, and the key that the client fills in.
 _SCHEMAS: Final = (_INPUT, _FEEDBACK)
 
 
@@ -197,7 +203,7 @@ def _filled(given: JsonObject, note: Json) -> Filled:
 
 
 def _values(given: JsonObject, field: str, key: str, value: str) -> JsonObject:
-    """The values that are filled in, by the names of their entries."""
+    """Map the names of a schema's entries to the values that the client filled in."""
     return {
         each[key]: each[value]
         for each in _objects(given.get(field))
@@ -206,7 +212,10 @@ def _values(given: JsonObject, field: str, key: str, value: str) -> JsonObject:
 
 
 def _merged(nested: Json, outer: Json, key: str, value: str) -> list[JsonObject]:
-    """The entries of a schema that Agno has twice. Those that the tool's own has filled in win."""
+    """Merge the entries of a schema that both a requirement (`outer`) and its tool (`nested`) have.
+
+    If the client filled in an entry of the tool, this entry replaces the requirement's entry.
+    """
     filled = {each[key]: each for each in _objects(outer) if isinstance(each.get(key), str)}
     filled |= {
         each[key]: each
@@ -220,9 +229,9 @@ def _merged(nested: Json, outer: Json, key: str, value: str) -> list[JsonObject]
 
 
 def _names(items: Sequence[JsonObject], shown: Mapping[str, str]) -> Mapping[str, list[JsonObject]]:
-    """The items by every name that clients have for them.
+    """Map each name that clients see to the items that the name stands for.
 
-    A name may have several items, because two members of a team may use the same call id.
+    A name may stand for several items, because two members of a team may use the same call id.
     """
     names: dict[str, list[JsonObject]] = {}
     by_id = {item["item_id"]: item for item in items}
@@ -248,7 +257,10 @@ def _found(names: Mapping[str, list[JsonObject]], answer: Answer) -> JsonObject 
 
 
 def _require_same_call(item: JsonObject, answer: Answer) -> None:
-    """Raises InvalidBody for another call: a person approved the call of the item alone."""
+    """Raise InvalidBody if the answer's tool call differs from the item's call.
+
+    A person approves the call of the item alone.
+    """
     if isinstance(answer, StepAnswer):
         return
     asked = waiting_tool(item, None)
@@ -273,7 +285,7 @@ def _input(item: JsonObject, answer: Answer) -> Decided:
     entered = answer.filled.entered
     value: Json = entered or ({} if answer.filled.answered else None)
     if not _has_properties(item) and set(entered) == {"value"}:
-        # clients are shown an input that is not an object as one field with the name `value`
+        # If an input is not an object, clients see it as one field with the name `value`.
         value = entered["value"]
     return _approved(item, value)
 

@@ -1,4 +1,4 @@
-"""The body of a request on the Agno surface: a form in either encoding, or JSON, as fields."""
+"""Read the fields of a request body on the Agno surface: a form of either encoding, or JSON."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ MAX_FIELDS: Final = 1000
 
 
 async def fields_of(request: Request, limit_bytes: int) -> Mapping[str, Any]:
-    """The fields by name. Those of a form are texts, and empty ones are left out.
+    """Return the fields of the body by name.
+
+    The fields of a form are texts, and its empty fields are left out.
 
     Raises:
         Problem: 415 for another media type, 413 for a body over the limit, 400 for a broken
             multipart body.
-        InvalidBody: a form or JSON that cannot be read, or that has files.
+        InvalidBody: the form or the JSON cannot be read, or the form has files.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
@@ -80,9 +82,9 @@ async def _multipart(headers: Headers, body: bytes, limit_bytes: int) -> Mapping
 
 
 def _once(given: Iterable[tuple[str, str]]) -> Mapping[str, str]:
-    """The fields by name. Raises InvalidBody for a name that is given twice.
+    """Return the fields by name; raise InvalidBody if a name is given twice.
 
-    The edge and the upstream could read different ones.
+    The edge could check one of the two values, and the upstream could read the other value.
     """
     fields: dict[str, str] = {}
     for name, value in given:
