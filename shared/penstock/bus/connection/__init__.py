@@ -1,1 +1,1 @@
-"""The connection to NATS, and what supervises it: health, clock, leader, identity of streams."""
+"""Connects to NATS, and supervises the connection: health, clock, leader, identity of streams."""

@@ -1,19 +1,20 @@
-"""NATS's time, and the difference between this machine's clock and NATS's clock.
+"""Measures NATS's time, and the difference between this machine's clock and NATS's clock.
 
-NATS stamps messages and expires keys by its own clock. A service with another clock would take
-living leases for expired ones. So each `Bus` learns the server's time in the way of NTP: every few
-seconds it requests an answer that carries the server's time, which lies between the question and
-the answer. The time is kept as a distance from the monotonic clock, so a step of this machine's
-clock changes nothing.
+NATS stamps messages and expires keys by its own clock. A service that used a different clock would
+treat valid leases as expired. So each `Bus` measures the server's time in the way of NTP: every few
+seconds it sends a request whose answer carries the server's time. The server read this time between
+the request and the answer. The time is kept as a distance from the monotonic clock, so a step of
+this machine's clock changes nothing.
 
 How to use it:
 
 - `bus.clock.now()`, `bus.clock.time()` and `bus.clock.stamp()` are the server's time as a
-  datetime, as Unix seconds and as RFC 3339. Use them for comparisons with a stamp of the server
+  datetime, as Unix seconds and as RFC 3339. Use these for comparisons with a stamp of the server
   (`Stored.stored_at`, `Nats-Time-Stamp`) or with a stamp that another service wrote.
 - `bus.clock.age_s(stamp)` is the age of a stamp of the server, or of another service's `stamp()`.
-- `await bus.clock.look()`, then `bus.clock.steady_for(seconds)`: whether the server's clock has
-  not jumped in that time. A jump forward expires all leases at once although their holders live.
+- After `await bus.clock.look()`, `bus.clock.steady_for(seconds)` returns whether the server's clock
+  has not jumped in the last `seconds`. A jump forward expires all leases at once although their
+  holders still run.
 - For a duration within one process use `time.monotonic()`.
 """
 
@@ -32,16 +33,16 @@ from penstock.bus.errors import BusError
 log = logging.getLogger(__name__)
 
 LIMIT_S = 30.0  # also the default leeway of JWTs, PENSTOCK_AUTH_LEEWAY_S
-ASK_S = 5.0  # between two questions
-FIRST_ASKED = 3  # questions at the start, since the first answer is often late
-KEPT = 12  # exchanges in an estimate: those of a minute
+ASK_S = 5.0  # between two requests
+FIRST_ASKED = 3  # requests at the start, since the first answer is often late
+KEPT = 12  # exchanges in an estimate: the exchanges of one minute
 DRIFT = 1e-3  # two clocks drift apart by less than this, also while NTP slews one of them
 JUMP_S = 1.0  # a smaller difference may be a slow answer, or a clock that NTP slews
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question and its answer: two readings of the monotonic clock, and the server's time."""
+    """One request and its answer: two readings of the monotonic clock, and the server's time."""
 
     asked_at_s: float
     answered_at_s: float
@@ -49,7 +50,7 @@ class Exchange:
 
     @property
     def base_s(self) -> float:
-        """The server's time minus the monotonic clock, as if it had been read half-way."""
+        """The server's time minus the monotonic clock's time half-way through the exchange."""
         return self.server_s - (self.asked_at_s + self.answered_at_s) / 2
 
     @property
@@ -58,17 +59,17 @@ class Exchange:
         return (self.answered_at_s - self.asked_at_s) / 2
 
     def error_at_s(self, moment_s: float) -> float:
-        """The largest possible error at a later moment: the clocks drift apart meanwhile."""
+        """Return the largest possible error at a later moment, including the clocks' drift."""
         return self.error_s + max(0.0, moment_s - self.answered_at_s) * DRIFT
 
 
 @dataclass(slots=True)
 class Estimate:
-    """The server's time as a distance from the monotonic clock. Pure.
+    """Estimates the server's time as a distance from the monotonic clock. Pure.
 
-    The exchange with the smallest possible error among the last ones counts. A newer exchange that
-    contradicts it shows that the server's clock was set, or that another server answers; the older
-    exchanges are dropped then.
+    The estimate is the exchange with the smallest possible error among the last `KEPT` exchanges. A
+    newer exchange that contradicts the estimate shows that the server's clock was set, or that
+    another server answers. Then the older exchanges are dropped.
     """
 
     base_s: float = 0.0
@@ -76,7 +77,10 @@ class Estimate:
     _kept: deque[Exchange] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def add(self, exchange: Exchange) -> float:
-        """Learn from an exchange; returns the seconds by which the server's clock jumped, or 0."""
+        """Add an exchange; return the seconds by which the server's clock jumped; 0 without a jump.
+
+        A jump backward is a negative number.
+        """
         jumped_s = 0.0
         now_s = exchange.answered_at_s
         if self._kept:
@@ -95,10 +99,11 @@ class Estimate:
 
 
 class Clock:
-    """The server's time. `ask` returns a stamp (RFC 3339) that the server makes for each question.
+    """Provides the server's time.
 
-    `ask` raises BusError when nobody answers. Until the first answer, the clock of this machine
-    counts. With a difference beyond `limit_s` seconds the service is not ready.
+    `ask` returns the stamp (RFC 3339) that the server makes for a request; it raises BusError when
+    no server answers. Until the first answer, the clock of this machine is used. While the two
+    clocks differ by more than `limit_s` seconds, the service is not ready.
     """
 
     def __init__(
@@ -114,27 +119,27 @@ class Clock:
         self._monotonic = monotonic
         self._wall = wall
         self._estimate: Estimate | None = None
-        self._asked_at_s = float("-inf")  # the time of the last answered question
+        self._asked_at_s = float("-inf")  # the time of the last answered request
         self._jumped_at_s = float("-inf")
         self._asking = asyncio.Lock()
         self._said_s: float | None = None  # the difference in the last line of the log
 
     def time(self) -> float:
-        """The server's time in Unix seconds."""
+        """Return the server's time in Unix seconds."""
         if self._estimate is None:
             return self._wall()
         return self._monotonic() + self._estimate.base_s
 
     def now(self) -> datetime:
-        """The server's time, in UTC."""
+        """Return the server's time, in UTC."""
         return datetime.fromtimestamp(self.time(), UTC)
 
     def stamp(self) -> str:
-        """The server's time as RFC 3339, in UTC, with milliseconds."""
+        """Return the server's time as RFC 3339, in UTC, with milliseconds."""
         return self.now().isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
     def age_s(self, stamp: str) -> float:
-        """The age of a stamp (RFC 3339) in seconds; negative for one in the future.
+        """Return the age of a stamp (RFC 3339) in seconds; negative for a stamp in the future.
 
         Raises:
             ValueError: the text is no time.
@@ -143,7 +148,7 @@ class Clock:
 
     @property
     def offset_s(self) -> float:
-        """The seconds by which the clock of this machine is ahead of the server's."""
+        """The seconds by which this machine's clock is ahead of the server's clock."""
         return self._wall() - self.time()
 
     @property
@@ -153,20 +158,23 @@ class Clock:
 
     @property
     def not_ready(self) -> list[str]:
-        """Why no work should begin with this clock, and what to do; empty while it is right."""
+        """The reasons why no new work should begin, with advice; empty while the clocks agree."""
         if abs(self.offset_s) <= self._limit_s + min(self.error_s, self._limit_s):
             return []
         return [self._words()]
 
     def steady_for(self, seconds: float) -> bool:
-        """Whether the server's clock has not jumped in that time. Call `look` first."""
+        """Return whether the server's clock has not jumped in the last `seconds`.
+
+        Call `look` first.
+        """
         return self._monotonic() >= self._jumped_at_s + seconds
 
     async def look(self) -> None:
-        """Ask the server now, or share the answer to a question that was asked after this call.
+        """Request the server's time now, or wait for a request that began after this call.
 
         Raises:
-            BusError: nobody answered.
+            BusError: no server answered.
         """
         called_at_s = self._monotonic()
         async with self._asking:
@@ -174,7 +182,7 @@ class Clock:
                 await self._exchange()
 
     async def begin(self) -> None:
-        """Ask for the first time. Without an answer, the clock of this machine counts."""
+        """Send the first requests. Without an answer, the clock of this machine is used."""
         try:
             for _ in range(FIRST_ASKED):
                 await self.look()
@@ -183,7 +191,7 @@ class Clock:
         self._say()
 
     async def run(self) -> None:
-        """Ask every few seconds, and log a difference that is too large, until cancelled."""
+        """Request the server's time every few seconds until cancelled; log large differences."""
         while True:
             await asyncio.sleep(ASK_S)
             try:
@@ -208,7 +216,7 @@ class Clock:
             )
 
     def _say(self) -> None:
-        """Log a difference when it begins, changes or ends."""
+        """Log a difference beyond the limit when the difference begins, changes or ends."""
         offset_s = self.offset_s
         if self.not_ready:
             if self._said_s is None or abs(offset_s - self._said_s) >= JUMP_S:

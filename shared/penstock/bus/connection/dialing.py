@@ -1,4 +1,4 @@
-"""Making the connection: the first attempts, the checks of the server, the reasons of failure."""
+"""Makes the connection: the first attempts, the checks of the server, the reasons of failures."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from penstock.bus.errors import BusError, NotThereYet, StartUpError, refusal
 log = logging.getLogger(__name__)
 
 MIN_SERVER = (2, 12)  # the first version with atomic batches and scheduled messages
-MIN_PAYLOAD_BYTES = 1024 * 1024  # parts and records have up to 512 KiB, headers come on top
+MIN_PAYLOAD_BYTES = 1024 * 1024  # parts and records have up to 512 KiB, and headers in addition
 
 
 class Link(Enum):
-    """What the connection does now."""
+    """The state of the connection."""
 
     NEW = auto()
     DIALING = auto()  # the first connection is being made
@@ -34,7 +34,7 @@ class Link(Enum):
 
 
 class Dialer:
-    """Makes the connection, and remembers why it is away."""
+    """Makes the connection, and remembers why the connection is away."""
 
     def __init__(self, settings: BusSettings, connection: Connection) -> None:
         self._settings = settings
@@ -53,11 +53,11 @@ class Dialer:
         reconnected: Callable[[], Awaitable[None]],
         disconnected: Callable[[], Awaitable[None]],
     ) -> None:
-        """Make the first connection; the callbacks are for all later changes.
+        """Make the first connection; the callbacks are called at all later changes.
 
         Raises:
             NotThereYet: no server took the connection within `connect_timeout_s`.
-            StartUpError: the servers refuse it, or the settings cannot be used.
+            StartUpError: the servers refuse the connection, or the settings cannot be used.
         """
         settings = self._settings
         self._link = Link.DIALING
@@ -83,7 +83,7 @@ class Dialer:
                     error_cb=self._failed,
                 )
         except TimeoutError as error:
-            # nats-py retries until the timeout: the reason is in the errors of its attempts.
+            # nats-py retries until the timeout. The errors of its attempts contain the reason.
             raise NotThereYet(self._cannot_connect("; ".join(self._troubles))) from error
         except TlsRefused as error:
             raise StartUpError(f"cannot connect to NATS at {self.where}: {error}") from error
@@ -92,7 +92,7 @@ class Dialer:
         self._link = Link.UP
 
     async def check_server(self, jetstream: JetStream) -> None:
-        """Check what Penstock needs of the server.
+        """Check that the server has everything that Penstock needs.
 
         Raises:
             NotThereYet: the server's JetStream does not answer yet.
@@ -120,20 +120,23 @@ class Dialer:
             ) from error
 
     def went_away(self) -> None:
-        """The connection was lost."""
+        """Record that the connection was lost."""
         if self._link is not Link.DIALING:
             self._link = Link.AWAY
         self._away_since = self._away_since or time.monotonic()
 
     def came_back(self) -> None:
-        """The connection is up again."""
+        """Record that the connection is up again."""
         self._link = Link.UP
         self._away_since = None
         self._troubles.clear()
 
     @property
     def absence(self) -> str:
-        """Why NATS is away, for how long, and what to do. For operators: it names addresses."""
+        """The reason why NATS is away, for how long, and advice, for operators only.
+
+        The text contains addresses, which clients must not see.
+        """
         since = self._away_since
         away = f" for {time.monotonic() - since:.0f} s" if since is not None else ""
         if not self._troubles:
@@ -155,6 +158,6 @@ class Dialer:
         text = str(error) or type(error).__name__
         if self._link is Link.DIALING and advice_on(text, None):
             raise error  # ends the attempts of `connect`: the server would refuse each of them
-        if text not in self._troubles:  # every attempt to reconnect ends with the same text
+        if text not in self._troubles:  # all attempts to reconnect may fail with the same text
             log.warning("NATS: %s", text)
             self._troubles.append(text)

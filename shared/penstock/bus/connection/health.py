@@ -1,7 +1,8 @@
-"""Why the bus does not work now, in words for people: which operations NATS refuses, and where.
+"""Records which operations NATS refuses and where, and explains the refusals to operators.
 
 Callers report every refusal, and every success while there is a refusal. The log has a line when a
-refusal begins, every half minute while it lasts, and when it is over. No I/O except the log.
+refusal begins, every half minute while the refusal lasts, and when the refusal ends. Does no I/O
+except logging.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 Kind = Literal["full", "denied", "unheard", "away", "lost"]
 
 FORGOTTEN_S = 15.0  # without an attempt for this long, a refusal no longer counts
-AWAY_S = 10.0  # an election takes up to nine seconds, and needs no operator
+AWAY_S = 10.0  # longer than an election, which takes up to nine seconds and needs no operator
 SAY_AGAIN_S = 30.0
 
 _STREAMS: Mapping[str, str] = {
@@ -45,7 +46,8 @@ _WORDS: Mapping[Kind, str] = {
     "quorum, and room on their disks? See their logs; after a full disk they must be restarted",
     "lost": "{words}",
 }
-# Kinds that only a further attempt could confirm: they expire when there is none.
+# Refusals of these kinds expire without a further attempt, since only an attempt can show whether
+# they still last.
 _FORGOTTEN: frozenset[Kind] = frozenset({"full", "denied", "away"})
 
 
@@ -68,7 +70,7 @@ _ADVICE: Mapping[str, str] = {
 
 
 def advice_on(trouble: str, user: str | None) -> str:
-    """What to do about a refusal that no retry will change; empty for any other trouble."""
+    """Return advice about a refusal that no retry can change; empty for any other trouble."""
     for words, advice in _ADVICE.items():
         if words in trouble.lower():
             return advice.format(user=f"the user {user}" if user else "a client without a user")
@@ -76,7 +78,7 @@ def advice_on(trouble: str, user: str | None) -> str:
 
 
 def stream_of(subject: str) -> str:
-    """The stream that stores messages of the subject; without one, the subject's family."""
+    """Return the stream that stores messages of the subject; else the family of the subject."""
     first, _, rest = subject.partition(".")
     if prefix := _PREFIXES.get(first.upper()):  # the server names a refused subject in lower case
         return prefix + rest.partition(".")[0]
@@ -84,7 +86,7 @@ def stream_of(subject: str) -> str:
 
 
 def family(subject: str) -> str:
-    """The first tokens of a subject, its kind: `raw`, `$KV.runs`, `$JS.API.STREAM.MSG.GET`."""
+    """Return a subject's first tokens, such as `raw`, `$KV.runs` or `$JS.API.STREAM.MSG.GET`."""
     tokens = subject.split(".")
     if tokens[0].upper() == "$JS":
         return ".".join(tokens[:5]).upper()  # the server names a refused subject in lower case
@@ -108,7 +110,7 @@ class _Trouble:
 
 @dataclass
 class Health:
-    """The current refusals, by kind and place. False while there is any.
+    """Records the current refusals by kind and place; false while there is a refusal.
 
     `count` is called with the kind and the place of every refusal, for metrics. `clock` returns
     seconds.
@@ -123,13 +125,13 @@ class Health:
 
     @property
     def reasons(self) -> list[str]:
-        """Why no new work should begin now, and what to do; empty while everything works."""
+        """The reasons why no new work should begin, with advice; empty while everything works."""
         now = self.clock()
         self._forget(now)
         return [trouble.text(now) for trouble in self._troubles.values() if _counts(trouble, now)]
 
     def refused(self, kind: Kind, where: str, words: str = "") -> None:
-        """Report that an operation was refused: its kind, its place, and the server's words."""
+        """Record a refused operation: the kind of the refusal, the place, and the server's text."""
         now = self.clock()
         self._forget(now)
         self.count(kind, where)
@@ -142,7 +144,7 @@ class Health:
             log.error("%s", trouble.text(now))
 
     def worked(self, where: str, *kinds: Kind) -> None:
-        """Report a success at a place, which ends refusals of these kinds there."""
+        """Record a success at a place, which ends the refusals of these kinds at this place."""
         for kind in kinds or ("full", "denied", "away"):
             trouble = self._troubles.pop((kind, where), None)
             if trouble is not None and trouble.said_at > 0:
@@ -151,12 +153,12 @@ class Health:
                 )
 
     def denies(self, where: str) -> bool:
-        """Whether NATS refused a publish there for lack of permission in the last seconds."""
+        """Return whether NATS has just refused a publish at this place for lack of permission."""
         self._forget(self.clock())
         return ("denied", where) in self._troubles
 
     def begin_anew(self) -> None:
-        """Forget missing permissions: another connection may have other ones."""
+        """Forget missing permissions, since a new connection may have other permissions."""
         for kind, where in tuple(self._troubles):
             if kind in ("denied", "unheard"):
                 del self._troubles[kind, where]

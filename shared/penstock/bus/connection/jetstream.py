@@ -1,4 +1,4 @@
-"""Requests to NATS: core requests, subscriptions, and the JetStream API."""
+"""Makes requests to NATS: core requests, subscriptions, and the JetStream API."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ READS_AT_ONCE = 64
 
 
 class JetStream:
-    """Requests over one connection. Parts of the bus that ask NATS for something use this.
+    """Makes requests over one connection, for all parts of the bus.
 
-    `timeout_s` is how long a request waits for the connection, and then for its answer.
-    `reading` limits how many histories are read at once: after a reconnect every follower reads.
+    A request waits up to `timeout_s` for the connection, and then up to `timeout_s` for its answer.
+    `reading` limits how many histories are read at once, since every follower reads its history
+    after a reconnect.
     """
 
     def __init__(self, connection: Connection, health: Health, timeout_s: float) -> None:
@@ -46,13 +47,13 @@ class JetStream:
 
     @property
     def ready(self) -> bool:
-        """True while the connection is up and the streams are those of the start."""
+        """True while the connection is up and the streams are the same as at the start."""
         return self.connection.usable
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after each reconnect, once the streams are known to be complete.
+        """Call `callback` after each reconnect, once the streams are known to be complete.
 
-        Returns a function that ends this.
+        Returns a function that removes the callback.
         """
         self._on_reconnect.add(callback)
         return lambda: self._on_reconnect.discard(callback)
@@ -65,9 +66,9 @@ class JetStream:
     async def api(
         self, call: str, body: dict[str, Any] | None = None, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        """Make a JetStream API request, e.g. `STREAM.INFO.RAW`; returns the answer's JSON.
+        """Make a JetStream API request, e.g. `STREAM.INFO.RAW`, and return the answer's JSON.
 
-        The answer is raw JSON, because nats-py drops fields that it does not know.
+        The answer is raw JSON, because nats-py's own types drop unknown fields.
 
         Raises:
             BusUnavailable: no leader answered.
@@ -89,10 +90,10 @@ class JetStream:
         return answer
 
     async def request(self, subject: str, payload: bytes, timeout_s: float | None = None) -> Msg:
-        """Make a core request; returns the first answer.
+        """Make a core request, and return the first answer.
 
         Raises:
-            BusUnavailable: no connection, or nobody subscribes to the subject.
+            BusUnavailable: there is no connection, or no client subscribes to the subject.
             NotPermitted: this user may not publish to the subject.
             OutcomeUnknown: no answer came in time.
         """
@@ -112,7 +113,7 @@ class JetStream:
     async def subscribe(
         self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
     ) -> Subscription:
-        """Make a core subscription, which the server has registered when this returns.
+        """Make a core subscription, and return when the server has registered the subscription.
 
         The subscription survives reconnects.
 
@@ -133,10 +134,10 @@ class JetStream:
         return subscription
 
     async def has(self, stream: str) -> bool:
-        """Whether the stream exists.
+        """Return whether the stream exists.
 
         Raises:
-            BusError: the server cannot be asked.
+            BusError: the server does not answer or refuses the request.
         """
         try:
             await self.api(f"STREAM.INFO.{stream}")
@@ -148,8 +149,8 @@ class JetStream:
 
 
 class HasJetStream(Protocol):
-    """Anything that can make requests: a `Bus`, and the parts that it is composed of."""
+    """The interface of objects that can make requests, such as a `Bus` and its parts."""
 
     @property
     def jetstream(self) -> JetStream:
-        """Requests over the connection."""
+        """The object that makes requests over the connection."""

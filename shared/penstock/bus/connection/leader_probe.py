@@ -1,9 +1,9 @@
 """Detects a server that is cut off from its cluster but still serves its clients.
 
 The connection to such a server stays up, and the server answers pings. Its replicas answer reads
-without learning anything new. Only a request that needs a leader fails. So this probe asks a
-leader every few seconds. When none answers for longer than an election takes, the connection moves
-to another server.
+with old state. Only a request that needs a leader fails. So this probe sends such a request every
+few seconds. When no leader answers for longer than an election takes, the connection moves to
+another server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ JETSTREAM = "JetStream"
 
 
 class LeaderProbe:
-    """`ask` raises BusError when no leader answers; `leave` moves to another server."""
+    """Moves the connection to another server when no leader answers for too long.
+
+    `ask` raises BusError when no leader answers; `leave` moves to another server.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class LeaderProbe:
         self._health = health
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Send a request to a leader every few seconds until cancelled."""
         answered_at = time.monotonic()
         while True:
             await asyncio.sleep(PROBE_S)

@@ -1,4 +1,4 @@
-"""nats-py's client, corrected: it reconnects after every error, and obeys cancellation."""
+"""Corrects nats-py's client, so that it reconnects after every error and obeys cancellation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from nats.protocol.parser import PERMISSIONS_ERR
 from penstock.bus.errors import BusUnavailable
 
 LOOK_S = 0.02
-# Seconds between attempts at one server, at random: all services lose their server at once.
+# Seconds between attempts to connect to one server. The wait is random, since all services lose
+# their server at the same time.
 RECONNECT_S = (0.1, 0.5)
 
-# True in the tasks that check, while everything else is held back, whether work may continue.
+# True in the tasks that check whether work may continue, while all other requests are held back.
 PASSES: ContextVar[bool] = ContextVar("passes", default=False)
 
 
@@ -34,11 +35,11 @@ _REFUSED = re.compile(r'permissions violation for (publish|subscription)[^"]*"([
 
 
 class Connection(Client):
-    """A connection that is kept until it is closed on purpose.
+    """A connection that reconnects after every error until `close` is called.
 
     nats-py closes the client for good when the server sends an error that nats-py does not know
     (an expired authentication, a line that is too long, a revoked account). The process would then
-    continue without a bus. Here such an error ends in a reconnect, like a lost connection.
+    continue without a bus. In this class such an error causes a reconnect, like a lost connection.
     """
 
     def __init__(self) -> None:
@@ -46,9 +47,9 @@ class Connection(Client):
         self.unanswered: set[asyncio.Future[Any]] = set()
         self.held_back = ""  # why nothing may be sent although the connection is up; else empty
         self.must_encrypt = False
-        self._left: Srv | None = None  # the server that `leave` left: not the next one to try
+        self._left: Srv | None = None  # the server that `leave` left, which is not tried next
         self.returned_at = float("-inf")  # the last reconnect, on the monotonic clock
-        self.node_lost_at = float("-inf")  # when the cluster last lost a server, as known here
+        self.node_lost_at = float("-inf")  # when this client last saw the cluster lose a server
         self._nodes: frozenset[str] = frozenset()  # the cluster's servers, as last announced
         self._address = ""  # of the server that this client is connected to
         self.on_refused: Callable[[str, str], None] = lambda action, subject: None
@@ -69,14 +70,14 @@ class Connection(Client):
         return time.monotonic() - self.node_lost_at
 
     def connection_lost(self) -> None:
-        """End every wait for an answer: no answer comes over a lost connection."""
+        """End every wait for an answer, since no answer can arrive over a lost connection."""
         for answer in (*self.unanswered, *self._resp_map.values()):
             if not answer.done():
                 answer.set_exception(NatsTimeout())
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        """Parse headers by a split: 3 µs for those of an event, where nats-py takes 16 µs."""
+        """Parse headers by splitting lines, which takes 3 µs for an event; nats-py takes 16 µs."""
         text = raw.decode("utf-8", "replace")
         return {
             name.strip(): value.strip()
@@ -85,7 +86,7 @@ class Connection(Client):
         }
 
     def _connect_command(self) -> bytes:
-        # nats-py would send the password in clear text to a server that offers no TLS
+        # Without this check, nats-py would send the password in clear text to a server without TLS.
         if self.must_encrypt and not self._server_info.get("tls_required"):
             raise NotEncrypted(
                 "nats: the server does not ask for TLS, and this client is configured to use it: "
@@ -98,7 +99,7 @@ class Connection(Client):
         """Wait until the connection is usable, for up to `timeout_s`.
 
         Every sender calls this first. Otherwise nats-py would keep a message during a reconnect
-        and send it later, when its sender has already counted it as not sent.
+        and send the message later, when its sender already counts the message as not sent.
 
         Raises:
             BusUnavailable: the connection did not become usable in time.
@@ -115,10 +116,10 @@ class Connection(Client):
             raise BusUnavailable(self.held_back)
 
     async def close(self) -> None:
-        """Close, also after `connect` refused its arguments or the TLS handshake failed."""
+        """Close the connection, also after `connect` has failed before or in the TLS handshake."""
         dialing = self._reconnection_task is None and not self.is_connected
         if dialing and self._transport is not None:
-            # nats-py would wait forever for the end of a transport whose TLS handshake failed.
+            # After a failed TLS handshake, nats-py would wait forever for the end of the transport.
             self._abort()
             self._transport = None
         if self._flush_queue is not None:
@@ -131,7 +132,7 @@ class Connection(Client):
         reply: str = "",
         headers: dict[str, Any] | None = None,
     ) -> None:
-        """Publish as nats-py does, and obey a cancellation that comes meanwhile."""
+        """Publish as nats-py does, and obey a cancellation that arrives during the call."""
         before = cancellations()
         try:
             await super().publish(subject, payload, reply, headers)
@@ -146,7 +147,7 @@ class Connection(Client):
         old_style: bool = False,
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """Request as nats-py does, and obey a cancellation that comes meanwhile."""
+        """Make a request as nats-py does, and obey a cancellation that arrives during the call."""
         before = cancellations()
         try:
             return await super().request(subject, payload, timeout, old_style, headers)
@@ -154,7 +155,7 @@ class Connection(Client):
             obey_cancellation(before)
 
     async def flush(self, timeout: int = DEFAULT_FLUSH_TIMEOUT) -> None:
-        """Flush as nats-py does, and obey a cancellation that comes meanwhile."""
+        """Flush as nats-py does, and obey a cancellation that arrives during the call."""
         before = cancellations()
         try:
             await super().flush(timeout)
@@ -174,7 +175,7 @@ class Connection(Client):
         await self._process_op_err(error)
 
     async def _process_op_err(self, e: Exception) -> None:
-        # An orderly close would wait until a hanging server has taken all bytes that were sent.
+        # An orderly close would wait until a hanging server has taken all sent bytes.
         self._abort()
         await super()._process_op_err(e)
 
@@ -184,19 +185,19 @@ class Connection(Client):
         address = self._current_server.uri.netloc if self._current_server else ""
         if initial_connection and self._address:
             self.returned_at = time.monotonic()
-        # A client that is connected to another server now has lost its previous one.
+        # A client that is connected to another server than before has lost its previous server.
         if self._nodes - nodes or (self._address and address != self._address):
             self.node_lost_at = time.monotonic()
         self._nodes, self._address = nodes, address
 
     async def leave(self) -> None:
-        """Move to another server of the cluster, if there is one."""
+        """Move to another server of the cluster, if the client knows another server."""
         if len(self._server_pool) > 1:
             self._left = self._current_server
             await self.connect_anew()
 
     async def connect_anew(self) -> None:
-        """Drop the connection and make another one."""
+        """Drop the connection and make a new connection."""
         if self.is_connected:
             await self._process_op_err(NatsError("nats: dropped by us"))
 
@@ -204,7 +205,7 @@ class Connection(Client):
         left, self._left = self._left, None
         if s is left:
             raise ConnectionError("the server is cut off from its cluster")
-        self._abort()  # a connection that was accepted but not completed
+        self._abort()  # ends a connection that was accepted but not completed
         self.options["reconnect_time_wait"] = random.uniform(*RECONNECT_S)
         await super()._connect_to_server(s)
 
@@ -215,20 +216,21 @@ class Connection(Client):
 
 
 def cancellations() -> int:
-    """How often the current task has been cancelled, for `obey_cancellation` afterwards."""
+    """Return how often the current task has been cancelled, for a later `obey_cancellation`."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
 
 
 def obey_cancellation(before: int) -> None:
-    """Raise the CancelledError that was swallowed since `before` was counted.
+    """Raise CancelledError if a cancellation has been swallowed since `before` was counted.
 
-    nats-py drops a cancellation that comes while it waits for the socket. `asyncio.wait_for` of
-    Python 3.11, with which nats-py waits for answers, drops one that comes together with the
-    answer. The task would continue, and the code that cancelled it would wait forever.
+    nats-py drops a cancellation that arrives while nats-py waits for the socket. nats-py waits for
+    answers with `asyncio.wait_for`, which in Python 3.11 drops a cancellation that arrives together
+    with the answer. Without this function the task would continue, and the code that cancelled the
+    task would wait forever.
 
     Raises:
-        asyncio.CancelledError: the current task was cancelled since then.
+        asyncio.CancelledError: the current task was cancelled after `before` was counted.
     """
     if cancellations() > before:
         raise asyncio.CancelledError

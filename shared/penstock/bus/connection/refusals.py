@@ -1,4 +1,4 @@
-"""What the server refuses for lack of a permission."""
+"""Handles publishes and subscriptions that the server refuses for lack of a permission."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Refusals:
     """Reports refused publishes and subscriptions, and retries subscriptions.
 
     The server does not announce that a subscription has become permitted. So the client makes a new
-    connection, which subscribes to everything again. `on_publish` gets the subject of a refused
-    publish, in lower case.
+    connection, in which nats-py makes all subscriptions again. `on_publish` gets the subject of a
+    refused publish, in lower case.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Refusals:
         connection.on_refused = self._refused
 
     def stop(self) -> None:
-        """Retry nothing more."""
+        """Stop retrying refused subscriptions."""
         for each in (self._timer, self._reconnecting):
             if each is not None:
                 each.cancel()

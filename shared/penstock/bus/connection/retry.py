@@ -1,9 +1,9 @@
-"""Repeats a request while nobody answers, as during the election of a leader.
+"""Repeats a request while no server answers, as during the election of a leader.
 
-A killed leader does not answer, and its successor never saw the request. The length of an election
-is unknown: a long timeout would add its rest to the election, and a short timeout would give up on
-a server that is merely slow. So the request is sent every half second, and the first answer counts,
-also a late answer to an early request.
+A killed leader does not answer, and the new leader never gets the request. The length of an
+election is unknown. After a long timeout the repetition could come long after the election, and
+with a short timeout a slow server would seem to be gone. So the request is sent every half second,
+and the first answer counts, even if it is a late answer to an early request.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ AGAIN_S = 0.5
 
 
 async def first_answer(ask: Callable[[], Awaitable[T]]) -> T:
-    """The result of the first call of `ask` that ends.
+    """Return the result of the first call of `ask` that ends.
 
-    `ask` is called at once, and every half second while no call has ended. It must be harmless to
-    repeat, and must have a timeout of its own.
+    `ask` is called at once, and every half second while no call has ended. A repeated call of `ask`
+    must do no harm, and each call must have a timeout.
 
     Raises:
-        Exception: whatever the first call that ends raises, its timeout included.
+        Exception: whatever the first call that ends raises, including its timeout.
     """
     asked: set[asyncio.Future[T]] = set()
     try:
@@ -42,7 +42,7 @@ async def first_answer(ask: Callable[[], Awaitable[T]]) -> T:
 def _give_up(asked: set[asyncio.Future[T]]) -> None:
     for task in asked:
         if not task.cancel() and not task.cancelled():
-            task.exception()  # asyncio logs an exception that nobody has retrieved
-    # A raised error refers to the frame that it passed through. If that frame still referred to
-    # the failed task, both would stay in memory until the garbage collector finds the cycle.
+            task.exception()  # asyncio would log an exception that was never retrieved
+    # A raised error refers to the frame of `first_answer`. If that frame still referred to the
+    # failed task, both would stay in memory until the garbage collector finds the cycle.
     asked.clear()

@@ -1,4 +1,4 @@
-"""How to reach NATS."""
+"""Defines the settings of the connection to NATS."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from penstock.bus.streams import Retention
 class BusSettings:
     """The settings of one `Bus`.
 
-    `url`: one server, or several separated by commas; the others of a cluster are discovered.
+    `url`: one server, or several separated by commas; the client discovers a cluster's other
+    servers.
     `publish_timeout_s`: without an answer after this time, the outcome of a request is unknown.
     `max_unacked_bytes`: the limit of bytes that are published and not yet acknowledged; further
     publishes wait.
-    `repairs`: this process repairs streams that lost their end (see `state.continuity`).
-    Normalizers do.
+    `repairs`: whether this process repairs streams that lost their end (see `state.continuity`),
+    which only normalizers do.
     `clock_limit_s`: the limit of the difference between this machine's clock and NATS's clock.
-    `inbox_prefix`: the prefix of reply subjects, so that other NATS users cannot listen to them.
+    `inbox_prefix`: the prefix of reply subjects; other NATS users may not subscribe to it.
     """
 
     url: str = "nats://127.0.0.1:4222"

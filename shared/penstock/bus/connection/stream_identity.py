@@ -1,11 +1,11 @@
-"""Whether the streams are still those of the start: a NATS that restarts may have lost its data.
+"""Checks whether the streams are still the same as at the start; a NATS may restart without data.
 
-A process knows sequences (the last ones of its runs, how far it has read) of the streams that
-existed when it started. Over other streams of the same names it would continue numbers from the
-middle, and skip messages that it believes to have read. So it compares the streams after each
-reconnect, before anything else, and holds everything back while a stream is missing or was made
-anew. An operator may still restore the data; making the missing half anew in silence would hide
-the loss.
+A process knows sequences of the streams that existed when the process started, such as the last
+sequences of its runs. If the process used them with new streams of the same names, it would
+continue numbers from the middle, and skip messages that it has not read. So the process compares
+the streams after each reconnect, before any other request, and holds all requests back while a
+stream is missing or was made anew. The process makes no missing stream itself: an operator may
+still restore the data, and a new empty stream would hide the loss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from penstock.bus.errors import BusError
 
 LOOK_AGAIN_S = 2.0
-ASK_AGAIN_S = 0.25  # while nobody answers, as in an election
+ASK_AGAIN_S = 0.25  # while no server answers, as during an election
 
 _MISSING = (
     "NATS has lost {}: nothing is sent or read until they are there again. Restore the data (a "
@@ -29,12 +29,12 @@ _OTHERS = (
 
 
 class StreamIdentity:
-    """The streams that were found at the start, each identified by its time of creation.
+    """Remembers the streams of the start, each by its time of creation, and compares them.
 
-    `created` returns a stream's time of creation, None when there is no such stream, and raises
-    BusError while the server cannot tell. `found` is called as soon as one stream is known to be
-    the same and none is missing. `lost` is called with the reason when a stream is missing or was
-    made anew.
+    `created` returns a stream's time of creation, or None when there is no such stream; it raises
+    BusError while the server does not answer. `found` is called as soon as one stream is known to
+    be the same and no stream is missing. `lost` is called with the reason when a stream is missing
+    or was made anew.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StreamIdentity:
         self._known[stream] = created
 
     async def check(self) -> None:
-        """Compare until every stream was seen to be the same."""
+        """Compare the streams until every stream is known to be the same."""
         unseen, gone = set(self._known), False
         if not unseen:
             self._found()  # a process that remembers no streams has nothing to compare
@@ -78,7 +78,11 @@ class StreamIdentity:
                 await asyncio.sleep(LOOK_AGAIN_S if gone else ASK_AGAIN_S)
 
     async def _look(self, name: str, gone: bool) -> str | None:
-        """The stream's time of creation; None without a stream, empty without an answer."""
+        """Return a stream's time of creation; None without such a stream, empty without an answer.
+
+        Calls `found` when the stream is the same, unless the last comparison found a missing or new
+        stream (`gone`).
+        """
         try:
             created = await self._created(name)
         except BusError:

@@ -1,4 +1,4 @@
-"""TLS to NATS: which certificates are trusted, and which certificate this client presents."""
+"""Makes the TLS context for NATS from the trusted authority and this client's certificate."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ class TlsRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files. `ca`: the authority of the servers' certificates, in place of the system's;
-    `cert` and `key`: the certificate that this client presents.
+    """The paths of the PEM files for TLS.
+
+    `ca` is the authority of the servers' certificates and replaces the system's authorities. `cert`
+    and `key` are the certificate that this client presents, and its key.
     """
 
     ca: str | None = None
@@ -22,10 +24,10 @@ class Tls:
     key: str | None = None
 
     def context(self, servers: Sequence[str]) -> ssl.SSLContext | None:
-        """The TLS context of the connection; None where neither a file nor a URL asks for TLS.
+        """Return the connection's TLS context; None when neither a file nor a URL requires TLS.
 
         Raises:
-            TlsRefused: a file is missing, unreadable or no PEM file of the expected kind.
+            TlsRefused: a file is missing, is unreadable, or is not a PEM file of the expected kind.
         """
         asked = self.ca or self.cert or self.key
         if not asked and not any(url.startswith("tls://") for url in servers):
@@ -38,7 +40,7 @@ class Tls:
             raise TlsRefused(_unusable("PENSTOCK_NATS_TLS_CA", self.ca, error)) from error
         if self.cert and self.key:
             try:
-                # An empty passphrase: otherwise OpenSSL would ask for one on the terminal.
+                # Without this empty passphrase, OpenSSL would ask for a passphrase on the terminal.
                 context.load_cert_chain(self.cert, self.key, password=lambda: b"")
             except OSError as error:
                 files = f"{self.cert} and {self.key}"

@@ -1,1 +1,1 @@
-"""Writing to streams: publishing, fenced appends, large payloads."""
+"""Writes to streams: publishes, fenced appends, large payloads."""

@@ -1,8 +1,8 @@
-"""Fenced appends: a message that must not be stored twice names the expected last sequence.
+"""Appends messages with a fence, the expected last sequence, so that none is stored twice.
 
 This is the only module that builds fence headers. Callers must derive the pattern from the subject:
-the server reports no error for a pattern that does not cover the message's subject, and then the
-fence does nothing.
+the server reports no error for a pattern that does not cover the message's subject, and the fence
+then has no effect.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from penstock.bus.write.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, Pu
 
 MAX_MESSAGE_BYTES = 512 * 1024
 RETRY_S = 0.25
-# Nobody answers after the leader died. The fence makes a retry safe, so the timeout is short: an
-# election takes four seconds and more, and a long timeout would add its rest to it.
+# When the leader was killed, no server answers until an election has ended, which takes four
+# seconds or more. The fence makes a retry safe, so the timeout is short. With a long timeout, the
+# retry could begin long after the election.
 APPEND_TIMEOUT_S = 2.0
 
 
 class Writes(HasJetStream, Protocol):
-    """What writing needs: a `Bus` has it."""
+    """The interface that writing needs; `Bus` implements it."""
 
     @property
     def publisher(self) -> Publisher:
-        """Pipelined publishing."""
+        """The publisher of the connection."""
 
     @property
     def clock(self) -> Clock:
-        """NATS's time."""
+        """The clock of the NATS server."""
 
 
 def _fenced(message: Message, pattern: str, last: int) -> Message:
@@ -46,12 +47,13 @@ def _fenced(message: Message, pattern: str, last: int) -> Message:
 
 
 async def append(bus: Writes, pattern: str, batch: Sequence[Message], last: int) -> int:
-    """Store one message, or several as one batch, after stream sequence `last` (0: none yet).
+    """Store one message, or several as one batch, after stream sequence `last`.
 
-    Returns the stream sequence of the last one.
+    `last` is the sequence of the last message under the pattern, 0 without such a message. Returns
+    the stream sequence of the last stored message.
 
     Raises:
-        FenceConflict: the last message under the pattern is another one.
+        FenceConflict: the last message under the pattern has another sequence than `last`.
         BusUnavailable, StreamFull, MessageTooLarge: nothing was stored.
         OutcomeUnknown: no acknowledgement came in time.
     """
@@ -62,7 +64,9 @@ async def append(bus: Writes, pattern: str, batch: Sequence[Message], last: int)
 
 
 async def tail(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
-    """The last stored message under a fence, from the leader. Waits while the bus is away.
+    """Return the last stored message that matches, from the leader; None when no message matches.
+
+    Waits while the bus is away.
 
     Raises:
         BusError: the server refuses to answer.

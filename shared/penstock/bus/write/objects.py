@@ -1,7 +1,8 @@
-"""Payloads that are too large for one message: kept in the object store, carried by reference.
+"""Stores payloads that are too large for one message in the object store, and reads them.
 
-nats-py writes them. They are read by direct get, since nats-py's reader waits forever when a chunk
-is missing, and leaves a consumer behind each time.
+Messages carry references to these payloads. nats-py writes the objects. This module reads the
+objects by direct get, since nats-py's reader waits forever when a chunk is missing, and leaves a
+consumer behind after each read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MARK = b'{"penstock_object":"'
 
 
 async def wrap(bus: HasJetStream, name: str, payload: bytes) -> bytes:
-    """The payload itself, or a reference to it if it has more than 512 KiB.
+    """Return the payload itself; store a payload over 512 KiB as an object, and return a reference.
 
     `name` must be the same for the same payload: a repeated call then finds the object and writes
     nothing.
@@ -48,10 +49,10 @@ async def wrap(bus: HasJetStream, name: str, payload: bytes) -> bytes:
 
 
 async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
-    """The payload that was given to `wrap`.
+    """Return the payload that was given to `wrap`.
 
     Raises:
-        ObjectGone: the object, or a part of it, no longer exists.
+        ObjectGone: the object, or a part of the object, no longer exists.
         BusUnavailable, OutcomeUnknown: the object could not be read; retry.
     """
     if not payload.startswith(_MARK):
@@ -64,7 +65,8 @@ async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
     content = b"".join([chunk.payload async for chunk in replay(bus, _STREAM, subject)])
     if _digest(content) == info["digest"]:
         return content
-    # A lagging replica may have answered, or another process has just rewritten the object.
+    # The content is incomplete or old, although the object may be complete: a lagging replica may
+    # have answered, or another process may have just rewritten the object.
     filtered = {"subjects_filter": subject}
     state = (await bus.jetstream.api(f"STREAM.INFO.{_STREAM}", filtered))["state"]
     has_all = (state.get("subjects") or {}).get(subject, 0) >= info["chunks"]
@@ -74,7 +76,10 @@ async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
 
 
 async def _info(bus: HasJetStream, name: str) -> dict[str, Any] | None:
-    """The object's description, as NATS's object store keeps it: nuid, size, chunks, digest."""
+    """Return an object's description in NATS's object store: nuid, size, chunks, digest.
+
+    Returns None when the object does not exist or was deleted.
+    """
     subject = f"$O.{_BUCKET}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
     stored = await leader.tail(bus, _STREAM, subject)
     info: dict[str, Any] | None = orjson.loads(stored.payload) if stored is not None else None

@@ -1,7 +1,7 @@
-"""Pipelined JetStream publishing over one reply inbox.
+"""Publishes to JetStream with many messages in flight, over one reply inbox.
 
-Costs 7 to 8 µs of CPU a message with 200 in flight. nats-py's own `publish`, awaited one by one,
-costs 85 to 127 µs, and its `publish_async` 20 µs.
+With 200 messages in flight, a publish costs 7 to 8 µs of CPU. nats-py's own `publish`, when each
+call is awaited before the next, costs 85 to 127 µs, and nats-py's `publish_async` 20 µs.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ BATCH_ID = "Nats-Batch-Id"
 BATCH_SEQUENCE = "Nats-Batch-Sequence"
 BATCH_COMMIT = "Nats-Batch-Commit"
 MAX_BATCH = 1000
-# The server counts headers as payload, nats-py does not; the server closes the connection of a
-# client that exceeds max_payload.
+# The bytes that are left for headers. The server counts headers as payload, and nats-py does not
+# count them. The server closes the connection of a client that exceeds max_payload.
 HEADERS_BYTES = 8 * 1024
 
-# By err_code of nats-server's errors.json. In all of these cases nothing was stored.
+# The errors by err_code of nats-server's errors.json. In all of these cases nothing was stored.
 _ERRORS: dict[object, type[BusError]] = {
     10071: FenceConflict,
     10164: FenceConflict,  # from a replica, without the actual sequence
@@ -66,7 +66,7 @@ _TROUBLES: tuple[tuple[type[BusError], Kind], ...] = (
 
 
 class Publisher:
-    """Publishes with many messages in flight; every call ends in a sequence or a `BusError`.
+    """Publishes with many messages in flight; every call returns a sequence or raises a `BusError`.
 
     `max_unacked_bytes` limits the bytes that are published and not yet acknowledged; further
     callers wait in the order of their arrival.
@@ -94,22 +94,25 @@ class Publisher:
         await self._client.subscribe(f"{self._inbox}.*", cb=self._on_ack)
 
     def connection_lost(self) -> None:
-        """End all publishes in flight: no acknowledgement comes, their outcome is unknown."""
+        """Raise OutcomeUnknown in all publishes in flight, since no acknowledgement can arrive."""
         for _, ack in self._waiting.values():
             if not ack.done():
                 ack.set_exception(OutcomeUnknown("the connection was lost before the answer"))
 
     def refused(self, subject: str) -> None:
-        """End all publishes to a subject (in lower case) that NATS refused: no answer comes."""
+        """Raise NotPermitted in all publishes to a refused subject (in lower case).
+
+        NATS sends no answer to a publish that it refuses for lack of permission.
+        """
         for asked, ack in self._waiting.values():
             if not ack.done() and asked.lower() == subject:
                 ack.set_exception(NotPermitted(f"NATS does not let this user publish to {asked}"))
 
     async def publish(self, message: Message, timeout_s: float | None = None) -> int:
-        """Store one message; returns its stream sequence.
+        """Store one message and return its stream sequence.
 
-        Waits up to `timeout_s` for the acknowledgement (default: the publisher's timeout), and
-        before that as long for a connection that is away.
+        Waits up to the publisher's timeout for a connection that is away, and then up to
+        `timeout_s` for the acknowledgement (default: the publisher's timeout).
 
         Raises:
             FenceConflict: another writer was first.
@@ -142,10 +145,10 @@ class Publisher:
     async def publish_batch(
         self, messages: Sequence[Message], timeout_s: float | None = None
     ) -> int:
-        """Store up to 1,000 messages, all or none; returns the last one's stream sequence.
+        """Store up to 1,000 messages, all or none; return the last message's stream sequence.
 
-        A fence belongs to the first message. A batch takes 4 to 7 ms, whatever its size (one
-        replica).
+        Only the first message may have fence headers. A batch takes 4 to 7 ms on one replica,
+        whatever the size of the batch.
 
         Raises:
             BusError: as `publish` does.
@@ -165,7 +168,7 @@ class Publisher:
 
     def _note(self, subject: str, error: BusError) -> None:
         if not self._client.usable:
-            return  # the connection is the reason, not the stream
+            return  # the connection caused the error, so the stream may work
         for type_, kind in _TROUBLES:
             if isinstance(error, type_):
                 self._health.refused(kind, stream_of(subject), str(error))
@@ -182,13 +185,13 @@ class Publisher:
                 headers = {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
                 if number == last:
                     headers[BATCH_COMMIT] = "1"
-                # The first message requests an answer, too: a refused batch then fails at once.
+                # The first message requests an answer, too, so that a refused batch fails at once.
                 await self._send(
                     Message(message.subject, message.payload, headers),
                     reply if number in (1, last) else "",
                 )
                 if ack.done() or not self._client.is_connected:
-                    break  # refused or cut off: without its last message nothing is stored
+                    break  # without its last message the server stores nothing of the batch
             return await self._settled(ack, timeout_s)
         finally:
             self._forget(reply)
@@ -203,7 +206,7 @@ class Publisher:
     def _forget(self, reply: str) -> None:
         _, ack = self._waiting.pop(reply)
         if not ack.cancel() and not ack.cancelled():
-            ack.exception()  # asyncio logs an exception that nobody has retrieved
+            ack.exception()  # asyncio would log an exception that was never retrieved
 
     async def _send(self, message: Message, reply: str) -> None:
         client = self._client
@@ -242,7 +245,7 @@ class Publisher:
         if not msg.data:
             if msg.headers and msg.headers.get("Status") == "503":
                 ack.set_exception(BusUnavailable("no stream leader answered"))
-            return  # the server accepts the first message of a batch
+            return  # an empty answer only means that the server accepts a batch's first message
         answer = orjson.loads(msg.data)
         error = answer.get("error")
         if error is None:
@@ -254,7 +257,7 @@ class Publisher:
 
 
 def error_of(error: Mapping[str, object]) -> BusError:
-    """The BusError for the `error` of an acknowledgement: {code, err_code, description}."""
+    """Return the BusError for an acknowledgement's `error`: {code, err_code, description}."""
     code = error.get("err_code")
     kind = _ERRORS.get(code, BusUnavailable if error.get("code") == 503 else BusError)
     return kind(f"{error.get('description')} (err_code {code})")

@@ -1,4 +1,4 @@
-"""Writing source frames to RAW, each once, in order, by one writer at a time."""
+"""Writes source frames to RAW, each once and in order, by one writer at a time."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 
 
 class Losses(Protocol):
-    """The known losses of streams: `state.continuity` has them."""
+    """The interface to the known losses of streams; `state.continuity` implements it."""
 
     def covers(self, stream: str, sequence: int) -> object | None:
-        """The loss in which the message of this stream sequence was lost; None without one."""
+        """Return the loss in which the message of this sequence was lost; None if there is none."""
 
 
 class WritesRaw(Writes, Protocol):
-    """What a `RawWriter` needs: a `Bus` has it."""
+    """The interface that a `RawWriter` needs; `Bus` implements it."""
 
     @property
     def continuity(self) -> Losses:
@@ -41,11 +41,11 @@ class WritesRaw(Writes, Protocol):
 
 @dataclass(slots=True)
 class RawWriter:
-    """Appends source frames of one run and writer to RAW, each once, in order.
+    """Appends source frames of one run and writer to RAW, each once and in order.
 
-    `write` returns when the frame is stored. It waits while the bus is away, so an upstream is read
-    no further then. `connection` is unique to this object: it tells its own frames from those of a
-    successor.
+    `write` returns when the frame is stored. While the bus is away, `write` waits, so the caller
+    stops reading its upstream. `connection` is unique to this object: it distinguishes the frames
+    of this object from the frames of a later writer.
     """
 
     bus: WritesRaw
@@ -57,7 +57,7 @@ class RawWriter:
 
     @classmethod
     async def resume(cls, bus: WritesRaw, run_id: str, writer: str, connection: str) -> RawWriter:
-        """A writer that continues after the last stored frame. Waits while the bus is away.
+        """Return a writer that continues after the last stored frame. Waits while the bus is away.
 
         Raises:
             BusError: the server refuses to answer.
@@ -74,12 +74,13 @@ class RawWriter:
         received: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> int:
-        """Store one source frame, over 512 KiB as parts in one atomic batch.
+        """Store one source frame; a frame over 512 KiB is stored as parts in one atomic batch.
 
         Returns the stream sequence. `received` is RFC 3339 (default: now, by NATS's clock).
 
         Raises:
-            FenceConflict: another writer has taken the run over; this one can store nothing more.
+            FenceConflict: another writer has taken the run over; this writer can store no more
+                frames.
             HistoryLost: the last frame of this writer is gone.
             BusError: the server refuses the message.
         """
@@ -113,7 +114,9 @@ class RawWriter:
         return await self._store(batch)
 
     async def holds(self) -> bool:
-        """False when another writer has taken the run over. Waits while the bus is away.
+        """Return False when another writer has taken the run over, else True.
+
+        Waits while the bus is away.
 
         Raises:
             BusError: the server refuses to answer.
@@ -122,7 +125,9 @@ class RawWriter:
         return not self._is_foreign(await tail(self.bus, streams.RAW, pattern))
 
     async def go_on(self) -> None:
-        """Continue, after HistoryLost, behind the frames that are left. Waits for the bus.
+        """Continue after the frames that are left when `write` has raised HistoryLost.
+
+        Waits while the bus is away.
 
         Raises:
             BusError: the server refuses to answer.
@@ -140,7 +145,8 @@ class RawWriter:
                 return self.last
             except (BusUnavailable, StreamFull) as error:
                 log.log(level, "run %s: RAW does not take frames: %s", self.run_id, error)
-                level = logging.DEBUG  # one warning for each frame: there may be a thousand runs
+                # Only the first failure of a frame is a warning, since a thousand runs may wait.
+                level = logging.DEBUG
                 await asyncio.sleep(RETRY_S)
             except (OutcomeUnknown, FenceConflict):
                 stored = await tail(self.bus, streams.RAW, pattern)
@@ -153,11 +159,12 @@ class RawWriter:
                 self.last = stored.sequence if stored else 0  # all frames may have expired
                 if stored and self._is_this(stored):
                     return self.last
-                # This frame is not stored. The last one that is stored may be an earlier frame of
-                # this writer, whose `write` was cancelled.
+                # This frame is not stored, so the loop appends it again after the new last frame.
+                # The new last frame may be an earlier frame of this writer whose `write` was
+                # cancelled.
 
     async def _has_aged(self) -> bool:
-        """Whether this writer's last frame is gone because RAW's age limit has passed."""
+        """Return whether this writer's last frame is gone because it exceeded RAW's age limit."""
         while True:
             try:
                 state = (await self.bus.jetstream.api(f"STREAM.INFO.{streams.RAW}"))["state"]
