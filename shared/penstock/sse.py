@@ -1,7 +1,8 @@
 """Parses and writes `text/event-stream` (WHATWG HTML, section 9.2).
 
-Pure: no I/O. Only CR, LF and CRLF end a line. U+2028, U+2029 and U+0085 inside `data` are data:
-Agno and ADK servers send them unescaped, and Python's line iterators would split there.
+This module does no I/O. Only CR, LF and CRLF end a line. U+2028, U+2029 and U+0085 inside `data`
+are data: Agno and ADK servers send these characters unescaped. Python's `splitlines` would wrongly
+split the line at each of these characters.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 _NO_LINE = re.compile(r"[\r\n\0]")
-# a larger number is no useful waiting time and is slow to convert
+# a number with more digits is not a useful waiting time, and Python converts it slowly
 _RETRY = re.compile(rb"[0-9]{1,15}")
 
 
 class FrameTooLarge(ValueError):
-    """A frame grew past the limit before its blank line arrived.
+    """A frame exceeded the limit before its blank line arrived.
 
-    `frames` are the frames that the same chunk completed before it. Without them the result would
-    depend on the chunking.
+    `frames` are the complete frames that the same chunk contained before the large frame. The
+    caller must use these frames, or the result would depend on how the bytes were chunked.
     """
 
     def __init__(self, limit_bytes: int, frames: list[Frame]) -> None:
@@ -33,7 +34,7 @@ class FrameTooLarge(ValueError):
 
 @dataclass(slots=True)
 class Frame:
-    """One dispatched event. `data` is UTF-8, with its lines joined by LF."""
+    """One dispatched event. `data` is the UTF-8 text of the data lines, joined by LF."""
 
     data: bytes
     event: str | None = None
@@ -44,15 +45,15 @@ class Frame:
 class Parser:
     """Parses bytes in any chunking into frames.
 
-    A frame without a `data` line is not dispatched, as the specification demands.
+    The parser discards a frame without a `data` line, as the specification demands.
     """
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
-        # bytearrays, since a list of single-byte chunks would take many times their size
+        # a bytearray, because a list of single-byte chunks would take many times their size
         self._tail = bytearray()  # the current, incomplete line
-        self._after_cr = False  # the last chunk ended in CR, so a leading LF belongs to it
-        self._at_start = True  # a byte order mark may still follow
+        self._after_cr = False  # the last chunk ended in CR, so an LF at the start is part of CRLF
+        self._at_start = True  # the stream may still begin with a byte order mark
         self._size = 0  # bytes of the current frame
         self._data: bytes | bytearray | None = None
         self._event: str | None = None
@@ -61,16 +62,16 @@ class Parser:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether no byte of a further frame has been read."""
+        """Whether the parser has read no byte after the last complete frame."""
         return not self._size
 
     @property
     def pending_bytes(self) -> int:
-        """The number of bytes held for the incomplete frame."""
+        """The number of bytes read so far of the incomplete frame."""
         return self._size
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        """The frames that the chunk completes.
+        """Returns the frames that the chunk completes.
 
         Raises:
             FrameTooLarge: The current frame exceeds the limit. The parser is unusable afterwards.
@@ -94,7 +95,7 @@ class Parser:
             self._grow(len(chunk), frames)
             return frames
         if self._tail:
-            self._size -= len(self._tail)  # these bytes are counted already
+            self._size -= len(self._tail)  # the complete line is counted again below
             self._tail += lines[0]
             lines[0] = bytes(self._tail)
             self._tail = bytearray()
@@ -164,13 +165,15 @@ def encode(
 ) -> bytes:
     """Writes one frame: `event`, `data`, `id`, blank line, with LF as line end.
 
-    Each line of `data` becomes a data line, so any line end in it reads back as LF. The id comes
-    last, since some clients store it as soon as they read its line (n8n's SSE trigger does): an id
-    before the data would lose a frame in which the connection breaks. `id_first` puts the id first,
-    the order that agent-runs-sse.md prescribes.
+    Each line of `data` becomes a data line, so a parser reads CR and CRLF in the data as LF. The id
+    comes last, because some clients store the id as soon as they read its line (n8n's SSE trigger
+    does). If the id came first and the connection broke within the frame, such a client would
+    continue after the frame and lose its data. `id_first` puts the id first, the order that
+    agent-runs-sse.md prescribes.
 
     Raises:
-        ValueError: `event` or `id` has a line end or a NUL, which would forge a field.
+        ValueError: `event` or `id` contains a line end or a NUL. A line end would begin another
+            field.
     """
     head = b"event: " + _line(event) + b"\n" if event is not None else b""
     tail = b"\n\n"
@@ -180,29 +183,32 @@ def encode(
         tail = b"\nid: " + _line(id) + tail
     if b"\n" in data or b"\r" in data:
         data = b"\ndata: ".join(_LINE_END.split(data))
-    return b"".join((head, b"data: ", data, tail))  # one copy of a large frame instead of two
+    return b"".join((head, b"data: ", data, tail))  # `+` would copy a large frame several times
 
 
 def comment(text: str) -> bytes:
-    """A comment frame. Clients ignore it; it keeps an idle connection open.
+    """Returns a comment frame, which clients ignore. Comments keep an idle connection open.
 
     Raises:
-        ValueError: The text has a line end or a NUL.
+        ValueError: The text contains a line end or a NUL.
     """
     return b": " + _line(text) + b"\n\n"
 
 
 def at(id: str) -> bytes:
-    """An id without a frame, which a client stores as its cursor.
+    """Returns an id line without data. A client stores the id as its cursor and gets no event.
 
     Raises:
-        ValueError: The id has a line end or a NUL.
+        ValueError: The id contains a line end or a NUL.
     """
     return b"id: %b\n\n" % _line(id)
 
 
 def retry(ms: int) -> bytes:
-    """Tells a client how many milliseconds to wait before it reconnects. It dispatches no event."""
+    """Returns a retry line, which sets how many milliseconds a client waits before it reconnects.
+
+    The client gets no event.
+    """
     return b"retry: %d\n\n" % ms
 
 

@@ -1,1 +1,1 @@
-"""Protocols of agent servers and of clients: pure decoders and encoders, one folder each."""
+"""Decodes the protocols of agent servers and encodes those of clients, one folder per protocol."""

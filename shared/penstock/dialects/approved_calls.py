@@ -1,7 +1,7 @@
-"""Compares the tool call that runs with the call that was approved. Pure.
+"""Compares the tool call that runs with the call that was approved.
 
 Frameworks change a call between its approval and its run: they reorder keys, write `1.0` for `1`,
-and drop or add arguments that are null. These changes make no difference here.
+and drop or add arguments that are null. The comparison ignores these changes.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import orjson
 from penstock.dialects.base import Json, JsonObject
 
 NOT_APPROVED = "not_what_was_approved"
-MAX_SHOWN_BYTES = 16_384  # of arguments in `detail`; larger ones are shown by their digest alone
+MAX_SHOWN_BYTES = 16_384  # of arguments in `detail`; for larger arguments only the digest is shown
 _MAX_READABLE = 300  # characters of a call in `message`
-_LEVELS_AROUND = 8  # more levels than an event wraps around the arguments
+_LEVELS_AROUND = 8  # an event wraps fewer levels around the arguments
 _UNSHOWN = b"(nested too deeply to be shown)"
 
 
 def same_args(approved: JsonObject, ran: JsonObject) -> bool:
-    """Whether both calls have the same arguments, apart from null ones."""
+    """Returns whether both calls have the same arguments, apart from null arguments."""
     return _same(_given(approved), _given(ran))
 
 
 def warning(
     call_id: str, approved: tuple[str, JsonObject], ran: tuple[str, JsonObject]
 ) -> JsonObject:
-    """The data of `system.warning` for a call that differs from the approved one.
+    """Returns the data of `system.warning` for a call that differs from the approved call.
 
-    `approved` and `ran` are a tool name and its arguments.
+    `approved` and `ran` are each the name of a tool and the arguments of the call.
     """
     return {
         "message": f"the agent server ran {_readable(*ran)} as the call {call_id}, and what was "
@@ -48,7 +48,11 @@ def _given(args: JsonObject) -> JsonObject:
 
 
 def _same(one: Json, other: Json) -> bool:
-    """Whether two JSON values are equal. A loop, since the upstream decides how deep they are."""
+    """Returns whether two JSON values are equal.
+
+    The function uses a loop, because the upstream decides how deep the values are and a recursion
+    could exceed Python's limit.
+    """
     pairs = [(one, other)]
     while pairs:
         left, right = pairs.pop()
@@ -61,7 +65,7 @@ def _same(one: Json, other: Json) -> bool:
                 return False
             pairs += zip(left, right, strict=True)
         elif isinstance(left, bool) is not isinstance(right, bool) or left != right:
-            return False  # in Python True equals 1
+            return False  # in Python, True equals 1
     return True
 
 
@@ -82,7 +86,7 @@ def _shown(tool: str, args: JsonObject) -> JsonObject:
 
 
 def _encoded(args: JsonObject) -> bytes | None:
-    """The arguments as JSON, or None where they are nested too deeply to be part of an event."""
+    """Returns the arguments as JSON; None if they are nested too deeply for an event."""
     wrapped: Json = args
     for _ in range(_LEVELS_AROUND):
         wrapped = [wrapped]

@@ -1,4 +1,4 @@
-"""The types that every decoder and encoder uses. Pure: no I/O, usable without a request."""
+"""Defines the types that every decoder and encoder uses. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing import Any, Final, Literal, Protocol, TypedDict
 
 from penstock.sse import Frame
 
-Json = Any  # any JSON value; a recursive alias would make mypy slow and would find little
+# Any JSON value. A recursive alias would make mypy slow and would find few mistakes.
+Json = Any
 JsonObject = dict[str, Any]
-# A JSON value where mypy must refuse `object`, which `get` of a TypedDict gives for a misspelt key.
+# A JSON value that mypy checks. `get` of a TypedDict has the type `object` for a misspelt key, and
+# mypy refuses `object` for a parameter of this type. So mypy reports the misspelt key.
 JsonValue = dict[str, Any] | list[Any] | str | int | float | bool | None
 
 # Limits on what a decoder keeps and searches through for one run; docs/decisions/0032 says why.
 MAX_OPEN: Final = 1_000
 MAX_ITEMS: Final = 10_000
 MAX_NAME_CHARS: Final = 1_024
-MAX_COUNT: Final = 2**53  # tokens; JSON must still be able to hold their sum
+MAX_COUNT: Final = 2**53  # tokens in one count, so that JSON can still hold the sum of the counts
 
 
 class LimitReached(ValueError):
-    """An upstream exceeds what a decoder keeps.
+    """The upstream exceeds a limit of the decoder.
 
-    The decoder catches it and ends the run: code `limit`.
+    The decoder catches this error and ends the run with the code `limit`.
     """
 
     @classmethod
@@ -39,9 +41,10 @@ class LimitReached(ValueError):
 
 
 def short(name: str) -> str:
-    """A name or id that later events repeat.
+    """Returns a name or id in at most `MAX_NAME_CHARS` characters.
 
-    A long one is cut and ends in a digest, so it stays distinct.
+    A longer name is cut and ends in a digest of the whole name, so that two long names stay
+    distinct.
     """
     if len(name) <= MAX_NAME_CHARS:
         return name
@@ -56,9 +59,13 @@ class Ids:
         self.used: dict[str, int] = dict(used or {})
 
     def unique(self, wanted: str) -> str:
-        """The id itself the first time, else with a number. A long id is cut first."""
+        """Returns the wanted id if it is unused, else the wanted id with a number (`m1#2`).
+
+        A long id is cut first (see `short`).
+        """
         wanted = short(wanted)
-        # A loop and no recursion: the upstream decides how long a chain of x, x#2, x#2#2 gets.
+        # A loop, because the upstream decides how long a chain of x, x#2, x#2#2 gets: a recursion
+        # could exceed Python's limit.
         while (times := self.used.get(wanted, 0) + 1) > 1:
             self.used[wanted] = times
             wanted = f"{wanted}#{times}"
@@ -66,13 +73,13 @@ class Ids:
         return wanted
 
     def make(self, prefix: str) -> str:
-        """A new id that the upstream did not choose: `prefix-1`, `prefix-2`, …"""
+        """Returns a new id for something without an upstream id: `prefix-1`, `prefix-2`, …"""
         count = self.used.get(prefix, 0) + 1
         self.used[prefix] = count
         return self.unique(f"{prefix}-{count}")
 
     def snapshot(self) -> JsonObject:
-        """The state as JSON, for `restore`."""
+        """Returns the state as JSON, for `restore`."""
         return dict(self.used)
 
     def restore(self, state: JsonObject) -> None:
@@ -85,16 +92,16 @@ AgentType = AgentKind | Literal["worker"]
 
 
 class Source(TypedDict):
-    """The agent that an event comes from (executions-sse.md). All four keys are always present."""
+    """Names the agent that an event comes from (executions-sse.md), always with all four keys."""
 
     agent_id: str
-    agent_type: AgentType  # "worker" in a run inside the outer one
+    agent_type: AgentType  # "worker" for an agent inside the outer run
     agent_name: str
     team_name: str | None
 
 
 class Subrun(TypedDict, total=False):
-    """The inner run that an event belongs to."""
+    """Names the inner run that an event belongs to."""
 
     id: str
     parent_id: str
@@ -103,7 +110,7 @@ class Subrun(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Draft:
-    """A canonical event without sequence and timestamp, which the normalizer adds.
+    """A canonical event before the normalizer adds its sequence and timestamp.
 
     `type` is `category.action`; `data` has the fields of that type in `penstock.events`.
     """
@@ -131,7 +138,7 @@ PauseKind = Literal[
 class PauseItem:
     """One question that a person or a client must answer before the upstream continues.
 
-    `item_id` is the upstream's id of the question, unique within the pause.
+    `item_id` is the upstream's id of the question. The id is unique within the pause.
     """
 
     item_id: str
@@ -148,9 +155,9 @@ class PauseItem:
 
 @dataclass(slots=True)
 class Pause:
-    """The upstream waits for answers.
+    """A stop of the run at which the upstream waits for answers.
 
-    `resume` holds what its adapter needs to continue, as received.
+    `resume` holds the upstream's data that the adapter needs to continue the run, as received.
     """
 
     items: list[PauseItem]
@@ -160,7 +167,7 @@ class Pause:
 
 @dataclass(slots=True)
 class AgentFacts:
-    """What a decoder knows of the agent besides its frames: values of the configuration."""
+    """The configuration of an agent, as far as its decoder needs it."""
 
     id: str
     name: str | None = None
@@ -172,10 +179,10 @@ class AgentFacts:
 
 
 def cut_off(error: str, status: Literal["failed", "partial_success"] = "failed") -> JsonObject:
-    """The fields of `llm.message_completed` for a message that is not complete.
+    """Returns the fields `{status, error}` that mark an incomplete `llm.message_completed`.
 
-    `status` is "failed", or "partial_success" where the text is usable as it is (agent-runs-sse.md,
-    TEXT_MESSAGE_END). A complete message has neither field. Shape: `{status, error}`.
+    `status` is "failed", or "partial_success" if a client can use the text as it is
+    (agent-runs-sse.md, TEXT_MESSAGE_END). A complete message has neither field.
     """
     return {"status": status, "error": error}
 
@@ -183,43 +190,45 @@ def cut_off(error: str, status: Literal["failed", "partial_success"] = "failed")
 class Decoder(Protocol):
     """Decodes the frames of one protocol into drafts.
 
-    One instance serves one run, over all its legs. A decoder is deterministic: the same frames give
-    the same drafts, in any chunking and at any time. It never raises on a frame: a frame that it
+    One instance serves all legs of one run. A decoder is deterministic: the same frames give the
+    same drafts, in any chunking and at any time. `feed` never raises: a frame that the decoder
     cannot read becomes `custom.event` or `lifecycle.failed`.
     """
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """The response of a leg begins.
-
-        Leg 1 is the start of the run; each continue is one more leg.
-        """
+        """Begins a leg, before its first frame. Leg 1 starts the run; each continue adds a leg."""
         ...
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Takes the decisions on the pause before this leg; called right after `open(leg > 1)`.
+        """Takes the decisions on the pause before this leg. Call it right after `open(leg > 1)`.
 
-        `items`: item id to `{"decision": "approve" | "reject", "note": str | None, "value": Any}`.
-        Returns the tool results that the upstream will not report itself.
+        `items` maps an item id to
+        `{"decision": "approve" | "reject", "note": str | None, "value": Any}`.
+        Returns the results of those calls that the upstream never reports.
         """
         ...
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
-        """The drafts of one complete frame."""
+        """Returns the drafts of one complete frame."""
         ...
 
     def end(self) -> Sequence[Draft | Pause]:
-        """The response ended cleanly: the drafts of a completion, a pause or a lost upstream."""
+        """Ends a leg whose response ended regularly.
+
+        Returns the drafts of the completion, the failure or the lost upstream, or a pause. The
+        result is empty if a frame has already ended or paused the run.
+        """
         ...
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """The response was cut: the drafts that close open parts.
+        """Ends a leg whose response was cut off.
 
-        The caller reports the reason afterwards.
+        Returns the drafts that close open parts. The caller then reports why the response was cut.
         """
         ...
 
     def snapshot(self) -> JsonObject:
-        """The state between two legs as JSON, for `restore`."""
+        """Returns the state between two legs as JSON, for `restore`."""
         ...
 
     def restore(self, state: JsonObject) -> None:
@@ -229,14 +238,15 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClientDialect:
-    """One client dialect: its encoder, and what a reader must know before the first event.
+    """Describes one client dialect: its encoder, and the properties that its callers depend on.
 
     `omitted`: the canonical types without an event in this dialect, each with the place where a
     client sees their content instead.
-    `stateful`: a frame depends on earlier events of the run. A reader that joins in the middle must
-    first feed the encoder from the run's start.
+    `stateful`: whether a frame depends on earlier events of the run. If so, a reader that begins
+    in the middle of a run must first feed the encoder all events from the run's start.
     `select_types`: takes categories and types of the dialect and returns the types that a client
-    wants. It raises ValueError for an unknown one. None where clients cannot choose.
+    wants. The function raises ValueError for an unknown category or type. None if clients of the
+    dialect cannot choose types.
     """
 
     encoder: Callable[[], Encoder]
@@ -246,21 +256,21 @@ class ClientDialect:
 
     @property
     def has_warnings(self) -> bool:
-        """Whether a warning of Penstock's own has an event in this dialect."""
+        """Whether a `system.warning` of Penstock itself has an event in this dialect."""
         return "system.warning" not in self.omitted
 
 
 class Encoder(Protocol):
     """Encodes canonical events into the frames of one client protocol. One instance serves one run.
 
-    An encoder is deterministic, so that clients can reconnect: fed again from the run's start, it
-    makes the same frames, and the caller skips those that the client already has. It closes open
-    parts before the frame of an error or an end.
+    An encoder is deterministic, so that clients can reconnect. For a reconnect the caller feeds a
+    new encoder from the run's start, gets the same frames, and skips the frames that the client
+    already has. An encoder closes open parts before the frame of an error or an end.
     """
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """The frames of one canonical event, given as its envelope.
+        """Returns the frames of one canonical event, given as its envelope.
 
-        Empty where the dialect omits the event.
+        The result is empty if the dialect omits the event.
         """
         ...

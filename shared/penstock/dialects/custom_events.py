@@ -1,8 +1,8 @@
-"""Turns custom events of an upstream that are named like canonical ones into canonical drafts.
+"""Turns an upstream's custom events with names of canonical events into canonical drafts.
 
-An agent can so emit every canonical type, whatever its framework: `retrieval.result`, or
-`metrics_update` by the older names of unified-events.md. A custom event that does not fit stays a
-`custom.event`, which the caller makes.
+So an agent of any framework can emit nearly every canonical type: for example
+`retrieval.result`, or `system.metrics` under its older name `metrics_update` (unified-events.md). A
+custom event that does not fit becomes a `custom.event`, which the caller makes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from collections.abc import Callable
 from penstock.dialects.base import Draft, Json, JsonObject
 from penstock.events import CATALOGUE, InvalidEvent, typed_data
 
-# The author of an agent's tools decides what its custom events contain. Such an event must never
-# end or pause a run or report a decision: only the upstream's own frames and our services may.
+# The author of an agent's tools decides what the agent's custom events contain. A custom event must
+# never end or pause a run or report a decision. Only the upstream's own frames and Penstock's
+# services may do that.
 FORBIDDEN = ("lifecycle.", "approval.")
 
 
 def from_custom(name: str, value: Json) -> Draft | None:
-    """The canonical draft (without source) of a custom event, or None.
+    """Returns the canonical draft (without source) of a custom event; None if it does not fit.
 
     `name` is `category.action` or one of the 22 unified names. `value` must be an object with the
-    required fields of that event, of the right types; further fields are kept. Fields that
-    unified-events.md and executions-sse.md leave out of their own payloads are added.
+    required fields of the named event, each of the right type. Further fields are kept. The
+    function adds required fields that the payloads of unified-events.md and executions-sse.md lack.
 
     Security: the result is None for `lifecycle.*` and `approval.*`, and for the unified names of
-    such events (session_started, session_ended, run_retry, run_interrupted). `run_error` becomes
-    `system.error`, which ends nothing.
+    lifecycle events (session_started, session_ended, run_retry, run_interrupted). `run_error`
+    becomes `system.error`, which does not end the run.
     """
     if not isinstance(value, dict):
         return None
@@ -46,7 +47,7 @@ Translate = Callable[[JsonObject], JsonObject]
 
 
 def _fields(names: dict[str, str], **defaults: Json) -> Translate:
-    """Renames unified fields to canonical ones, and adds defaults for missing fields."""
+    """Makes a function that renames unified fields to canonical fields and adds defaults."""
 
     def translate(value: JsonObject) -> JsonObject:
         return {**defaults, **{names.get(name, name): item for name, item in value.items()}}
@@ -55,7 +56,10 @@ def _fields(names: dict[str, str], **defaults: Json) -> Translate:
 
 
 def _identified(key: str, by: str, translate: Translate) -> Translate:
-    """Adds an id that the unified event lacks: a digest of the field `by`."""
+    """Makes a function that adds the id `key`, a digest of the field `by`.
+
+    The unified event has no such id, and the canonical type requires one.
+    """
 
     def translated(value: JsonObject) -> JsonObject:
         digest = zlib.crc32(str(value.get(by)).encode("utf-8", "replace"))

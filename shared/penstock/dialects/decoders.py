@@ -1,4 +1,4 @@
-"""The table of upstream protocols: the decoder of each. A new protocol is one row here."""
+"""Lists the upstream protocols with their decoders. A new protocol needs one row in this table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The table of client dialects: the encoder of each. A new dialect is one row here.
+"""Lists the client dialects, each with its encoder. A new dialect needs one row in this table.
 
-AG-UI is not in this table: its encoder needs the client's thread and run ids, which the events of
-a run do not contain. Its field profiles have a table of their own, `agui.encode.PROFILES`.
+AG-UI is not in this table, because the AG-UI encoder needs the client's thread and run ids, which
+the events of a run do not contain. `agui.encode.PROFILES` lists the field profiles of AG-UI.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Readers of JSON values from an agent server. Only `loads` raises; all others take any value.
+"""Reads JSON values from an agent server. Only `loads` raises; the other functions take any value.
 
-`obj` and `objects` return Any, so that a caller can assign the result to the TypedDict that it
-expects. This checks nothing at run time.
+`obj` and `objects` return Any, so that a caller can assign the result to a TypedDict. At run time
+nothing checks that the value has the members of the TypedDict.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import orjson
 
 from penstock.dialects.base import Json, JsonObject, JsonValue
 
-# How deep an upstream's JSON may be nested. orjson writes 254 levels, and events and frames of
-# clients wrap some levels around a value.
+# How deep an upstream's JSON may be nested. orjson writes at most 254 levels, and canonical events
+# and the frames for clients wrap some levels around a value.
 MAX_LEVELS: Final = 200
 _ORJSON_LEVELS: Final = 254
 
-# For `isinstance`: mypy then leaves the value untyped, so that it can be passed as a TypedDict.
+# For `isinstance`: after this check mypy treats the value as Any, so that a caller can pass the
+# value as a TypedDict. After `isinstance(value, dict)` mypy would refuse that.
 OBJECT: Final[Any] = dict
 
 
 def loads(data: bytes) -> Json:
-    """Parses JSON that can be written again inside an event.
+    """Parses JSON, and makes sure that orjson can write the value again inside an event.
 
     Raises:
-        ValueError: The data is no JSON, or is nested deeper than `MAX_LEVELS`.
+        ValueError: The data is not JSON, or is nested deeper than `MAX_LEVELS`.
     """
     value = orjson.loads(data)
     if data.count(b"[") + data.count(b"{") > MAX_LEVELS:
@@ -41,15 +42,18 @@ def loads(data: bytes) -> Json:
 
 
 def parsed(content: str) -> Json:
-    """The JSON value that a text holds, or the text itself where it holds none."""
+    """Returns the JSON value that a text contains, or the text itself if it is not JSON."""
     try:
         return loads(content.encode())
-    except ValueError:  # also a lone surrogate, which has no UTF-8
+    except ValueError:  # also for a lone surrogate, which UTF-8 cannot encode
         return content
 
 
 def dumped(value: JsonValue) -> str:
-    """Compact JSON. A value that orjson refuses (none that `loads` returned) becomes `str`."""
+    """Returns the value as compact JSON, or `str(value)` if orjson refuses the value.
+
+    orjson writes every value that `loads` returned.
+    """
     try:
         return orjson.dumps(value).decode()
     except TypeError:
@@ -57,52 +61,52 @@ def dumped(value: JsonValue) -> str:
 
 
 def string(value: JsonValue) -> str | None:
-    """The string, or None for an empty string and any other type."""
+    """Returns the string; None for an empty string or a value of another type."""
     return value if isinstance(value, str) and value else None
 
 
 def text(value: JsonValue) -> str:
-    """A string as it is, "" for null, and any other value as JSON."""
+    """Returns a string as it is, "" for null, and any other value as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else dumped(value)
 
 
 def verbatim(value: JsonValue) -> str:
-    """A string as it is, and any other value, null included, as JSON."""
+    """Returns a string as it is, and any other value as JSON ("null" for null)."""
     return value if isinstance(value, str) else dumped(value)
 
 
 def number(value: JsonValue) -> float | None:
-    """The number, or None for any other type; a boolean is no number."""
+    """Returns the number; None for a boolean or a value of another type."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def obj(value: JsonValue) -> Any:
-    """The object, or an empty one for any other type."""
+    """Returns the object; an empty object for a value of another type."""
     return value if isinstance(value, dict) else {}
 
 
 def array(value: JsonValue) -> list[Json]:
-    """The array, or an empty one for any other type."""
+    """Returns the array; an empty array for a value of another type."""
     return value if isinstance(value, list) else []
 
 
 def objects(value: JsonValue) -> list[Any]:
-    """The objects in an array."""
+    """Returns the objects in an array; an empty list for a value of another type."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def strings(value: JsonValue) -> list[str]:
-    """The strings in an array that are not empty."""
+    """Returns the nonempty strings in an array; an empty list for a value of another type."""
     return [item for item in value if string(item)] if isinstance(value, list) else []
 
 
 def has_content(value: JsonValue) -> bool:
-    """False for null, false, "", [] and {}. True for any other value, zero included."""
+    """Returns False for null, false, "", [] and {}, and True for any other value, also for 0."""
     return value is not None and value is not False and value not in ("", [], {})
 
 
 def present(fields: Mapping[str, Any]) -> JsonObject:
-    """The fields whose value is not None."""
+    """Returns the fields whose value is not None."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -1,8 +1,9 @@
-"""JSON Patch (RFC 6902): the check of a patch, and the document that patches change.
+"""Checks JSON patches (RFC 6902) and applies them to a document.
 
-A few bytes of a patch may ask for much work: `copy` doubles a document, and a copy of a large
-document before each patch would cost the document's size. So a document is changed in place, keeps
-what is needed to undo the patch, and has limits. A patch that passes a limit does not apply.
+A few bytes of a patch may cause much work: `copy` can double a document. A copy of the whole
+document before each patch, for the case that the patch fails, would also cost much for a large
+document. So a patch changes the document in place, the document records how to undo the patch, and
+sizes are limited. A patch that exceeds a limit does not apply.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj
 
 MAX_SIZE: Final = 16 * 1024 * 1024  # of a document: values, and characters of text
-MAX_LEVELS: Final = 200  # orjson writes 254
+MAX_LEVELS: Final = 200  # of a document; orjson writes at most 254 levels
 MAX_COPIED: Final = 10_000  # the size of the value that one operation copies or moves further down
 MAX_KEYS: Final = 100  # of a path in `apply_each`, which may add a level for each key
 
@@ -33,11 +34,11 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class DoesNotApply(ValueError):
-    """The patch does not fit the document, or the result would pass a limit."""
+    """The patch does not fit the document, or the result would exceed a limit."""
 
 
 def is_patch(value: Json) -> bool:
-    """Whether the value is a list of operations of RFC 6902, with their members and pointers."""
+    """Returns whether the value is a list of RFC 6902 operations with all members they need."""
     return isinstance(value, list) and all(map(_is_operation, value))
 
 
@@ -52,12 +53,12 @@ def _is_operation(value: Json) -> bool:
 
 
 def tokens(pointer: str) -> list[str]:
-    """The reference tokens of a pointer."""
+    """Returns the reference tokens of a JSON pointer, unescaped."""
     return [each.replace("~1", "/").replace("~0", "~") for each in pointer.split("/")[1:]]
 
 
 class Document:
-    """A copy of a JSON value, which patches change. The given value itself never changes."""
+    """Holds a copy of a JSON value and changes the copy by patches, never the given value."""
 
     def __init__(self, value: Json) -> None:
         self.value, self._size = _copied(value)
@@ -67,7 +68,7 @@ class Document:
         """Applies all operations of a patch (see `is_patch`), or none of them.
 
         Raises:
-            DoesNotApply: An operation does not fit, or a limit is passed.
+            DoesNotApply: An operation does not fit, or the result would exceed a limit.
         """
         self._undo = []
         try:
@@ -81,7 +82,7 @@ class Document:
             self._undo = []
 
     def replace(self, value: Json) -> list[str]:
-        """Another value. Returns the outermost keys where the two values differ."""
+        """Replaces the whole value. Returns the outermost keys where old and new value differ."""
         old, new = obj(self.value), obj(value)
         self.value, self._size = _copied(value)
         return [
@@ -91,11 +92,12 @@ class Document:
         ]
 
     def apply_each(self, changes: Iterable[Json]) -> list[str]:
-        """Applies each change that fits, makes missing parents, and passes over all others.
+        """Applies each change that fits, makes missing parents, and skips all other changes.
 
-        For clients of Agno and ADK, which are shown whole values and no patches: a state that is
-        nearly right is better than none. `move`, `copy` and `test`, which no known server sends
-        for its state, change nothing. Returns the outermost keys where a value may have changed.
+        The encoders of Agno and ADK use this method, because their clients get whole values instead
+        of patches, and a nearly correct state serves a client better than no state. `move`, `copy`
+        and `test` change nothing; no known server sends them for its state. Returns the outermost
+        keys where a value may have changed.
         """
         changed: dict[str, None] = {}
         for change in changes:
@@ -109,7 +111,7 @@ class Document:
         return list(changed)
 
     def _change(self, keys: list[str], change: JsonObject) -> bool:
-        """Makes one change of `apply_each`. Returns whether a value changed."""
+        """Applies one change for `apply_each`. Returns whether a value changed."""
         if not isinstance(self.value, dict | list):
             self.value = {}
         container: Json = self.value
@@ -135,9 +137,14 @@ class Document:
         return value
 
     def _own(self, value: Json, path: list[str], limit: int) -> Json:
-        """A copy of the value, counted as a part of this document. Raises `DoesNotApply`."""
+        """Returns a copy of the value and adds the copy's size to the document's size.
+
+        Raises:
+            DoesNotApply: The value or the document would exceed a limit.
+        """
         copy, size = _copied(value, limit, len(path))
-        # a removed value still counts: counting it down would cost its size
+        # The size never shrinks when a value is removed: to subtract the size of the removed value,
+        # the document would have to walk through the whole value.
         self._size += size
         if self._size > MAX_SIZE:
             raise DoesNotApply(f"the document is larger than {MAX_SIZE}")
@@ -204,7 +211,7 @@ class Document:
     def _move(self, operation: JsonObject) -> None:
         source, path = tokens(operation["from"]), tokens(operation["path"])
         if len(path) > len(source):
-            # raises where the value would get too deep
+            # only for the error: the moved value may become too deep
             _copied(self._get(source), MAX_COPIED, len(path))
         self._put(path, self._drop(source))
 
@@ -244,10 +251,10 @@ def _change_list(items: list[Json], key: str, change: JsonObject) -> bool:
 
 
 def _key(container: Json, token: str) -> str | int:
-    """The existing key or index that the token names.
+    """Returns the existing key or index that the token names.
 
     Raises:
-        DoesNotApply: There is none.
+        DoesNotApply: The container has no such key or index.
     """
     if isinstance(container, dict) and token in container:
         return token
@@ -261,12 +268,13 @@ def _is_index(token: str, end: int) -> bool:
 
 
 def _copied(value: Json, limit: int | None = None, level: int = 0) -> tuple[Json, int]:
-    """A copy of the value, and its size in values and characters.
+    """Returns a copy of the value, and the value's size in values and characters.
 
-    A loop, since the upstream decides how deep the value is. `level` is the value's own level.
+    `level` is the level of the value in its document. The function uses a loop, because the
+    upstream decides how deep the value is and a recursion could exceed Python's limit.
 
     Raises:
-        DoesNotApply: The size is over the limit, or the value would be too deep.
+        DoesNotApply: The size exceeds the limit, or the value would be too deep.
     """
     holder: list[Json] = [value]
     layer: list[Json] = [holder]

@@ -1,13 +1,13 @@
-"""A text that grows in pieces, in about as much memory as the text itself."""
+"""Stores a text that grows in pieces, in about as much memory as the text itself needs."""
 
 from __future__ import annotations
 
 
 def append_text(pieces: list[str], piece: str) -> None:
-    """Appends a piece, and joins it with the last pieces that are no longer than it.
+    """Appends a piece, and joins the new piece with earlier pieces that are not longer.
 
-    A list of single tokens takes twelve times the memory of its text. Here each piece is longer
-    than the next one, so there are few pieces, and a character is copied about a dozen times at
+    A list of single tokens takes twelve times the memory of its text. After the joins each piece is
+    longer than the next piece, so the list is short. A character is copied about a dozen times at
     most.
     """
     at, size = len(pieces), len(piece)

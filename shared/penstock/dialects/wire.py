@@ -1,4 +1,4 @@
-"""What encoders share: frames of JSON bodies, and times."""
+"""Provides the functions that all encoders use for JSON frames and for times."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from penstock.sse import Frame
 
 
 def frame(body: JsonObject, event: str | None = None) -> Frame:
-    """The frame of a JSON body that consists of parts of canonical events."""
+    """Returns the frame of a JSON body that consists of parts of canonical events."""
     try:
         return Frame(orjson.dumps(body), event)
     except orjson.JSONEncodeError:
-        # orjson writes 254 levels. A canonical event may use all of them, and some dialects wrap a
-        # part of it in further levels.
+        # orjson writes at most 254 levels. A canonical event may have 254 levels, and some dialects
+        # wrap further levels around a part of the event.
         return Frame(json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(), event)
 
 
 def epoch_s(event: JsonObject) -> float:
-    """An envelope's time in seconds since 1970."""
+    """Returns the time of an envelope in seconds since 1970."""
     return datetime.fromisoformat(event["timestamp"]).timestamp()

@@ -1,4 +1,4 @@
-"""The canonical dialect: every event with all its fields."""
+"""The canonical dialect, which shows every event with all its fields."""
 
 from penstock.dialects.canonical.encode import CanonicalEncoder
 

@@ -1,4 +1,4 @@
-"""Writes canonical events as frames: `event: category.action`, the envelope as data."""
+"""Writes canonical events as frames: `event: category.action`, and the envelope as `data`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from penstock.sse import Frame
 
 @dataclass(slots=True)
 class CanonicalEncoder:
-    """Encodes each event into one frame with the complete envelope, without state."""
+    """Encodes each event into one frame with the complete envelope. Keeps no state."""
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """The frames of one canonical event, given as its envelope."""
+        """Returns the one frame of a canonical event, given as its envelope."""
         name = event["event"]
         return (Frame(orjson.dumps(event), f"{name['category']}.{name['action']}"),)
 

@@ -1,4 +1,4 @@
-"""The executions dialect (executions-sse.md): six keys, and only documented data."""
+"""The executions dialect (executions-sse.md): frames with six keys and documented data."""
 
 from penstock.dialects.executions.encode import ExecutionsEncoder
 

@@ -1,8 +1,9 @@
 """Encodes canonical events into the frames of executions-sse.md.
 
-The twelve actions of that document have exactly its keys, at the top and in `data`. The `result` of
-a tool call that failed or was rejected is an object (`{outcome, error}`). Other actions follow with
-the same six keys at the top and their complete data, so that a client can for example show a pause.
+The frames of the twelve documented actions have exactly the documented keys, at the top and in
+`data`. The `result` of a tool call that failed or was rejected is an object (`{outcome, error}`).
+Frames of all other actions have the same six keys at the top and the complete data of the event, so
+that a client can for example show a pause.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import orjson
 from penstock.dialects.base import ClientDialect, Json, JsonObject
 from penstock.sse import Frame
 
-# The documented keys of `data`, each with the value for an event that lacks it.
+# The documented keys of `data`, each with its default for an event without the key.
 DOCUMENTED: Final[Mapping[str, JsonObject]] = {
     "lifecycle.started": {},
     "lifecycle.completed": {"summary": ""},
@@ -39,10 +40,10 @@ SOURCE_KEYS: Final = ("agent_id", "agent_type", "agent_name", "team_name")
 
 @dataclass(slots=True)
 class ExecutionsEncoder:
-    """Encodes each event into one frame, without state."""
+    """Encodes each event into one frame. Keeps no state."""
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """The frames of one canonical event, given as its envelope."""
+        """Returns the one frame of a canonical event, given as its envelope."""
         name = event["event"]
         type = f"{name['category']}.{name['action']}"
         body = {
@@ -71,10 +72,10 @@ def _data(type: str, data: JsonObject) -> Json:
 
 
 def _failure(data: JsonObject) -> JsonObject:
-    """The result of a call that failed or was rejected: `{outcome, error, result}`.
+    """Returns the `result` of a call that failed or was rejected: `{outcome, error, result}`.
 
-    The document has no field for a failure. Without this object a rejected call looks like a call
-    that returned nothing.
+    executions-sse.md has no field for a failure. Without this object, a client could not
+    distinguish a rejected call from a call that returned nothing.
     """
     outcome = data["outcome"]
     failure: JsonObject = {"outcome": outcome, "error": data.get("error") or outcome}

@@ -1,4 +1,4 @@
-"""The unified dialect: the 22 event types of unified-events.md."""
+"""The unified dialect, with the 22 event types of unified-events.md."""
 
 from penstock.dialects.unified.encode import UnifiedEncoder
 from penstock.dialects.unified.types import CATEGORY_OF, OMITTED, selected

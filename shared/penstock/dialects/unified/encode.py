@@ -1,9 +1,12 @@
-"""Encodes canonical events into the frames of unified-events.md: `event: <type>`, data the root.
+"""Encodes canonical events into the frames of unified-events.md.
 
-A payload has exactly the document's keys, and `run_id`, since a session has many runs. A field that
-the event lacks is null. `run_id` is the canonical run's id in every payload, also in `workflow_*`.
-`tool_call_result` also has `is_error`. A message id begins with the run's id: upstreams number
-their messages from 1 in every run, and here ids are unique in the session.
+The name of a frame is the unified type, and its data is the document's root object. A payload has
+exactly the documented keys and also `run_id`, because a session has many runs. `run_id` is the id
+of the canonical run in every payload, also in `workflow_*`. A field that the canonical event lacks
+is null. `tool_call_result` also has `is_error`.
+
+A message id begins with the run's id. Upstreams number their messages from 1 in every run, and
+unified message ids are unique in the session.
 """
 
 from __future__ import annotations
@@ -22,17 +25,18 @@ from penstock.dialects.unified.types import OMITTED, selected
 from penstock.dialects.wire import frame
 from penstock.sse import Frame
 
-# The namespace of event ids: the same frame of the same run always has the same id.
+# The namespace of event ids, which makes the ids reproducible: an encoder that is fed again from
+# the run's start gives each frame the same id as before.
 _NAMESPACE: Final = uuid.UUID("0b9c33a4-6c1a-5c8e-9a53-0d4c6f2b7e91")
 
 Payload = tuple[str, JsonObject]
-# Reads one field of a payload from the event and from the id of the event's agent.
+# A function that makes one field of a payload from the event and the id of the event's agent.
 Field = Callable[[JsonObject, str], Json]
 
 
 @dataclass(slots=True)
 class _Message:
-    """An open message."""
+    """A message that has begun and not ended."""
 
     id: str
     is_whole: bool = True  # False for the rest of a message that had to be closed before its end
@@ -45,12 +49,15 @@ class UnifiedEncoder:
 
     _agent: str = ""  # the run's agent, for events without a source
     _open: dict[str, _Message] = field(default_factory=dict)  # by canonical message id
-    # how often each message id has begun a message
+    # by canonical message id: how many messages have begun under the id
     _begun: Counter[str] = field(default_factory=Counter)
     _warnings: list[Payload] = field(default_factory=list)  # wait until no message is open
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """The frames of one canonical event, given as its envelope."""
+        """Returns the frames of one canonical event, given as its envelope.
+
+        The result is empty if the dialect omits the event.
+        """
         name = event["event"]
         type = f"{name['category']}.{name['action']}"
         source = event.get("source")
@@ -72,7 +79,7 @@ class UnifiedEncoder:
         self._agent = data.get("agent", "")
         metadata = {
             "user_id": data.get("user_id"),
-            # a run without a workflow has its agent's name
+            # for a run without a workflow, the name of its agent
             "workflow": data.get("workflow", self._agent),
         }
         session_id = event.get("session_id", "")
@@ -99,12 +106,12 @@ class UnifiedEncoder:
         yield "run_interrupted", {"reason": data.get("reason", default), "step": step}
 
     def _erred(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """An error of the run, of a step or of the system. Open messages end before it."""
+        """Encodes an error of the run, of a step or of the system. Ends open messages first."""
         yield from self._close(event, agent)
         data = event["data"]
         error = data.get("error")
         reported = error if isinstance(error, dict) else data
-        detail = data.get("detail")  # a custom event named `run_error` has its step here
+        detail = data.get("detail")  # has the step of a custom event named `run_error`
         inside: JsonObject = detail if isinstance(detail, dict) else {}
         step, speaker = (
             value if isinstance(value := inside.get(key), str) and value else None
@@ -122,10 +129,10 @@ class UnifiedEncoder:
         )
 
     def _warned(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """Holds a warning until no message is open.
+        """Keeps a warning until no message is open.
 
-        The document has only `run_error` for a warning, and messages end at a `run_error`. Without
-        the delay a warning would cut open messages off.
+        The dialect has only `run_error` for a warning, and open messages end at a `run_error`. A
+        warning that the encoder sent at once would cut off the open messages.
         """
         data = event["data"]
         payload = {
@@ -142,7 +149,7 @@ class UnifiedEncoder:
             yield self._begin(event, agent)
 
     def _streamed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """A piece of text. A piece without a started message begins the message."""
+        """Encodes a piece of text. Begins the message first if it has not begun."""
         data = event["data"]
         if data["message_id"] not in self._open:
             yield self._begin(event, agent)
@@ -151,9 +158,10 @@ class UnifiedEncoder:
         yield "agent_message_delta", {"message_id": message.id, "delta": data["content"]}
 
     def _message_completed(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """The end of a message.
+        """Ends a message.
 
-        Content without earlier pieces (structured output) becomes one delta.
+        If no piece of the content was sent before (structured output), the whole content becomes
+        one delta.
         """
         data = event["data"]
         if data["message_id"] not in self._open:
@@ -181,7 +189,7 @@ class UnifiedEncoder:
         self._open.clear()
 
     def _thought(self, event: JsonObject, agent: str) -> Iterator[Payload]:
-        """A thought. The event that only ends a train of thought has no text and makes no frame."""
+        """Encodes a thought. Makes no frame for an empty thought, which only ends the thoughts."""
         data = event["data"]
         if data["thought"]:
             debug = data.get("debug") is True
@@ -189,7 +197,7 @@ class UnifiedEncoder:
             yield "agent_thought", {"agent": speaker, "content": data["thought"], "debug": debug}
 
     def _tool_progressed(self, event: JsonObject, _agent: str) -> Iterator[Payload]:
-        """Output of a running tool. The event that only reports that a tool runs makes no frame."""
+        """Encodes the output of a running tool. Progress without output makes no frame."""
         data = event["data"]
         if data.get("delta"):
             yield "tool_call_delta", {"tool_call_id": data["tool_call_id"], "delta": data["delta"]}
@@ -197,7 +205,7 @@ class UnifiedEncoder:
 
 Handler = Callable[[UnifiedEncoder, JsonObject, str], Iterator[Payload]]
 
-# Types whose frames depend on the run's state, or that make several frames or none.
+# The handlers of types whose frames depend on earlier events, or that make several frames or none.
 _HANDLERS: Final[Mapping[str, Handler]] = {
     "lifecycle.started": UnifiedEncoder._started,
     "lifecycle.paused": UnifiedEncoder._interrupted,
@@ -220,7 +228,7 @@ def _data(key: str, default: Json = None) -> Field:
 
 
 def _speaker(event: JsonObject, agent: str) -> Json:
-    """The agent that the event's data names, else the agent of its source."""
+    """Returns the agent that the event's data names, else the agent of the event's source."""
     named = event["data"].get("agent")
     return named if isinstance(named, str) and named else agent
 
@@ -230,7 +238,7 @@ def _is_error(event: JsonObject, _agent: str) -> Json:
 
 
 def _result(event: JsonObject, _agent: str) -> Json:
-    """A workflow's result as an object with a `summary`, as the document demands."""
+    """Returns a workflow's result as an object with a `summary`, as unified-events.md demands."""
     result = event["data"].get("result")
     if isinstance(result, dict) and isinstance(result.get("summary"), str):
         return result
@@ -246,14 +254,14 @@ def _documents(event: JsonObject, _agent: str) -> Json:
 
 
 def _failure(event: JsonObject, _agent: str) -> Json:
-    """The result of a failed automation.
+    """Returns the result of a failed automation, a text that begins with "failed".
 
-    The document has no such type, so its text says "failed".
+    unified-events.md has no type for a failed automation, only `automation_completed`.
     """
     return f"failed: {event['data'].get('result', '')}"
 
 
-# Types that make one frame: the unified type, and the source of each payload field.
+# The types that make exactly one frame: the unified type, and the function of each payload field.
 _FIELDS: Final[Mapping[str, tuple[str, Mapping[str, Field]]]] = {
     "lifecycle.retrying": (
         "run_retry",

@@ -1,4 +1,7 @@
-"""The 22 types of unified-events.md, their nine categories, and the canonical types without one."""
+"""Lists the 22 types of unified-events.md with their nine categories.
+
+`OMITTED` lists the canonical types that have no unified type.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "infrastructure": ("metrics_update",),
 }
 
-# The category of each type, by the names of the document's summary table in snake_case.
+# The category of each type, named as in the summary table of unified-events.md, in snake_case.
 CATEGORY_OF: Final[Mapping[str, str]] = {
     type: category for category, types in _TYPES.items() for type in types
 }
@@ -51,10 +54,12 @@ OMITTED: Final[Mapping[str, str]] = {
 
 
 def selected(categories: Collection[str] = (), types: Collection[str] = ()) -> frozenset[str]:
-    """The types in one of the categories that are also among the types; no value means all.
+    """Returns the types that are in one of the categories and also among the given types.
+
+    No categories means all categories, and no types means all types.
 
     Raises:
-        ValueError: A category or type is unknown. The text names it.
+        ValueError: A category or type is unknown. The error's text names the unknown one.
     """
     known = set(CATEGORY_OF.values())
     if unknown := sorted({*categories} - known):
