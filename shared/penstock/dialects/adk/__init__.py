@@ -1,1 +1,1 @@
-"""Google ADK, versions 1.16 to 2.13: the events of `POST /run_sse`."""
+"""Decodes and encodes the events of Google ADK (`POST /run_sse`, versions 1.16 to 2.13)."""

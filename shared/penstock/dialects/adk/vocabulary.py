@@ -1,4 +1,4 @@
-"""Words of ADK's protocol that decoder and encoder share."""
+"""Defines the names of ADK's protocol that both the decoder and the encoder use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 # The `errorCode` of the event that ends a cancelled invocation (ADK 2.x).
 ABORTED: Final = "INVOCATION_ABORTED"
 
-# The token counts of a run: ours, and the members of ADK's `usageMetadata`.
+# The token counts of a run: the canonical name of each, and its member of ADK's `usageMetadata`.
 TOKENS: Final[Mapping[str, str]] = {
     "input_tokens": "promptTokenCount",
     "output_tokens": "candidatesTokenCount",

@@ -1,4 +1,4 @@
-"""Frames of an ADK server become canonical drafts."""
+"""Decodes the frames of an ADK server into canonical drafts."""
 
 from penstock.dialects.adk.decode.decoder import AdkDecoder
 

@@ -1,4 +1,4 @@
-"""The agents of a run: the root agent, and the workers below it."""
+"""Finds the agents of a run: the root agent, and its workers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from penstock.dialects.base import AgentFacts, AgentKind, AgentType, Source
 class Agents:
     """Makes the `source` of every author.
 
-    The root is the outermost name of `nodeInfo.path` or `branch`, else the first author. Its type
-    is the configured kind, or `workflow` where the events show a graph. A tree of ADK 2.x does not
-    name its root: there all authors are workers, and the run's own source is the configured agent.
+    The root agent is the outermost name of `nodeInfo.path` or `branch`, else the first author. The
+    root's type is the configured kind, or `workflow` if the events show a graph. The events of a
+    tree of ADK 2.x do not name the root: all authors are then workers, and events of the run as a
+    whole have the configured agent as their source.
     """
 
     def __init__(self, agent: AgentFacts, steps: Steps) -> None:
@@ -21,20 +22,20 @@ class Agents:
         self._known: dict[tuple[str, str], Source] = {}
 
     def notice(self, place: Place) -> None:
-        """Takes the root's name from a new place, if the place shows it."""
+        """Takes the name of the root agent from a new place, if the place shows the root."""
         if self.root is None:
             self.root = place.root
         if self.root is None and place.path is None and self._agent.kind != "workflow":
             self.root = place.author
 
     def source(self, author: str) -> Source:
-        """The source of this author's events. An empty author means the run itself."""
+        """Returns the source of this author's events. An empty author means the run as a whole."""
         if not author:
             return self.outer()
         return self._source(author, self._root_type() if author == self.root else "worker", author)
 
     def outer(self) -> Source:
-        """The source of events of the run as a whole."""
+        """Returns the source for events of the run as a whole."""
         if self.root:
             return self._source(self.root, self._root_type(), self.root)
         agent = self._agent

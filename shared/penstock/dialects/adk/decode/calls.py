@@ -1,4 +1,4 @@
-"""The open tool calls of a run, with unique ids, until their responses come."""
+"""Keeps the open tool calls of a run, with unique ids, until their responses come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.dialects.base import MAX_OPEN, Ids, Json, JsonObject, LimitReached
 
 @dataclass(slots=True)
 class Call:
-    """A call without a result so far."""
+    """A tool call that has no result yet."""
 
     id: str  # unique in the run; `upstream_id` may repeat
     upstream_id: str | None
@@ -20,23 +20,27 @@ class Call:
 
 
 class Calls:
-    """All open calls, in the order of their announcement."""
+    """Keeps all open calls of a run, in the order of their announcement."""
 
     def __init__(self) -> None:
         self._ids = Ids()
         self._open: list[Call] = []
 
     def reserve(self, upstream_id: str | None) -> str:
-        """An id for a call whose arguments are streamed before its announcement."""
+        """Returns a new unique id for a call.
+
+        A call whose arguments are streamed gets its id before its announcement.
+        """
         return self._ids.unique(upstream_id) if upstream_id else self._ids.make("call")
 
     def announce(
         self, upstream_id: str | None, name: str, args: Json, reserved: str | None = None
     ) -> Call | None:
-        """The new call, or None where the call was announced before.
+        """Adds a call and returns it; returns None if the call is already open.
 
-        An id that repeats with other arguments, or after its result, belongs to another call: some
-        models number their calls from `call_0` in every answer.
+        If an upstream id repeats with another name or other arguments, or after the result of the
+        first call, the id belongs to a new call: some models number their calls from `call_0` in
+        every answer.
 
         Raises:
             LimitReached: Too many calls have no result.
@@ -52,7 +56,11 @@ class Calls:
         return call
 
     def find(self, upstream_id: str | None, name: str | None = None) -> Call | None:
-        """The open call of a response: by id, or without an id the oldest call of that name."""
+        """Returns the open call of a response; None if no open call fits.
+
+        A response with an id belongs to the call with the same id. If no call has this id, or if
+        the response has no id, the oldest call that fits by its name is returned.
+        """
         if upstream_id:
             for call in self._open:
                 if call.upstream_id == upstream_id:
@@ -68,7 +76,7 @@ class Calls:
         )
 
     def refuse(self, call_id: str) -> None:
-        """Marks an open call, given by our id, as rejected."""
+        """Marks an open call as rejected. `call_id` is the id of `Call.id`."""
         for call in self._open:
             if call.id == call_id:
                 call.refused = True
@@ -78,11 +86,11 @@ class Calls:
         self._open.remove(call)
 
     def refused(self) -> list[Call]:
-        """The rejected calls without a result."""
+        """Returns the rejected calls that have no result yet."""
         return [call for call in self._open if call.refused]
 
     def snapshot(self) -> JsonObject:
-        """The state as JSON, for `restore`."""
+        """Returns the state as JSON, for `restore`."""
         return {"ids": self._ids.snapshot(), "open": [asdict(call) for call in self._open]}
 
     def restore(self, state: JsonObject) -> None:

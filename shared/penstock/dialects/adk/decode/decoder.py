@@ -1,14 +1,15 @@
 """Decodes the events of Google ADK (`POST /run_sse`, versions 1.16 to 2.13) into canonical drafts.
 
-ADK has no event for the start, the end or a pause of a run: the stream just ends, and `end`
-decides. Unanswered requests make a pause, a reported error makes a failure, and any other end is a
-completion. Only non-partial events count for calls, state, artifacts, usage and outputs: ADK
-repeats the content of partial events in a final one, and stores only that.
+ADK has no event for the start, the end or a pause of a run. When the stream ends, `end` finds the
+result of the leg: open requests make a pause, a reported error makes a failure or a cancellation,
+and any other end is a completion. Calls, state, artifacts, usage and outputs come only from
+non-partial events, because ADK repeats the content of partial events in a final event and stores
+only the final event.
 
-The decoder leaves out what another field repeats: `id` and `timestamp` of an event, `content.role`,
-the interim response of a call that waits for a confirmation or a credential, and
-`requestedToolConfirmations` and `requestedAuthConfigs` beside their `adk_request_*` call. Other
-fields without a place in the contract become `custom.event` named `adk.<key>`.
+The decoder leaves out fields that add nothing to the drafts: `id` and `timestamp` of an event,
+`content.role`, the interim response of a call that waits for a confirmation or a credential, and
+`requestedToolConfirmations` and `requestedAuthConfigs` if there is also an `adk_request_*` call.
+Each other field without a place in the contract becomes a `custom.event` named `adk.<key>`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from penstock.dialects.base import (
 from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
 from penstock.sse import Frame
 
-# Texts of an incomplete message or a failed run where the upstream gives no text of its own.
+# Error texts for incomplete messages and failed runs for which the upstream sends no text.
 _CUT = "the upstream's stream was cut off"
 _CANCELLED = "the run was cancelled"
 _UNREADABLE = "the upstream sent a frame that is no ADK event"
@@ -70,29 +71,27 @@ class AdkDecoder:
         self._speakers: dict[Place, Speaker] = {}
         self._here: tuple[Place, Speaker] | None = None  # the place of the last event
         self._pending_error: failures.PendingError | None = None
-        self._unreadable = False  # this leg had a frame that is no event
-        self._text_usage: tuple[Place, Json] | None = None  # of the event before
+        self._unreadable = False  # this leg had a frame that is not an event
+        # the place and counts of the last final event, if it had a message
+        self._text_usage: tuple[Place, Json] | None = None
         self._usage: JsonObject = {}
         self._summary = ""
         self._value: Json = None
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """A leg begins. ADK sends no event for it."""
+        """Begins a leg. Makes no drafts, because ADK sends no event for the start of a leg."""
         self._leg = leg
         self._n_frames = 0
         self._unreadable = False
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """Takes the decisions before this leg: `{item_id: {decision, note, value}}`.
-
-        Makes no drafts.
-        """
+        """Takes the decisions `{item_id: {decision, note, value}}`. Makes no drafts."""
         self._tools.decided(items)
         return []
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
-        """The drafts of one frame. A frame after the run's end makes none."""
+        """Returns the drafts of one frame; none for a frame after the run's end."""
         if self._over:
             return []
         self._n_frames += 1
@@ -112,11 +111,12 @@ class AdkDecoder:
         return self._kept(out) if self._drop else out
 
     def end(self) -> Sequence[Draft | Pause]:
-        """The stream ended: the run paused, failed, was cancelled or is completed.
+        """Ends a leg whose stream ended regularly: with a pause, or with the end of the run.
 
-        An empty stream after a continue fails with `outcome_unknown`: ADK 2.13 sends no event for
-        an answer that it received before, so the run continued in another response. An empty first
-        leg is an agent without output, and a warning reports it.
+        If the stream of a continue is empty, the run fails with `outcome_unknown`. ADK 2.13 sends
+        no event for an answer that it has already received, so the run has continued in another
+        response. An empty first leg counts as an agent without output: the run is completed with a
+        warning.
         """
         if self._over:
             return []
@@ -135,10 +135,7 @@ class AdkDecoder:
         return out
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """The stream was cut: ends the open messages.
-
-        Steps and calls stay open for the next leg.
-        """
+        """Ends the open messages of a stream that was cut off. Steps and calls stay open."""
         if self._over:
             return []
         out: list[Draft] = []
@@ -147,7 +144,7 @@ class AdkDecoder:
         return out
 
     def snapshot(self) -> JsonObject:
-        """The state between two legs as JSON, for `restore`."""
+        """Returns the state between two legs as JSON, for `restore`."""
         return {
             "over": self._over,
             "ids": self._ids.snapshot(),
@@ -191,7 +188,9 @@ class AdkDecoder:
             self._final(event)
 
     def _move(self, place: Place, raw: AdkEvent, out: list[Draft]) -> Speaker:
-        """Changes to the speaker of another place, and closes speakers that cannot run beside it.
+        """Returns the speaker of a new place.
+
+        Closes each speaker whose place cannot run at the same time as the new place.
 
         Raises:
             LimitReached: Too many agents speak at once.
@@ -215,7 +214,8 @@ class AdkDecoder:
         )
         self._speakers[place] = speaker
         LimitReached.check(len(self._speakers), MAX_OPEN, "agents that speak at once")
-        # An event without content begins no step, so the next event must look for its step again.
+        # An event without content begins no step. If `_here` had its place, the next event of the
+        # same place would skip `_move` and so begin no step either.
         self._here = (place, speaker) if speaks else None
         return speaker
 
@@ -224,7 +224,7 @@ class AdkDecoder:
         content: Content = obj(event.raw.get("content"))
         part: Part
         for part in objects(content.get("parts")):
-            if speaker.at_end:  # the final event of the last answer never came
+            if speaker.at_end:  # the last answer has no final event, and a new answer begins
                 self._close(speaker, out)
             piece = part.get("text")
             if isinstance(piece, str):
@@ -260,7 +260,10 @@ class AdkDecoder:
         self._pending_error = pending_error
 
     def _content(self, event: Event) -> JsonObject | None:
-        """Decodes the content of a final event. Returns the data of its message, or None."""
+        """Decodes the content of a final event.
+
+        Returns the data of the event's message; None if the event has no message.
+        """
         speaker, out = event.speaker, event.out
         texts: list[str] = []
         thoughts: list[str] = []
@@ -299,7 +302,8 @@ class AdkDecoder:
         if message:
             self._text_usage = (event.place, counts)
         elif before == (event.place, counts):
-            # ADK 1.16 sends text and call of one answer as two events, each with the same counts
+            # ADK 1.16 sends the text and the call of one answer as two events with equal counts.
+            # Both counts together would be twice the tokens of the answer.
             return
         add_usage(self._usage, counts)
 
@@ -328,7 +332,7 @@ class AdkDecoder:
             event.custom("route", route)
         if actions.get("endOfAgent") is True:
             self._steps.left(place, event.out)
-            self._here = None  # further events of this agent begin another turn
+            self._here = None  # the next event of this agent begins another turn
 
     # Errors and ends.
 
@@ -340,7 +344,7 @@ class AdkDecoder:
             event.emit("system.warning", found[1])
 
     def _warn_of_pending_error(self, out: list[Draft]) -> None:
-        """Warns of an error code that no error frame followed: the run did not fail."""
+        """Emits a warning for a pending error, because no error frame followed it."""
         pending_error, self._pending_error = self._pending_error, None
         if pending_error:
             if pending_error.is_exception:
@@ -400,10 +404,10 @@ class AdkDecoder:
         self._note_message(speaker, speaker.close(out))
 
     def _why_cut(self) -> JsonObject | None:
-        """The reason why messages that are open at the end of the stream are incomplete, or None.
+        """Returns why the messages that are open at the end of the stream are incomplete.
 
-        None for a run that is completed or waits: streamed text without a final event then counts
-        as complete.
+        Returns None if the run is completed or waits: streamed text without a final event then
+        counts as a complete message.
         """
         if self._unreadable:
             return cut_off(_UNREADABLE)
@@ -421,7 +425,7 @@ class AdkDecoder:
         self._here = None
 
     def _kept(self, out: list[Draft]) -> list[Draft]:
-        """The drafts without custom events that the configuration drops."""
+        """Returns the drafts without the custom events that the configuration drops."""
         return [
             draft
             for draft in out

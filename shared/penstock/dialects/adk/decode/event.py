@@ -1,4 +1,4 @@
-"""One ADK event while it is decoded."""
+"""Reads one ADK event and collects the drafts that the decoder makes of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.dialects.json import loads, obj, string
 
 @dataclass(slots=True)
 class Event:
-    """The event as received, its place and speaker, and the drafts made so far."""
+    """Holds an event as received, its place and speaker, and the drafts made so far."""
 
     raw: AdkEvent
     place: Place
@@ -24,17 +24,17 @@ class Event:
 
     @property
     def id(self) -> str | None:
-        """The upstream's id. From ADK 2.6 on, all frames of one answer share it."""
+        """The upstream's id. From ADK 2.6 on, all frames of one answer share one id."""
         return string(self.raw.get("id"))
 
     @property
     def actions(self) -> Actions:
-        """The event's `actions`: changes and requests beside its content."""
+        """The event's `actions`: the changes and requests that come in addition to the content."""
         actions: Actions = obj(self.raw.get("actions"))
         return actions
 
     def emit(self, event_type: str, data: JsonObject) -> None:
-        """Adds a draft."""
+        """Adds a draft with the source and step of the event's speaker."""
         self.out.append(self.speaker.draft(event_type, data))
 
     def custom(self, key: str, value: Json) -> None:
@@ -43,12 +43,12 @@ class Event:
 
 
 def custom(key: str, value: Json) -> JsonObject:
-    """The data of a `custom.event`: `{protocol, name, value}`."""
+    """Returns the data of a `custom.event`: `{protocol, name, value}`."""
     return {"protocol": "adk", "name": f"adk.{key}", "value": value}
 
 
 def read(data: bytes) -> Any:
-    """The JSON object of a frame, without secrets, or None where there is none."""
+    """Returns the JSON object of a frame, without secrets; None if the frame is not an object."""
     try:
         raw = loads(data)
     except ValueError:
@@ -59,7 +59,7 @@ def read(data: bytes) -> Any:
 
 
 def place_of(raw: AdkEvent) -> Place:
-    """The place that an event comes from. Long names are cut."""
+    """Returns the place that an event comes from. Long names are cut (see `short`)."""
     node: NodeInfo = obj(raw.get("nodeInfo"))
     path = node.get("path")
     branch = string(raw.get("branch"))

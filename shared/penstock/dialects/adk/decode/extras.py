@@ -1,4 +1,4 @@
-"""Drafts of an event's other fields: state, artifacts, sources, and fields without a place."""
+"""Emits drafts for state, artifacts, transfers, documents, and fields outside the contract."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from penstock.dialects.adk.decode.tools import TRANSFER, Tools
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import array, has_content, obj, string
 
-# Keys that the decoder reads, or that identify the event.
+# Keys that the decoder reads, or that only identify the event. Each other key becomes a
+# `custom.event`.
 _EVENT_KEYS = frozenset(
     {
         "actions",
@@ -61,7 +62,10 @@ _REQUESTS: Final[tuple[RequestKey, ...]] = ("requestedToolConfirmations", "reque
 
 
 class Constants:
-    """Fields that every event repeats and the decoder reports once: invocation, model, metadata."""
+    """Keeps the invocation, model and metadata, which every event repeats.
+
+    So the decoder reports each of them only when it changes.
+    """
 
     def __init__(self) -> None:
         self.invocation_id = ""
@@ -69,7 +73,7 @@ class Constants:
         self._metadata: Json = None
 
     def invocation(self, raw: AdkEvent) -> JsonObject | None:
-        """The invocation and its model, where the invocation is new; else None."""
+        """Returns the invocation and its model if the invocation is new, else None."""
         invocation_id = string(raw.get("invocationId"))
         if invocation_id is None or invocation_id == self.invocation_id:
             return None
@@ -80,7 +84,7 @@ class Constants:
         return value
 
     def changed(self, raw: AdkEvent) -> JsonObject:
-        """The model and metadata that changed since the last event."""
+        """Returns the model and the metadata, each only if it changed since the last event."""
         rest: JsonObject = {}
         if raw.get("modelVersion") not in (None, self._model):
             self._model = rest["modelVersion"] = raw["modelVersion"]
@@ -89,7 +93,7 @@ class Constants:
         return rest
 
     def snapshot(self) -> JsonObject:
-        """The state as JSON, for `restore`."""
+        """Returns the state as JSON, for `restore`."""
         return {
             "invocation_id": self.invocation_id,
             "model": self._model,

@@ -1,10 +1,10 @@
 """Reads the errors of an ADK stream.
 
-Frames by version: `{"error": "msg"}` without escapes (to 1.22), as valid JSON (to 2.3), and with
-`error_details` (from 2.6). ADK 2.13 also sends the failure before that frame as an event with
-`errorCode` and `errorMessage`. A model that stops early (MAX_TOKENS, SAFETY) has an `errorCode`
-alone. The error events of adk-streaming.md (`error_code`, `status_code`, `detail`) are read as
-well.
+The error frame of a failed run depends on the version: `{"error": "msg"}` without JSON escapes (up
+to 1.22), the same as valid JSON (up to 2.3), and with `error_details` (from 2.6). Before the error
+frame, ADK 2.13 also sends the failure as an event with `errorCode` and `errorMessage`. If a model
+stops early (MAX_TOKENS, SAFETY), an event has an `errorCode` and no error frame follows. This
+module also reads the error events of adk-streaming.md (`error_code`, `status_code`, `detail`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.dialects.adk.decode.redaction import redacted, scrubbed
 from penstock.dialects.base import Json, JsonObject, cut_off
 from penstock.dialects.json import has_content, obj, string, verbatim
 
-# Values of finishReason for an answer that ends too early and is usable as far as it goes.
+# Values of finishReason for an answer that ends too early, but whose text a client can use.
 _PARTIAL = frozenset({"MAX_TOKENS"})
 
 # Values of finishReason for a complete answer.
@@ -29,10 +29,7 @@ _UNESCAPED = '{"error":'
 
 @dataclass(slots=True)
 class PendingError:
-    """An `errorCode` that an error frame may follow.
-
-    Only the next frame shows whether the run failed.
-    """
+    """An `errorCode` of an event. The run has failed only if an error frame follows the event."""
 
     code: str
     message: str
@@ -40,39 +37,42 @@ class PendingError:
 
     @property
     def is_exception(self) -> bool:
-        """Whether the code is an exception's name (CamelCase) and no model's code (capitals)."""
+        """Whether the code is an exception's name (CamelCase), not a model's code (capitals)."""
         return not self.code.isupper()
 
     def cut(self) -> JsonObject:
-        """The fields of an incomplete message (see `cut_off`)."""
+        """Returns the fields that mark the message as incomplete (see `cut_off`)."""
         return cut_short(self.code, self.message)
 
     def error(self) -> JsonObject:
-        """The `error` object of a failed step."""
+        """Returns the `error` object of a failed step."""
         return {"code": self.code, "message": self.message}
 
     def warning(self) -> JsonObject:
-        """The data of `system.warning`."""
+        """Returns the data of `system.warning`."""
         return {"message": self.message, "code": self.code.lower()}
 
     def failure(self) -> JsonObject:
-        """The data of `lifecycle.failed`, for a stream that ends without an error frame."""
+        """Returns the data of `lifecycle.failed` for a stream that ends without an error frame."""
         return failure(self.message, error_type=self.code, step=self.step_id)
 
 
 def failure(error: str, **fields: object) -> JsonObject:
-    """The data of `lifecycle.failed`. Fields that are None are left out."""
+    """Returns the data of `lifecycle.failed`, without the fields that are None."""
     present = {name: value for name, value in fields.items() if value is not None}
     return {"error": scrubbed(error), "code": "upstream_error", **present}
 
 
 def error_of(data: JsonObject) -> JsonObject:
-    """The `error` object of a failed workflow, from the data of `lifecycle.failed`."""
+    """Returns the `error` object of a failed workflow, from the data of `lifecycle.failed`."""
     return {"code": data.get("error_type", data["code"]), "message": data["error"]}
 
 
 def stop_warning(event: AdkEvent) -> tuple[str, JsonObject] | None:
-    """The finishReason of an early stop and its `system.warning`, or None for a regular end."""
+    """Returns the finishReason of an early stop, and the data of a `system.warning` about the stop.
+
+    Returns None for a regular end.
+    """
     reason = string(event.get("finishReason"))
     if reason is None or reason in _REGULAR:
         return None
@@ -81,14 +81,20 @@ def stop_warning(event: AdkEvent) -> tuple[str, JsonObject] | None:
 
 
 def cut_short(reason: str, message: str) -> JsonObject:
-    """The fields of an incomplete message, by the model's `finishReason` or `errorCode`."""
+    """Returns the fields that mark a message as incomplete (see `cut_off`).
+
+    `reason` is the model's `finishReason` or `errorCode`.
+    """
     return cut_off(message, "partial_success" if reason in _PARTIAL else "failed")
 
 
 def pending_error(
     event: AdkEvent, step_id: str | None, reported: tuple[str | None, ...]
 ) -> PendingError | None:
-    """The `errorCode` of an event; None where it repeats a reported finishReason."""
+    """Returns the `errorCode` of an event.
+
+    Returns None if the event has no error, or if the code is one of the `reported` finishReasons.
+    """
     code, message = event.get("errorCode"), event.get("errorMessage")
     if not has_content(code) and not has_content(message):
         return None
@@ -100,12 +106,15 @@ def pending_error(
 
 
 def is_failure(event: AdkEvent) -> bool:
-    """Whether a frame is an error frame and no event."""
+    """Returns whether a frame is an error frame and not an event."""
     return has_content(event.get("error")) and "author" not in event
 
 
 def read_failure(event: AdkEvent, before: PendingError | None) -> JsonObject:
-    """The data of `lifecycle.failed` from an error frame; `before` announced the frame."""
+    """Returns the data of `lifecycle.failed` for an error frame.
+
+    `before` is the error of the event before the frame.
+    """
     details: ErrorDetails = obj(event.get("error_details"))
     status_code = event.get("status_code")
     kinds = (details.get("error_type"), event.get("error_code"), before.code if before else None)
@@ -127,16 +136,16 @@ def _scrubbed(detail: Json) -> Json:
 
 
 def is_unescaped_failure(raw: str) -> bool:
-    """Whether a frame without valid JSON is the error frame of ADK 1.16 to 1.22."""
+    """Returns whether a frame without valid JSON is an error frame of ADK 1.16 to 1.22."""
     return raw.lstrip().startswith('{"error"')
 
 
 def read_unescaped(raw: str) -> JsonObject:
-    """The data of `lifecycle.failed` from such a frame.
+    """Returns the data of `lifecycle.failed` for an error frame of ADK 1.16 to 1.22.
 
-    A line break in its message cuts the rest off.
+    If the error message has a line break, the frame ends there and the rest of the message is lost.
     """
-    # no regular expression, which would be very slow on a long run of blanks
+    # A regular expression would be very slow for many blanks in a row.
     message = raw.strip()
     if message.startswith(_UNESCAPED):
         message = message.removeprefix(_UNESCAPED).lstrip().removeprefix('"').removesuffix('"}')

@@ -1,7 +1,7 @@
-"""The members of ADK's events that the decoder reads (google-adk 1.16 to 2.13).
+"""Declares the members of ADK's events that the decoder reads (google-adk 1.16 to 2.13).
 
-A member may be missing or have any type: the types only name the keys, so that mypy and
-tests/shared/dialects/test_declared_keys.py find a misspelt one.
+A member may be missing or have any type. The classes only declare the keys, so that mypy and
+tests/shared/dialects/test_declared_keys.py find a misspelt key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.dialects.base import JsonValue
 
 
 class AdkEvent(TypedDict, total=False):
-    """An event, or an error frame."""
+    """An ADK event, or an error frame."""
 
     id: JsonValue
     author: JsonValue
@@ -61,7 +61,7 @@ class Content(TypedDict, total=False):
 
 
 class Part(TypedDict, total=False):
-    """A part of the content. It has one of these members, and `thought` beside `text`."""
+    """A part of the content. A part has one of these members; a text may also have `thought`."""
 
     text: JsonValue
     thought: JsonValue
@@ -84,7 +84,7 @@ class FunctionCall(TypedDict, total=False):
 
 
 class PartialArg(TypedDict, total=False):
-    """A piece of an argument. Its value is under one of three keys."""
+    """A piece of an argument. One of the three keys for values is present."""
 
     jsonPath: JsonValue
     stringValue: JsonValue
@@ -102,7 +102,7 @@ class FunctionResponse(TypedDict, total=False):
 
 
 class Blob(TypedDict, total=False):
-    """Data in the event itself."""
+    """Data that the event itself contains."""
 
     mimeType: JsonValue
     data: JsonValue
@@ -110,7 +110,7 @@ class Blob(TypedDict, total=False):
 
 
 class FileData(TypedDict, total=False):
-    """Data at an address."""
+    """Data that the event refers to by a URI."""
 
     mimeType: JsonValue
     fileUri: JsonValue
@@ -132,25 +132,25 @@ class CodeResult(TypedDict, total=False):
 
 
 class Actions(TypedDict, total=False):
-    """What an event does beside its content."""
+    """The changes and requests that an event has in addition to its content."""
 
     stateDelta: JsonValue
     artifactDelta: JsonValue
     transferToAgent: JsonValue
     transferReason: JsonValue
-    transfer_to_agent: JsonValue  # of adk-streaming.md: {target, reason}
+    transfer_to_agent: JsonValue  # TransferRequest
     requestedToolConfirmations: JsonValue
     requestedAuthConfigs: JsonValue
     route: JsonValue
     endOfAgent: JsonValue
 
 
-# The members of Actions that repeat requests of `adk_request_*` calls.
+# The members of Actions that repeat the requests of `adk_request_*` calls.
 RequestKey = Literal["requestedToolConfirmations", "requestedAuthConfigs"]
 
 
 class TransferRequest(TypedDict, total=False):
-    """A transfer as adk-streaming.md has it."""
+    """A transfer in the form of adk-streaming.md."""
 
     target: JsonValue
     reason: JsonValue
@@ -218,7 +218,7 @@ class CredentialRequest(TypedDict, total=False):
 
 
 class AuthConfig(TypedDict, total=False):
-    """How a person signs in."""
+    """The configuration of a sign-in."""
 
     authScheme: JsonValue
     rawAuthCredential: JsonValue  # AuthCredential
@@ -226,7 +226,7 @@ class AuthConfig(TypedDict, total=False):
 
 
 class AuthCredential(TypedDict, total=False):
-    """A credential without its secrets."""
+    """A credential. Secret members are not declared."""
 
     authType: JsonValue
     oauth2: JsonValue  # OAuth2

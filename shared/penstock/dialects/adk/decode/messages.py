@@ -1,8 +1,8 @@
-"""The open message and thoughts of one agent in one place.
+"""Decodes the messages and thoughts of one agent in one place.
 
 With streaming, ADK sends deltas (`partial: true`) and then the complete text again in one final
-event; without streaming it sends the final event alone. ADK 1.16 has no `partial` in the final
-event and gives each chunk its own id; from 2.6 on the chunks and the final event share one id.
+event. Without streaming, ADK sends the final event alone. In ADK 1.16 the final event has no
+`partial` and each chunk has its own id. From 2.6 on the chunks and the final event share one id.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.dialects.text_buffer import append_text
 
 
 class Speaker:
-    """The open message of one place (author, branch, path), and its streamed calls."""
+    """Keeps the open message, thoughts and streamed calls of one place (author, branch, path)."""
 
     __slots__ = (
         "_ids",
@@ -35,10 +35,11 @@ class Speaker:
     def __init__(self, source: Source, step_id: str | None, ids: Ids, role: str) -> None:
         self.source = source
         self.step_id = step_id
-        # a partial event had a finishReason, so only its final event may follow
+        # A partial event had a finishReason, so the next event of this answer is the final event.
         self.at_end = False
         self.warned: str | None = None  # the finishReason that a warning reported
-        self.cut: JsonObject | None = None  # why the open message is incomplete (see `cut_off`)
+        # why the open message is incomplete (see `cut_off`); None for a complete message
+        self.cut: JsonObject | None = None
         # calls with incomplete arguments: {id, upstream_id, name}
         self.streamed_calls: list[JsonObject] = []
         self._ids = ids
@@ -47,7 +48,7 @@ class Speaker:
         self._text: list[str] = []
         self._parts: list[JsonObject] = []
         self._reasoning_id: str | None = None
-        self._thought = False  # thoughts were streamed, and the final event repeats them
+        self._thought = False  # thoughts were streamed, so the final event only repeats them
 
     @property
     def is_open(self) -> bool:
@@ -55,7 +56,7 @@ class Speaker:
         return bool(self._message_id or self._reasoning_id or self.streamed_calls or self._thought)
 
     def draft(self, event_type: str, data: dict[str, Any]) -> Draft:
-        """A draft with this speaker's source and step."""
+        """Returns a draft with this speaker's source and step."""
         return Draft(event_type, data, self.source, None, self.step_id)
 
     def text(self, delta: str, event_id: str | None, out: list[Draft]) -> None:
@@ -76,7 +77,7 @@ class Speaker:
         )
 
     def attach(self, part: JsonObject, event_id: str | None, out: list[Draft]) -> None:
-        """Adds a part that is no text to the open message, before its final event."""
+        """Adds a part other than text to the open message. Begins the message if none is open."""
         if self._message_id is None:
             self._start(event_id, out)
         self._parts.append(part)
@@ -94,8 +95,9 @@ class Speaker:
     ) -> JsonObject | None:
         """Ends the message with its final event.
 
-        Returns the message's data, or None without a message. Text that was not streamed before is
-        emitted as one piece. `extra`: `parts` and `citations`.
+        If no text was streamed before, emits the whole text as one piece. `extra` has `parts` and
+        `citations`. Returns the message's data; None if the event has no text and no parts and no
+        message is open.
         """
         if self._reasoning_id:
             self._end_thought(out)
@@ -122,7 +124,10 @@ class Speaker:
         return data
 
     def close(self, out: list[Draft]) -> JsonObject | None:
-        """Ends the open message with the streamed text, since no final event follows."""
+        """Ends the open message with the streamed text, if no final event follows.
+
+        Returns the message's data; None if no message is open.
+        """
         return self.complete("", {}, None, out)
 
     def _start(self, event_id: str | None, out: list[Draft]) -> str:

@@ -23,11 +23,11 @@ _TO_STANDARD_BASE64 = str.maketrans("-_", "+/")
 
 
 def media(part: Part) -> JsonObject | None:
-    """A part without text for `llm.message_completed.parts`, or None for any other part.
+    """Converts a part with data, a file, code or a code result for `llm.message_completed.parts`.
 
     Shapes: `{type: data, media_type, data}` (standard base64), `{type: file, media_type, uri}`,
-    `{type: code, language, code}`, `{type: code_result, outcome, output}`; `name` where the part
-    has one.
+    `{type: code, language, code}`, `{type: code_result, outcome, output}`. Data and files also have
+    `name` if the part has a name. Returns None for any other part.
     """
     for key, convert in _MEDIA.items():
         value = part.get(key)
@@ -72,16 +72,17 @@ def _named(value: Blob | FileData, **fields: Json) -> JsonObject:
 
 
 def _base64(blob: Blob) -> str:
-    # ADK writes URL-safe base64, which the `atob` of browsers refuses.
+    # ADK writes URL-safe base64, which `atob` in a browser refuses.
     data = (string(blob.get("data")) or "").translate(_TO_STANDARD_BASE64)
     return data + "=" * (-len(data) % 4)
 
 
 def documents(grounding: GroundingMetadata) -> list[JsonObject]:
-    """The documents of a groundingMetadata, as `retrieval.result` has them.
+    """Returns the documents of a `groundingMetadata` in the shape of `retrieval.result`.
 
-    `content` is the retrieved text, else the sentences of the answer that the document supports.
-    `score` is the highest confidence of those sentences.
+    `content` is the retrieved text. Without a retrieved text, `content` consists of the sentences
+    of the answer that the document supports, or is the title. `score` is the highest confidence of
+    these sentences.
     """
     sentences, scores = _supports(grounding)
     return [

@@ -1,7 +1,7 @@
 """Turns ADK's `adk_request_*` calls into the items of a pause.
 
-These calls look like tool calls, but run nothing: the agent server waits for a functionResponse of
-the same id and name.
+These calls have the form of tool calls, but no tool runs. The agent server waits for a
+functionResponse with the same id and name as the call.
 """
 
 from __future__ import annotations
@@ -49,19 +49,22 @@ def _confirmation(item_id: str, args: ConfirmationRequest, calls: Calls) -> Paus
     )
 
 
-# ADK's default hint for a tool without a hint of its own. It instructs a program and is of no use
-# to a person.
+# The beginning and a later part of the hint that ADK gives a tool without a hint of its own. ADK's
+# text instructs a program, so a person cannot use it.
 _BOILERPLATE = ("Please approve or reject the tool call ", "by responding with a FunctionResponse")
 
 
 def _hint(hint: str | None) -> str | None:
-    """The hint that the tool's author wrote, or None for ADK's default hint."""
+    """Returns the hint that the tool's author wrote; None for ADK's default hint."""
     begins, goes_on = _BOILERPLATE
     return None if hint and hint.startswith(begins) and goes_on in hint else hint
 
 
 def _schema_of(payload: Json) -> JsonObject:
-    """A JSON Schema with the payload as its default, since ADK sends only a sample."""
+    """Returns a JSON Schema with the payload as its default.
+
+    ADK sends no schema, only the payload as a sample of the expected answer.
+    """
     schema = _sample(payload)
     if isinstance(payload, dict) and payload:
         schema["properties"] = {key: _sample(value) for key, value in payload.items()}
@@ -88,9 +91,9 @@ def _input(item_id: str, args: InputRequest, calls: Calls) -> PauseItem:
 
 
 def _credential(item_id: str, args: CredentialRequest, calls: Calls) -> PauseItem:
-    """The item of a sign-in.
+    """Returns the item of a sign-in.
 
-    It has only what a person needs; the rest of authConfig stays on the server.
+    The item has only those members of `authConfig` that a person needs to sign in.
     """
     call_id = string(args.get("functionCallId"))
     call = calls.find(call_id) if call_id else None

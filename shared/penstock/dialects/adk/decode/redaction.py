@@ -1,7 +1,7 @@
 """Keeps credentials out of drafts.
 
-ADK up to 1.39 writes OAuth client secrets in clear into the frames that request a credential, and
-repeats credentials of the session's state in every state delta. ADK 2.13 strips both.
+ADK up to 1.39 writes OAuth client secrets unencrypted into the frames that request a credential,
+and repeats credentials of the session's state in every state delta. ADK 2.13 removes both.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from penstock.dialects.base import Json
 
 REDACTED = "[redacted]"
 
-# Deeper than any credential. orjson reads deeper than Python can recurse.
+# No credential is nested this deeply. orjson reads JSON that is nested more deeply than Python can
+# recurse, so the recursion needs a limit.
 _MAX_DEPTH = 64
 
-# Keys as they appear in JSON. A model's text about such keys has escaped quotes, so it does not
-# match.
+# Keys with their quotes, as they appear in JSON. If a model's text contains such a key, the quotes
+# in the text are escaped, so the text does not match.
 _MARKS = (
     b'"adk_request_credential"',
     b'"requestedAuthConfigs":{"',
@@ -54,12 +55,12 @@ _ASSIGNED = re.compile(
 
 
 def speaks_of_credentials(data: bytes) -> bool:
-    """Whether a frame may hold a credential, so that it must be redacted before it is decoded."""
+    """Returns whether a frame may contain a credential and must be redacted."""
     return any(mark in data for mark in _MARKS)
 
 
 def redacted(value: Json, depth: int = 0) -> Json:
-    """A copy in which the value of every secret field is replaced, at any depth."""
+    """Returns a copy of the value that has no secrets: replaces secret fields at any depth."""
     if depth > _MAX_DEPTH:
         return REDACTED
     if isinstance(value, dict):
@@ -73,7 +74,7 @@ def redacted(value: Json, depth: int = 0) -> Json:
 
 
 def scrubbed(message: str) -> str:
-    """An error text without the secrets that validation errors repeat (`api_key='…'`)."""
+    """Returns an error text without secrets. Validation errors repeat secrets (`api_key='…'`)."""
     return _ASSIGNED.sub(rf"\1{REDACTED}", message)
 
 

@@ -1,20 +1,22 @@
 """Finds the steps of a workflow. ADK has no event for the start of a step.
 
-Two shapes of agents have steps.
+Agents of two forms have steps.
 
-- **graph** (Workflow of ADK 2.x): a node is a step, and its path (`wf@1/classify@1`) is the step's
-  id. A step begins with the first event at its path and is completed by its output. An output that
-  is also the root's completes the workflow. A chosen route becomes a transition when the next node
-  begins.
-- **tree** (Sequential, Parallel, Loop): a child is a step, and its name is the step's id. A step
-  begins when the child first speaks. It is completed when another child speaks that cannot run
-  beside it, or at the end. A child that speaks again later begins another turn (`writer#2`,
-  iteration 2).
+- **graph** (Workflow of ADK 2.x): each node is a step, and the node's path (`wf@1/classify@1`) is
+  the step's id. A step begins with the first event at its path. An output of the node completes the
+  step. An output of the root completes the workflow. A chosen route becomes a transition when the
+  next node begins.
+- **tree** (Sequential, Parallel, Loop): each child agent is a step, and the child's name is the
+  step's id. A step begins with the child's first event that has content. The step is completed when
+  a child that cannot run at the same time sends content, or at the end of the run. If a child whose
+  step is completed sends content again, a new step begins (`writer#2`, iteration 2).
 
-A run is a graph if it has an output, or a path below an author of the same name. A run of 2.x is a
-tree if its path is empty. A run of 1.x is a tree if it has a branch, or a second author without a
-transfer to it; in this last case the first child is no step, unless the configuration says `kind:
-workflow`. An agent with sub agents has no steps: `dispatch.transfer` moves control there.
+A run is a graph if it has an output for a node, or an event at a path of several levels whose
+author has the name of the path's root (for `kind: workflow`, any author). A run of 2.x is a tree if
+its path is empty. A run of 1.x is a tree if an event has a branch, or if a second author appears
+without a transfer to this author. In the case of a second author, the first child has no step,
+unless the configuration says `kind: workflow`. An agent with sub agents has no steps:
+`dispatch.transfer` shows how control moves between them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from typing import NamedTuple
 
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject, LimitReached, Source
 
-# Each level of a path is a step with its own path, so the paths together grow quadratically.
+# Each level of a path is a step whose id is the path up to this level. So the total length of the
+# ids grows quadratically with the number of levels.
 _MAX_LEVELS = 100
 
 
@@ -37,12 +40,15 @@ class Place(NamedTuple):
 
     @property
     def root(self) -> str | None:
-        """The name of the outermost agent, or None where the place does not show it."""
+        """The name of the outermost agent; None if the place does not show the outermost agent."""
         outermost = self.path.split("/", 1)[0] if self.path else ""
         return (outermost or (self.branch or "").split(".", 1)[0]).split("@", 1)[0] or None
 
     def beside(self, other: Place) -> bool:
-        """Whether both places may run at once: neither path nor branch lies within the other's."""
+        """Returns whether agents at both places may run at the same time.
+
+        They may if the two paths, or the two branches, differ and neither contains the other.
+        """
         return _apart(self.path, other.path, "/") or _apart(self.branch, other.branch, ".")
 
 
@@ -65,29 +71,29 @@ class Step:
 
 
 def _around(step: Step) -> str:
-    """The id of the step around this one; "" for a child of a tree, which has no path."""
+    """Returns the id of the step that contains this step; "" in a tree, whose steps do not nest."""
     return step.id.rpartition("/")[0] if step.place.path else ""
 
 
 class Steps:
-    """The steps of a run, found from the places of its events."""
+    """Finds the steps of a run from the places of its events, and keeps the open steps."""
 
     def __init__(self, is_workflow: bool) -> None:
         self._is_workflow = is_workflow
         self.graph = False
         self.run_id = ""  # the id of the first invocation
         self._tree = False
-        self._first: str | None = None  # the first author, before the events show a tree
+        self._first: str | None = None  # the first author
         self._transferred: set[str] = set()
         self._turns: dict[str, int] = {}
         self._seen: set[str] = set()  # paths of nodes
         self._routes: list[tuple[str, str]] = []  # (from step, label), until the next node begins
         self._open: dict[str, Step] = {}
-        self._last: dict[str, str] = {}  # by the step around it: the step that ended last
+        self._last: dict[str, str] = {}  # by the containing step: the inner step that ended last
         self._is_announced = False  # workflow.started was emitted
 
     def transferred(self, author: str) -> None:
-        """Notes that control moved to this agent by a transfer and not by a workflow."""
+        """Notes that a transfer, not a workflow, moved control to this agent."""
         self._transferred.add(author)
 
     def notice(self, place: Place) -> None:
@@ -96,7 +102,10 @@ class Steps:
             self.graph = self._is_workflow or place.author == place.root
 
     def enter(self, place: Place, source: Source, out: list[Draft], *, speaks: bool) -> str | None:
-        """The id of the step at this place, begun if it is new. `speaks`: the event has content."""
+        """Returns the id of the step at this place, and begins the step if it is new.
+
+        `speaks` says whether the event has content. Returns None if the place has no step.
+        """
         if place.path:
             return self._enter_node(place, source, out) if self.graph else None
         if speaks and self._in_tree(place):
@@ -128,7 +137,7 @@ class Steps:
         step = self._at(place)
         if step:
             return step.id
-        # the agent works within the step that transferred control to it
+        # an agent that got control by a transfer belongs to the step that made the transfer
         if place.author in self._transferred:
             around = [step for step in self._open.values() if step.place.branch == place.branch]
             return around[-1].id if around else None
@@ -167,7 +176,7 @@ class Steps:
             }
             out.append(Draft("workflow.transition", data, step.source, None, chooser))
         if self._routes:
-            # the route's transition replaces the one for the sequence
+            # the transition of the chosen route replaces the transition of the sequence
             self._last.pop(_around(step), None)
         self._routes = []
         described: JsonObject = {
@@ -186,7 +195,8 @@ class Steps:
         self._open[step.id] = step
         LimitReached.check(len(self._open), MAX_OPEN, "open steps")
         before = self._last.pop(_around(step), None)
-        # Steps with a branch run at the same time and begin in any order.
+        # Steps with a branch run at the same time and begin in any order, so a transition between
+        # them would be wrong.
         if before is not None and not step.place.branch:
             data = {
                 "run_id": self.run_id,
@@ -199,7 +209,7 @@ class Steps:
         out.append(Draft("workflow.step_started", data, step.source, None, step.id))
 
     def message_completed(self, step_id: str | None, content: str) -> None:
-        """Keeps a completed message as the step's output until a better output arrives."""
+        """Keeps the text of a completed message as the output of the step until another follows."""
         if step_id in self._open:
             self._open[step_id].output = content
 
@@ -211,9 +221,9 @@ class Steps:
         source: Source,
         out: list[Draft],
     ) -> bool:
-        """Completes the nodes that have this output.
+        """Completes the nodes at these paths with the output.
 
-        Returns whether the output is the whole run's.
+        Returns whether the output is also the output of the whole run.
         """
         is_result = False
         for path in paths:
@@ -226,7 +236,8 @@ class Steps:
                 self._complete(self._open[path], value, out)
         if is_result and self.graph:
             self._announce(place.root, source, out)
-            self.complete_all(out)  # a node that only waited for an answer has no output
+            # a node that only waited for a person's answer has no output, so its step is still open
+            self.complete_all(out)
             data = {"run_id": self.run_id, "result": value}
             out.append(Draft("workflow.completed", data, source))
         return is_result
@@ -242,14 +253,14 @@ class Steps:
             self._complete(step, step.output, out)
 
     def fail(self, step_id: str | None, error: JsonObject, out: list[Draft]) -> None:
-        """Emits the failure of a step."""
+        """Emits the failure of a step, if the step is open."""
         step = self._open.pop(step_id, None) if step_id else None
         if step:
             data = {"run_id": self.run_id, "step_id": step.id, "error": error}
             out.append(Draft("workflow.step_failed", data, step.source, None, step.id))
 
     def fail_workflow(self, error: JsonObject, source: Source, out: list[Draft]) -> None:
-        """Emits the failure of the workflow, where the run is one."""
+        """Emits the failure of the workflow, if the run is a graph."""
         if self.graph:
             self._announce(None, source, out)
             data = {"run_id": self.run_id, "error": error}
@@ -263,7 +274,7 @@ class Steps:
             out.append(Draft("workflow.started", data, source))
 
     def complete_all(self, out: list[Draft]) -> None:
-        """Completes all open steps of a run that ended well."""
+        """Completes all open steps, after the run has completed."""
         for step in list(self._open.values()):
             self._complete(step, step.output, out)
 
@@ -275,7 +286,7 @@ class Steps:
         out.append(Draft("workflow.step_completed", data, step.source, None, step.id))
 
     def snapshot(self) -> JsonObject:
-        """The state as JSON, for `restore`."""
+        """Returns the state as JSON, for `restore`."""
         return {
             "graph": self.graph,
             "run_id": self.run_id,
@@ -300,7 +311,7 @@ class Steps:
         self._turns = dict(state["turns"])
         self._seen = set(state["seen"])
         self._routes = [(chooser, label) for chooser, label in state["routes"]]
-        # A snapshot of a version before 0.2 has neither key.
+        # A snapshot of a version before 0.2 does not have `last` and `told`.
         self._last = dict(state.get("last", {}))
         self._is_announced = state.get("told", self.graph)
         self._open = {

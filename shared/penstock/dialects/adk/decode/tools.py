@@ -31,7 +31,8 @@ from penstock.dialects.base import (
 )
 from penstock.dialects.json import array, has_content, obj, objects, string, verbatim
 
-TRANSFER: Final = "transfer_to_agent"  # `transferToAgent` reports it, so the call is no tool event
+# A call of this name makes no tool event, because `transferToAgent` reports the transfer.
+TRANSFER: Final = "transfer_to_agent"
 
 _PartialValue = Literal["stringValue", "numberValue", "boolValue"]
 _PARTIAL_VALUES: Final[tuple[_PartialValue, ...]] = ("stringValue", "numberValue", "boolValue")
@@ -39,7 +40,7 @@ _PARTIAL_VALUES: Final[tuple[_PartialValue, ...]] = ("stringValue", "numberValue
 
 @dataclass(slots=True)
 class _Request:
-    """A request without an answer. `name` is the name of the `adk_request_*` call."""
+    """A request that has no answer yet. `name` is the name of the `adk_request_*` call."""
 
     name: str
     item: PauseItem
@@ -47,7 +48,7 @@ class _Request:
 
 
 class Tools:
-    """The calls of a run, and the requests that it waits for."""
+    """Decodes the calls of a run, and keeps the requests that have no answer yet."""
 
     def __init__(self) -> None:
         self._calls = Calls()
@@ -56,13 +57,15 @@ class Tools:
         self._approved: dict[str, JsonObject] = {}  # by our call id: the tool and its arguments
 
     def arguments(self, call: FunctionCall, event: Event) -> None:
-        """Emits streamed arguments. ADK 1.39 gives each piece another id; the first one counts.
+        """Emits streamed arguments under the id of the first piece.
+
+        ADK 1.39 gives each piece another id.
 
         Raises:
             LimitReached: Too many calls have incomplete arguments.
         """
         if "partialArgs" not in call and "willContinue" not in call:
-            return  # a complete call, which the final event repeats
+            return  # a complete call: the final event has the same call
         name = string(call.get("name"))
         streamed = event.speaker.streamed_calls
         if name or not streamed:
@@ -87,7 +90,7 @@ class Tools:
     ) -> None:
         """Decodes a complete call.
 
-        `streamed`: the calls of this answer whose arguments were streamed.
+        `streamed` has the calls of this answer whose arguments were streamed.
         """
         upstream_id = string(call.get("id"))
         name = string(call.get("name")) or ""
@@ -104,7 +107,10 @@ class Tools:
     def _is_approved_one(
         self, upstream_id: str | None, name: str, call: FunctionCall, event: Event
     ) -> bool:
-        """Whether the call is an approved one that the server repeats before its result."""
+        """Returns whether the server repeats an approved call before the call's result.
+
+        If the repeated call differs from the approved call, emits a warning and the new arguments.
+        """
         known = self._calls.find(upstream_id) if upstream_id else None
         if known is None or known.upstream_id != upstream_id or known.id not in self._approved:
             return False
@@ -115,9 +121,10 @@ class Tools:
         return True
 
     def _differs(self, call: Call, ran: tuple[str, JsonObject], event: Event) -> bool:
-        """Whether an approved call runs as another one.
+        """Returns whether an approved call runs with another tool or other arguments.
 
-        Warns once, and then knows the call as it ran.
+        If so, emits a warning and stores the call as it runs, so that the same difference causes no
+        second warning.
         """
         approved = self._approved.get(call.id)
         if approved is None:
@@ -138,14 +145,17 @@ class Tools:
         if item.kind == "confirmation" and item.tool and item.tool_call_id is None:
             original_id = string(obj(args.get("originalFunctionCall")).get("id"))
             call = self._calls.announce(original_id, item.tool, item.args)
-            if call:  # the server sent no event of the call itself
+            if call:  # the server has sent no event of the call itself
                 item.tool_call_id = call.id
                 event.emit("llm.tool_call", _call_data(call, None) | {"pending": True})
         self._requests[item_id] = _Request(name, item, event.speaker.source)
         LimitReached.check(len(self._requests), MAX_OPEN, "open questions")
 
     def response(self, response: FunctionResponse, event: Event) -> None:
-        """Decodes a call's response: its result, its progress, or nothing while the call waits."""
+        """Decodes the response of a call: a result, or the progress of a long-running call.
+
+        Makes no tool event for an interim response while the call waits (see `_is_interim`).
+        """
         upstream_id, name = string(response.get("id")), string(response.get("name"))
         value = response.get("response")
         if name in REQUESTS or upstream_id in self._requests:
@@ -156,7 +166,7 @@ class Tools:
         elif not _is_interim(upstream_id, event.actions):
             call = self._calls.find(upstream_id, name)
             if call and call.long_running and _error_of(value) is None:
-                call.long_running = False  # the second response has the result
+                call.long_running = False  # so that the next response counts as the result
                 status = string(obj(value).get("status")) or "pending"
                 data = {"tool_call_id": call.id, "status": status, "delta": verbatim(value)}
                 event.emit("llm.tool_progress", data)
@@ -164,7 +174,8 @@ class Tools:
             if call is None:
                 call = Call(self._calls.reserve(upstream_id), upstream_id, name or "", None)
             else:
-                if call.id in self._approved and name:  # a response does not repeat the arguments
+                # A response carries no arguments, so only the tool's name is compared.
+                if call.id in self._approved and name:
                     self._differs(call, (name, self._approved[call.id]["args"]), event)
                 self._approved.pop(call.id, None)
                 self._calls.close(call)
@@ -174,10 +185,7 @@ class Tools:
             event.emit("llm.tool_result", _result_data(call, name, value, media))
 
     def decided(self, items: Mapping[str, JsonObject]) -> None:
-        """Takes decisions, `{item_id: {decision, note, value}}`.
-
-        The decoder does not keep the values.
-        """
+        """Takes the decisions `{item_id: {decision, note, value}}`. Does not keep the values."""
         for item_id, decision in items.items():
             request = self._requests.pop(item_id, None)
             if request is None or request.item.tool_call_id is None:
@@ -189,7 +197,7 @@ class Tools:
                 self._approved[request.item.tool_call_id] = approved
 
     def refused(self, source: Source) -> list[Draft]:
-        """The results of rejected calls that the upstream did not mention again."""
+        """Returns the results of rejected calls for which the upstream sent no result."""
         drafts = []
         for call in self._calls.refused():
             self._calls.close(call)
@@ -197,9 +205,10 @@ class Tools:
         return drafts
 
     def pause(self, invocation_id: str) -> Pause | None:
-        """The pause that the run waits in, or None. An answer repeats id and name of its request.
+        """Returns the pause with all open requests; None if no request is open.
 
-        `resume`: `{invocation_id, requests: [{id, name}]}`.
+        `resume` is `{invocation_id, requests: [{id, name}]}`, because the answer to a request must
+        have the request's id and name.
         """
         open_requests = list(self._requests.values())
         if not open_requests:
@@ -209,7 +218,7 @@ class Tools:
         return Pause([request.item for request in open_requests], resume, open_requests[0].source)
 
     def without_request(self, requests: JsonObject) -> JsonObject:
-        """Requests, by call id, that came without their `adk_request_*` call."""
+        """Returns those of the requests, by call id, that have no `adk_request_*` call."""
         requested_calls = {request.item.tool_call_id for request in self._requests.values()}
         calls = {call_id: self._calls.find(string(call_id)) for call_id in requests}
         return {
@@ -219,7 +228,7 @@ class Tools:
         }
 
     def snapshot(self) -> JsonObject:
-        """The state as JSON, for `restore`."""
+        """Returns the state as JSON, for `restore`."""
         return {
             "calls": self._calls.snapshot(),
             "ids": self._ids.snapshot(),
@@ -237,7 +246,7 @@ class Tools:
             )
             for request in state["asks"]
         }
-        self._approved = dict(state.get("approved", {}))  # older releases do not store it
+        self._approved = dict(state.get("approved", {}))  # missing in snapshots of older releases
 
 
 def _call_data(call: Call, message_id: str | None) -> JsonObject:
@@ -268,7 +277,7 @@ def _result_data(
 
 
 def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: str) -> str | None:
-    """The id under which a call's arguments were streamed, or None.
+    """Returns the id under which a call's arguments were streamed; None if none were streamed.
 
     Removes the call from `streamed`.
     """
@@ -281,7 +290,10 @@ def _take_streamed(streamed: list[JsonObject], upstream_id: str | None, name: st
 
 
 def _is_interim(call_id: str | None, actions: Actions) -> bool:
-    """Whether a response only says that its call waits. Another response has the result."""
+    """Returns whether a response only reports that its call waits for a person.
+
+    A later response has the result of the call.
+    """
     confirmations = obj(actions.get("requestedToolConfirmations"))
     return call_id in confirmations or call_id in obj(actions.get("requestedAuthConfigs"))
 

@@ -1,4 +1,4 @@
-"""Token counts of ADK's answers, summed over a run."""
+"""Sums the token counts of ADK's answers over a run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from penstock.dialects.base import MAX_COUNT, JsonObject
 
 
 def add_usage(total: JsonObject, counts: JsonObject) -> None:
-    """Adds a `usageMetadata` to `total`, which becomes `usage` of `lifecycle.completed`."""
+    """Adds the counts of a `usageMetadata` to `total`, the `usage` of `lifecycle.completed`."""
     for ours, theirs in TOKENS.items():
         count = counts.get(theirs)
-        # a bool is an int to isinstance
+        # `isinstance` would accept a bool as an int
         if type(count) is int and abs(count) < MAX_COUNT:
             total[ours] = total.get(ours, 0) + count

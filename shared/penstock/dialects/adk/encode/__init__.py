@@ -1,4 +1,4 @@
-"""Canonical events become events of ADK."""
+"""Encodes canonical events into ADK's events."""
 
 from penstock.dialects.adk.encode.encoder import DIALECT, AdkEncoder
 

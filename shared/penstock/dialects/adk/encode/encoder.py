@@ -1,13 +1,14 @@
 """Encodes canonical events into ADK's events, as `POST /run_sse` and `POST /run` of 2.13 send them.
 
-For agents of other frameworks: a client of an ADK agent gets the upstream's own bytes. The
-invocation is the run, so an answer's `invocationId` names the run. With `streaming` the pieces of a
-message are partial events of one id, followed by a final event with the complete text.
+The encoder serves agents of other frameworks, because a client of an ADK agent gets the upstream's
+own bytes. `invocationId` is the id of the run, so the `invocationId` in a client's answer names the
+run. With `streaming` the pieces of a message are partial events with one id, followed by a final
+event with the complete text.
 
-`OMITTED` lists the types without an ADK event. ADK has no event for the end either: the stream ends
-after the last text, the token counts or the error. A pause is the end of the stream after
+`OMITTED` lists the types without an ADK event. ADK has no event for the end of a run: the stream
+ends after the last text, the token counts or the error. At a pause, the stream ends after
 `adk_request_*` calls, or after a call whose id is in `longRunningToolIds`. A client answers with a
-functionResponse of the same id, from which `shapes.item_ids` finds the approval's item.
+functionResponse with the id of the call. `shapes.item_ids` finds the approval's item by this id.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import epoch_s, frame
 from penstock.sse import Frame
 
-# The namespace of event ids: the same event of the same run always has the same id.
+# The namespace of event ids, which makes the ids reproducible: an encoder that is fed again from
+# the run's start gives each event the same id as before.
 _NAMESPACE: Final = uuid.UUID("5f0a3f63-33a4-5a0c-9f0e-6a0f6c0d2b11")
 
 # The canonical types without an ADK event, each with the place where a client sees their content.
@@ -69,7 +71,7 @@ OMITTED: Final[Mapping[str, str]] = {
 class _OpenText:
     """A message or a train of thought that has not ended."""
 
-    begun: JsonObject  # the envelope of its first piece, with its source
+    begun: JsonObject  # the envelope of the first piece
     pieces: list[str] = field(default_factory=list)
 
 
@@ -77,8 +79,8 @@ class _OpenText:
 class AdkEncoder:
     """Encodes the events of one run (see `penstock.dialects.base.Encoder`).
 
-    `streaming` is the client's choice; without it there are no partial events. `timeout_s` appears
-    in the error frame of a run that timed out.
+    `streaming` is the client's choice; if it is False, the encoder makes no partial events.
+    `timeout_s` appears in the error frame of a run that timed out.
     """
 
     streaming: bool = False
@@ -88,15 +90,15 @@ class AdkEncoder:
     _thoughts: dict[str, _OpenText] = field(default_factory=dict)
     _texts: list[str] = field(default_factory=list)  # of all complete messages
     _waiting: dict[str, JsonObject] = field(default_factory=dict)  # calls that wait for a decision
-    _requested_items: list[JsonObject] = field(default_factory=list)  # of the open request
-    # ids of calls that the client knows by the id of an item
+    _requested_items: list[JsonObject] = field(default_factory=list)  # of the open approval
+    # by call id: the item id that the client gets in place of the call id
     _names: dict[str, str] = field(default_factory=dict)
     _state: Document = field(default_factory=lambda: Document({}))
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """The frames of one canonical event, given as its envelope.
+        """Returns the frames of one canonical event, given as its envelope.
 
-        The frames have no event name.
+        The frames have no event name. The result is empty if the dialect omits the event.
         """
         name = event["event"]
         handle = _HANDLERS.get(f"{name['category']}.{name['action']}")
@@ -148,7 +150,7 @@ class AdkEncoder:
             yield from self._end_thoughts(event, reasoning_id)
 
     def _end_thoughts(self, event: JsonObject, only: str | None = None) -> Iterator[JsonObject]:
-        """Ends one train of thought, or all thoughts of the event's agent."""
+        """Ends the thoughts with the id `only`; if `only` is None, all thoughts of the agent."""
         for reasoning_id, open_text in list(self._thoughts.items()):
             if only is None and self._place(open_text.begun) != self._place(event):
                 continue
@@ -183,9 +185,9 @@ class AdkEncoder:
             yield self._event(event, call_id, content=_content([part]), partial=True)
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits a call.
+        """Emits a call. Keeps a call that waits for a decision until the approval is requested.
 
-        A call that waits for a decision is held, since its id depends on the request.
+        The items of the approval decide which id the client gets for the call.
         """
         yield from self._end_thoughts(event)
         self._waiting[event["data"]["tool_call_id"]] = event
@@ -214,7 +216,7 @@ class AdkEncoder:
     # Pauses.
 
     def _requested(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Keeps the requested items, and emits the calls that were held for them."""
+        """Keeps the requested items, and emits the calls that waited for the request."""
         self._requested_items = list(event["data"].get("items", ()))
         for item in self._requested_items:
             if shapes.is_long_running(item) and item["tool_call_id"] in self._waiting:
@@ -223,9 +225,12 @@ class AdkEncoder:
             yield from self._release(event, call_id)
 
     def _paused(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends the leg with the requests. Clients never see requests that a policy decides."""
+        """Ends the leg with the requests.
+
+        If a policy decides the items, the run does not pause and the client sees no requests.
+        """
         yield from self._close(event)
-        # a call in `longRunningToolIds` is itself the request
+        # a call that is already in `longRunningToolIds` needs no further request
         items = [
             item for item in self._requested_items if item.get("tool_call_id") not in self._names
         ]
@@ -259,7 +264,7 @@ class AdkEncoder:
         yield from self._state_became(event, self._state.apply_each(changes))
 
     def _state_became(self, event: JsonObject, changed: list[str]) -> Iterator[JsonObject]:
-        """Emits the complete values of changed outermost keys; null for a removed key."""
+        """Emits the complete value of each changed outermost key; null for a removed key."""
         if changed:
             state = obj(self._state.value)
             yield self._acted(event, {"stateDelta": {key: state.get(key) for key in changed}})
@@ -280,7 +285,7 @@ class AdkEncoder:
     # Ends.
 
     def _completed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits the answer, unless a message contained it, and the token counts."""
+        """Emits the answer, unless the messages already had the same text, and the token counts."""
         yield from self._close(event)
         data = event["data"]
         answer = data.get("summary", "")
@@ -290,7 +295,10 @@ class AdkEncoder:
             yield self._event(event, None, usageMetadata=usage)
 
     def _failed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits a failure twice, as an event and as the last frame, as ADK 2.13 does."""
+        """Emits a failure as the last frame; an error of the upstream also as an event before.
+
+        ADK 2.13 sends both.
+        """
         yield from self._close(event)
         data = event["data"]
         failure = shapes.failure_frame(data, self.timeout_s, epoch_s(event))
@@ -307,12 +315,12 @@ class AdkEncoder:
     # Events.
 
     def _final(self, event: JsonObject, key: str, **fields: Json) -> JsonObject:
-        """A complete event. It says so where partial events exist."""
+        """Returns a complete event. With streaming, the event has `partial: false`."""
         final = {"partial": False} if self.streaming else {}
         return self._event(event, key, **fields, **final)
 
     def _event(self, event: JsonObject, key: str | None, **fields: Json) -> JsonObject:
-        """An ADK event. Events with the same `key` have the same id."""
+        """Returns an ADK event. Events of a run with the same `key` have the same id."""
         author, branch = self._place(event)
         run_id = event["run_id"]
         body = {
@@ -331,9 +339,9 @@ class AdkEncoder:
         return {**body, "branch": branch} if branch else body
 
     def _place(self, event: JsonObject) -> tuple[str, str | None]:
-        """Author and branch.
+        """Returns the author and the branch of an event; the branch is None for the outer run.
 
-        Each inner run or step has a branch, since several may speak at once.
+        Each inner run or step has its own branch, because several may speak at the same time.
         """
         source = event.get("source")
         inner = obj(event.get("subrun")).get("id") or event.get("step_id")
@@ -367,10 +375,10 @@ DIALECT: Final = ClientDialect(partial(AdkEncoder, streaming=True), omitted=OMIT
 
 
 def event_list(events: Iterable[JsonObject], timeout_s: float = 300) -> list[Json]:
-    """The body of `POST /run`: the events of a run, or of a leg up to its pause.
+    """Returns the response body of `POST /run`: the ADK events of a run up to its pause or end.
 
-    `events` are envelopes from the run's start. The last element of a failed run is the error frame
-    (`{"error": …}`), for which ADK itself answers 500.
+    `events` are envelopes from the run's start. For a failed run the last element is the error
+    frame (`{"error": …}`); ADK itself would answer with status 500.
     """
     encoder = AdkEncoder(timeout_s=timeout_s)
     return [orjson.loads(each.data) for event in events for each in encoder.feed(event)]
@@ -381,5 +389,5 @@ def _content(parts: list[JsonObject], role: str = "model") -> JsonObject:
 
 
 def _now(begun: JsonObject, event: JsonObject) -> JsonObject:
-    """The envelope that began a text, with the time of this event."""
+    """Returns the envelope that began a text, with the time of the current event."""
     return {**begun, "timestamp": event["timestamp"]}

@@ -1,8 +1,9 @@
 """Encodes canonical events into the custom events of adk-streaming.md, "Legacy Pattern".
 
-`event: <type>`, data `{type, sessionId, runId, author, content, timestamp}`. `research_update` is a
-complete message, `research_complete` is the final report, and `agent_status` is a change of the
-agent's activity or the end of a run without a report. Times are seconds since 1970, as in ADK.
+A frame has `event: <type>` and the data `{type, sessionId, runId, author, content, timestamp}`. A
+`research_update` is a complete message, a `research_complete` is the final report, and an
+`agent_status` is a change of the agent's activity or the end of a run without a report. Times are
+seconds since 1970, as in ADK.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ class LegacyEncoder:
     _agent: str = ""  # the run's agent, for events without a source
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """The frames of one canonical event, given as its envelope."""
+        """Returns the frame of one canonical event, given as its envelope.
+
+        The result is empty for an event without a legacy type, and for a message without text.
+        """
         name = event["event"]
         legacy = _LEGACY.get(f"{name['category']}.{name['action']}")
         data, source = event["data"], event.get("source")
@@ -57,9 +61,9 @@ def _of(key: str) -> Content:
 
 
 def _as(pattern: str) -> Content:
-    """The pattern, filled with the event's data.
+    """Returns a function that fills the pattern with the event's data.
 
-    The contract guarantees the fields that it names.
+    The contract requires every field that a pattern names.
     """
     return pattern.format_map
 

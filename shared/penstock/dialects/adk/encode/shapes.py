@@ -11,7 +11,7 @@ from penstock.dialects.json import array, obj, objects, string
 
 _TO_URLSAFE_BASE64: Final = str.maketrans("+/", "-_")
 
-# The key of a partial argument's value. A bool is an int to isinstance, so it comes first.
+# The key of a partial argument's value. `isinstance` accepts a bool as an int, so bool comes first.
 _PARTIAL_VALUES: Final = ((bool, "boolValue"), ((int, float), "numberValue"), (str, "stringValue"))
 
 _REQUEST: Final = "request-"
@@ -23,19 +23,22 @@ HINT: Final = (
 
 
 def usage_metadata(usage: Json) -> JsonObject:
-    """Token counts under ADK's names."""
+    """Returns token counts under ADK's names."""
     counts = obj(usage)
     return {theirs: counts[ours] for ours, theirs in TOKENS.items() if ours in counts}
 
 
 def call_part(data: JsonObject) -> JsonObject:
-    """The part of a tool call."""
+    """Returns the content part of a tool call."""
     call = {"id": data["tool_call_id"], "args": obj(data.get("args")), "name": data["tool"]}
     return {"functionCall": call}
 
 
 def partial_call_part(data: JsonObject) -> JsonObject | None:
-    """The part of incomplete arguments, or None for a value that ADK has no key for."""
+    """Returns the content part of incomplete arguments.
+
+    Returns None if ADK has no key for the type of the value, or if the data has no path.
+    """
     value = data.get("value")
     kind = next((name for types, name in _PARTIAL_VALUES if isinstance(value, types)), None)
     if kind is None or string(data.get("path")) is None:
@@ -46,7 +49,11 @@ def partial_call_part(data: JsonObject) -> JsonObject | None:
 
 
 def response_part(data: JsonObject) -> JsonObject:
-    """The part of a tool's result: an object as it is, `{"result": …}` around any other value."""
+    """Returns the content part of a tool's result.
+
+    A result that is an object becomes the response as it is. Any other result becomes
+    `{"result": …}`. The response to an unsuccessful call has `error`.
+    """
     result, error = data.get("result"), data.get("error")
     if isinstance(result, dict):
         response = dict(result)
@@ -63,7 +70,7 @@ def response_part(data: JsonObject) -> JsonObject:
 
 
 def media_parts(parts: Json) -> list[JsonObject]:
-    """The ADK parts of `llm.message_completed.parts`. Types without an ADK part are left out."""
+    """Converts `llm.message_completed.parts` into ADK parts. Leaves types out that ADK lacks."""
     converted = (
         _MEDIA[part["type"]](part) for part in objects(parts) if part.get("type") in _MEDIA
     )
@@ -71,7 +78,7 @@ def media_parts(parts: Json) -> list[JsonObject]:
 
 
 def citation_metadata(citations: Json) -> JsonObject:
-    """ADK's own citations as received; citations of another framework by their addresses."""
+    """Returns ADK's citations unchanged; of another framework's citations, only URL and title."""
     cited: JsonObject = obj(citations)
     if "citations" in cited:
         return cited
@@ -84,7 +91,10 @@ def citation_metadata(citations: Json) -> JsonObject:
 
 
 def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
-    """The retrieved documents: each is a chunk, and its score is the confidence of a support."""
+    """Returns the `groundingMetadata` of retrieved documents.
+
+    Each document becomes a chunk. The score of a document becomes the confidence of a support.
+    """
     found = objects(list(documents))
     supports = [
         {"groundingChunkIndices": [index], "confidenceScores": [each["score"]]}
@@ -96,32 +106,40 @@ def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
 
 
 def request_id(item: JsonObject) -> str:
-    """The id of the request for an approval's item: the item's id, unless it is the id of the call.
+    """Returns the id of the `adk_request_*` call for an approval's item.
 
-    ADK clients identify calls by id, so the `adk_request_*` call needs an id other than its call's.
+    The id is the item's id. If the item's id is also the id of the tool call, the result has a
+    prefix, because ADK clients identify calls by id and must distinguish the two calls.
     """
     item_id = str(item["item_id"])
     return f"{_REQUEST}{item_id}" if item_id == item.get("tool_call_id") else item_id
 
 
 def item_ids(request_id: str) -> list[str]:
-    """The items that a request id may belong to."""
+    """Returns the ids of the items that a request id may belong to: one or two ids."""
     return list(dict.fromkeys((request_id, request_id.removeprefix(_REQUEST))))
 
 
 def request_part(item: JsonObject) -> JsonObject:
-    """The `adk_request_*` call of an approval's item."""
+    """Returns the content part of the `adk_request_*` call for an approval's item."""
     name, make_args = _REQUESTS.get(item["kind"], _INPUT)
     return {"functionCall": {"id": request_id(item), "args": make_args(item), "name": name}}
 
 
 def is_long_running(item: JsonObject) -> bool:
-    """Whether the client runs the call itself. ADK then sends the call alone, without a request."""
+    """Returns whether the client runs the call itself.
+
+    ADK sends no `adk_request_*` call for such a call.
+    """
     return item["kind"] in ("external", "long_running") and bool(item.get("tool_call_id"))
 
 
 def failure_frame(data: JsonObject, timeout_s: float, at_s: float) -> JsonObject:
-    """The last frame of a failed run: ADK's own frame of 2.13, or a frame of adk-streaming.md."""
+    """Returns the last frame of a failed run.
+
+    An error of the upstream has the form of ADK 2.13. Any other error has a form of
+    adk-streaming.md.
+    """
     make = _FAILURES.get(data.get("code", ""), _stream_error)
     return make(data, timeout_s, at_s)
 
@@ -150,7 +168,10 @@ def _input_args(item: JsonObject) -> JsonObject:
 
 
 def _credential_args(item: JsonObject) -> JsonObject:
-    """What a person needs to sign in. Secrets never reach the bus."""
+    """Returns the arguments of a credential request, with only the data that a sign-in needs.
+
+    The arguments contain no secrets, because secrets never reach the bus.
+    """
     asked = obj(item.get("args"))
     credential: JsonObject = {}
     if asked.get("auth_type"):
@@ -165,7 +186,7 @@ _Request = tuple[str, Callable[[JsonObject], JsonObject]]
 _CONFIRMATION: Final[_Request] = ("adk_request_confirmation", _confirmation_args)
 _INPUT: Final[_Request] = ("adk_request_input", _input_args)
 
-# Any other kind of item becomes an input.
+# The requests by the kind of an item. An item of any other kind becomes an input request.
 _REQUESTS: Final[Mapping[str, _Request]] = {
     "confirmation": _CONFIRMATION,
     "review": _CONFIRMATION,
