@@ -1,4 +1,4 @@
-"""Types of fields that the bodies of several surfaces have."""
+"""Field types that the request bodies of several surfaces use."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pydantic import AfterValidator
 
 
 def not_blank(text: str) -> str:
-    """The text. Raises ValueError where it has nothing but white space."""
+    """Return the text; raise ValueError if the text is empty or only white space."""
     if not text.strip():
         raise ValueError("must not be empty or only white space")
     return text
 
 
-# The text that a run is started with.
+# The user's message, with which a run starts.
 Message = Annotated[str, AfterValidator(not_blank)]

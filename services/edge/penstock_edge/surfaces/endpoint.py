@@ -1,4 +1,4 @@
-"""What is around every handler of the edge: the trace context, and a bus that does not answer."""
+"""The wrapper of the edge's handlers: it enters the trace context and answers errors of the bus."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ log = logging.getLogger(__name__)
 
 
 def on_bus(bus: Bus) -> Callable[[Handler], Handler]:
-    """Wrap the handlers that work with this bus.
+    """Return a function that wraps the handlers that use this bus.
 
-    The work on a GET ends when its client leaves. What other methods asked for is done in any case.
-    A bus that does not answer is 503; an object that is no longer kept is 410.
+    If the client of a GET leaves, the handler is cancelled. Handlers of other methods run to their
+    end in any case. If the bus does not answer, the response is 503. If a payload in the object
+    store has expired, the response is 410.
     """
 
     def around(handler: Handler) -> Handler:

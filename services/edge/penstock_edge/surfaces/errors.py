@@ -1,6 +1,6 @@
-"""Errors in the body of a request, in the form that FastAPI gives them.
+"""Errors about the body of a request, in FastAPI's form.
 
-The clients of Agno, ADK and AG-UI read this form: a list of `{type, loc, msg}`.
+Clients of Agno, ADK and AG-UI can read this form, which is a list of `{type, loc, msg}`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHOWN_CHARACTERS: Final = 128
 
 
 class InvalidBody(Problem):
-    """The body of a request is refused: 422. `errors` are in FastAPI's form."""
+    """A request is refused with 422 because of its body. `errors` are in FastAPI's form."""
 
     def __init__(self, errors: Iterable[JsonObject]) -> None:
         self.errors = list(errors)
@@ -28,22 +28,25 @@ class InvalidBody(Problem):
 
 
 def body_error(type: str, where: Where, text: str) -> JsonObject:
-    """One error; `where` is the path of the field in the body."""
+    """Return an error in FastAPI's form; `where` is the path of the field in the body."""
     return {"type": type, "loc": ["body", *where], "msg": text}
 
 
 def invalid(type: str, where: Where, text: str) -> InvalidBody:
-    """The refusal of a body with one error."""
+    """Return the exception that refuses a body because of one error."""
     return InvalidBody([body_error(type, where, text)])
 
 
 def invalid_body(error: ValidationError, *where: str | int) -> InvalidBody:
-    """The refusal of a body, or of the part of it at `where`, that is not as its model says."""
+    """Return the exception that refuses a body because a model's validation failed.
+
+    `where` is the path of the validated part in the body; without it, the whole body is meant.
+    """
     return InvalidBody(
         body_error(each["type"], (*where, *each["loc"]), each["msg"]) for each in error.errors()
     )
 
 
 def shortened(text: str) -> str:
-    """The beginning of a client's text, short enough to be repeated in an error."""
+    """Return the beginning of a client's text, short enough to be repeated in an error."""
     return text[:SHOWN_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Values in the URLs of streams and lists."""
+"""Read the parameters in the URLs of streams and lists."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from penstock_edge.views.cursor import Cursor
 
 MAX_LISTED: Final = 100
 IDLE: Final = "idle"
-MAX_DIGITS: Final = 9  # int() raises for a text of thousands of digits
+MAX_DIGITS: Final = 9  # int() raises ValueError for a text of thousands of digits
 
 
 def cursor_of(request: HTTPConnection) -> Cursor | None:
-    """The cursor of the request; None without one.
+    """Return the cursor of the request; None if the request has no cursor.
 
     Raises:
-        Problem: 400 for a text that is not a cursor.
+        Problem: 400 if the text is not a cursor.
     """
-    # An EventSource that reconnects uses its first URL again, so the header is the newer cursor.
+    # An EventSource that reconnects uses its first URL again, so the header has the newer cursor.
     text = request.headers.get("last-event-id") or request.query_params.get("after")
     if not text:
         return None
@@ -32,13 +32,17 @@ def cursor_of(request: HTTPConnection) -> Cursor | None:
 
 
 def wants_page(request: HTTPConnection) -> bool:
-    """Whether the request accepts JSON and no event stream."""
+    """Return whether the request accepts JSON and does not accept an event stream."""
     accept = request.headers.get("accept", "")
     return "application/json" in accept and "text/event-stream" not in accept
 
 
 def number(text: str | None, name: str, default: int, most: int) -> int:
-    """A number from 1 to `most`. Raises Problem 422 for anything else."""
+    """Parse a number from 1 to `most`; return `default` if there is no text.
+
+    Raises:
+        Problem: 422 for any other text.
+    """
     if text is None:
         return default
     digits = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
@@ -48,7 +52,11 @@ def number(text: str | None, name: str, default: int, most: int) -> int:
 
 
 def switch(request: HTTPConnection, name: str, *, default: bool) -> bool:
-    """Whether a parameter is `on`. Raises Problem 422 for anything but `on` and `off`."""
+    """Return whether a parameter is `on`; return `default` if the parameter is missing.
+
+    Raises:
+        Problem: 422 if the value is neither `on` nor `off`.
+    """
     text = request.query_params.get(name)
     if text not in (None, "on", "off"):
         raise Problem(422, f"{name}: must be on or off")
@@ -56,7 +64,11 @@ def switch(request: HTTPConnection, name: str, *, default: bool) -> bool:
 
 
 def until_idle(request: HTTPConnection) -> bool:
-    """Whether the stream ends when no run is active. Raises Problem 422 for an unknown value."""
+    """Return whether the stream ends when no run is active or queued (`until=idle`).
+
+    Raises:
+        Problem: 422 for any other value of `until`.
+    """
     until = request.query_params.get("until")
     if until not in (None, IDLE):
         raise Problem(422, f"until: must be {IDLE}")
@@ -64,10 +76,12 @@ def until_idle(request: HTTPConnection) -> bool:
 
 
 def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
-    """The types that `category` and `type` select; None for all.
+    """Return the event types that `category` and `type` select.
+
+    The result is None, which selects all types, if the request has neither parameter.
 
     Raises:
-        Problem: 422 for an unknown one, or a dialect whose frames have no types.
+        Problem: 422 for an unknown category or type, or if frames of the dialect have no types.
     """
     categories, types = listed(request, "category"), listed(request, "type")
     if not categories and not types:
@@ -84,10 +98,12 @@ def types_of(request: HTTPConnection, dialect: str) -> frozenset[str] | None:
 
 
 def listed(request: HTTPConnection, name: str) -> list[str]:
-    """The values of a parameter without repetitions, separated by commas or in several parameters.
+    """Return the values of a parameter that may be repeated, without duplicates.
+
+    Each repetition may have several values, which commas separate.
 
     Raises:
-        Problem: 422 for more than `MAX_LISTED`.
+        Problem: 422 for more than `MAX_LISTED` values.
     """
     given = request.query_params.getlist(name)
     values = (value.strip() for text in given for value in text.split(","))

@@ -1,4 +1,4 @@
-"""Responses that several surfaces give."""
+"""Responses that several surfaces send."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from starlette.responses import Response
 
 
 def json_response(body: Any, status: int = 200) -> Response:
-    """The body as `application/json`."""
+    """Return a response with the body as `application/json`."""
     return Response(orjson.dumps(body), status, media_type="application/json")

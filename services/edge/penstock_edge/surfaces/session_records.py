@@ -1,4 +1,4 @@
-"""The records of a user's sessions in KV `sessions`."""
+"""Select the records of a user's sessions in KV `sessions`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 
 def records_of_user(entries: Iterable[Entry], user_id: str) -> Iterator[SessionRecord]:
-    """The records of this user's sessions among all entries of the bucket.
+    """Yield the records of this user's sessions among all entries of the bucket.
 
-    A record does not name its user, so its key is compared. A record that cannot be read is logged
-    and left out: otherwise one such record would fail the lists of all users.
+    A record does not name its user, so the key of the entry is compared. A record that cannot be
+    read is logged and left out: otherwise one such record would fail the lists of all users.
     """
     for entry in entries:
         try:

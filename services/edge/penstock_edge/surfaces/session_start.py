@@ -15,10 +15,10 @@ from penstock_edge.stream.until_idle import UntilIdle
 
 @dataclass(frozen=True, slots=True)
 class SessionStart:
-    """The position from which a client reads, and whether its stream ends (`until=idle`).
+    """The position from which a client reads, and whether the client's stream ends (`until=idle`).
 
-    `last_event` is the stream sequence of the session's last event where no run is active or queued
-    already; None while one is.
+    `last_event` is the stream sequence of the session's last event if no run was active or queued
+    when the request came; otherwise None.
     """
 
     position: StartPosition
@@ -29,7 +29,7 @@ class SessionStart:
 def ending(
     stream: ASGIApp, client: Client, bus: Bus, session: Session, start: SessionStart
 ) -> ASGIApp:
-    """The client's stream, which with `until_idle` ends when no run is active or queued."""
+    """Return the client's stream; with `until_idle`, it ends when no run is active or queued."""
     if not start.until_idle:
         return stream
     if start.last_event is not None:

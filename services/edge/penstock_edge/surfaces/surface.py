@@ -1,4 +1,4 @@
-"""A surface as the edge's service mounts it: the handlers of one contract."""
+"""The base class of surfaces. The edge's service mounts a surface: the handlers of one contract."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from penstock_edge.edge import Edge
 
 @runtime_checkable
 class Closing(Protocol):
-    """Handlers that hold something, such as an HTTP client."""
+    """Handlers that must be closed, because they own a resource such as an HTTP client."""
 
     async def close(self) -> None:
-        """Release it."""
+        """Release the resource."""
         ...
 
 
 class Surface:
-    """The base of every surface. A subclass names the classes of its handlers.
+    """The base class of every surface. A subclass lists the classes of its handlers in `handlers`.
 
-    The methods of these classes declare their operations by `serves`. Each class is made with the
-    edge, unless the subclass makes them itself (`make`).
+    The methods of the handler classes declare their operations with `serves`. Each handler class is
+    called with the edge, unless the subclass overrides `make`.
     """
 
     handlers: ClassVar[tuple[type, ...]]
@@ -32,19 +32,19 @@ class Surface:
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        """The operations of all handlers, in the order of `handlers`."""
+        """Return the operations of all handlers, in the order of `handlers`."""
         return operations_of(*cls.handlers)
 
     def make(self, edge: Edge) -> Sequence[object]:
-        """The handlers of this edge."""
+        """Make the handlers of this edge."""
         return [handler(edge) for handler in self.handlers]
 
     def routes(self, around: Callable[[Handler], Handler]) -> list[Route]:
-        """The routes of all handlers. `around` wraps each of them."""
+        """Return the routes of all handlers; `around` wraps each handler."""
         return [route for made in self._made for route in routes_of(made, around)]
 
     async def close(self) -> None:
-        """Release what the handlers hold."""
+        """Close the handlers that own resources."""
         for made in self._made:
             if isinstance(made, Closing):
                 await made.close()

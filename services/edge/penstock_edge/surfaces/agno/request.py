@@ -1,4 +1,4 @@
-"""The bodies of agno-events.md: a start and a continue; and FastAPI's form of errors. Pure."""
+"""Models of the bodies of agno-events.md, a start and a continue, with FastAPI's errors. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penstock_edge.surfaces.errors import InvalidBody, body_error, shortened
 
 JsonObject = dict[str, Any]
 
-# Fields that the edge or the connector sets. With a client's own value the upstream would send
-# another stream than the connector reads.
+# Fields that the edge or the connector sets. If a client's own values reached the upstream, the
+# upstream could send a stream that the connector cannot read.
 RESERVED: Final = frozenset(
     {"message", "stream", "stream_events", "background", "session_id", "user_id", "run_id"}
 )
-# The fields of a message besides its text, which only an Agno agent takes.
+# Fields with the media of a message. Only an Agno agent accepts media.
 MEDIA: Final = ("images", "audio", "videos", "input_files")
-# The fields that answer a pause, by the kind of the agent. Agno reads the first alone.
+# The fields that may answer a pause, by the kind of the agent. Agno itself reads only the first.
 ANSWER_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "agent": ("tools", "requirements"),
     "team": ("requirements",),
@@ -33,13 +33,16 @@ KINDS: Final = tuple(ANSWER_FIELDS)
 
 
 def error(type: str, loc: Sequence[str | int], msg: str, input: Any = None) -> JsonObject:
-    """One of FastAPI's errors; `loc` is the path in the body. Of `input`, a short text is shown."""
+    """Return an error in FastAPI's form; `loc` is the path of the field in the body.
+
+    The error shows only the beginning of `input`, and null if `input` is not a text.
+    """
     shown = shortened(input) if isinstance(input, str) else None
     return {**body_error(type, loc, msg), "input": shown}
 
 
 def _absent(text: Any) -> Any:
-    """FastAPI takes an empty field of a form for a field that is missing."""
+    """Return None for an empty text, as FastAPI treats an empty field of a form as missing."""
     return None if text == "" else text
 
 
@@ -55,20 +58,21 @@ class RunRequest(BaseModel):
 
     message: Annotated[str, Field(min_length=1), AfterValidator(not_blank)]
     stream: bool = False
-    # Every run continues without its client; without `stream`, the answer does not wait for it.
+    # Every run continues after its client has left. `background` only means that the response does
+    # not wait for the end of the run, and this only if `stream` is false.
     background: bool = False
     session_id: Name
     user_id: Name
 
     @property
     def returns_at_once(self) -> bool:
-        """Whether the answer is 202 before the run is over."""
+        """Whether the response is 202 at once, before the run is over."""
         return self.background and not self.stream
 
     def forwarded(self) -> JsonObject:
-        """The other fields, without those that are reserved.
+        """Return the client's other fields, without reserved fields and null values.
 
-        Agno ignores dependencies that are not a JSON object, so these are left out.
+        Agno ignores `dependencies` that are not a JSON object, so such a field is left out.
         """
         given = {
             name: value
@@ -92,7 +96,7 @@ class ContinueRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class AnswerList:
-    """The field of a continue that answers the pause, and its objects."""
+    """The name of the field that answers the pause, and the objects in this field."""
 
     field: str
     objects: list[JsonObject]
@@ -102,7 +106,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse(fields: Mapping[str, Any], model: type[Model]) -> Model:
-    """The fields as this model.
+    """Validate the fields as this model.
 
     Raises:
         InvalidBody: fields are missing, wrong or nested too deeply.
@@ -110,7 +114,7 @@ def parse(fields: Mapping[str, Any], model: type[Model]) -> Model:
     given = dict(fields)
     _require_flat(given, ())
     if given.get("message") == "":
-        del given["message"]  # FastAPI takes an empty field for a missing one
+        del given["message"]  # FastAPI treats an empty field as missing
     try:
         return model.model_validate(given)
     except ValidationError as cause:
@@ -119,7 +123,7 @@ def parse(fields: Mapping[str, Any], model: type[Model]) -> Model:
                 each["type"],
                 each["loc"],
                 each["msg"],
-                # FastAPI gives null as the input of a missing field
+                # FastAPI's error for a missing field has null as its input.
                 None if each["type"] == "missing" else each["input"],
             )
             for each in cause.errors(include_url=False, include_context=False)
@@ -127,7 +131,7 @@ def parse(fields: Mapping[str, Any], model: type[Model]) -> Model:
 
 
 def require_portable(request: RunRequest) -> None:
-    """Refuse fields that only an Agno agent takes, because another agent would not get them.
+    """Refuse media, because only an Agno agent would get the media of a message.
 
     Raises:
         InvalidBody: the message has media.
@@ -143,11 +147,11 @@ def require_portable(request: RunRequest) -> None:
 
 
 def answers_of(request: ContinueRequest, kind: str) -> AnswerList:
-    """The list that answers the pause of an agent of this kind.
+    """Return the list of answers in the body of a continue, for an agent of this kind.
 
     Raises:
-        InvalidBody: there is none, or more than one.
-        Problem: 400, as in Agno, where the field is not a JSON list of objects.
+        InvalidBody: the body has no such list, or more than one list.
+        Problem: 400, as in Agno, if the field is not a JSON list of objects.
     """
     extra = request.model_extra or {}
     fields = ANSWER_FIELDS[kind]

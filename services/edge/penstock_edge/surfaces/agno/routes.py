@@ -1,4 +1,4 @@
-"""What agno-events.md and Agno's clients ask of a server."""
+"""The Agno surface: all endpoints of agno-events.md and of Agno's clients."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from penstock_edge.surfaces.surface import Surface
 
 
 class Agno(Surface):
-    """Agents, teams, workflows, their runs and sessions, for any agent."""
+    """The handlers for agents, teams, workflows, runs and sessions."""
 
     handlers = (Runs, Sessions, ServerInfo)

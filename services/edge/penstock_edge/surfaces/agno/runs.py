@@ -1,4 +1,4 @@
-"""agno-events.md: start, continue and cancel runs, for any agent."""
+"""agno-events.md: start, continue and cancel the runs of agents of every protocol."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ _LEG: Final = {200: Answer("The leg as a stream, or the run", {SSE: STREAM, JSON
 
 
 def _of_each_kind(path: str, summary: str, **declared: Any) -> list[Operation]:
-    """The same operation for agents, teams and workflows; the handler reads `kind`."""
+    """Declare the same operation for agents, teams and workflows.
+
+    The handler finds the kind in the path parameter `kind`.
+    """
     return [
         Operation(
             path=path.replace("{kind}", kind),
@@ -80,7 +83,7 @@ class Runs:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """The ids and names of all agents of this kind."""
+        """Respond with the ids and names of all agents of this kind."""
         kind = request.path_params["kind"]
         return json_response(
             [_shown(agent) for agent in self._edge.config.agents if agent.kind == kind]
@@ -98,7 +101,7 @@ class Runs:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """The id and name of one agent, team or workflow."""
+        """Respond with the id and name of one agent, team or workflow."""
         return json_response(_shown(self._agent(request)))
 
     @serves(
@@ -120,9 +123,11 @@ class Runs:
         )
     )
     async def start(self, request: Request) -> ASGIApp:
-        """Start a run; the response is its first leg, or the run as JSON without `stream`.
+        """Start a run.
 
-        With `background` and without `stream`, the response is 202 at once, as in Agno 3.
+        With `stream`, the response is the stream of the first leg. Without `stream`, the response
+        is the run as JSON when the leg has ended. With `background` and without `stream`, the
+        response is 202 at once, as in Agno 3.
         """
         edge, who = self._edge, identity_of(request)
         agent = self._agent(request)
@@ -148,7 +153,7 @@ class Runs:
                 asked.message,
                 asked.session_id,
                 user_id,
-                # empty for an agent of another protocol, whose input has other names
+                # Empty for an agent of another protocol: the fields of its input have other names.
                 input=given or None,
             )
         )
@@ -176,7 +181,7 @@ class Runs:
         )
     )
     async def go_on(self, request: Request) -> ASGIApp:
-        """Decide what a paused run asks; the response is the leg that follows."""
+        """Decide the items of a paused run; the response is the leg that follows."""
         edge, who = self._edge, identity_of(request)
         agent = self._agent(request)
         record = await self._run(who, agent, request)
@@ -215,7 +220,7 @@ class Runs:
         )
     )
     async def cancel(self, request: Request) -> ASGIApp:
-        """Cancel the run: `{}`, also while the cancellation is not confirmed."""
+        """Cancel the run; the response is `{}`, even if the cancellation is not confirmed yet."""
         who = identity_of(request)
         agent = self._agent(request)
         record = await self._run(who, agent, request)
@@ -238,7 +243,11 @@ class Runs:
         return agent_of_kind(self._edge.config, path["kind"], path["id"])
 
     async def _run(self, who: Identity, agent: AgentConfig, request: Request) -> RunRecord:
-        """The run of this agent. Raises Problem 404 or 403, as `run_of` does."""
+        """Return the record of the run that the path names.
+
+        Raises:
+            Problem: 404 if this agent has no such run; any other problem that `run_of` raises.
+        """
         run_id = request.path_params["run_id"]
         try:
             record = await run_of(self._edge.bus, who, run_id)
@@ -252,7 +261,10 @@ class Runs:
 
 
 def _require_raw(who: Identity, agent: AgentConfig, asked: RunRequest | ContinueRequest) -> None:
-    """Raises Problem 403: the stream of an Agno agent has the bytes of its server."""
+    """Raise Problem 403 if the caller lacks the scope `raw`, and the response needs this scope.
+
+    The stream of an Agno agent needs the scope, because the bytes of the Agno server are relayed.
+    """
     if asked.stream and is_native(agent):
         require(who, "raw")
 

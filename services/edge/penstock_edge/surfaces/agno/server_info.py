@@ -1,4 +1,4 @@
-"""What Agno's `AgentOSClient` asks first: whether the server answers, and which agents it has."""
+"""The endpoints that Agno's `AgentOSClient` calls first: the server's health, and its agents."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class ServerInfo:
         )
     )
     async def config(self, request: Request) -> ASGIApp:
-        """Agno's configuration: the agents, teams and workflows. Penstock has no databases."""
+        """Respond with the agents, teams and workflows, in the shape of Agno's configuration.
+
+        The list of databases is empty, because Penstock has no databases.
+        """
         shown: dict[str, Any] = {"os_id": OS_ID, "name": "Penstock", "databases": []}
         for kind in KINDS:
             shown[f"{kind}s"] = [
@@ -54,5 +57,8 @@ class ServerInfo:
         )
     )
     async def health(self, request: Request) -> ASGIApp:
-        """Whether this edge answers; `/readyz` says whether it can serve runs."""
+        """Respond with 200, which shows that this edge answers.
+
+        Whether the edge can serve runs is the answer of `/readyz`.
+        """
         return json_response({"status": "ok", "instantiated_at": self._since})

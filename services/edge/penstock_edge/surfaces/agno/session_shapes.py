@@ -1,6 +1,6 @@
-"""Sessions and their runs in the shapes that Agno's clients read. Pure.
+"""Write sessions and their runs in the shapes that Agno's clients read. Pure.
 
-Penstock has no names, states and summaries of sessions, which an Agno server keeps as well.
+An Agno server also keeps names, states and summaries of sessions. Penstock does not have these.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _OF_THE_OUTPUT: Final = ("reasoning_content", "metrics", "tools", "messages")
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A session as it is listed. `created_at` and `updated_at` are RFC 3339, "" when unknown."""
+    """A session as lists show it.
+
+    `created_at` and `updated_at` are times of RFC 3339, or "" if the time is unknown.
+    """
 
     agent: AgentConfig
     user_id: str
@@ -42,7 +45,7 @@ class Kept:
     updated_at: str
 
     def listed(self) -> JsonObject:
-        """Agno's SessionSchema."""
+        """Return the session as Agno's SessionSchema."""
         return _without_nothing(
             {
                 "session_id": self.session_id,
@@ -56,7 +59,10 @@ class Kept:
         )
 
     def shown(self, runs: Sequence[JsonObject]) -> JsonObject:
-        """Agno's AgentSessionDetailSchema, or that of a team or a workflow; `runs`: the outputs."""
+        """Return the session as Agno's AgentSessionDetailSchema; `runs` are the runs' outputs.
+
+        The session of a team or a workflow has the team's or the workflow's schema instead.
+        """
         kind = self.agent.kind
         shape = {name: value for name, value in self.listed().items() if name != "session_type"}
         if kind == "agent":
@@ -72,7 +78,10 @@ class Kept:
 def page_of(
     sessions: Sequence[Kept], sort_by: str, *, descending: bool, page: int, limit: int
 ) -> JsonObject:
-    """Agno's PaginatedResponse of the sessions, `limit` to a page; pages begin at 1."""
+    """Return one page of the sessions as Agno's PaginatedResponse.
+
+    A page has at most `limit` sessions. The first page has the number 1.
+    """
     ordered = sorted(sessions, key=lambda each: str(getattr(each, sort_by)), reverse=descending)
     first = (max(page, 1) - 1) * limit
     count = len(ordered)
@@ -89,10 +98,11 @@ def page_of(
 
 
 def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) -> JsonObject:
-    """Agno's RunSchema, TeamRunSchema or WorkflowRunSchema.
+    """Return a run as Agno's RunSchema, TeamRunSchema or WorkflowRunSchema.
 
-    `output`: the run as one object; None where its events are not kept any more, or too many to be
-    read now. The record alone has the first 200 characters of the message, and the answer.
+    `output` is the run as one object. It is None if the run's events have expired, or are too many
+    to be read for this request. The record then provides the first 200 characters of the message,
+    and the answer.
     """
     run = output or {}
     content = run.get("content", _summary(record))
@@ -105,7 +115,7 @@ def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) 
         "user_id": record.user_id,
         "status": run.get("status") or STATUSES[record.status],
         "run_input": message if message is not None else record.message,
-        # Agno's clients take a text or an object
+        # Agno's clients accept only a text or an object here.
         "content": content if isinstance(content, str | dict) else orjson.dumps(content).decode(),
         "created_at": record.created_at,
         **{name: run[name] for name in _OF_THE_OUTPUT if name in run},
@@ -116,7 +126,7 @@ def run_shown(record: RunRecord, agent: AgentConfig, output: JsonObject | None) 
 
 
 def preview_of(record: RunRecord, agent: AgentConfig) -> JsonObject:
-    """Agno's SessionRunPreviewSchema."""
+    """Return a run as Agno's SessionRunPreviewSchema."""
     return {
         "run_id": record.run_id,
         f"{agent.kind}_id": agent.id,
@@ -129,13 +139,13 @@ def preview_of(record: RunRecord, agent: AgentConfig) -> JsonObject:
 
 
 def created_s(record: RunRecord) -> float:
-    """When the run was started, in seconds since 1970."""
+    """Return the time of the run's start, in seconds since 1970."""
     at = datetime.fromisoformat(record.created_at)
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def _summary(record: RunRecord) -> str:
-    """The text of the answer, or the error."""
+    """Return the text of the run's answer, else the run's error, else an empty text."""
     return record.summary or record.error or ""
 
 

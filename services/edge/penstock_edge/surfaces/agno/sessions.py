@@ -1,6 +1,7 @@
-"""Agno's sessions, for any agent: from KV `sessions` and the events of the runs. Read only.
+"""Agno's endpoints for sessions, for agents of every protocol. They are read only.
 
-A user's requests find the user's own sessions alone.
+A session is made from KV `sessions` and from the events of its runs. A request finds only the
+sessions of one user.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Sessions:
         ),
     )
     async def refuse(self, request: Request) -> ASGIApp:
-        """Refuse a write: 405, whether the session exists or not."""
+        """Refuse a write with 405, whether the session exists or not."""
         await ignore_body(request)
         raise Problem(405, READ_ONLY)
 
@@ -136,7 +137,7 @@ class Sessions:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """A page of the user's sessions, the newest first."""
+        """Respond with a page of the user's sessions, the newest first unless the query differs."""
         who, owner, agents = self._asked(request)
         if who.grant is not None:
             who.grant.check_subjects([])
@@ -172,7 +173,10 @@ class Sessions:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """One session; where several agents have one of this id, the session that ran last."""
+        """Respond with one session and its conversation.
+
+        If several agents have a session with this id, the response is the session that ran last.
+        """
         who, owner, agents = self._asked(request)
         session_id = request.path_params["session_id"]
         records = await self._records(who, owner, session_id, agents)
@@ -196,7 +200,10 @@ class Sessions:
         )
     )
     async def runs(self, request: Request) -> ASGIApp:
-        """The session's runs in order; the last ones with their messages and tool calls."""
+        """Respond with the session's runs in order.
+
+        The last runs of the session have their messages and tool calls.
+        """
         who, runs = await self._chosen(request)
         outputs = await self._outputs(who, runs)
         shown = [run_shown(record, agent, outputs.get(record.run_id)) for record, agent in runs]
@@ -212,7 +219,7 @@ class Sessions:
         )
     )
     async def previews(self, request: Request) -> ASGIApp:
-        """The session's runs in order, from their records alone."""
+        """Respond with the session's runs in order; only the records of the runs are read."""
         _, runs = await self._chosen(request)
         return json_response([preview_of(record, agent) for record, agent in runs])
 
@@ -225,7 +232,7 @@ class Sessions:
         )
     )
     async def run(self, request: Request) -> ASGIApp:
-        """One run, perhaps one that no connector has claimed yet."""
+        """Respond with one run, even if no connector has claimed the run yet."""
         who, owner, agents = self._asked(request)
         session_id, run_id = (request.path_params[name] for name in ("session_id", "run_id"))
         text = f"Run with ID {shortened(run_id)} not found in session {shortened(session_id)}"
@@ -242,10 +249,11 @@ class Sessions:
         return json_response(run_shown(record, agent, outputs.get(run_id)))
 
     def _asked(self, request: Request) -> tuple[Identity, str, list[AgentConfig]]:
-        """The caller, the owner of the sessions, and the agents of the kind.
+        """Return the caller, the owner of the sessions, and the agents of the kind in the query.
 
         Raises:
-            Problem: 403 for another owner, 422 for an unknown kind, 404 for a database.
+            Problem: 403 if the caller may not act for the owner, 422 if the kind is unknown, 404 if
+                the query names a database or a table.
         """
         who = identity_of(request)
         query = request.query_params
@@ -259,10 +267,11 @@ class Sessions:
         return who, act_as(who, query.get("user_id")), agents
 
     async def _chosen(self, request: Request) -> tuple[Identity, list[Run]]:
-        """The caller, and the session's runs that the query selects.
+        """Return the caller, and the runs of the session that the query selects.
 
         Raises:
-            Problem: 400 for an unknown status, 404 for an unknown session, 422 for a wrong time.
+            Problem: 400 for an unknown status, 404 for an unknown session, 422 for a malformed
+                time, and the problems of `_asked`.
         """
         who, owner, agents = self._asked(request)
         query = request.query_params
@@ -288,7 +297,7 @@ class Sessions:
     async def _records(
         self, who: Identity, owner: str, session_id: str, agents: Sequence[AgentConfig]
     ) -> list[tuple[AgentConfig, SessionRecord]]:
-        """The records of the session, one for each agent that has a session of this id."""
+        """Return the records of the session, one for each agent that has a session of this id."""
         if who.grant is not None:
             who.grant.check_session(session_id)
         bucket = self._edge.bus.bucket("sessions")
@@ -302,7 +311,10 @@ class Sessions:
         ]
 
     async def _runs(self, records: Sequence[tuple[AgentConfig, SessionRecord]]) -> list[Run]:
-        """The runs of these sessions in the order of their starts: run ids are UUIDv7."""
+        """Return the runs of these sessions in the order of their starts.
+
+        Run ids are UUIDv7, so the order of the ids is the order of the starts.
+        """
         agents = {run_id: agent for agent, record in records for run_id in record.runs}
         found = await _some_at_once(sorted(agents), self._record)
         return [(record, agents[record.run_id]) for record in found if record is not None]
@@ -312,7 +324,7 @@ class Sessions:
         return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
     async def _kept(self, agent: AgentConfig, owner: str, record: SessionRecord) -> Kept:
-        """A session with its name and its times, from its first and its last run."""
+        """Return a session with a name and times, which its first and its last run provide."""
         ids = [*record.runs[:1], *record.runs[-1:]]
         ends = [each for each in [await self._record(id) for id in ids] if each is not None]
         begun = ends[0].created_at if ends else getattr(record, "created_at", "")
@@ -326,9 +338,9 @@ class Sessions:
         )
 
     async def _outputs(self, who: Identity, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-        """The last runs as Agno's objects by their ids, the newest first, within the limits.
+        """Map run ids to the last runs as Agno's objects, the newest first, within the limits.
 
-        A run that was read in part only is left out.
+        A run is left out if not all of its events could be read.
         """
         allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
         turn = self._edge.turns.named(who)
@@ -337,7 +349,7 @@ class Sessions:
             events = await read_run(self._edge.bus, record, allowance, turn)
             if allowance.spent:
                 break
-            # where the first events are no longer kept, the record has more than the events
+            # If the run's first events have expired, the record has more than the other events.
             if events and events[0]["sequence"] == 1:
                 encoder = EdgeFrames(agent, record.run_id).encoder()
                 outputs[record.run_id] = run_output(events, encoder)
@@ -347,7 +359,7 @@ class Sessions:
 async def _some_at_once(
     things: Sequence[Thing], ask: Callable[[Thing], Awaitable[Answer]]
 ) -> list[Answer]:
-    """The answers about all things in their order, `AT_ONCE` at the same time."""
+    """Call `ask` for each thing, at most `AT_ONCE` at a time; return the answers in order."""
     answers: list[Answer] = []
     for first in range(0, len(things), AT_ONCE):
         answers += await asyncio.gather(*map(ask, things[first : first + AT_ONCE]))
@@ -355,7 +367,11 @@ async def _some_at_once(
 
 
 def _time_s(text: str | None, name: str) -> int | None:
-    """A Unix time. Raises Problem 422."""
+    """Parse a Unix time in seconds; None if there is no text.
+
+    Raises:
+        Problem: 422 if the text is not a Unix time.
+    """
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 12):

@@ -1,4 +1,4 @@
-"""Runs as Agno's clients read them: one leg as a stream, or the run so far as one object."""
+"""Views for Agno's clients: one leg as a stream, or the run up to now as one object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock_edge.views.items import Encoding, Item
 from penstock_edge.views.upstream_frames import INTERRUPTED, is_raw
 from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, RunFrames, View
 
-# The events that say how a leg has ended, by the kind of the agent.
+# Events with these names end a leg, by the kind of the agent.
 ENDS: Final = {
     "agent": frozenset({"RunCompleted", "RunPaused", "RunError", "RunCancelled"}),
     "team": frozenset({"TeamRunCompleted", "TeamRunPaused", "TeamRunError", "TeamRunCancelled"}),
@@ -40,24 +40,28 @@ _FRAME_END: Final = b"\n\n"
 
 @dataclass(slots=True)
 class EdgeFrames:
-    """The frames that the edge itself writes into an Agno stream, in the name of the agent."""
+    """Makes the frames that the edge itself adds to an Agno stream, with the agent's name."""
 
     agent: AgentConfig
     run_id: str
 
     def encoder(self) -> AgnoEncoder:
-        """A new encoder for a run of this agent."""
+        """Return a new encoder for a run of this agent."""
         return AgnoEncoder(self.agent.kind, self.agent.name or "")
 
     def of(self, event: dict[str, Any]) -> list[bytes]:
-        """The frames of one event alone."""
+        """Return the frames of one event, without the frames of the events before."""
         encoder = self.encoder()
         started = {"category": "lifecycle", "action": "started"}
         encoder.feed({**event, "event": started, "data": {"agent": self.agent.id}})
         return [sse.encode(frame.data, event=frame.event) for frame in encoder.feed(event)]
 
     def interrupted(self) -> list[bytes]:
-        """A RunError: these clients have no cursor, and take an end without one for success."""
+        """Return a RunError that ends an interrupted stream.
+
+        Agno's clients have no cursor. If the stream ended without a RunError, a client would
+        conclude that the run has succeeded.
+        """
         return self.of(
             {
                 "run_id": self.run_id,
@@ -70,7 +74,7 @@ class EdgeFrames:
 
 
 class SessionId(NamedTuple):
-    """The id of a session in JSON: the server's, which differs from the client's."""
+    """The two ids of one session, each as JSON: the agent server's id, and the client's id."""
 
     of_server: bytes
     of_client: bytes
@@ -78,10 +82,11 @@ class SessionId(NamedTuple):
 
 @dataclass(slots=True)
 class UpstreamLeg(Encoding):
-    """One leg of an Agno upstream, byte for byte.
+    """The encoding of one leg of an Agno upstream, which relays the leg byte for byte.
 
-    Where the upstream has not said how the leg ended, the edge adds the end of the run. The rest of
-    a frame that a broken connection left is dropped, because the upstream repeats that frame.
+    If the upstream sent no event that ends the leg, the edge adds the event that ends the run. If a
+    connection breaks within a frame, the beginning of this frame is dropped, because the upstream
+    sends the whole frame again on the next connection.
     """
 
     edge: EdgeFrames
@@ -89,14 +94,14 @@ class UpstreamLeg(Encoding):
     _parser: sse.Parser = field(default_factory=sse.Parser)
     _unfinished: bytes = b""  # the beginning of the next frame
     _connection: str = ""
-    _end_seen: bool = False  # the upstream has said how the leg ended
+    _end_seen: bool = False  # the upstream has sent an event that ends the leg
     _session_id: SessionId | None = None
 
     def feed(self, stored: Stored) -> Item:
-        """The bytes of one message.
+        """Return the bytes that one message adds to the stream.
 
         Raises:
-            KeyError, ValueError: the message is not one of Penstock's.
+            KeyError, ValueError: the message was not written by Penstock.
         """
         if not is_raw(stored):
             frames = [] if self._end_seen else self.edge.of(orjson.loads(stored.payload))
@@ -109,15 +114,16 @@ class UpstreamLeg(Encoding):
             return Item(raw.sequence, [complete] if complete else [])
         if raw.kind == "open":
             self._read_session_id(orjson.loads(raw.payload))
-        # Where the connection broke before the end of the leg, the end of the run follows.
+        # If the connection broke before the end of the leg, the run's terminal event still follows,
+        # so this item is not the last one.
         return Item(raw.sequence, [], last=raw.kind in ("end", "lost") and self._end_seen)
 
     def interruption(self) -> list[bytes]:
-        """A RunError."""
+        """Return a RunError."""
         return self.edge.interrupted()
 
     def _complete_frames(self, raw: RawFrame) -> bytes:
-        """The bytes up to the end of the last complete frame."""
+        """Return the new bytes up to the end of the last complete frame; keep the other bytes."""
         if raw.connection != self._connection:
             self._parser, self._unfinished, self._connection = sse.Parser(), b"", raw.connection
         self._look_for_end(raw.payload)
@@ -128,7 +134,10 @@ class UpstreamLeg(Encoding):
         return body[:end].replace(*self._session_id) if self._session_id else body[:end]
 
     def _read_session_id(self, opened: dict[str, Any]) -> None:
-        """A client continues the session by the id in these frames, so it must be the client's."""
+        """Read the two ids of the session, so that the frames get the client's id.
+
+        A client continues the session with the id in these frames.
+        """
         if "thread_id" in opened:
             of_client = orjson.dumps(opened["session_id"])[1:-1]
             self._session_id = SessionId(opened["thread_id"].encode(), of_client)
@@ -139,7 +148,7 @@ class UpstreamLeg(Encoding):
         except sse.FrameTooLarge as error:
             self._parser, frames = sse.Parser(), error.frames
         names = ENDS[self.edge.agent.kind]
-        # the stream also has the events of nested teams, which end with the same names
+        # The stream also has the events of nested teams. Their last events have the same names.
         self._end_seen = self._end_seen or any(
             frame.event in names and not _is_inner(frame.data) for frame in frames
         )
@@ -147,14 +156,14 @@ class UpstreamLeg(Encoding):
 
 @dataclass(slots=True)
 class Output(Encoding):
-    """The whole run as one object, when the leg has ended."""
+    """The encoding that writes the whole run as one object when the leg has ended."""
 
     edge: EdgeFrames
     leg: int
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     def feed(self, stored: Stored) -> Item:
-        """Nothing until the leg ends, then the object.
+        """Return an empty item until the leg ends, then the item with the object.
 
         Raises:
             ValueError, KeyError, TypeError: the body is not an event.
@@ -166,12 +175,15 @@ class Output(Encoding):
         return Item(stored.sequence, self.interruption(), last=True)
 
     def interruption(self) -> list[bytes]:
-        """The run so far; its status says that it has not ended."""
+        """Return the run up to now; the status in this object shows that the run has not ended."""
         return [orjson.dumps(run_output(self._events, self.edge.encoder()))]
 
 
 def leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
-    """One leg as a stream: an Agno upstream's own bytes, any other's events encoded."""
+    """Return the view of one leg as a stream.
+
+    The bytes of an Agno upstream are relayed. The events of any other upstream are encoded.
+    """
     edge = EdgeFrames(agent, run_id)
     if is_native(agent):
         return View(
@@ -188,18 +200,18 @@ def leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
 
 
 def encoded_leg(edge: EdgeFrames, leg: int) -> EncodedLeg:
-    """The encoding of one leg of an agent that is no Agno agent."""
+    """Return the encoding of one leg of an agent that is not an Agno agent."""
     return EncodedLeg(edge.encoder(), leg, _without_id, edge.interrupted)
 
 
 def output_view(agent: AgentConfig, run_id: str, leg: int) -> View:
-    """The run as one object, when this leg is over."""
+    """Return the view of the run as one object, which is written when this leg has ended."""
     encoding = partial(Output, EdgeFrames(agent, run_id), leg)
     return _encoded(run_id, leg, "output", encoding, VERBATIM_SSE)
 
 
 def is_native(agent: AgentConfig) -> bool:
-    """Whether the agent's server speaks Agno, so that its bytes are relayed."""
+    """Return whether the agent's server uses Agno's protocol, so that its bytes are relayed."""
     return agent.protocol == "agno"
 
 
@@ -227,7 +239,7 @@ def _no_notice(code: str, message: str) -> bytes:
 
 
 def _is_inner(data: bytes) -> bool:
-    """Whether the event belongs to a member of a team, or to a nested run."""
+    """Return whether the event belongs to a member of a team, or to a nested run."""
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError:

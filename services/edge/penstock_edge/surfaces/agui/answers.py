@@ -1,4 +1,4 @@
-"""The tool messages in a RunAgentInput, and the decisions that they mean. Pure."""
+"""Read the decisions from the tool messages in a RunAgentInput. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from penstock_edge.surfaces.agui.request import (
 
 JsonObject = dict[str, Any]
 
-# Messages that are shown to the user; an agent server leaves them out of the conversation.
+# Messages that are only shown to the user: an agent server leaves them out of the conversation.
 _SHOWN: Final = (ActivityMessage, ReasoningMessage)
 
 
 def last_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
-    """The tool messages that the conversation ends with: perhaps the answer to a pause."""
+    """Return the tool messages at the end of the conversation, which may answer a pause."""
     messages = [each for each in asked.messages if not isinstance(each, _SHOWN)]
     ends = (
         at for at in range(len(messages), 0, -1) if not isinstance(messages[at - 1], ToolMessage)
@@ -33,19 +33,19 @@ def last_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
 
 
 def earlier_tool_messages(asked: RunAgentInput) -> list[ToolMessage]:
-    """All other tool messages."""
+    """Return the tool messages that are not at the end of the conversation."""
     last = last_tool_messages(asked)
     return [each for each in asked.messages if isinstance(each, ToolMessage) and each not in last]
 
 
 def decision_of(item: JsonObject, message: ToolMessage) -> JsonObject:
-    """The decision on an item that a tool message means, as `pauses.decided` returns it.
+    """Read a tool message as the decision on an item, in the form that `pauses.decided` returns.
 
-    The result of a tool that an agent server executes is text. Every other answer is a value that
-    the client has written as JSON.
+    For an item of the kind `external`, the answer is the text of the message. For any other kind,
+    the answer is the value of the text as JSON, or the text itself if the text is not JSON.
 
     Raises:
-        UnclearAnswer: a confirmation is answered neither yes nor no.
+        UnclearAnswer: the answer to a confirmation is neither yes nor no.
     """
     text = text_of_content(message.content)
     payload = text if item["kind"] == "external" else _value(text)

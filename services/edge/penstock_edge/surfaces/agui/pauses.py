@@ -1,4 +1,4 @@
-"""The pause that a RunAgentInput answers, by `resume[]` or by the message of a frontend tool."""
+"""Find the pause that a RunAgentInput answers, by `resume[]` or by a frontend tool's message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from penstock_edge.surfaces.agui.request import RunAgentInput, ToolMessage
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.items import type_of
 
-# In a thread with more runs, the pauses of earlier runs are found by the ids of their items alone.
+# The pauses of this many runs are read. In a thread with more runs, a pause of an earlier run is
+# found only by the id of an item.
 NEWEST: Final = 20
 
 JsonObject = dict[str, Any]
@@ -40,7 +41,7 @@ Asked = dict[str, tuple[ApprovalRecord, JsonObject]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The decision on a pause's items."""
+    """The decisions on the items of a pause."""
 
     approval: ApprovalRecord
     items: list[Decided]
@@ -48,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPauses:
-    """Finds the pause that a request answers. Pauses of other users are unknown to `who`."""
+    """Finds the pause that a request answers, among the pauses that the caller `who` may see."""
 
     bus: Bus
     who: Identity
@@ -56,13 +57,13 @@ class AnsweredPauses:
     asked: RunAgentInput
 
     async def find(self) -> Answer | None:
-        """The answer; None where the request is for a new run.
+        """Return the answer in the request; None if the request is for a new run.
 
-        The approvals service checks that every item is answered.
+        This method does not check that every item is answered: the approvals service does.
 
         Raises:
-            Problem: 404 where no pause has such an item, 422 where an answer is unclear or the
-                answers belong to different pauses.
+            Problem: 404 if no pause has an item that the request answers, 422 if an answer is
+                unclear or the answers belong to different pauses.
         """
         try:
             if self.asked.resume:
@@ -96,7 +97,14 @@ class AnsweredPauses:
         return Answer(approval, items)
 
     async def _of_tools(self, messages: Sequence[ToolMessage]) -> Answer | None:
-        """The answer in these messages, which may hold results of other tools as well."""
+        """Return the answer in these messages, which may also have results of other tools.
+
+        The result is None if no message answers a pause and the agent is an AG-UI agent.
+
+        Raises:
+            Problem: 404 if no message answers a pause and the agent has another protocol, 422 if
+                the messages answer different pauses.
+        """
         asked = await self._asked_of_clients(messages)
         found = [
             (*asked[message.tool_call_id], message)
@@ -108,7 +116,7 @@ class AnsweredPauses:
                 return None
             id = messages[-1].tool_call_id
             raise Problem(404, f"no tool call {shortened(id)!r} waits for a result")
-        # a client repeats the answers of earlier requests along with those of this pause
+        # A client repeats its answers to earlier pauses together with the answers to this pause.
         open_ = [each for each in found if each[0].status == "pending"] or found[-1:]
         approval = open_[0][0]
         if any(each.approval_id != approval.approval_id for each, _, _ in open_):
@@ -117,10 +125,11 @@ class AnsweredPauses:
         return Answer(approval, items)
 
     async def _check_earlier(self) -> None:
-        """Raises Problem 422 for an answer that would reach an AG-UI upstream undecided.
+        """Raise Problem 422 for an answer that would reach an AG-UI upstream without a decision.
 
-        The upstream gets the ids without our qualifiers, so the bare ids are compared: otherwise a
-        result for the call of another run would answer a waiting call with the same id.
+        The upstream gets tool call ids without Penstock's qualifiers. So the unqualified ids are
+        compared: otherwise the result for a call of another run would answer a waiting call with
+        the same id.
         """
         earlier = earlier_tool_messages(self.asked)
         if self.agent.protocol != AGUI or not earlier:
@@ -136,10 +145,10 @@ class AnsweredPauses:
                 )
 
     async def _asked_of_clients(self, messages: Sequence[ToolMessage]) -> Asked:
-        """The items of this thread's pauses, by the tool call ids that clients have.
+        """Map the tool call ids that clients see to the items of this thread's pauses.
 
-        The pauses are those of the newest runs, and those that the messages name by id, which may
-        be answered already.
+        The result has the pauses of the newest runs, and the pauses with an item that a message
+        names by id. A pause of the second kind may be answered already.
         """
         asked: Asked = {}
         approvals = await asyncio.gather(
@@ -155,13 +164,13 @@ class AnsweredPauses:
                 if (id := item.get("tool_call_id")) is None:
                     continue
                 asked[f"{scope}{id}"] = (approval, item)
-                # earlier releases gave clients an AG-UI upstream's ids unqualified
+                # Earlier releases sent clients the ids of an AG-UI upstream without a qualifier.
                 if self.agent.protocol == AGUI and _goes_before(approval, asked.get(id)):
                     asked[id] = (approval, item)
         return asked
 
     async def _by_item(self, item_id: str) -> ApprovalRecord | None:
-        """The last pause of the thread with such an item, decided or not."""
+        """Return the thread's last pause with this item, decided or not; None if there is none."""
         entry = await find_alias(
             self.bus, self.who.user_id, self.agent.id, self.asked.thread_id, item_id
         )
@@ -173,7 +182,7 @@ class AnsweredPauses:
         return [run_id for record in records for run_id in record.runs[-NEWEST:]]
 
     async def _of_run(self, run_id: str) -> ApprovalRecord | None:
-        """The approval that the run waits for; None where it is not paused."""
+        """Return the approval that the run waits for; None if the run is not paused."""
         lifecycle = await lifecycle_of(self.bus, run_id)
         if lifecycle is None or type_of(lifecycle) != "lifecycle.paused":
             return None
@@ -181,9 +190,13 @@ class AnsweredPauses:
         return await self._approval(paused["data"]["approval_id"])
 
     async def _approval(self, approval_id: str) -> ApprovalRecord | None:
-        """The approval, if it belongs to this agent and thread, and the caller may see it."""
+        """Return the approval.
+
+        The result is None if there is no such approval, if the approval belongs to another agent or
+        thread, or if the caller may not see it.
+        """
         if not is_run_id(approval_id):
-            return None  # a client's own text, which may not be a key of the bucket
+            return None  # the id is a client's own text, which may be no valid key of the bucket
         entry = await self.bus.bucket("approvals").get(approval_id)
         if entry is None:
             return None
@@ -193,5 +206,8 @@ class AnsweredPauses:
 
 
 def _goes_before(approval: ApprovalRecord, known: tuple[ApprovalRecord, JsonObject] | None) -> bool:
-    """Whether an id that two runs use means this approval: a pending one goes first."""
+    """Return whether an id means this approval rather than the approval that is `known` for it.
+
+    Two runs may use the same id. A pending approval is preferred to a decided approval.
+    """
     return known is None or (approval.status == "pending" and known[0].status != "pending")

@@ -1,6 +1,6 @@
-"""The body of POST /agui/{agent}: RunAgentInput, of AG-UI 1.0 and before. Pure.
+"""Models of the body of POST /agui/{agent}: RunAgentInput, of AG-UI 1.0 and before. Pure.
 
-The fields of these models are checked, and null counts as absent. `penstock.starts` says which
+The fields of these models are checked, and null counts as absent. `penstock.starts` decides which
 other fields may be forwarded to an AG-UI upstream.
 """
 
@@ -145,10 +145,10 @@ class RunAgentInput(_Described):
 
 
 def parse(body: bytes) -> RunAgentInput:
-    """The body as RunAgentInput.
+    """Parse the body as RunAgentInput.
 
     Raises:
-        InvalidBody: it is not JSON, or fields are missing or wrong.
+        InvalidBody: the body is not JSON or is nested too deeply, or fields are missing or wrong.
     """
     try:
         document = orjson.loads(body)
@@ -163,15 +163,16 @@ def parse(body: bytes) -> RunAgentInput:
 
 
 def text_of(asked: RunAgentInput) -> str:
-    """The text of the last message of the user; empty when there is none."""
+    """Return the text of the user's last message; empty if the user has sent no message."""
     messages = [message for message in asked.messages if isinstance(message, UserMessage)]
     return text_of_content(messages[-1].content) if messages else ""
 
 
 def require_portable(asked: RunAgentInput) -> None:
-    """Refuse content that only an AG-UI agent takes, because another agent would not get it.
+    """Refuse content that only an AG-UI agent would get.
 
-    Any other agent gets the text of the user's message, which must be the last message.
+    An agent of another protocol gets only the text of the user's message. This message must be the
+    last message of the request.
 
     Raises:
         InvalidBody: the last message is not the user's, or has other parts than text, or no text.
@@ -197,7 +198,7 @@ def require_portable(asked: RunAgentInput) -> None:
 
 
 def text_of_content(content: str | list[Part]) -> str:
-    """The text of a message's content, without parts of another kind."""
+    """Return the text of a message's content; parts without text are left out."""
     if isinstance(content, str):
         return content
     return "".join(part.text for part in content if part.text is not None)

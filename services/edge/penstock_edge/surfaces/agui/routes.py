@@ -1,4 +1,4 @@
-"""What AG-UI's clients and agent-runs-sse.md ask of a server."""
+"""The AG-UI surface: all endpoints of AG-UI's clients and of agent-runs-sse.md."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from penstock_edge.surfaces.surface import Surface
 
 
 class Agui(Surface):
-    """Runs and threads, for any agent."""
+    """The handlers for runs and threads, for agents of every protocol."""
 
     handlers = (Runs, Threads)

@@ -1,4 +1,7 @@
-"""POST /agui/{agent}: RunAgentInput in, one AG-UI run out, as HttpAgent and CopilotKit expect."""
+"""POST /agui/{agent}: the body is a RunAgentInput, and the response streams one AG-UI run.
+
+HttpAgent and CopilotKit expect exactly one run in the response.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class Runs:
         )
     )
     async def post(self, request: Request) -> ASGIApp:
-        """Start a run, or answer a pause; either way the leg that follows is the response."""
+        """Start a run, or answer a pause; the response streams the leg that follows."""
         edge, who = self._edge, identity_of(request)
         agent = agent_by_id(edge.config, request.path_params["agent"])
         edge.streams.require_room(request.scope)
@@ -86,7 +89,7 @@ class Runs:
     async def _start(
         self, who: Identity, agent: AgentConfig, asked: RunAgentInput, body: bytes
     ) -> ASGIApp:
-        """Start a run; a request that is repeated gets the run of the first one."""
+        """Start a run; if the client repeats a request, stream the run of the first request."""
         edge = self._edge
         place = await start_of_new_run(edge.bus)
         digest = hashlib.sha256(body).hexdigest()
@@ -105,7 +108,7 @@ class Runs:
         return await edge.stream(view, place if started.new else await locate(edge.bus, view, None))
 
     async def _decide(self, who: Identity, asked: RunAgentInput, answer: Answer) -> ASGIApp:
-        """Pass the decision to the approvals service; the response is the next leg."""
+        """Pass the decision to the approvals service; the response streams the next leg."""
         edge, approval = self._edge, answer.approval
         run_id, leg = approval.run_id, approval.leg + 1
         place = await start_of_next_leg(edge.bus, run_id)
@@ -117,7 +120,7 @@ class Runs:
             if problem.status != 503:
                 await edge.agui_names.withdraw(run_id, leg, named)
             raise
-        # a request whose decision came too late may have written its own name in between
+        # Another request, whose decision came too late, may have written its own run id in between.
         await self._call(run_id, leg, asked)
         return await edge.stream(edge.agui.of_leg(run_id, leg, _audience(asked)), place)
 

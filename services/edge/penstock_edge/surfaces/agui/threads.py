@@ -1,8 +1,9 @@
-"""The streams of a thread: its runs one after another, as AG-UI, with cursors to reconnect.
+"""Stream the runs of a thread one after another, as AG-UI, with cursors to reconnect.
 
-`/events` and `/history` are those of agent-runs-sse.md. The stream under `/agui` lets AG-UI clients
-reconnect, for which the protocol itself has no means. A stream stays open, so that an EventSource
-gets the runs that are started later; with `until=idle` it ends when no run is active or queued.
+agent-runs-sse.md defines `/events` and `/history`. With the stream under `/agui`, AG-UI clients can
+reconnect, which AG-UI itself does not provide. A stream stays open, so that an EventSource also
+gets the runs that are started later. With `until=idle`, a stream ends when no run is active or
+queued.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ class Threads:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """The stream of agent-runs-sse.md; each frame has `id`, `event`, `data` in this order."""
+        """Respond with the stream of agent-runs-sse.md.
+
+        Each frame has the lines `id`, `event` and `data` in this order.
+        """
         session = self._session(request, request.query_params.get("agent"))
         view = self._view(session, Audience(RUNS), Sse(id_first=True))
         return await self._stream(request, session, view, await self._start(request, session))
@@ -97,7 +101,10 @@ class Threads:
         )
     )
     async def history(self, request: Request) -> ASGIApp:
-        """A page of the stream's events: `{threadId, events, next}`; `next` goes into `?after=`."""
+        """Respond with a page of the stream's events: `{threadId, events, next}`.
+
+        To get the next page, a client sends `next` as `?after=`.
+        """
         edge = self._edge
         session = self._session(request, request.query_params.get("agent"))
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
@@ -138,9 +145,10 @@ class Threads:
         )
     )
     async def reconnect(self, request: Request) -> ASGIApp:
-        """The events after the cursor; or, with `?prelude=1`, the present state and what follows.
+        """Respond with the stream after the cursor.
 
-        A cursor is preferred to a prelude, because an EventSource that reconnects sends both.
+        With `?prelude=1`, the stream begins with the present state of the thread instead. A request
+        with a cursor gets no prelude, because an EventSource that reconnects sends both.
         """
         session = self._session(request, request.path_params["agent"])
         query = request.query_params
@@ -151,8 +159,9 @@ class Threads:
         view = self._view(session, audience, framing)
         if not FLAGS[query.get("prelude")] or cursor_of(request) is not None:
             return await self._stream(request, session, view, await self._start(request, session))
-        # The end of the prelude is read first: a run that ends before `_start` has read the state
-        # of the thread is in the stream that follows the prelude.
+        # The end of the prelude is read before `_start`. If a run ends in between, its last events
+        # come after the prelude, so they are in the stream. In the other order, they could be only
+        # in the prelude.
         end = (await start_of_new_run(self._edge.bus)).start
         start = await self._start(request, session)
         frames = await self._prelude(identity_of(request), session, audience, view, end)
@@ -162,10 +171,11 @@ class Threads:
         return await self._stream(request, session, view, start, prelude_bytes)
 
     def _session(self, request: Request, agent: str | None) -> Session:
-        """The thread that the path names, of one agent or (None) of all.
+        """Return the thread that the path names, of this agent, or of all agents if it is None.
 
         Raises:
-            Problem: 403 for another user's thread, 404 for an unknown agent, 422 for a long id.
+            Problem: 403 for another user's thread, 404 for an unknown agent, 422 if the thread id
+                is too long.
         """
         caller = identity_of(request)
         thread_id = request.path_params["thread_id"]
@@ -181,11 +191,14 @@ class Threads:
         return Session(owner, thread_id, agents, any_agent=True)
 
     async def _start(self, request: Request, session: Session) -> SessionStart:
-        """The start of a stream. Without `until=idle`, an unknown thread is waited for.
+        """Return the position at which a stream starts, and whether the stream ends when idle.
+
+        Without `until=idle`, the stream of an unknown thread waits for the thread's first run.
 
         Raises:
-            Problem: 400 for a cursor of another thread, 422 for another value of `until`; with
-                `until=idle` 404 for an unknown thread, 410 where none of its events is kept.
+            Problem: 400 for a cursor of another thread, 410 for a cursor that NATS has lost, 422
+                for another value of `until`. With `until=idle`, also 404 for an unknown thread, and
+                410 if all events of the thread have expired.
         """
         if not until_idle(request):
             return SessionStart(await self._position(request, session))
@@ -194,10 +207,12 @@ class Threads:
         return SessionStart(position, until_idle=True, last_event=last)
 
     async def _idle_since(self, session: Session) -> int | None:
-        """The last event where no run is active or queued (`sessions.idle_since`); else None.
+        """Return the sequence of the thread's last event (`sessions.idle_since`).
+
+        The result is None while a run of the thread is active or queued.
 
         Raises:
-            Problem: 404 for an unknown thread, 410 where none of its events is kept.
+            Problem: 404 for an unknown thread, 410 if all events of the thread have expired.
         """
         idle = await idle_since(self._edge.bus, session)
         if idle == 0:
@@ -207,10 +222,10 @@ class Threads:
         return idle
 
     async def _position(self, request: Request, session: Session) -> StartPosition:
-        """The position of the request's cursor, or the beginning.
+        """Return the position of the request's cursor; without a cursor, the thread's beginning.
 
         Raises:
-            Problem: 400 for a cursor of another thread, 410 for one that NATS has lost.
+            Problem: 400 for a cursor of another thread, 410 for a cursor that NATS has lost.
         """
         bus, after = self._edge.bus, cursor_of(request)
         truncated = False
@@ -220,7 +235,7 @@ class Threads:
             source = self._source(session)
             await source.prepare()
             truncated = (await start_after(bus, after, source.keep)).truncated
-        # the frames of one run depend on the runs before it, so the thread is read from its start
+        # The frames of a run depend on the runs before, so the thread is read from its beginning.
         return StartPosition(1, 1, after, truncated)
 
     async def _stream(
@@ -240,7 +255,11 @@ class Threads:
     async def _prelude(
         self, who: Identity, session: Session, audience: Audience, view: View, end: int
     ) -> Sequence[Frame]:
-        """The frames that give a new client the state of the thread before this stream sequence."""
+        """Return the frames that describe the thread's state before the stream sequence `end`.
+
+        A new client needs these frames before it reads the stream from `end` on. The result is
+        empty if the thread has no events before `end`.
+        """
         bus, source = self._edge.bus, self._source(session)
         await source.prepare()
         memory = Memory()
@@ -269,4 +288,4 @@ class Threads:
 
 
 def _drop(batch: list[Stored]) -> None:
-    """Deliver nothing: the source is asked for the subjects of its history alone."""
+    """Deliver nothing: this source is only used for the subjects and messages of its history."""

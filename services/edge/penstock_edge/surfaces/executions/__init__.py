@@ -1,1 +1,1 @@
-"""The surface of executions-sse.md."""
+"""The surface that serves executions-sse.md."""

@@ -1,4 +1,4 @@
-"""The bodies of executions-sse.md. Pure."""
+"""Models of the request bodies of executions-sse.md. Pure."""
 
 from __future__ import annotations
 

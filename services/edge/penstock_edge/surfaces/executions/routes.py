@@ -1,4 +1,4 @@
-"""executions-sse.md: trigger and cancel, with its error shape `{code, message, data: null}`."""
+"""executions-sse.md: trigger and cancel runs; errors are `{code, message, data: null}`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DATA: Final = an_object(type=TEXT, runId=TEXT, content=TEXT, timestamp=TEXT)
 
 
 def _shape(codes: Mapping[int, str]) -> ErrorShape:
-    """The error shape of the contract, with these values of `code`."""
+    """Return the error shape of the contract; `codes` maps statuses to values of `code`."""
 
     def body(problem: Problem) -> Mapping[str, Any]:
         code = codes.get(problem.status, "ERROR")
@@ -71,7 +71,10 @@ class TriggerAndCancel:
         )
     )
     async def trigger(self, request: Request) -> ASGIApp:
-        """Start a run of the topology; the response is its stream, whatever the request accepts."""
+        """Start a run of the topology; the response is the run's stream.
+
+        The `Accept` header of the request is ignored.
+        """
         edge = self._edge
         who = identity_of(request)
         asked = await read_model(request, TriggerRequest, edge.settings.max_body_bytes)
@@ -101,7 +104,11 @@ class TriggerAndCancel:
         )
     )
     async def cancel(self, request: Request) -> ASGIApp:
-        """Cancel the run; the response comes when it is cancelled."""
+        """Cancel the run; the response is sent when the run is cancelled.
+
+        Raises:
+            Problem: 404 for an unknown run, 503 if the cancellation is not confirmed in time.
+        """
         edge = self._edge
         who = identity_of(request)
         asked = await read_model(request, CancelRequest, edge.settings.max_body_bytes)
@@ -127,6 +134,6 @@ class TriggerAndCancel:
 
 
 class Executions(Surface):
-    """Runs of topologies."""
+    """The handlers for runs of topologies."""
 
     handlers = (TriggerAndCancel,)

@@ -1,1 +1,1 @@
-"""The first page and `/docs`: static files."""
+"""The surface that serves the first page and `/docs` as static files."""

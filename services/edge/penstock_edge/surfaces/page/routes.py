@@ -1,6 +1,7 @@
-"""The page's static files. They are public: their scripts ask the API for what they show.
+"""Serve the page's static files.
 
-They are served without the bus, so that the page can say that the API does not answer.
+The files are public, because they contain no data: the page's scripts request all data from the
+API. The files are served even if the bus does not answer, so that the page can show this.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from penstock_edge.surfaces.surface import Surface
 
 FOLDER: Final = Path(__file__).with_name("static")
 
-# The browser loads nothing from elsewhere, runs no script in the markup, and sends forms nowhere.
+# With this policy the browser loads nothing from other hosts, runs no inline script, and submits
+# no form.
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -56,7 +58,7 @@ PATHS: Final = {
 
 
 class File:
-    """One file, read once; a browser that has this version gets 304."""
+    """The handler for one file, which is read once. A browser that has this version gets 304."""
 
     def __init__(self, path: Path) -> None:
         self._body = path.read_bytes()
@@ -70,7 +72,7 @@ class File:
         }
 
     async def __call__(self, request: Request) -> Response:
-        """The file."""
+        """Respond with the file, or with 304 if the browser has this version."""
         known = request.headers.get("if-none-match", "")
         if self._etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
             return Response(None, 304, self._headers)
@@ -93,17 +95,21 @@ _OPERATIONS: Final = tuple(
 
 
 class FirstPage(Surface):
-    """The page at `/` and `/docs`. Its files are served although the bus does not answer."""
+    """The handlers for the page at `/` and `/docs`, which work even if the bus does not answer."""
 
     handlers = ()
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        """One operation for each file."""
+        """Return one operation for each file."""
         return _OPERATIONS
 
     def routes(self, around: Callable[[Handler], Handler]) -> list[Route]:
-        """A route for each file, without `around`: the page says that the bus does not answer."""
+        """Return a route for each file.
+
+        The handlers are not wrapped in `around`, which answers 503 if the bus does not answer: the
+        page must load then, too, because it shows this state.
+        """
         return [
             Route(operation, File(FOLDER / PATHS[operation.path]).__call__)
             for operation in _OPERATIONS

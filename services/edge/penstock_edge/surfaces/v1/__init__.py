@@ -1,1 +1,1 @@
-"""Penstock's own API, under `/v1`."""
+"""The surface that serves Penstock's own API, under `/v1`."""

@@ -1,4 +1,4 @@
-"""`GET /v1/agents`: which agents are configured, and whether their servers answer."""
+"""`GET /v1/agents`: list the configured agents, and whether the server of each agent answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.web.operation import FLAG, TEXT, Operation, a_list, an_object, jso
 from penstock_edge.edge import Edge
 
 TIMEOUT_S: Final = 2.0
-KNOWN_FOR_S: Final = 5.0  # so that many callers do not make many requests to an agent server
+KNOWN_FOR_S: Final = 5.0  # limits the requests to an agent server if there are many callers
 AT_A_TIME: Final = 8
 _AGENT: Final = an_object(id=TEXT, name=TEXT, protocol=TEXT, kind=TEXT, answers=FLAG)
 
@@ -30,11 +30,12 @@ class _Known:
 
 
 class AgentList:
-    """Handler of /v1/agents. Each server is asked at most once in `KNOWN_FOR_S`."""
+    """Handler of /v1/agents. Each server gets at most one request within `KNOWN_FOR_S`."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        # only whether the server answers matters: no redirect is followed, no credential is sent
+        # Any answer shows that the server answers. So no redirect is followed, and no credential is
+        # sent.
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False)
         self._known: dict[str, _Known] = {}
         self._room = asyncio.Semaphore(AT_A_TIME)
@@ -58,7 +59,10 @@ class AgentList:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """`{agents: [{id, name, protocol, kind, answers}]}`, in the order of the configuration."""
+        """Respond with `{agents: [{id, name, protocol, kind, answers}]}`.
+
+        The agents are in the order of the configuration.
+        """
         agents = self._edge.config.agents
         shown = [
             {
@@ -73,9 +77,10 @@ class AgentList:
         return Response(orjson.dumps({"agents": shown}), media_type="application/json")
 
     async def answers(self) -> list[bool]:
-        """Whether each agent's server answers, in the order of the configuration."""
+        """Return whether each agent's server answers, in the order of the configuration."""
         agents = self._edge.config.agents
-        # shielded, because other callers wait for the same request when this caller leaves
+        # The requests are shielded: if this caller leaves, other callers may wait for the same
+        # request.
         return await asyncio.gather(*(asyncio.shield(self._answers(each)) for each in agents))
 
     def _answers(self, agent: AgentConfig) -> asyncio.Task[bool]:
@@ -87,7 +92,10 @@ class AgentList:
         return known.answers
 
     async def _ask(self, url: str) -> bool:
-        """Whether there is an HTTP answer of any status (an AG-UI URL answers a GET with 405)."""
+        """Return whether the server sends an HTTP answer.
+
+        Any status counts, because an AG-UI URL answers a GET with 405.
+        """
         try:
             async with self._room, self._client.stream("GET", url):
                 return True

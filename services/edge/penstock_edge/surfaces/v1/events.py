@@ -1,4 +1,4 @@
-"""GET /v1/events: the events of chosen types, of all runs, from a cursor or a time."""
+"""GET /v1/events: the events of all runs, or of chosen types, after a cursor or from a time."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ class EventsOfAllRuns:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """The stream, or a page of it where JSON is accepted; from now on, without a position."""
+        """Respond with the stream, or with one page if the request accepts JSON.
+
+        Without a cursor and a time, the stream begins now.
+        """
         many, bus = self._edge.many, self._edge.bus
         caller = identity_of(request.scope)
         subjects = subjects_of(request)
@@ -99,17 +102,17 @@ class EventsOfAllRuns:
             position = await with_live_marker(bus, EVENTS, source.patterns(), position)
         framing = Sse(switch(request, "names", default=True))
         stream = await self._edge.stream(many.of_types(chosen, owners, framing), position)
-        # The cursor of now comes first. Without it, a client that is cut before the first event
-        # would reconnect without a cursor and miss the events in between.
+        # The stream begins with the present cursor. Otherwise a client that loses its connection
+        # before the first event would reconnect without a cursor and miss the events in between.
         cursor = sse.at(str(position.after)) if asked is None and position.after else b""
         return Prefaced(stream, cursor)
 
 
 def subjects_of(request: HTTPConnection) -> list[str]:
-    """The patterns `category.action` of the request.
+    """Return the patterns `category.action` of the request; empty if the request has none.
 
     Raises:
-        Problem: 422 for a pattern that fits no event of the catalogue.
+        Problem: 422 if a pattern matches no event of the catalogue.
     """
     subjects = listed(request, "subjects")
     for subject in subjects:
@@ -130,13 +133,14 @@ def _matches(pattern: str, type: str) -> bool:
 
 
 async def position_of(edge: Edge, request: HTTPConnection) -> StartPosition | None:
-    """The position that the request names by a cursor or a time; None without either.
+    """Return the position that the request names by a cursor or a time.
 
-    A cursor is preferred to a time, because an EventSource that reconnects sends both.
+    The result is None if the request has neither. A cursor is preferred to a time, because an
+    EventSource that reconnects sends both.
 
     Raises:
-        Problem: 400 for a malformed cursor, 410 for one that NATS has lost, 422 for a malformed
-            time.
+        Problem: 400 for a malformed cursor, 410 for a cursor that NATS has lost, 422 for a
+            malformed time.
     """
     since = _time(request)
     after = cursor_of(request)
@@ -149,7 +153,7 @@ def _time(request: HTTPConnection) -> datetime | None:
     text = request.query_params.get("since")
     if not text:
         return None
-    # an unescaped plus sign in a URL arrives as a space
+    # An unescaped plus sign in a URL is read as a space.
     text = text.strip().replace(" ", "+")
     if _RFC_3339.fullmatch(text):
         try:

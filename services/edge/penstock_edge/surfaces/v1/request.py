@@ -1,4 +1,4 @@
-"""The bodies of Penstock's own API. Pure."""
+"""Models of the request bodies of Penstock's own API. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Penstock's own API."""
+"""The surface of Penstock's own API."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from penstock_edge.surfaces.v1.session_events import SessionEvents
 
 
 class V1(Surface):
-    """Everything under `/v1`, except the approvals, which are a service of their own."""
+    """The handlers for all paths under `/v1`, except approvals, which are a separate service."""
 
     handlers = (Runs, AgentList, EventsOfAllRuns, SessionEvents)

@@ -1,4 +1,4 @@
-"""Runs in Penstock's own API: /v1/runs."""
+"""The endpoints for runs in Penstock's own API: /v1/runs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,12 @@ class Runs:
         )
     )
     async def start(self, request: Request) -> ASGIApp:
-        """Start a run: 202 with its record, or its stream where `text/event-stream` is accepted."""
+        """Start a run.
+
+        If the request accepts `text/event-stream`, the response is the run's stream. Otherwise the
+        response is 202 with the run's record, or 200 if an earlier request with the same
+        idempotency key has started the run.
+        """
         edge = self._edge
         who = identity_of(request)
         body = await read_json(request, edge.settings.max_body_bytes)
@@ -135,7 +140,10 @@ class Runs:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """The newest of the caller's runs first: `{runs, next}`; `next` goes into `?before=`."""
+        """Respond with the caller's runs, the newest first: `{runs, next}`.
+
+        To get the next page, a client sends `next` as `?before=`.
+        """
         who = identity_of(request)
         query = request.query_params
         limit = number(query.get("limit"), "limit", LISTED, MAX_LISTED)
@@ -148,7 +156,7 @@ class Runs:
         async with self._edge.turns.of(who.user_id):
             entries = await self._edge.bus.bucket("runs").entries()
         found: list[dict[str, Any]] = []
-        # run ids are UUIDv7: their order is that of the runs' creation
+        # Run ids are UUIDv7, so the order of the ids is the order in which the runs were created.
         for entry in sorted(entries, key=lambda entry: entry.key, reverse=True):
             if entry.value is None or (before is not None and entry.key >= before):
                 continue
@@ -176,7 +184,7 @@ class Runs:
         )
     )
     async def show(self, request: Request) -> ASGIApp:
-        """The run's record."""
+        """Respond with the run's record."""
         who = identity_of(request)
         record = await run_of(self._edge.bus, who, request.path_params["run_id"])
         return _shown(who, record)
@@ -203,7 +211,10 @@ class Runs:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """The run's stream from the cursor on, or a page of it where JSON is accepted."""
+        """Respond with the run's events after the cursor: the stream, or one page.
+
+        The response is a page if the request accepts JSON and does not accept an event stream.
+        """
         edge = self._edge
         who = identity_of(request)
         dialect, named = _dialect(request)
@@ -247,7 +258,7 @@ class Runs:
         )
     )
     async def cancel(self, request: Request) -> ASGIApp:
-        """Cancel the run: 200 when it is cancelled, 202 while that is not confirmed."""
+        """Cancel the run; the status is 200, or 202 if the cancellation is not confirmed yet."""
         who = identity_of(request)
         await ignore_body(request)
         run_id = request.path_params["run_id"]
@@ -263,7 +274,7 @@ def _json(body: bytes, status: int = 200) -> Response:
 
 
 def _shown(who: Identity, record: RunRecord, status: int = 200) -> Response:
-    """The record without the fields that only administrators read."""
+    """Respond with the record; `unredacted` is left out unless the caller is an administrator."""
     if not who.may("administer"):
         record = record.model_copy(update={"unredacted": None})
     headers = {"location": f"/v1/runs/{record.run_id}", "penstock-run-id": record.run_id}

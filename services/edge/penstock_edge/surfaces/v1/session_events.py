@@ -1,4 +1,4 @@
-"""GET /v1/sessions/{session_id}/events: all runs of a session, over SSE or a WebSocket."""
+"""GET /v1/sessions/{session_id}/events: the events of a session, over SSE or a WebSocket."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _operation = partial(Operation, tag="events", method="GET", scopes=("read",), re
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The values of a request for a session's stream."""
+    """The parameters of a request for a session's stream."""
 
     session: Session
     dialect: str
@@ -68,7 +68,7 @@ class SessionEvents:
         )
     )
     async def events(self, request: Request) -> ASGIApp:
-        """The stream, or a page of it where JSON is accepted."""
+        """Respond with the stream, or with one page if the request accepts JSON."""
         edge = self._edge
         asked = self._asked(request)
         start = await self._start(request, asked)
@@ -90,7 +90,10 @@ class SessionEvents:
         )
     )
     async def socket(self, websocket: WebSocket) -> ASGIApp:
-        """The stream as messages. A bad request is refused before the WebSocket is accepted."""
+        """Send the stream as WebSocket messages.
+
+        A bad request is refused before the WebSocket is accepted.
+        """
         edge = self._edge
         edge.streams.require_room(websocket.scope)
         asked = self._asked(websocket)
@@ -100,11 +103,11 @@ class SessionEvents:
         return ending(EventSocket(client), client, edge.bus, asked.session, start)
 
     def _asked(self, request: HTTPConnection) -> Asked:
-        """The values of the path and the query.
+        """Return the parameters in the path and the query.
 
         Raises:
-            Problem: 403 for another user's session, 404 for an unknown agent, 422 for a
-                wrong value.
+            Problem: 403 for another user's session, 404 for an unknown agent, 422 for an invalid
+                value.
         """
         caller = identity_of(request.scope)
         query = request.query_params
@@ -125,11 +128,14 @@ class SessionEvents:
         return Asked(session, dialect, types_of(request, dialect), until_idle(request))
 
     async def _start(self, request: HTTPConnection, asked: Asked) -> SessionStart:
-        """The start of the stream. An unknown session is waited for.
+        """Return the position at which the stream starts, and whether the stream ends when idle.
+
+        The stream of an unknown session waits for the session's first run.
 
         Raises:
-            Problem: 400 for a cursor of another session, 410 where no event of the session is kept
-                and none will follow.
+            Problem: 400 for a cursor of another session, 410 for a cursor that NATS has lost. With
+                `until=idle`, 410 also if all events of the session have expired and no run is
+                active or queued.
         """
         bus = self._edge.bus
         idle = await idle_since(bus, asked.session) if asked.until_idle else None
@@ -182,4 +188,4 @@ class SessionEvents:
 
 
 def _drop(batch: list[Stored]) -> None:
-    """Deliver nothing: the source is asked for the subjects of its history alone."""
+    """Deliver nothing: this source is only used for the subjects of its history."""
