@@ -1,8 +1,8 @@
-"""The bus: the only code of Penstock that speaks NATS.
+"""Provides the bus, the only code of Penstock that uses NATS.
 
-Services import its classes and errors from here: `from penstock.bus import Bus, RawWriter`.
-Subjects, streams, records and message headers are modules beside this file; functions live in
-`read`, `write`, `state` and `admin`.
+Services import the classes and errors of the bus from here: `from penstock.bus import Bus,
+RawWriter`. Subjects, streams, records and message headers are modules of this package; the
+functions are in the packages `read`, `write`, `state` and `admin`.
 """
 
 from nats.aio.msg import Msg

@@ -1,4 +1,4 @@
-"""Limits of bytes in flight, for a whole process: shared fairly (`Budget`), or queued (`Gate`)."""
+"""Limits the bytes in flight of a process: by fair shares (`Budget`) or by a queue (`Gate`)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ OVERHEAD_BYTES = 1024  # of a message in memory besides its payload, mostly head
 
 
 def weight(payload: bytes) -> int:
-    """The bytes that a message counts for. Empty messages count, too."""
+    """Return the bytes that a message counts as. An empty message also counts."""
     return len(payload) + OVERHEAD_BYTES
 
 
 @dataclass(slots=True)
 class Budget:
-    """A limit of bytes that many holders share: no holder may hold more than is free.
+    """Shares a limit of bytes among many holders: no holder may hold more bytes than are free.
 
-    One flooding holder gets half of the limit, two get a third each, and a new holder finds room
-    (the dynamic threshold of Choudhury and Hahne, IEEE/ACM ToN 6(2), 1998, with alpha 1). A holder
-    of nothing may always take, so the limit can be exceeded by one step of each holder.
+    One holder that takes as much as possible gets half of the limit, two such holders get a third
+    each, and a new holder finds room (the dynamic threshold of Choudhury and Hahne, IEEE/ACM ToN
+    6(2), 1998, with alpha 1). A holder without bytes may always take some, so all holders together
+    can exceed the limit by one step each.
     """
 
     limit_bytes: int
@@ -36,11 +37,11 @@ class Budget:
 
     @property
     def free_bytes(self) -> int:
-        """The bytes that nobody holds; 0 when the limit is used up."""
+        """The number of bytes that no holder has taken; 0 when the limit is used up."""
         return max(0, self.limit_bytes - self.used_bytes)
 
     def admits(self, held_bytes: int) -> bool:
-        """Whether a holder of `held_bytes` may take more."""
+        """Return whether a holder of `held_bytes` may take more bytes."""
         return held_bytes <= self.free_bytes
 
 
@@ -56,7 +57,7 @@ class Gate:
     _waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
 
     async def enter(self, size_bytes: int) -> None:
-        """Wait for room and take it; `leave` returns it."""
+        """Wait until there is room for `size_bytes`, and take it; `leave` returns the room."""
         if not self._waiting and self._fits(size_bytes):
             self.inside_bytes += size_bytes
             return
@@ -66,13 +67,13 @@ class Gate:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._let_in()  # the cancelled one may have been the first in the queue
+                self._let_in()  # the cancelled caller may have been the first in the queue
             else:
-                self.leave(size_bytes)  # it was admitted and cancelled in the same step
+                self.leave(size_bytes)  # the caller was admitted and cancelled in the same step
             raise
 
     def leave(self, size_bytes: int) -> None:
-        """Return the room, and admit the callers that have waited longest."""
+        """Return the room for `size_bytes`, and admit the callers that have waited longest."""
         self.inside_bytes -= size_bytes
         self._let_in()
 

@@ -1,4 +1,4 @@
-"""`Bus`: one connection to NATS, and the parts that are built on it."""
+"""Defines `Bus`: one connection to NATS, and the parts that use the connection."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ LEASES = "KV_leases"
 
 
 class Bus:
-    """One connection to NATS, and everything that Penstock does with it.
+    """A bus is one connection to NATS, with everything that Penstock does over the connection.
 
-    After `connect` the connection is kept until `close`. `ready` says whether it works now,
-    `not_ready` why no new work should begin.
+    After `connect`, the bus reconnects until `close` is called. `ready` is true while the
+    connection works; `not_ready` has the reasons why no new work should begin.
     """
 
     def __init__(self, settings: BusSettings) -> None:
@@ -63,12 +63,12 @@ class Bus:
     async def connect(cls, settings: BusSettings, *, ensure: bool = True) -> Bus:
         """Connect, check the server, and make or upgrade every stream and bucket.
 
-        With `ensure=False` the streams are left alone: for a caller that only looks at them, and
-        may have other settings for their retention.
+        With `ensure=False` the streams are not changed. This is for a caller that only reads, and
+        may have other settings for the streams' retention.
 
         Raises:
-            NotThereYet: a later attempt may succeed. The text says what is missing.
-            StartUpError: the server cannot carry Penstock. The text says what to do.
+            NotThereYet: a later attempt may succeed. The text names what is missing.
+            StartUpError: Penstock cannot use the server. The text contains advice.
         """
         bus = cls(settings)
         try:
@@ -90,7 +90,7 @@ class Bus:
         return bus
 
     async def close(self) -> None:
-        """Send all published messages, then close."""
+        """Send all published messages, then close the connection."""
         if self.client.is_closed:
             return
         self._recovery.stop()
@@ -107,12 +107,12 @@ class Bus:
 
     @property
     def where(self) -> str:
-        """The URL of the servers, without a password in it."""
+        """The URL of the servers, without a password."""
         return self._dialer.where
 
     @property
     def ready(self) -> bool:
-        """True while the connection is up and the streams are those of the start."""
+        """True while the connection is up and the streams are the same as at the start."""
         return self.client.usable
 
     @property
@@ -127,12 +127,15 @@ class Bus:
 
     @property
     def hindrance(self) -> str:
-        """Why nothing can be sent now, without addresses, for clients; empty while it can."""
+        """The reason why nothing can be sent now, without addresses; empty while sending works.
+
+        Clients may see this text.
+        """
         return self.client.held_back if self.client.is_connected else "not connected to NATS"
 
     @property
     def not_ready(self) -> list[str]:
-        """Why no new work should begin now, in words for operators; empty while it may."""
+        """The reasons, for operators, why no new work should begin; empty while work may begin."""
         if not self.client.is_connected:
             return [self._dialer.absence]
         reasons = self.health.reasons + self.clock.not_ready
@@ -142,7 +145,7 @@ class Bus:
     # requests, reads and buckets
 
     def bucket(self, name: str) -> Bucket:
-        """A KV bucket of `streams.buckets`."""
+        """Return the KV bucket of this name, which must be in `streams.buckets`."""
         if name not in self._buckets:
             self._buckets[name] = Bucket(self, name)
         return self._buckets[name]
@@ -197,7 +200,7 @@ class Bus:
             await self.jetstream.api("INFO", timeout_s=READ_TIMEOUT_S)
 
     async def _server_time(self) -> str:
-        # The leader of this stream stamps the leases, and its answer carries its time.
+        # This stream's leader stamps the leases, and its answer carries the leader's time.
         answer = await self.jetstream.api(f"STREAM.INFO.{LEASES}", timeout_s=READ_TIMEOUT_S)
         return str(answer["ts"])
 

@@ -1,17 +1,17 @@
-"""What can go wrong on the bus.
+"""Defines the errors of the bus.
 
 BusError
 ├── BusUnavailable      no connection, or no leader answered: nothing was stored, retry
-│   ├── NotPermitted    this NATS user lacks a permission: the operator must grant it
+│   ├── NotPermitted    this NATS user lacks a permission, which the operator must grant
 │   └── NoJetStream     the server or the account has no JetStream: the operator must enable it
 ├── OutcomeUnknown      no answer in time: the message may be stored or not, read the tail
-├── FenceConflict       another writer was first: reload the tail and decide anew
+├── FenceConflict       another writer was first: read the tail again and decide again
 │   └── HistoryLost     messages of this writer are gone: NATS restarted with an older store
 ├── StreamFull          a limit of the stream was reached (discard policy "new")
 ├── ApiError            the JetStream API refused the request, with its err_code
 ├── MessageTooLarge     the message exceeds the server's max_payload
-└── StartUpError        the server cannot carry Penstock: the text says what to do
-    └── NotThereYet     no server answers, or JetStream does not: a later attempt may succeed
+└── StartUpError        Penstock cannot use the server: the text contains advice
+    └── NotThereYet     no server or no JetStream answers: a later attempt may succeed
 
 ObjectGone              the bus answers, but a stored payload no longer exists: do not retry
 """
@@ -27,19 +27,19 @@ NOT_ENABLED = frozenset({10039, 10076})  # for the account, on the server
 
 
 class BusError(Exception):
-    """Any failure of the bus."""
+    """The base of all errors of the bus."""
 
 
 class BusUnavailable(BusError):
-    """No connection, or no leader answered. Nothing was stored: retry."""
+    """There is no connection, or no leader answered. Nothing was stored: retry."""
 
 
 class NotPermitted(BusUnavailable):
-    """This NATS user lacks a permission. Nothing was stored; the operator must grant it."""
+    """This NATS user lacks a permission, which the operator must grant. Nothing was stored."""
 
 
 class NoJetStream(BusUnavailable):
-    """The server or the account has no JetStream, or disabled it because its disk is full."""
+    """The server or the account has no JetStream, or the server disabled it with a full disk."""
 
 
 class OutcomeUnknown(BusError):
@@ -47,7 +47,7 @@ class OutcomeUnknown(BusError):
 
 
 class FenceConflict(BusError):
-    """Another writer was first (err_code 10071, or 10164 from a replica)."""
+    """Another writer stored a message first (err_code 10071, or 10164 from a replica)."""
 
 
 class HistoryLost(FenceConflict):
@@ -63,7 +63,7 @@ class MessageTooLarge(BusError):
 
 
 class StartUpError(BusError):
-    """The server cannot carry Penstock. The text says why and what to do."""
+    """Penstock cannot use the server. The text contains the reason and advice."""
 
 
 class ApiError(BusError):
@@ -75,19 +75,23 @@ class ApiError(BusError):
 
 
 class NotThereYet(StartUpError):
-    """No server answers, or its JetStream does not. A later attempt may succeed."""
+    """No server answers, or the server's JetStream does not answer. A later attempt may succeed."""
 
 
 class ObjectGone(LookupError):
-    """A payload that was stored by reference no longer exists: it expired or was deleted."""
+    """A payload that was stored by reference has expired or was deleted."""
 
 
-# A cluster without a leader, or with fewer servers than replicas; by err_code.
+# The err_codes of a cluster without a leader, or with fewer servers than replicas.
 _FORMING = frozenset({10005, 10008})
 
 
 def refusal(error: BusError) -> type[StartUpError]:
-    """The error that ends a start: NotThereYet where a cluster may still form or elect a leader."""
+    """Return the error class for a start that this error ends.
+
+    The class is NotThereYet if a later attempt may succeed, since a cluster may still form or elect
+    a leader; else StartUpError.
+    """
     if isinstance(error, ApiError):
         return NotThereYet if error.code in _FORMING else StartUpError
     if isinstance(error, NotPermitted | NoJetStream):

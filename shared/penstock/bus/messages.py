@@ -1,9 +1,9 @@
-"""Messages as values: stored ones, ones to publish, and the headers of RAW and EVENTS. Pure.
+"""Defines stored messages, messages to publish, and the headers of RAW and EVENTS. Pure.
 
 Kinds of messages in RAW: `open` (a leg is claimed; JSON), `claim` (another connector continues the
-leg; JSON), `bytes` (a piece of the upstream's response body, verbatim), `part` (a piece of a
-message that is too large for one), `end` (the body ended cleanly; JSON), `lost` (the body broke
-off, or never began; JSON), `event` (a source event of Penstock itself; JSON).
+leg; JSON), `bytes` (a piece of the upstream's response body, verbatim), `part` (a piece of a source
+frame that is too large for one message), `end` (the body ended cleanly; JSON), `lost` (the body
+broke off, or never began; JSON), `event` (a source event of Penstock itself; JSON).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RAW_FIRST = "Penstock-Raw-First"
 
 @dataclass(slots=True)
 class Stored:
-    """A message as a stream holds it."""
+    """A message that a stream holds."""
 
     subject: str
     sequence: int
@@ -49,7 +49,7 @@ class Message:
 
 @dataclass(slots=True)
 class RawFrame:
-    """A source frame as the normalizer and the raw dialect see it."""
+    """A source frame in the form that the normalizer and the raw dialect use."""
 
     run_id: str
     writer: str
@@ -59,12 +59,12 @@ class RawFrame:
     connection: str
     received: str
     payload: bytes
-    part: tuple[int, int] | None = None  # number and count, from 1
+    part: tuple[int, int] | None = None  # of a part: its number, from 1, and the number of parts
     whole: str = "bytes"  # for a part: the kind of the complete message
 
     @property
     def opens_run(self) -> bool:
-        """True for the `open` of the first leg, or a part of it."""
+        """True for the `open` of the first leg, and for a part of this `open`."""
         return self.leg == 1 and "open" in (self.kind, self.whole)
 
     @property
@@ -74,10 +74,10 @@ class RawFrame:
 
 
 def raw_frame(stored: Stored) -> RawFrame:
-    """The source frame that a message of RAW carries.
+    """Return the source frame that a message of RAW carries.
 
     Raises:
-        KeyError, ValueError: the message lacks a header of ours, or has a malformed one.
+        KeyError, ValueError: a header of Penstock is missing or malformed.
     """
     headers = stored.headers
     _, _, run_id, writer = stored.subject.split(".")
@@ -98,5 +98,5 @@ def raw_frame(stored: Stored) -> RawFrame:
 
 
 def now() -> str:
-    """This machine's time as RFC 3339, in UTC, with milliseconds."""
+    """Return this machine's time as RFC 3339, in UTC, with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"

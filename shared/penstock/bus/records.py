@@ -1,6 +1,6 @@
-"""What services exchange besides events: commands, core requests, and the records in KV.
+"""Defines the data that services exchange besides events: commands, core requests, KV records.
 
-pydantic checks each of them: a record that cannot be parsed is refused with the field's name.
+pydantic checks each of these: a record that cannot be parsed is refused with the field's name.
 """
 
 from __future__ import annotations

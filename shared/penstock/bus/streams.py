@@ -1,4 +1,4 @@
-"""The streams and buckets of Penstock, declared as data. Services ensure them at start.
+"""Declares the streams and buckets of Penstock as data. Services make or upgrade them at the start.
 
 The README beside this file lists what each stream and bucket holds.
 """
@@ -32,14 +32,16 @@ COMMANDS, RAW, EVENTS, SCHEDULES, DEADLETTERS, ADVISORIES = (
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
-# Increased by one with every change of the declarations below. Release 0.1 recorded none: 1.
+# Increase this by one with every change of the declarations below. Release 0.1 recorded no schema;
+# its streams count as schema 1.
 SCHEMA = 2
 # The oldest schema whose services can work on streams of this schema.
 OLDEST = 1
 SCHEMA_KEY, OLDEST_KEY = "penstock-schema", "penstock-oldest-schema"
 
-# Fields of a stream's configuration: those that identify it as Penstock's; those that a start
-# upgrades; and those of retention and replication, which only the operator changes.
+# Fields of a stream's configuration: the fields that identify a stream of Penstock (STRUCTURE), the
+# fields that a start upgrades (FORWARD), and the fields of retention and replication, which only
+# the operator changes (RETENTION).
 STRUCTURE = ("subjects", "retention", "subject_transform", "republish")
 FORWARD = (
     *("description", "subjects", "subject_transform", "republish", "duplicate_window"),
@@ -51,7 +53,7 @@ RETENTION = ("max_age", "max_bytes", "num_replicas")
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long and how much is kept: ages in seconds, sizes in bytes (-1: no limit)."""
+    """The limits of what streams keep: ages in seconds, sizes in bytes (-1: no limit)."""
 
     replicas: int = 1
     raw_max_age_s: float = DAY_S
@@ -63,14 +65,14 @@ class Retention:
 
 
 def streams(retention: Retention) -> list[StreamConfig]:
-    """Every stream, with all its limits. Fields left out have the server's default."""
+    """Return every stream with all its limits. A field without a value has the server's default."""
     stream = partial(
         StreamConfig,
         storage=StorageType.FILE,
         num_replicas=retention.replicas,
         max_bytes=retention.max_bytes,
         allow_direct=True,
-        # nats-server 2.15 takes "unlimited" for 1,000 consumers a stream
+        # nats-server 2.15 would treat "unlimited" as 1,000 consumers for each stream
         max_consumers=100_000,
     )
     return [
@@ -113,7 +115,8 @@ def streams(retention: Retention) -> list[StreamConfig]:
             description="What a service could not process, with the reason",
             subjects=["deadletter.*.*"],
             max_age=retention.deadletters_max_age_s,
-            # one dead letter for each message and service, also if it is given up again much later
+            # The server keeps one dead letter for each message and service, even when the service
+            # gives the message up again much later.
             duplicate_window=retention.deadletters_max_age_s,
         ),
         stream(
@@ -127,7 +130,7 @@ def streams(retention: Retention) -> list[StreamConfig]:
 
 
 def buckets(retention: Retention) -> list[StreamConfig]:
-    """Every KV bucket, as the stream behind it."""
+    """Return the stream of every KV bucket, and the stream of the object store."""
     forever = 0.0
     ages_s = {
         "runs": retention.runs_max_age_s,  # the list of runs
@@ -140,9 +143,9 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "threads": retention.runs_max_age_s,  # history that AG-UI servers must be sent again
         "pauses": forever,  # a paused run's fold, which may outlive its events
         "rules": forever,  # automations
-        "tokens": forever,  # stream tokens, by hash; each key has a TTL of its own
+        "tokens": forever,  # stream tokens, by hash; each key has its own TTL
         "checkpoints": forever,  # how far each partition is processed; how far streams reach
-        "leases": forever,  # each key has a TTL of its own
+        "leases": forever,  # each key has its own TTL
         "letters": retention.deadletters_max_age_s,  # which dead letters were replayed
     }
     # large requests and events, carried by reference
@@ -172,7 +175,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
             allow_rollup_hdrs=True,
             allow_msg_ttl=True,
             deny_delete=True,
-            # an expired lease leaves a marker, so that readers of the bucket notice
+            # An expired lease leaves a marker, so that readers of the bucket notice the expiry.
             subject_delete_marker_ttl=1.0 if bucket == "leases" else None,
         )
         for bucket, max_age_s in ages_s.items()

@@ -1,1 +1,1 @@
-"""What an operator changes: streams, permissions, subscribers, replays of dead letters."""
+"""Makes an operator's changes: streams, permissions, subscribers, replays of dead letters."""

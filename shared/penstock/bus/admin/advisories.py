@@ -1,9 +1,9 @@
 """Makes dead letters of messages that the server has stopped delivering.
 
-After the largest number of deliveries that a consumer allows, the server publishes an advisory, a
-core message. The stream ADVISORIES keeps it until it is processed. Penstock's own work queues give
-messages up before that (see `read.work_queue`). What remains are messages for which this failed,
-and the messages of subscribers' consumers.
+After the largest number of deliveries that a consumer allows, the server publishes an advisory as a
+core message. The stream ADVISORIES keeps the advisory until it is processed. Penstock's own work
+queues normally give a message up before that (see `read.work_queue`). So the advisories are about
+messages that a work queue failed to give up, and about messages of subscribers' consumers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def exhausted(
     end: Callable[[Stored, Exception], Awaitable[None]],
     on_poison: Callable[[Stored, Exception], Awaitable[None]],
 ) -> WorkQueue:
-    """The queue of messages that were delivered too often.
+    """Return the work queue that processes the advisories.
 
     `bury` gets the service, the message, and the reason. `end` gets a command that no service will
-    carry out, and the reason, to end its run. Both must be safe to repeat, since the same advisory
-    may come twice. The service is the durable consumer's name up to its first dash.
+    carry out, and the reason, and ends the run of the command. Repeated calls of both must do no
+    harm, since the same advisory may be delivered twice. The service is the durable consumer's name
+    up to its first dash.
     """
 
     async def handle(stored: Stored) -> None:
@@ -59,7 +60,7 @@ def exhausted(
         await bury(service, message, why)
         if stream == streams.COMMANDS:
             await end(message, why)
-            # Without an acknowledgement the work queue would keep the message forever.
+            # No consumer acknowledges the message any more, so COMMANDS would keep it forever.
             await leader.delete(bus, stream, message.sequence)
 
     return WorkQueue(

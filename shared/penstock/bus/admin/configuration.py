@@ -1,7 +1,7 @@
-"""The configurations of streams: as this version declares them, as the server has them, compared.
+"""Compares the streams' declared configurations with those on the server, and changes streams.
 
-Every stream carries the schema that it has (`streams.SCHEMA`) in its metadata, and the oldest
-schema whose services can still work on it. Only the holder of a lease changes a stream.
+The metadata of every stream contain the stream's schema (`streams.SCHEMA`), and the oldest schema
+whose services can still work on the stream. Only the holder of a lease changes a stream.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COUNT = re.compile(r"partition\((\d+),1\)")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field of one stream: its present value, and the wanted one."""
+    """The present value and the wanted value of one field of one stream."""
 
     stream: str
     field: str
@@ -46,7 +46,10 @@ class Difference:
 
 
 def declared(retention: Retention) -> list[Configuration]:
-    """Every stream and bucket. The bucket of leases comes first: changing another needs a lease."""
+    """Return the configurations of all streams and buckets.
+
+    The bucket of leases comes first, since every change of another stream needs a lease.
+    """
     made: list[StreamConfig] = [*streams.streams(retention), *streams.buckets(retention)]
     made.sort(key=lambda config: config.name != "KV_leases")
     mark = {streams.SCHEMA_KEY: f"{streams.SCHEMA}", streams.OLDEST_KEY: f"{streams.OLDEST}"}
@@ -54,19 +57,19 @@ def declared(retention: Retention) -> list[Configuration]:
 
 
 def schema_of(found: Configuration) -> int:
-    """The schema of a stream; 1 for a stream of release 0.1, which recorded no schema."""
+    """Return the schema of a stream; 1 for a stream of release 0.1, which recorded no schema."""
     return int((found.get("metadata") or {}).get(streams.SCHEMA_KEY, 1))
 
 
 def partitions_of(raw: Configuration) -> int:
-    """The number of partitions into which RAW divides the runs."""
+    """Return the number of partitions in a configuration of RAW."""
     count = _COUNT.search(raw["subject_transform"]["dest"])
     assert count is not None
     return int(count[1])
 
 
 def with_partitions(transform: Any, count: int) -> Any:
-    """A subject transform with this number of partitions; any other value unchanged."""
+    """Return a subject transform with this number of partitions; return other values unchanged."""
     if not isinstance(transform, dict) or not _COUNT.search(transform.get("dest", "")):
         return transform
     return {**transform, "dest": _COUNT.sub(f"partition({count},1)", transform["dest"])}
@@ -75,7 +78,10 @@ def with_partitions(transform: Any, count: int) -> Any:
 def differences(
     wanted: Configuration, found: Configuration, fields: tuple[str, ...]
 ) -> list[Difference]:
-    """The declared fields in which two configurations differ, the number of partitions aside."""
+    """Return the declared fields in which two configurations differ.
+
+    A different number of partitions is not a difference.
+    """
     return [
         Difference(found["name"], field, found.get(field), wanted[field])
         for field in fields
@@ -93,10 +99,12 @@ def _plain(value: Any, field: str) -> Any:
 
 
 async def configuration(bus: HasJetStream, name: str) -> Configuration | None:
-    """A stream's configuration, fields that this version does not know included; None without one.
+    """Return a stream's configuration, including fields that this version does not know.
+
+    Returns None when the stream does not exist.
 
     Raises:
-        BusError: the server cannot be asked.
+        BusError: the server does not answer or refuses the request.
     """
     try:
         info = await bus.jetstream.api(f"STREAM.INFO.{name}")
@@ -109,10 +117,10 @@ async def configuration(bus: HasJetStream, name: str) -> Configuration | None:
 
 
 async def expected(bus: HasJetStream, name: str) -> Configuration:
-    """The configuration of a stream that must exist.
+    """Return the configuration of a stream that must exist.
 
     Raises:
-        BusError: the stream does not exist, or the server cannot be asked.
+        BusError: the stream does not exist, or the server does not answer.
     """
     found = await configuration(bus, name)
     if found is None:
@@ -123,10 +131,10 @@ async def expected(bus: HasJetStream, name: str) -> Configuration:
 async def update(
     bus: HasJetStream, found: Configuration, changes: list[Difference], metadata: dict[str, str]
 ) -> Configuration:
-    """Change these fields of a stream and no others; returns the new configuration.
+    """Change these fields of a stream and no other fields; return the new configuration.
 
     Raises:
-        BusError: the server refuses the change, or cannot be asked.
+        BusError: the server refuses the change, or does not answer.
     """
     wanted = {
         **found,
@@ -134,7 +142,8 @@ async def update(
         "metadata": {**(found.get("metadata") or {}), **metadata},
     }
     if 0 < wanted["max_age"] < wanted.get("duplicate_window", 0):
-        wanted["duplicate_window"] = wanted["max_age"]  # the server demands this
+        # the server refuses a duplicate window that is longer than the age limit
+        wanted["duplicate_window"] = wanted["max_age"]
     answer = await bus.jetstream.api(f"STREAM.UPDATE.{found['name']}", wanted)
     updated: Configuration = answer["config"]
     return updated
@@ -142,7 +151,7 @@ async def update(
 
 @asynccontextmanager
 async def alone(bus: Buckets) -> AsyncIterator[Lease]:
-    """Hold the lease on changes of streams.
+    """Hold the lease that every change of streams needs.
 
     Raises:
         StartUpError: another process holds the lease for too long.

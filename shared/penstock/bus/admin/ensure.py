@@ -1,8 +1,8 @@
-"""What a start does with the streams: it makes missing ones, and upgrades older ones.
+"""Makes missing streams and upgrades older streams when a service starts.
 
-A start never downgrades a stream of a newer schema. It upgrades an older one under a lease, so
-several services, also of different versions, may start at once. It does not change how long and how
-often messages are kept (`streams.RETENTION`): `migrate.apply` does that for the operator.
+A start never downgrades a stream of a newer schema. A start upgrades an older stream under a lease,
+so several services, also of different versions, may start at once. A start does not change the ages
+and replicas of streams (`streams.RETENTION`); `migrate.apply` changes these for the operator.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 
 
 async def ensure(bus: Buckets, retention: Retention) -> None:
-    """Make the streams that are missing, and upgrade the older ones.
+    """Make the streams that are missing, and upgrade streams of an older schema.
 
     Raises:
         NotThereYet: this user may not make or change streams, or a leader is missing.
-        StartUpError: a stream is not Penstock's, or too new for this version.
+        StartUpError: a stream is not Penstock's, or is too new for this version.
     """
     for wanted in declared(retention):
         try:
@@ -73,12 +73,13 @@ async def _ensure(bus: Buckets, wanted: Configuration) -> None:
         except ApiError as error:
             if error.code != STREAM_NAME_IN_USE:
                 raise
-        found = await expected(bus, wanted["name"])  # another version has just made it
+        found = await expected(bus, wanted["name"])  # another version has just made the stream
     if schema_of(found) < streams.SCHEMA:
         async with configurations.alone(bus):
             found = await _upgrade(bus, wanted)
     _check(wanted, found)
-    # Never changed here: a service with wrong settings would delete messages that others keep.
+    # A start never changes retention. Otherwise a service with wrong settings would delete messages
+    # that other services need.
     if other := differences(wanted, found, streams.RETENTION):
         log.warning(
             "the stream %s stays as it is: %s. `penstock streams migrate` changes it",
@@ -96,10 +97,11 @@ async def _ensure(bus: Buckets, wanted: Configuration) -> None:
 async def _upgrade(bus: Buckets, wanted: Configuration) -> Configuration:
     found = await expected(bus, wanted["name"])
     if schema_of(found) >= streams.SCHEMA:
-        return found  # another process has upgraded it meanwhile
+        return found  # another process has upgraded the stream meanwhile
     if not set(found["subjects"]) <= set(wanted["subjects"]):
         raise _not_ours(found, differences(wanted, found, ("subjects",)))
-    # Fields that the declaration leaves open keep the server's value, and RAW its partitions.
+    # A field without a declared value keeps the server's value, and RAW keeps its number of
+    # partitions.
     changes = [
         replace(each, wanted=_keeping_partitions(found, each.wanted))
         for each in differences(wanted, found, streams.FORWARD)

@@ -1,4 +1,4 @@
-"""What the operator changes while runs continue: how long messages are kept, and replicas."""
+"""Changes the ages, sizes and replicas of streams for the operator, while runs continue."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from penstock.bus.streams import Retention
 
 
 async def plan(bus: HasJetStream, retention: Retention) -> list[Difference]:
-    """The changes that `apply` would make: where the streams differ from these settings.
+    """Return the changes that `apply` would make, where the streams differ from these settings.
 
     Raises:
-        BusError: the server cannot be asked.
+        BusError: the server does not answer or refuses the request.
     """
     return [
         difference
         for wanted in declared(retention)
         if (found := await configuration(bus, wanted["name"])) is not None
         for difference in differences(wanted, found, streams.RETENTION)
-        if difference.wanted != -1  # without a limit in the settings, one set by hand stays
+        if difference.wanted != -1  # without a limit in the settings, the stream keeps its limit
     ]
 
 
 async def apply(bus: Buckets, retention: Retention) -> list[Difference]:
-    """Give all streams the ages, sizes and replicas of these settings; returns the changes.
+    """Give all streams the ages, sizes and replicas of these settings; return the changes.
 
     Raises:
-        BusError: the server refuses a change, or cannot be asked.
+        BusError: the server refuses a change, or does not answer.
     """
     async with alone(bus):
         changes = await plan(bus, retention)

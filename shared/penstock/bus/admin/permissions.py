@@ -1,10 +1,10 @@
-"""What each NATS user may do on the bus: the one table that all NATS configurations are made from.
+"""Declares what each NATS user may do; all NATS configurations are made from this table.
 
-Services share the account PENSTOCK, with one user each. Subscribers have an account of their own
-and reach only what is exported to it. Permissions within one account cannot achieve that: a user
-that may make a JetStream request chooses the subject of the answer, and the server does not check
-it. A subscriber that may only fetch its next event could have it delivered to `decide.<id>`, or
-into a bucket.
+Services share the account PENSTOCK, with one user for each service. Subscribers have a separate
+account and reach only the subjects that are exported to this account. Permissions within one
+account cannot restrict subscribers in this way: a user that may make a JetStream request chooses
+the subject of the answer, and the server does not check this subject. A subscriber that may only
+fetch its next event could have the event delivered to `decide.<id>`, or into a bucket.
 
 `python -m penstock.bus.admin.permissions` prints deploy/nats/accounts.conf.
 """
@@ -34,7 +34,7 @@ _NEXT, _INFO = "CONSUMER.MSG.NEXT", "CONSUMER.INFO"
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A NATS user. `responds`: it may answer each request that it receives, once."""
+    """A NATS user. With `responds`, the user may answer each request that it receives, once."""
 
     name: str
     purpose: str
@@ -44,38 +44,38 @@ class User:
 
     @property
     def inbox(self) -> str:
-        """The prefix of the subjects of its answers, to which no other user may subscribe."""
+        """The prefix of the user's reply subjects, to which no other user may subscribe."""
         return inbox_prefix(self.name)
 
 
 def inbox_prefix(user: str) -> str:
-    """The prefix of a user's inboxes, without a dot at its end."""
+    """Return the prefix of a user's inboxes, without a dot at the end."""
     return f"_INBOX_{user}"
 
 
 def _reads(*names: str) -> list[str]:
-    """Subjects to read messages of streams: from the leader, and by direct get."""
+    """Return the subjects to read messages of streams from the leader and by direct get."""
     return [f"{_API}.{call}.{name}" for name in names for call in ("STREAM.MSG.GET", "DIRECT.GET")]
 
 
 def _buckets(*names: str) -> list[str]:
-    """Subjects to read the keys of buckets."""
+    """Return the subjects to read the keys of buckets."""
     return _reads(*(f"KV_{name}" for name in names))
 
 
 def _keys(*keys: str) -> list[str]:
-    """Subjects to write keys: `<bucket>.<pattern>`."""
+    """Return the subjects to write keys, each given as `<bucket>.<pattern>`."""
     return [f"$KV.{key}" for key in keys]
 
 
 def _follows(stream: str) -> list[str]:
-    """Subjects to read a stream in order, by ephemeral consumers."""
+    """Return the subjects to read a stream in order, by ephemeral consumers."""
     calls = ("CREATE.{}", "MSG.NEXT.{}.*", "DELETE.{}.*")
     return [f"{_API}.CONSUMER.{call.format(stream)}" for call in calls]
 
 
 def _takes(stream: str, *durables: str) -> list[str]:
-    """Subjects to take work from durable consumers that the user makes itself."""
+    """Return the subjects to take messages from durable consumers that the user makes itself."""
     return [
         subject
         for durable in durables
@@ -88,12 +88,12 @@ def _takes(stream: str, *durables: str) -> list[str]:
     ]
 
 
-# Every service checks which streams exist, and whether they are still the same.
+# Every service checks which streams exist, and whether the streams are still the same.
 _LOOKS = [f"{_API}.INFO", f"{_API}.STREAM.INFO.*"]
-# Payloads over 512 KiB. A writer that replaces an object purges the old one.
+# Objects hold payloads over 512 KiB. A writer that replaces an object purges the old object.
 _READS_OBJECTS = [*_reads(_OBJECTS), f"{_API}.DIRECT.GET.{_OBJECTS}.>"]
 _KEEPS_OBJECTS = [*_READS_OBJECTS, "$O.payloads.>", f"{_API}.STREAM.PURGE.{_OBJECTS}"]
-# Requests by which processes detect each other's death.
+# With these requests, processes detect that another process has ended.
 _ALIVE = ["alive.>"]
 # Every service records how far the streams reach, so that a lost end is detected.
 _MARKS = [*_buckets("checkpoints"), *_keys("checkpoints.marks")]
@@ -145,9 +145,10 @@ USERS: Final = (
         "normalizer",
         "the only one that writes events",
         [f"{category}.>" for category in CATEGORIES],
-        # dead letters of all services and subscribers: it processes the server's advisories
+        # The normalizer processes the server's advisories, so it makes dead letters of all services
+        # and subscribers.
         ["raw.*.normalizer", "deadletter.*.*"],
-        # it repairs streams that have lost their end: see `state.continuity`
+        # The normalizer repairs streams that have lost their end: see `state.continuity`.
         ["raw.*.penstock", "command.penstock.skipped.*"],
         [f"{_API}.STREAM.PURGE.{stream}" for stream in (RAW, EVENTS, COMMANDS)],
         _follows(RAW),
@@ -165,7 +166,7 @@ USERS: Final = (
         "carries clients' requests, and sends them events",
         ["command.connector.start.*", "command.connector.cancel.*", "raw.*.edge"],
         ["decide.*", "turn.*", "deadletter.edge.*"],
-        # which runs are open: users' limits count them
+        # The edge follows which runs are open, since the users' limits count open runs.
         _follows("KV_runs"),
         _reads(EVENTS, RAW, COMMANDS),
         _buckets("runs", "sessions", "aliases", "idempotency", "approvals", "pauses"),
@@ -220,14 +221,15 @@ NAMES: Final = tuple(user.name for user in (*USERS, *READERS))
 
 
 def password_variable(user: str) -> str:
-    """The environment variable that holds a user's password for deploy/nats."""
+    """Return the environment variable that holds a user's password for deploy/nats."""
     return f"PENSTOCK_NATS_PASSWORD_{user.upper()}"
 
 
 def configuration(passwords: Mapping[str, str]) -> str:
-    """The block `accounts` of a NATS server's configuration, with these passwords by user.
+    """Return the block `accounts` of a NATS server's configuration, with a password for each user.
 
-    A password is written unchanged: quote one that is not a variable (`json.dumps`).
+    A password is written unchanged, so the caller must quote a password that is not a variable
+    (`json.dumps`).
     """
     operators = "\n".join(_user(user, passwords[user.name]) for user in USERS)
     readers = "\n".join(_user(user, passwords[user.name]) for user in READERS)
@@ -293,7 +295,7 @@ accounts {{{{
 
 
 def main() -> None:
-    """Print the block, with a variable for each password."""
+    """Print the block `accounts`, with a variable for each password."""
     print("# Made by `make contract` from penstock/bus/admin/permissions.py: change it there.")
     print("# A variable of the server's environment holds each password; see README.md.")
     print(configuration({name: f"${password_variable(name)}" for name in NAMES}), end="")

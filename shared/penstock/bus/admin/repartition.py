@@ -1,4 +1,4 @@
-"""The number of partitions into which RAW divides the runs, changed while runs continue."""
+"""Changes the number of partitions into which RAW divides the runs, while runs continue."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from penstock.bus.state.leases import note_of
 log = logging.getLogger(__name__)
 
 GROUP = "normalizer"  # its members divide the partitions
-SETTLE_S = 2.0  # a replica that has not applied the new transform yet may become leader
+SETTLE_S = 2.0  # wait, since a replica without the new transform may still become the leader
 
 
 async def partitions(bus: HasJetStream) -> int:
-    """The number of partitions into which RAW divides the runs now.
+    """Return the number of partitions into which RAW divides the runs now.
 
     Raises:
-        BusError: the stream RAW does not exist, or the server cannot be asked.
+        BusError: the stream RAW does not exist, or the server does not answer.
     """
     return partitions_of(await expected(bus, streams.RAW))
 
 
 async def at_least(bus: Buckets, count: int) -> int:
-    """Let the normalizers divide `count` partitions or more; returns how many they divide.
+    """Let the normalizers divide `count` partitions or more; return the number that they divide.
 
     Raises:
         BusError: the bucket of leases cannot be read or written.
@@ -52,15 +52,16 @@ async def at_least(bus: Buckets, count: int) -> int:
 
 
 async def repartition(bus: Buckets, count: int, timeout_s: float = 30.0) -> None:
-    """Divide the runs into another number of partitions, while they continue.
+    """Divide the runs into another number of partitions, while the runs continue.
 
-    Three steps, each of which may be repeated, also after a crash behind any of them: the
-    normalizers take the new partitions; RAW's transform changes; partitions that get no more frames
-    are released once they are read to their end. So a normalizer reads every partition that has
-    frames. A run's frames may lie in two partitions; the normalizer keeps their order.
+    There are three steps: the normalizers take the new partitions; RAW's transform changes;
+    partitions that get no more frames are released once the normalizers have read them to their
+    end. Each step may be repeated, also after a crash between two steps. So a normalizer reads
+    every partition that has frames. The frames of one run may be in two partitions; the normalizer
+    keeps their order.
 
     Raises:
-        BusError: a step failed or took longer than `timeout_s`. Call this again.
+        BusError: a step failed or took longer than `timeout_s`. Call this function again.
     """
     async with alone(bus) as lease:
         await at_least(bus, count)
@@ -79,7 +80,10 @@ async def repartition(bus: Buckets, count: int, timeout_s: float = 30.0) -> None
 
 
 async def _all_know(bus: Buckets, timeout_s: float) -> None:
-    """Wait until every living normalizer divides the recorded number of partitions."""
+    """Wait until every normalizer with a lease divides the recorded number of partitions.
+
+    After `timeout_s` it suffices that one normalizer does.
+    """
     bucket = bus.bucket("leases")
     members: list[Entry] = []
     others: list[str] = []
@@ -99,7 +103,8 @@ async def _all_know(bus: Buckets, timeout_s: float) -> None:
                 f"no normalizer takes up the new partitions ({', '.join(others)}): "
                 "are they of an older version? Upgrade them first"
             ) from None
-        # The normalizers that know the new number take all partitions that the others leave.
+        # The normalizers that know the new number divide all partitions among themselves, so every
+        # partition has a normalizer although other normalizers do not know the number yet.
         log.warning("these normalizers do not know of the partitions yet: %s", ", ".join(others))
 
 

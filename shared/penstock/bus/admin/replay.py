@@ -1,9 +1,9 @@
-"""Replays a dead letter: publishes its message again, once, or says why that is not possible.
+"""Replays a dead letter: publishes its message again, once, or explains why this is impossible.
 
 A replay may be repeated safely. The dead letter is marked before and after the publish, and the
-publish carries a message id of the dead letter. After the stream's duplicate window the receiving
-service still processes the message once (claims of starts, `sent` records of decisions, an
-approval's record).
+published message carries a message id that is made from the dead letter. After the stream's
+duplicate window the receiving service still processes the message only once (by claims of starts,
+`sent` records of decisions, an approval's record).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TAKE_BACK = frozenset({"approvals"})
 
 
 class CannotReplay(Exception):
-    """A dead letter cannot be replayed. The text says why, and what to do."""
+    """A dead letter cannot be replayed. The text contains the reason and advice."""
 
 
 async def replay_letter(bus: Buckets, found: Letter) -> bool:
-    """Publish the message of a dead letter again; False when this was done before.
+    """Publish the message of a dead letter again; return False if it was replayed before.
 
     Raises:
-        CannotReplay: processing the message again would do harm, or nothing.
+        CannotReplay: processing the message again would do harm or have no effect.
         BusError: the bus failed; call this again.
     """
     letter = found.letter
@@ -47,7 +47,7 @@ async def replay_letter(bus: Buckets, found: Letter) -> bool:
 
 
 async def _message(bus: Buckets, letter: DeadLetter) -> Message:
-    """The message to publish. Raises CannotReplay."""
+    """Return the message that replays a dead letter. Raises CannotReplay."""
     tokens = letter.subject.split(".")
     if tokens[0] in ("raw", "rawp"):
         raise CannotReplay(await _why_no_frame(bus, letter))
@@ -57,7 +57,8 @@ async def _message(bus: Buckets, letter: DeadLetter) -> Message:
             await check(bus, letter)
         return Message(letter.subject, letter.payload, _headers(letter))
     if tokens[0] in subjects.CATEGORIES and letter.service in TAKE_BACK:
-        # An event cannot be published again. A command asks the service to process it again.
+        # An event cannot be published again, so a command asks the service to process the event
+        # again.
         body = await objects.wrap(bus, f"replay.{letter.key}", letter.dump())
         return Message(subjects.replay_of(letter.service, letter.run_id), body, _headers(letter))
     raise CannotReplay(
@@ -67,7 +68,7 @@ async def _message(bus: Buckets, letter: DeadLetter) -> Message:
 
 
 def _headers(letter: DeadLetter) -> dict[str, str]:
-    """The message's own headers, except those for the NATS server."""
+    """Return the message's headers without headers for the NATS server, and a message id."""
     own = {name: value for name, value in letter.headers.items() if not name.startswith("Nats-")}
     return own | {"Nats-Msg-Id": f"replay.{letter.key}"}
 

@@ -1,7 +1,7 @@
-"""The durable consumer of the NATS user `subscriber`, which may not make consumers itself.
+"""Makes the durable consumer of the NATS user `subscriber`, which may not make consumers itself.
 
-A user that may make a consumer chooses the subject of its deliveries, and the server does not check
-whether the user may publish there.
+A user that may make a consumer chooses the subject of the consumer's deliveries, and the server
+does not check whether the user may publish to this subject.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MAX_DELIVER = 20
 
 
 async def ensure(bus: HasJetStream) -> bool:
-    """Make the consumer if there is none; returns whether it was made.
+    """Make the consumer if it does not exist; return whether this call made the consumer.
 
     The consumer delivers every present and future event of EVENTS. It does not change how long
     events are kept.
 
     Raises:
-        BusError: the server refuses, or cannot be asked.
+        BusError: the server refuses the request, or does not answer.
     """
     api = bus.jetstream.api
     try:
