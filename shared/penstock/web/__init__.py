@@ -1,1 +1,1 @@
-"""What services with HTTP share."""
+"""Shared code of the services that serve HTTP."""

@@ -1,4 +1,4 @@
-"""Request bodies: they are bounded, have the right media type and are valid, or are refused."""
+"""Read request bodies; refuse a body that is too large, of a wrong media type, or invalid."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.web.problems import Problem, invalid
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 MAX_LEVELS = 100
-# A limit for JSON: 10 MiB of empty lists make 3.4 million objects, which take 200 MiB and ten
-# seconds, during which the process does nothing else.
+# A limit for JSON: 10 MiB of empty lists become 3.4 million objects. To parse them takes 200 MiB
+# and ten seconds, and blocks all other work of the process.
 MAX_VALUES: Final = 100_000
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
-# The limit of a route without a body, because some clients send `{}` all the same.
+# The limit for a route without a body, because some clients send `{}` to such a route.
 MAX_IGNORED_BYTES: Final = 64 * 1024
-# How much of a refused body is read, so that its client goes on to read the answer.
+# How much of a refused body is read, so that the client finishes sending and reads the answer.
 DRAIN_BYTES: Final = 64 * 1024 * 1024
 DRAIN_S: Final = 10.0
 
@@ -31,7 +31,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def is_deep(value: object, levels: int = MAX_LEVELS) -> bool:
-    """Whether JSON is nested deeper than `levels`; some readers could not write it again."""
+    """Return whether JSON is nested deeper than `levels`, which some libraries cannot encode."""
     if not isinstance(value, dict | list):
         return False
     if not levels:
@@ -41,9 +41,10 @@ def is_deep(value: object, levels: int = MAX_LEVELS) -> bool:
 
 
 def has_many_values(text: bytes, most: int = MAX_VALUES) -> bool:
-    """Whether JSON has more than `most` values, give or take one for each object or list.
+    """Return whether JSON has more than `most` values, approximately.
 
-    Found without reading it: by its brackets and commas that stand in no string.
+    The JSON is not parsed: the function counts the brackets and commas outside of strings. The
+    count may differ by one for each object or list.
     """
     if _marks(text) <= most:
         return False
@@ -64,7 +65,7 @@ def require_few_values(text: bytes | str) -> None:
 
 
 async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Return the whole body. Raises Problem 413 over the limit, before all of it is read."""
+    """Return the body. Raises Problem 413 over the limit, without reading the rest of the body."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise _too_large(limit_bytes)
@@ -82,9 +83,9 @@ async def read_body(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> byte
 
 
 async def ignore_body(request: Request) -> None:
-    """Read the body of a request that needs none. Raises Problem 413 for a large one.
+    """Read and ignore the body of a request that needs none. Raises Problem 413 if it is large.
 
-    Called before anything is done, so that what is refused has no effect.
+    Handlers call this function first, so that a refused request has no effect.
     """
     await read_body(request, MAX_IGNORED_BYTES)
 
@@ -92,7 +93,8 @@ async def ignore_body(request: Request) -> None:
 def require_json(request: Request) -> None:
     """Raise Problem 415 unless the body says that it is JSON.
 
-    A missing media type is refused too: a foreign web page can send that without being asked first.
+    A missing media type is refused, too, because a browser sends such a request of a foreign page
+    without a CORS preflight.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -115,7 +117,7 @@ async def read_json(request: Request, limit_bytes: int = MAX_BODY_BYTES) -> obje
 async def read_model(
     request: Request, model: type[Model], limit_bytes: int = MAX_BODY_BYTES
 ) -> Model:
-    """Return the body as this model. Raises Problem 415, 413, or 422 that names the fields."""
+    """Return the body as this model. Raises Problem 413, 415, or 422 with the invalid fields."""
     document = await read_json(request, limit_bytes)
     try:
         return model.model_validate(document, strict=True)
@@ -126,11 +128,13 @@ async def read_model(
 def heard_out(app: ASGIApp) -> ASGIApp:
     """Wrap the app so that it answers an error only after the client has sent its body.
 
-    A connection that is closed while its client still sends is reset, and the answer lost with it.
+    If the connection were closed while the client still sends, it would be reset, and the client
+    would not get the answer.
     """
 
     async def hearing_out(scope: Scope, receive: Receive, send: Send) -> None:
-        # uvicorn's request cycle; no middleware wraps `receive`. Other servers need no help.
+        # `receive` is a method of uvicorn's request cycle, because no middleware wraps `receive`.
+        # With another server, this wrapper does nothing.
         cycle: Any = getattr(receive, "__self__", None)
         if scope["type"] != "http" or not getattr(cycle, "more_body", False):
             await app(scope, receive, send)

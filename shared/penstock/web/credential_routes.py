@@ -1,4 +1,4 @@
-"""The routes of the credentials: the cookie, its CSRF token, and stream tokens."""
+"""The HTTP routes of credentials: the cookie, the cookie's CSRF token, and stream tokens."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _TOKEN_ID: Final = in_path("token_id", "The stream token's id, which is not the 
 
 
 class Sessions:
-    """Handlers by which a browser gets, proves and loses its cookie."""
+    """The handlers of login, logout and the CSRF token."""
 
     def __init__(self, auth: Auth) -> None:
         self._auth = auth
@@ -105,7 +105,7 @@ class Sessions:
         )
     )
     async def login(self, request: Request) -> Response:
-        """The token of the header becomes the cookie."""
+        """Set the bearer token of the request as the cookie."""
         await ignore_body(request)
         identity, config = identity_of(request), self._auth.config
         credential = find(request.scope, "", stream_token=False)
@@ -129,7 +129,7 @@ class Sessions:
         )
     )
     async def logout(self, request: Request) -> Response:
-        """The cookies are removed, whether they hold or not."""
+        """Remove the cookies, valid or not."""
         await ignore_body(request)
         response = Response(status_code=204)
         cookies.clear(response, self._auth.config)
@@ -145,7 +145,7 @@ class Sessions:
         )
     )
     async def csrf(self, request: Request) -> Response:
-        """The token in the body and in its cookie."""
+        """Return a new CSRF token, in the body and in the CSRF cookie."""
         identity = identity_of(request)
         token = self._auth.csrf.issue(identity.session)
         response = _json({"csrf_token": token, "header": "X-CSRF-Token"})
@@ -154,7 +154,7 @@ class Sessions:
 
 
 class Tokens:
-    """Handlers of the stream tokens."""
+    """The handlers of stream tokens."""
 
     def __init__(self, tokens: StreamTokens) -> None:
         self._tokens = tokens
@@ -172,7 +172,7 @@ class Tokens:
         )
     )
     async def create(self, request: Request) -> Response:
-        """A new token. Its maker needs the scope `read`, which the token has."""
+        """Make a token. The caller needs the scope `read`, because the token has that scope."""
         identity = _manager(request)
         body = await read_model(request, TokenRequest, MAX_BODY_BYTES)
         token, known = await self._tokens.issue(
@@ -198,7 +198,7 @@ class Tokens:
         )
     )
     async def index(self, request: Request) -> Response:
-        """The caller's tokens; everybody's for the scope `administer`."""
+        """Return the caller's tokens, or with the scope `administer` the tokens of all users."""
         found = await self._tokens.listed(_manager(request))
         return _json({"tokens": [_shown(token) for token in found]})
 
@@ -217,7 +217,7 @@ class Tokens:
         )
     )
     async def change(self, request: Request) -> Response:
-        """The token with its new expiry."""
+        """Change the token's expiry, and return the token's record."""
         identity = _manager(request)
         body = await read_model(request, TokenChange, MAX_BODY_BYTES)
         token_id = request.path_params["token_id"]
@@ -236,7 +236,7 @@ class Tokens:
         )
     )
     async def revoke(self, request: Request) -> Response:
-        """The token opens nothing any more."""
+        """Revoke the token."""
         await ignore_body(request)
         await self._tokens.revoke(_manager(request), request.path_params["token_id"])
         return Response(status_code=204)
@@ -246,13 +246,15 @@ OPERATIONS: Final = operations_of(Sessions, Tokens)
 
 
 def auth_routes(auth: Auth) -> list[Route]:
-    """The routes of the credentials, which every server with an Auth has."""
+    """Return the routes of credentials. The routes of stream tokens need `auth.tokens`."""
     tokens = routes_of(Tokens(auth.tokens)) if auth.tokens is not None else []
     return [*routes_of(Sessions(auth)), *tokens]
 
 
 def _manager(request: Request) -> Identity:
-    """Raises Problem 409 for `anonymous`: its tokens would outlive the time when nobody asked."""
+    """Return the caller. Raises Problem 409 for `anonymous`.
+
+    A token of `anonymous` would still be valid when callers must authenticate later."""
     identity = identity_of(request)
     if identity.kind == "anonymous":
         raise Problem(409, "nobody is asked who they are here, so no token is needed")
@@ -271,13 +273,13 @@ def _shown(token: StreamToken) -> dict[str, Any]:
     times = {
         name: _time(getattr(token, name)) for name in ("created_at", "expires_at", "last_used_at")
     }
-    # always in words whose runs it reaches, also where nobody was named
+    # The answer always names the users whose runs the token may follow, also the default user.
     users = EVERYBODY if EVERYBODY in token.users else token.users or (token.user_id,)
     return asdict(token) | times | {"users": users}
 
 
 def _time(at_s: float | None) -> str | None:
-    """ISO 8601 in UTC; what is beyond the calendar is the calendar's end."""
+    """Return the time as ISO 8601 in UTC; a time after the year 9999 becomes its end."""
     if at_s is None:
         return None
     at = datetime.fromtimestamp(min(at_s, LAST_S), UTC)

@@ -1,7 +1,8 @@
-"""The host names under which requests are answered where callers are not authenticated.
+"""Check the header Host of requests, if callers are not authenticated.
 
-A page of a foreign name that resolves to this machine (DNS rebinding) may read every answer: for
-the browser it is that page's own server. Only the header Host tells, and the page cannot choose it.
+A foreign host name can resolve to this machine (DNS rebinding). A page of such a name could read
+every answer, because for the browser this server is the page's own server. Only the header Host
+shows the foreign name, and a page cannot change the header.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,255}))(?::[0
 
 
 def name_in(header: str) -> str | None:
-    """The name or address of a Host header in lower case; None for an invalid header."""
+    """Return the name or address of a Host header in lower case; None for an invalid header."""
     match = _HOST.fullmatch(header)
     if match is None:
         return None
@@ -30,10 +31,10 @@ def name_in(header: str) -> str | None:
 
 
 class HostCheck:
-    """Answers only requests for this machine and for `names`.
+    """Answers only requests whose header Host is a loopback name or one of `names`.
 
-    With `addresses`, requests for an IP address are answered, too; no page of a foreign name can
-    send those. With `*` among the names, every request is answered.
+    With `addresses`, requests whose Host is an IP address are answered, too, because no page of a
+    foreign name can send such a request. If `*` is among the names, every request is answered.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class HostCheck:
         self._addresses = addresses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application."""
+        """Serve one ASGI connection, or refuse it."""
         problem = self._problem(scope) if scope["type"] in ("http", "websocket") else None
         if problem is None:
             await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Work that ends when its client disconnects."""
+"""End the work for a request when the request's client disconnects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def while_there(receive: Receive, answer: Coroutine[Any, Any, T]) -> T | None:
-    """Return the answer; None if the client disconnects before, which cancels the work."""
+    """Return the answer; cancel the work and return None if the client disconnects first."""
     answering, leaving = asyncio.create_task(answer), asyncio.create_task(_left(receive))
     try:
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)

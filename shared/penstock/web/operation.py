@@ -1,8 +1,8 @@
-"""The declaration of one route: what it serves, who may call it, and how it answers.
+"""Declare a route: what the route serves, who may call the route, and how the route answers.
 
-An `Operation` stands beside its handler, as the argument of `serves`. The router, the check of
-scopes, the shape of errors and the OpenAPI document are all made from it. A route without an
-Operation cannot be mounted, because `Route` needs one.
+An `Operation` is the argument of the decorator `serves` of its handler. The router, the check of
+scopes, the shape of errors and the OpenAPI document are all made from the operation. A handler
+without an operation cannot be served, because `Route` needs an operation.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from penstock.web.problems import PROBLEM, ErrorShape, Problem
 Json = dict[str, Any]
 Schema = type[BaseModel] | Json
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-# The response, or None where the client has left and nothing can be sent.
+# Returns the response; None if the client has disconnected, so that nothing can be sent.
 Handler = Callable[[Any], Awaitable[ASGIApp | None]]
 H = TypeVar("H", bound=Callable[..., Any])
 
 JSON: Final = "application/json"
 SSE: Final = "text/event-stream"
 FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
-# `{name}` is one segment of the path; `{name:path}`, at the end, is all segments from there on
+# `{name}` is one segment of the path; `{name:path}`, at the end, is all remaining segments.
 _NAME: Final = re.compile(r"{(\w+)(?::path)?}")
 _DECLARED: Final = "__operations__"
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A value in the path, the query or a header. Only those in the path are required."""
+    """A value in the path, the query or a header. Only values in the path are required."""
 
     name: str
     description: str
@@ -46,7 +46,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response that is no error: its body by media types, or none."""
+    """A response that is no error, with the schema of its body for each media type."""
 
     description: str
     content: Mapping[str, Schema] = field(default_factory=dict)
@@ -56,8 +56,8 @@ class Answer:
 class Operation:
     """One method of one path.
 
-    Raises ValueError when it is made, for a path parameter without a description, or for one that
-    the path does not have.
+    The constructor raises ValueError if a parameter of the path is not described, or if a described
+    parameter is not in the path.
     """
 
     method: Method
@@ -65,24 +65,24 @@ class Operation:
     summary: str
     tag: str
     answers: Mapping[int, Answer]
-    # The caller needs all of these. It has no default, so that nobody forgets to decide.
+    # The caller needs all of these scopes. There is no default, so that each operation decides.
     scopes: tuple[Permission, ...]
-    # The caller needs at least one of these; the handler checks the one that the body decides on.
+    # The caller needs at least one of these scopes. The handler checks which one the request needs.
     any_scope: tuple[Permission, ...] = ()
     # Scopes that the handler requires of some requests only, each with the reason.
     sometimes: Mapping[Permission, str] = field(default_factory=dict)
     description: str = ""
-    public: bool = False  # credentials are not looked at
+    public: bool = False  # whether credentials are ignored
     errors: ErrorShape = PROBLEM
     refusals: tuple[int, ...] = ()  # statuses besides those that every request may get
     parameters: tuple[Parameter, ...] = ()
     body: Schema | None = None
     body_types: tuple[str, ...] = (JSON,)  # media types
     body_required: bool = True
-    example: Any = None  # of the body
+    example: Any = None  # an example of the body
     websocket: bool = False  # the path is opened as a WebSocket, which is a GET in OpenAPI
     given: Mapping[str, str] = field(default_factory=dict)  # further path parameters, constant
-    published: bool = True  # whether the OpenAPI document has it
+    published: bool = True  # whether the OpenAPI document contains the operation
 
     def __post_init__(self) -> None:
         described = [each.name for each in self.parameters if each.place == "path"]
@@ -105,19 +105,19 @@ class Operation:
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is an event stream, perhaps beside other media types."""
+        """Whether an answer of the operation can be an event stream."""
         return any(SSE in answer.content for answer in self.answers.values())
 
     @property
     def takes_stream_token(self) -> bool:
-        """Whether a stream token in the URL opens it: only event streams that a GET opens."""
+        """Whether a stream token in the URL is accepted: only for a GET of an event stream."""
         return self.method == "GET" and self.streams
 
     def check(self, identity: Identity) -> None:
         """Check the scopes that the declaration names.
 
         Raises:
-            Problem: 403 where the caller has not the scopes.
+            Problem: 403 if the caller lacks a scope.
         """
         for scope in self.scopes:
             require(identity, scope)
@@ -128,9 +128,9 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An operation with the handler that serves it.
+    """An operation and its handler.
 
-    The handler gets a Starlette `Request`, or a `WebSocket` for an operation of that kind.
+    The handler gets a Starlette `Request`, or a `WebSocket` if `operation.websocket` is set.
     """
 
     operation: Operation
@@ -138,7 +138,7 @@ class Route:
 
 
 def serves(*operations: Operation) -> Callable[[H], H]:
-    """Declare what a method serves; several operations may share one handler."""
+    """Return a decorator that declares the operations of a handler."""
 
     def declare(handler: H) -> H:
         setattr(handler, _DECLARED, operations)
@@ -148,7 +148,7 @@ def serves(*operations: Operation) -> Callable[[H], H]:
 
 
 def operations_of(*surfaces: object) -> tuple[Operation, ...]:
-    """The operations that the methods of these classes declare, in the order of their text."""
+    """Return the operations that the methods of these classes declare, in the order of the code."""
     return tuple(
         operation
         for surface in surfaces
@@ -158,7 +158,7 @@ def operations_of(*surfaces: object) -> tuple[Operation, ...]:
 
 
 def routes_of(surface: object, around: Callable[[Handler], Handler] | None = None) -> list[Route]:
-    """The routes of an instance of such a class. `around` wraps each handler."""
+    """Return the routes that the object's methods declare. `around` wraps each handler."""
     routes = []
     for name, member in vars(type(surface)).items():
         for operation in getattr(member, _DECLARED, ()):
@@ -168,32 +168,32 @@ def routes_of(surface: object, around: Callable[[Handler], Handler] | None = Non
 
 
 def unnamed(path: str) -> str:
-    """The path whatever its parameters are called: `/runs/{}`."""
+    """Return the path without the names of its parameters, such as `/runs/{}`."""
     return _NAME.sub("{}", path)
 
 
 def in_path(name: str, description: str) -> Parameter:
-    """A parameter of the path, which is never empty."""
+    """Return a parameter of the path. Its value is never empty."""
     return Parameter(name, description, {"type": "string", "minLength": 1}, "path")
 
 
 def json(description: str, schema: Schema) -> Answer:
-    """An answer with a JSON body."""
+    """Return an answer with a JSON body."""
     return Answer(description, {JSON: schema})
 
 
 def an_object(**properties: Json) -> Json:
-    """The schema of an object with all of these properties, and perhaps more."""
+    """Return the schema of an object that has at least these properties."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def a_list(items: Json) -> Json:
-    """The schema of a list."""
+    """Return the schema of a list of such items."""
     return {"type": "array", "items": items}
 
 
 def one_of(values: Iterable[str]) -> Json:
-    """The schema of a text that is one of these."""
+    """Return the schema of a text that is one of these values."""
     return {"type": "string", "enum": list(values)}
 
 

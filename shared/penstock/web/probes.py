@@ -1,4 +1,4 @@
-"""Liveness, readiness and metrics, which are served on a separate port."""
+"""Serve liveness, readiness and metrics, on a separate port."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _probe = partial(
 
 
 class Probed(Protocol):
-    """A service, as the probes see it."""
+    """The part of a service that the probes read."""
 
     @property
     def name(self) -> str:
@@ -33,20 +33,20 @@ class Probed(Protocol):
 
     @property
     def not_ready(self) -> list[str]:
-        """The reasons why the service cannot take work now; empty while it can."""
+        """The reasons why the service cannot take work now; empty if the service can."""
         ...
 
     @property
     def notices(self) -> Sequence[str]:
-        """Notices for the operator of a service that works; usually none."""
+        """Notices for the operator that do not make the service unready; usually none."""
         ...
 
 
 class Probes:
-    """Handlers of `/livez`, `/readyz` and `/metrics`.
+    """The handlers of `/livez`, `/readyz` and `/metrics`.
 
-    `/readyz` is `{"ready": true, "services": {"<name>": []}}`; with a reason in any list it is 503.
-    `notices` is added while there are any.
+    `/readyz` returns `{"ready": true, "services": {"<name>": []}}`. If the list of a service has a
+    reason, `/readyz` returns 503. The member `notices` is present only if there are notices.
     """
 
     def __init__(self, services: Sequence[Probed]) -> None:
@@ -54,12 +54,12 @@ class Probes:
 
     @serves(_probe(path="/livez", summary="Whether the process answers"))
     async def live(self, request: Request) -> Response:
-        """200 as long as the process answers."""
+        """Return 200."""
         return JSONResponse({"status": "ok"})
 
     @serves(_probe(path="/readyz", summary="Whether every service can take work"))
     async def ready(self, request: Request) -> Response:
-        """503 with the reasons while a service cannot take work."""
+        """Return 200, or 503 with the reasons if a service cannot take work."""
         reasons = {service.name: service.not_ready for service in self._services}
         able = not any(reasons.values())
         body: dict[str, object] = {"ready": able, "services": reasons}
@@ -69,10 +69,10 @@ class Probes:
 
     @serves(_probe(path="/metrics", summary="The metrics, for Prometheus"))
     async def metrics(self, request: Request) -> Response:
-        """The text format of Prometheus."""
+        """Return the metrics in the text format of Prometheus."""
         return Response(generate_latest(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 def probe_routes(services: Sequence[Probed]) -> list[Route]:
-    """The routes of the probes; `services` may change afterwards."""
+    """Return the routes of the probes; `services` may be changed later."""
     return routes_of(Probes(services))

@@ -1,6 +1,6 @@
-"""Errors that are answers: RFC 9457 problem details, or the shape that a surface's contract gives.
+"""Write errors as responses: RFC 9457 problem details, or the form of a surface's contract.
 
-`Problem` is what a handler raises. An `ErrorShape` writes it as a response.
+A handler raises a `Problem`, and an `ErrorShape` writes the problem as a response.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from penstock.redaction import redacted
 
 log = logging.getLogger(__name__)
 
-# Clients that were all refused at once must not all come back at once.
+# The time is random, so that clients that were refused together do not try again together.
 RETRY_AFTER_S: Final = (1, 5)
 
 
 class Problem(Exception):
-    """An answer that is an error: the HTTP status, and what is wrong and what to do.
+    """An error that is answered: an HTTP status, and a text that says what is wrong and what to do.
 
-    The text of a 5xx often comes from another server or from a library, so credentials and internal
-    addresses are removed from it. `more` are further members of the problem details.
+    Credentials and internal addresses are removed from the text of a 5xx, because the text often
+    comes from another server or from a library. `more` are further members of the problem details.
     """
 
     def __init__(self, status: int, detail: str, **more: Any) -> None:
@@ -44,9 +44,9 @@ class Problem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How a surface writes an error.
+    """The form in which a surface writes an error.
 
-    `name` is the name of `schema` in the OpenAPI document; `body` makes the JSON document.
+    `name` is the name of `schema` in the OpenAPI document; `body` makes the JSON of the error.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ErrorShape:
     body: Callable[[Problem], Mapping[str, Any]]
 
     def response(self, problem: Problem) -> Response:
-        """The problem as a response, with its headers; a 503 says when to try again."""
+        """Return the problem as a response; a 503 gets the header Retry-After."""
         body = orjson.dumps(self.body(problem))
         response = Response(body, problem.status, media_type=self.media_type)
         response.headers.update(problem.headers)
@@ -79,7 +79,7 @@ def _detail(problem: Problem) -> Mapping[str, Any]:
 
 
 def schema_of(**properties: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of an error with all of these properties."""
+    """Return the schema of an error that has all of these properties."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
@@ -90,7 +90,7 @@ PROBLEM: Final = ErrorShape(
     schema_of(type=_TEXT, title=_TEXT, status={"type": "integer"}, detail=_TEXT),
     _problem_details,
 )
-# What servers made with FastAPI answer: a text, or the list of what is wrong in the body.
+# The form of FastAPI's errors: a text, or the list of the body's faults.
 DETAIL: Final = ErrorShape(
     "detail",
     "application/json",
@@ -100,12 +100,12 @@ DETAIL: Final = ErrorShape(
 
 
 def problem_response(problem: Problem) -> Response:
-    """`application/problem+json` with type, title, status, detail and what else there is."""
+    """Return the problem as `application/problem+json`."""
     return PROBLEM.response(problem)
 
 
 def invalid(error: ValidationError) -> Problem:
-    """422 that names every field that is wrong."""
+    """Return 422 with every invalid field."""
     errors = [
         {"field": ".".join(map(str, e["loc"])) or "body", "message": e["msg"]}
         for e in error.errors()
@@ -128,7 +128,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 async def _on_left(request: Request, error: Exception) -> Response:
     log.info("%s %s: the client left while it sent its body", request.method, request.url.path)
-    return Response(status_code=400)  # it reaches nobody
+    return Response(status_code=400)  # the client does not get this response
 
 
 async def _on_any(request: Request, error: Exception) -> Response:

@@ -1,7 +1,8 @@
-"""uvicorn's HTTP protocol with limits on the size and the duration of requests.
+"""Limit the size and the duration of requests in uvicorn's HTTP protocol.
 
 httptools reads a head of any length, and uvicorn waits for the rest of a request for ever. Without
-limits, a client could hold any number of connections by sending half a request on each.
+limits, a client could keep any number of connections open by sending half a request on each
+connection.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnec
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Closes a connection whose client sends too large a head, or sends too slowly.
+    """Closes a connection if its client sends too large a head, or sends too slowly.
 
-    - Request line and headers: at most `MAX_HEAD_BYTES`, else 431. What is read at once (at most
-      256 KiB) is parsed before it is counted: it may hold a body too.
-    - Around a chunked body (chunk sizes, extensions, trailers): as much, and `FRAMING_PER_BYTE` for
-      each byte of the body, else the connection is closed. Trailers are not kept.
-    - The head must be whole within `head_s` of the connection's first moment, or of the next
-      request's first byte, else 408. How often bytes come does not matter.
-    - The body must be whole within `body_s`, and a second more for every `BODY_BYTES_PER_S` that
-      have come, else 408. While the application does not take what has come, the clock stands.
+    - Request line and headers: at most `MAX_HEAD_BYTES`, else 431. Bytes that are read at once (at
+      most 256 KiB) are parsed before they are counted, because they may contain a body, too.
+    - Framing of a chunked body (chunk sizes, extensions, trailers): at most `MAX_HEAD_BYTES` and
+      `FRAMING_PER_BYTE` for each byte of the body, else the connection is closed. Trailers are
+        dropped.
+    - The head must be complete within `head_s` after the connection was opened, or after the first
+      byte of a later request, else 408. It makes no difference how often bytes arrive.
+    - The body must be complete within `body_s`, plus one second for every `BODY_BYTES_PER_S` bytes
+      that have arrived, else 408. The time during which the application does not read is not
+      counted.
     - Between requests a connection may be idle for uvicorn's `timeout_keep_alive`.
 
-    A stream that is being sent is never cut by these.
+    These limits never end a response that is being sent, such as an event stream.
     """
 
     head_s = HEAD_S
@@ -51,24 +54,24 @@ class HttpProtocol(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
-    _completed = False  # whether the last read completed a head; most of it is no head then
-    _framing_bytes = 0  # bytes around the body, less what the bytes of the body allow
-    _left_s = 0.0  # of the time for the body, at `_looked_at`
+    _completed = False  # whether the last read completed a head; then most bytes are no head
+    _framing_bytes = 0  # bytes of framing, minus the framing that the body's bytes allow
+    _left_s = 0.0  # the time left for the body at `_looked_at`
     _looked_at = 0.0
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client connected; the time for its first head begins."""
+        """Start the time for the first head, because a client has connected."""
         super().connection_made(transport)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client disconnected."""
+        """Stop the timer, because the client has disconnected."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes arrived."""
+        """Parse and count arrived bytes; close the connection if a limit is exceeded."""
         self._completed = False
         if not self._in_head:
             self._left_s += len(data) / BODY_BYTES_PER_S
@@ -86,22 +89,22 @@ class HttpProtocol(HttpToolsProtocol):
             self._close_with(_TOO_LARGE)
 
     def handle_websocket_upgrade(self) -> None:
-        """The connection changes to WebSocket, so that no deadline holds any more."""
+        """Stop the timer, because the limits do not apply to WebSockets."""
         self._stop_waiting()
         super().handle_websocket_upgrade()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; drop a trailer of a chunked body, because there could be any number."""
+        """Keep a header; drop a trailer of a chunked body, because trailers have no limit."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body arrived."""
+        """Count a piece of the body."""
         self._framing_bytes -= (1 + FRAMING_PER_BYTE) * len(body)
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
-        """The head is complete; the time for the body begins."""
+        """Start the time for the body, because the head is complete."""
         self._in_head = False
         self._stop_waiting()
         super().on_headers_complete()
@@ -109,7 +112,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(self._left_s, self._on_slow_body)
 
     def on_message_complete(self) -> None:
-        """The body is complete; the next head follows."""
+        """Reset the counts for the next request, because the body is complete."""
         self._in_head = self._completed = True
         self._head_bytes = self._framing_bytes = 0
         self._stop_waiting()
@@ -126,7 +129,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _on_slow_head(self) -> None:
         self._deadline = None
         if self._is_answering():
-            return  # uvicorn's keep-alive limit holds after the answer
+            return  # uvicorn's keep-alive limit applies after the answer
         self._close_with(_TOO_SLOW)
 
     def _on_slow_body(self) -> None:
@@ -143,14 +146,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._close_with(_TOO_SLOW)
 
     def _is_answering(self) -> bool:
-        """Whether a response is being sent, perhaps that of an earlier request."""
+        """Return whether a response of this or an earlier request is being sent."""
         cycle: Any = self.cycle
         return bool(self.pipeline) or (
             cycle is not None and cycle.response_started and not cycle.response_complete
         )
 
     def _close_with(self, answer: bytes) -> None:
-        """Close the connection, with an answer where the request has none yet."""
+        """Close the connection; send the answer first if the request has no answer yet."""
         if self.transport.is_closing():
             return
         cycle: Any = self.cycle
@@ -158,12 +161,12 @@ class HttpProtocol(HttpToolsProtocol):
         if not is_answered and not self._is_answering():
             self.transport.write(answer)
         self.transport.close()
-        # A client that does not read must not keep the connection.
+        # Without the abort, a client that does not read could keep the connection open.
         self.loop.call_later(LINGER_S, self.transport.abort)
 
 
 def refusing_quietly(app: ASGIApp) -> ASGIApp:
-    """Wrap the app so that refused WebSockets and clients that leave are not logged as errors.
+    """Wrap the app so that refused WebSockets and clients that disconnect are no logged errors.
 
     uvicorn 0.54 treats a handshake that got an HTTP response as unanswered, and a client that
     disconnects before its answer as a failure of the application.

@@ -1,7 +1,7 @@
-"""The order of reads: the requests and streams of one user read one after another.
+"""Order the reads: the requests and streams of one user read one after another.
 
-A step is one batch of messages, read and encoded. Without this order, 60 requests of one user would
-have 60 batches in progress, and the event loop would serve all of them before any other user.
+One turn reads and encodes one batch of messages. Without this order, 60 requests of one user would
+have 60 batches in progress, and the event loop would serve all 60 batches before any other user.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
-# Enters one user's turn to read.
+# A function that waits for one user's turn to read.
 Turn = Callable[[], AbstractAsyncContextManager[None]]
 
-# While other requests of a user wait, the user rests after a step for as long as the step took, but
-# not longer than this. So the user gets half of the process, and the other users the rest.
+# If other requests of the same user wait, the user pauses after a turn for as long as the turn
+# took, but not longer than this. So one user gets at most half of the process's time.
 MAX_REST_S: Final = 0.1
 
 
@@ -29,7 +29,7 @@ class _Turn:
 
 
 class Reader(Protocol):
-    """A caller who reads."""
+    """The part of a caller that the scheduler needs."""
 
     @property
     def user_id(self) -> str:
@@ -38,7 +38,7 @@ class Reader(Protocol):
 
 
 class ReadScheduler:
-    """One lock for each user that reads now, in one process."""
+    """Has one lock for each user who reads now, in one process."""
 
     def __init__(self) -> None:
         self._turns: dict[str, _Turn] = {}
@@ -47,7 +47,7 @@ class ReadScheduler:
         return len(self._turns)
 
     def named(self, who: Reader) -> Turn:
-        """Return a function that enters the caller's turn."""
+        """Return a function that waits for the caller's turn."""
         return partial(self.of, who.user_id)
 
     @asynccontextmanager

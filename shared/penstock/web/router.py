@@ -1,8 +1,8 @@
-"""The ASGI application in front of all handlers: it finds the operation, then lets the caller in.
+"""The ASGI application in front of all handlers finds the operation and authenticates the caller.
 
-The operation is known before anything else is decided, so that its declaration says whether the
-caller must be known, which scopes the caller needs, and how a refusal is written. A handler runs
-only after that, and cannot forget it.
+The operation is found first, because the operation declares whether the caller must authenticate,
+which scopes the caller needs, and how a refusal is written. A handler runs only after these checks,
+so no handler can forget a check.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 @dataclass(slots=True)
 class _Path:
-    """All that is served under one path."""
+    """The routes of one path."""
 
     pattern: re.Pattern[str]
     errors: ErrorShape
-    routes: dict[str, Route] = field(default_factory=dict)  # by method
+    routes: dict[str, Route] = field(default_factory=dict)  # the key is the method
     websocket: Route | None = None
 
     def add(self, route: Route) -> None:
-        """Raises ValueError where the path serves that method already."""
+        """Add a route. Raises ValueError if the path already has a route for the method."""
         operation = route.operation
         if operation.websocket:
             taken, self.websocket = self.websocket, route
@@ -52,7 +52,7 @@ class _Path:
             raise ValueError(f"two routes serve {operation.method} {operation.path}")
 
     def route(self, scope: Scope) -> Route | None:
-        """The route of this request. A HEAD is answered as its GET, except for a stream."""
+        """Return the request's route, or None. A HEAD has the GET's route, except for streams."""
         if scope["type"] == "websocket":
             return self.websocket
         if scope["method"] != "HEAD":
@@ -69,19 +69,19 @@ class _Path:
 
 
 class Table:
-    """The routes by path. A path without parameters is found in one look-up."""
+    """Finds routes by path. A path without parameters is found in one look-up."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         """Raises ValueError where two routes serve the same method of the same path."""
         self._fixed: dict[str, _Path] = {}
         self._patterns: dict[int, list[_Path]] = {}  # by the number of slashes
-        self._tails: list[_Path] = []  # their last parameter is any number of segments
+        self._tails: list[_Path] = []  # paths whose last parameter is any number of segments
         known: dict[tuple[str, bool], _Path] = {}
         for route in routes:
             path, is_tail = route.operation.path, route.operation.path.endswith(":path}")
             key = unnamed(path), is_tail
             if key not in known:
-                # a parameter may hold any character, line breaks among them
+                # a parameter may contain any character, also line breaks
                 pattern = re.compile(compile_path(path)[0].pattern, re.DOTALL)
                 known[key] = _Path(pattern, route.operation.errors)
                 if unnamed(path) == path:
@@ -93,7 +93,7 @@ class Table:
             known[key].add(route)
 
     def find(self, path: str) -> tuple[_Path, dict[str, str]] | None:
-        """What is served under the path, and the values of the path's parameters."""
+        """Return the path's routes and the values of its parameters; None if it has no route."""
         fixed = self._fixed.get(path)
         if fixed is not None:
             return fixed, {}
@@ -106,9 +106,10 @@ class Table:
 
 
 class Router:
-    """Finds the operation of each request, lets the caller in, and runs the handler.
+    """Finds the operation of each request, authenticates the caller, and runs the handler.
 
-    `receive` is handed on as it is, because a stream may take over the connection behind it.
+    `receive` is passed on unwrapped, because a stream may take over the connection behind
+    `receive`.
     """
 
     def __init__(self, routes: Iterable[Route], auth: Auth) -> None:
@@ -117,7 +118,7 @@ class Router:
         self._auth = auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application."""
+        """Serve one request or WebSocket, or refuse it."""
         found = self._table.find(scope["path"])
         path, values = found if found is not None else (None, {})
         route = path.route(scope) if path is not None else None
@@ -162,7 +163,7 @@ class Router:
     async def _not_served(
         self, path: _Path | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """404, a redirect to the path with or without a slash at its end, or 405."""
+        """Answer 404, 405, or a redirect to the path with or without a slash at its end."""
         is_http = scope["type"] == "http"
         if path is not None and (path.routes or not is_http):
             method = scope["method"] if is_http else "WebSocket"
@@ -179,7 +180,7 @@ class Router:
 async def refuse(
     problem: Problem, errors: ErrorShape, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Answer a request that is refused; a WebSocket is refused before it is accepted."""
+    """Answer a refused request; a WebSocket is refused before the handshake is accepted."""
     if scope["type"] == "websocket":
         await receive()  # websocket.connect
         if "websocket.http.response" not in scope.get("extensions", {}):

@@ -1,8 +1,8 @@
-"""Ids that contain a slash: an encoded slash (`%2F`) belongs to its segment of the path.
+"""Keep an encoded slash (`%2F`) of an id within its segment of the path.
 
 uvicorn decodes a path before it is matched, so `/sessions/a%2Fb/events` would have one segment too
-many and get 404. Here an encoded slash stays marked until the route is found, and becomes a slash
-again in the parameters of the path.
+many, and the answer would be 404. Here an encoded slash is replaced by a mark until the route is
+found, and becomes a slash again in the parameters of the path.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# The mark is a control character. No HTTP parser accepts it unencoded; encoded, it is marked, too.
+# The mark is a control character. No HTTP parser accepts this character unencoded, and an encoded
+# one (`%1A`) is replaced by a mark, too. So a client cannot send a mark.
 _MARK: Final = "\x1a"
 _ENCODED: Final = re.compile(rb"%2[Ff]|%1[Aa]")
 _MARKED: Final = re.compile(f"{_MARK}(.)")
@@ -22,12 +23,12 @@ _MEANT: Final = {"s": "/", "m": _MARK}
 
 
 def decoded(value: str) -> str:
-    """Return the value of a path's parameter, with its encoded slashes as slashes."""
+    """Return the value of a path's parameter with slashes instead of marks."""
     return _MARKED.sub(lambda match: _MEANT[match[1]], value) if _MARK in value else value
 
 
 def keeping_segments(app: ASGIApp) -> ASGIApp:
-    """Wrap the app so that encoded slashes of a path are marked."""
+    """Wrap the app so that encoded slashes of a path are replaced by marks."""
 
     async def kept(scope: Scope, receive: Receive, send: Send) -> None:
         raw = scope.get("raw_path") or b""

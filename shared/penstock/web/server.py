@@ -1,4 +1,4 @@
-"""One port of uvicorn, started and stopped by the process itself."""
+"""Serve one port with uvicorn; the process itself starts and stops the server."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ log = logging.getLogger(__name__)
 WS_PING_S = 15.0
 TICK_S = 0.05
 MAX_FILES = 1_048_576
-WS_MAX_BYTES = 64 * 1024  # the largest message of a client; our clients send none
+WS_MAX_BYTES = 64 * 1024  # the largest WebSocket message of a client; no surface needs a large one
 
 
 class BindRefused(Exception):
-    """The address must not or cannot be bound. The text says what to do."""
+    """The address must not or cannot be bound. The error's text says what to do."""
 
 
 def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
-    """Refuse an address beyond loopback where callers are not authenticated.
+    """Refuse an address that is not loopback if callers are not authenticated.
 
-    `asks`: callers are authenticated. `insecure`: the operator allows it all the same.
+    `asks`: whether callers are authenticated. `insecure`: whether the operator allows such an
+    address without authentication.
 
     Raises:
         BindRefused: the address is refused.
@@ -59,7 +60,7 @@ def check_bind(host: str, *, asks: bool, insecure: bool = False) -> None:
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as it may; return the limit."""
+    """Raise this process's limit of open files as far as the system permits; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft < most:
@@ -70,32 +71,33 @@ def raise_file_limit() -> int:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the process."""
+        """Install no signal handlers, because the process handles signals."""
         yield
 
 
 def application(routes: Sequence[Route], auth: Auth) -> ASGIApp:
-    """The routes as an ASGI application, with CORS and the answers to unexpected errors around it.
+    """Return the ASGI application of the routes, with CORS and answers to unexpected errors.
 
-    CORS is outside of authentication: a preflight carries no credentials, and a page must be able
-    to read why it was refused.
+    The CORS middleware is outside of authentication, because a preflight has no credentials, and
+    because a page must be able to read why a request was refused.
     """
     app = Starlette(exception_handlers=exception_handlers, middleware=cors(auth.config))
     router: Any = Router(routes, auth)
-    app.router = router  # Starlette's own router knows no operations
+    app.router = router  # Starlette's own router does not know operations
     return app
 
 
 class Server:
-    """One port. `port` 0 takes a free one, which `port` then tells.
+    """Serves one port. With `port` 0 the system chooses one, which `port` has after `start`.
 
-    Without an `auth`, every caller is `anonymous`. A WebSocket whose peer does not answer a ping
-    until the next one is due is closed (1011). `head_s` and `body_s`: what `HttpProtocol` gives a
-    client for its request. `setting`: by what another port is chosen, for people.
+    Without an `auth`, every caller is `anonymous`. A WebSocket is closed (1011) if its peer does
+    not answer a ping before the next ping is due. `head_s` and `body_s`: the time limits of
+    `HttpProtocol`. `setting`: the name of the setting for the port, for the error text if the port
+    is taken.
 
-    Where nobody is asked who they are, only requests for this machine, and for the names in the
-    configuration of `auth`, are answered, and with `addresses` those for an IP address: see
-    `hosts`.
+    If callers are not authenticated, only requests for this machine and for the host names in the
+    configuration of `auth` are answered. With `addresses`, requests for an IP address are answered,
+    too: see `hosts`.
     """
 
     def __init__(
@@ -120,14 +122,16 @@ class Server:
         guarded = app if auth.asks else HostCheck(app, auth.config.hosts, addresses=addresses)
         self._server = _Server(
             uvicorn.Config(
-                # SecurityHeaders is outside of the app, so that internal errors have the headers.
+                # SecurityHeaders wraps the app, so that answers to internal errors have the
+                # headers, too.
                 self._leading_away(
                     heard_out(refusing_quietly(SecurityHeaders(keeping_segments(guarded))))
                 ),
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Whether a caller is local depends on the peer, never on a header.
+                # A caller must not become local by a header, so the peer's address is used as it
+                # is.
                 proxy_headers=False,
                 lifespan="off",
                 ws_ping_interval=ws_ping_s,
@@ -152,16 +156,18 @@ class Server:
                     message["headers"] = [*kept, (b"connection", b"close")]
                 await send(message)
 
-            # Streams that are open before the drain must not pay for this wrapper.
+            # Without the condition, streams that were open before the drain would call the wrapper
+            # for each message, too.
             await app(scope, receive, send_away if self._letting_go else send)
 
         return leading_away
 
     async def start(self) -> None:
-        """Listen; raises BindRefused when the address is taken."""
+        """Bind the address and serve. Raises BindRefused if the address cannot be bound."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        # asyncio turns Nagle's algorithm off only if the socket names the protocol. With the
-        # algorithm, the body of each answer waits 40 ms until the client acknowledges the head.
+        # asyncio turns Nagle's algorithm off only if the socket is created with the protocol TCP.
+        # With Nagle's algorithm, the body of each answer waits 40 ms until the client acknowledges
+        # the head.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -182,10 +188,11 @@ class Server:
             await asyncio.sleep(0.005)
 
     def close_port(self) -> None:
-        """Refuse new connections from now on, and answer the requests that were received.
+        """Refuse new connections from now on, but answer the requests that were received.
 
-        An EventSource tries a refused connection again and again, but gives up for good at a 503.
-        Idle connections are closed, for a client would send its next request over one of them.
+        New connections are refused, not answered with 503, because an EventSource tries again after
+        a refused connection but gives up for good after a 503. Idle connections are closed, because
+        a client would send its next request over an idle connection.
         """
         for server in self._server.servers:
             server.close()
@@ -196,14 +203,14 @@ class Server:
                 connection.shutdown()
 
     async def drain(self, grace_s: float) -> None:
-        """Close each connection after its answer; return when no request is open, or in time."""
+        """Close each connection after its answer; return when none is open, or after `grace_s`."""
         self._letting_go = True
         over = asyncio.get_running_loop().time() + grace_s
         while self._server.server_state.tasks and asyncio.get_running_loop().time() < over:
             await asyncio.sleep(TICK_S)
 
     async def stop(self) -> None:
-        """Close the port, give open streams two seconds, then cut them."""
+        """Close the port, wait two seconds for open requests, then cancel them."""
         if self._task is not None:
             self._server.should_exit = True
             await self._task

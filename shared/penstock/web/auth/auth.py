@@ -1,4 +1,4 @@
-"""Authentication: from a request to the Identity of its caller, or to a refusal."""
+"""Authenticate a request: return the Identity of the request's caller, or refuse the request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOOK_AGAIN_S: Final = 15.0
 
 
 class Auth:
-    """Authenticates requests. Without keys, every caller is `anonymous`."""
+    """Authenticates requests. If no key is configured, every caller is `anonymous`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Auth:
 
     @property
     def asks(self) -> bool:
-        """Whether callers must say who they are."""
+        """Whether callers must authenticate."""
         return self.config.asks
 
     async def admit(
@@ -75,23 +75,26 @@ class Auth:
     ) -> Identity:
         """Return the caller of the request.
 
-        `public`: credentials are not looked at. `stream_token`: one in the URL is accepted.
+        `public`: credentials are ignored. `stream_token`: a stream token in the URL is accepted.
 
-        Raises Problem: 400 for contradicting credentials, 401 without any that hold, 403 for a
-        foreign page or without a CSRF token, 503 while credentials cannot be checked.
+        Raises Problem: 400 for contradicting credentials, 401 for missing or invalid credentials,
+        403 for a request of a foreign page or a request without its CSRF token, 503 if credentials
+        cannot be checked now.
         """
         identity = await self._identify(scope, public=public, stream_token=stream_token)
         if identity.kind in ("cookie", "anonymous"):
-            # A browser adds these by itself to a page's request; it never adds a bearer.
+            # A browser sends the cookie, and reaches a server without authentication, for any page.
+            # A bearer token is sent only by a caller that has the token.
             self._check_page(scope, identity)
         return identity
 
     async def over(self, identity: Identity, warn: Callable[[float], object] | None = None) -> None:
-        """Return when the identity no longer holds: expired, or its stream token revoked.
+        """Return when the identity has expired, or when its stream token has been revoked.
 
-        A stream that is opened by it ends then. Never returns for `anonymous`. A stream token that
-        was extended holds on. `warn` is called with the seconds left once a stream token has less
-        than `warning_s`; again where it was extended, and runs out once more.
+        A stream that the caller has opened ends then. Never returns for `anonymous`. If a stream
+        token is extended, its new expiry counts. `warn` is called with the seconds left when a
+        stream token has less than `token_warning_s` left, and again before each later expiry if the
+        token was extended.
         """
         warned_of = None
         while (left_s := self._left_s(identity)) > 0:
@@ -101,7 +104,7 @@ class Auth:
                     warn(left_s)
                 if left_s > self._warning_s:
                     left_s -= self._warning_s  # wake up when the warning is due
-            # The wall clock may be set in between, so no sleep is longer than this.
+            # The wall clock may be changed during the sleep, so no sleep is longer than this.
             await asyncio.sleep(min(left_s, self._look_again_s))
             renewed = await self._renewed(identity)
             if renewed is None:
@@ -109,7 +112,7 @@ class Auth:
             identity = renewed
 
     async def close(self) -> None:
-        """Close the connection to the issuer."""
+        """Close the connection to the issuer of the keys."""
         if self._verifier is not None:
             await self._verifier.close()
 
@@ -161,7 +164,7 @@ class Auth:
         return identity.expires_at - (ours.now() if ours is not None else time.time())
 
     async def _renewed(self, identity: Identity) -> Identity | None:
-        """The identity with the present expiry of its stream token; None if that was revoked."""
+        """Return the identity with its token's present expiry; None if the token was revoked."""
         if identity.grant is None or self.tokens is None:
             return identity
         try:

@@ -1,4 +1,4 @@
-"""The configuration of authentication."""
+"""The configuration of authentication, as plain data."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ SameSite = Literal["lax", "strict", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthConfig:
-    """The fields of `AuthSettings`, which describes them.
+    """The configuration of authentication. `AuthSettings` describes the fields.
 
-    Plain data, since the settings check it: web and settings do not import each other.
+    This class checks nothing, because `AuthSettings` has checked the values. It is a class of its
+    own so that `penstock.web` and `penstock.settings` need not import each other.
     """
 
     jwt_secret: str | None = field(default=None, repr=False)
@@ -39,7 +40,7 @@ class AuthConfig:
 
     @property
     def configured(self) -> bool:
-        """Whether there is a key to check tokens with."""
+        """Whether a key is configured with which tokens are checked."""
         return self.jwt_secret is not None or self.jwks_url is not None
 
     @property
@@ -49,5 +50,5 @@ class AuthConfig:
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """The only algorithms that a token may name."""
+        """The only signature algorithms that a token may name."""
         return self.algorithms or (("HS256",) if self.jwt_secret else ("RS256", "ES256"))

@@ -1,4 +1,4 @@
-"""The two cookies: the credential is hidden from scripts, the CSRF token is not."""
+"""Set and remove the two cookies. Scripts can read the CSRF cookie, but not the credential's."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from starlette.responses import Response
 
 from penstock.web.auth.config import AuthConfig
 
-MAX_COOKIE_BYTES: Final = 4096  # RFC 6265 section 6.1: name, value and attributes
+MAX_COOKIE_BYTES: Final = 4096  # RFC 6265 section 6.1; counts name, value and attributes
 _ATTRIBUTES_BYTES: Final = 128
 
 
 def credential_cookie(config: AuthConfig) -> str:
-    """The credential's cookie. A browser accepts the prefix from this host over TLS only."""
+    """Return the name of the credential's cookie."""
     return _prefixed(config, "penstock_token")
 
 
 def csrf_cookie(config: AuthConfig) -> str:
-    """The name of the cookie that the header X-CSRF-Token must repeat."""
+    """Return the name of the CSRF cookie, whose value the header X-CSRF-Token must repeat."""
     return _prefixed(config, "penstock_csrf")
 
 
 def fits(config: AuthConfig, token: str) -> bool:
-    """Whether browsers keep a cookie that long."""
+    """Return whether the token is short enough for a cookie that browsers keep."""
     return len(credential_cookie(config)) + len(token) <= MAX_COOKIE_BYTES - _ATTRIBUTES_BYTES
 
 

@@ -1,4 +1,4 @@
-"""CORS: which pages of other origins may call, and what they may send and read."""
+"""CORS: the origins whose pages may call, and the headers that these pages may send and read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RESPONSE_HEADERS: Final = ("location", "penstock-run-id", "retry-after", "www-a
 
 
 def cors(config: AuthConfig) -> list[Middleware]:
-    """The answers to pages of other origins, where any may call."""
+    """Return the CORS middleware; an empty list if no other origin may call."""
     if not config.cors_origins:
         return []
     return [

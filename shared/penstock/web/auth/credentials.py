@@ -1,4 +1,4 @@
-"""The credential of a request: the places where it may be, and where it must not."""
+"""Find the credential of a request, and refuse credentials in places where none is allowed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ MAX_PARAMETERS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """One credential, which is not checked yet."""
+    """A credential of a request that has not been checked yet."""
 
     kind: Literal["bearer", "cookie", "stream_token"]
     value: str
 
 
 def find(scope: Mapping[str, Any], cookie_name: str, *, stream_token: bool) -> Credential | None:
-    """Return the request's credential, or None. `stream_token`: one in the URL is allowed.
+    """Return the request's credential; None if the request has none.
 
-    `Authorization` goes before the cookie, which browsers send by themselves. Raises Refused: 401
-    for a JWT in the URL or a token where none opens anything, 400 for more than one credential.
+    `stream_token`: a stream token in the URL is allowed. The header `Authorization` takes
+    precedence over the cookie, because browsers send the cookie with every request. Raises Refused:
+    401 for a JWT in the URL, or for a token in a URL that no token opens; 400 for contradicting
+    credentials.
     """
     in_url = _in_url(scope)
     bearer = _bearer(scope)
@@ -45,7 +47,10 @@ def find(scope: Mapping[str, Any], cookie_name: str, *, stream_token: bool) -> C
 
 
 def cookie_of(scope: Mapping[str, Any], name: str) -> str | None:
-    """Return the cookie of that name. Raises Refused 400 for two, one of which may be foreign."""
+    """Return the value of the cookie of that name; None if there is none.
+
+    Raises Refused 400 for two cookies of that name, because one may be from another site.
+    """
     pairs = "; ".join(headers_of(scope, b"cookie")).split(";")
     named = [pair.partition("=") for pair in pairs]
     values = [value.strip() for key, _, value in named if key.strip() == name]
@@ -55,12 +60,12 @@ def cookie_of(scope: Mapping[str, Any], name: str) -> str | None:
 
 
 def headers_of(scope: Mapping[str, Any], name: bytes) -> list[str]:
-    """Return all headers of that name, which is in lower case."""
+    """Return the values of all headers of that name; `name` is in lower case."""
     return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
 
 
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
-    """Return the only header of that name; None if there are none or several."""
+    """Return the value of the only header of that name; None if there is none or more than one."""
     values = headers_of(scope, name)
     return values[0] if len(values) == 1 else None
 

@@ -1,4 +1,4 @@
-"""CSRF tokens: signed, sent twice (header and cookie), and bound to the credential."""
+"""CSRF tokens: signed, bound to the credential, and sent both as header and as cookie."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
 class Csrf:
-    """Issues and checks tokens. Processes with the same secret accept the same tokens."""
+    """Issues and checks CSRF tokens. Processes with the same secret accept the same tokens."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     @classmethod
     def of(cls, config: AuthConfig) -> Csrf:
-        """Use the configured secret, or a random one of this process."""
+        """Use the configured secret, or a random secret that only this process knows."""
         if config.csrf_secret is not None:
             return cls(config.csrf_secret.encode())
         if config.jwt_secret is not None:
-            # A derived key, so that nothing that is signed here can be a JWT.
+            # The key is derived from the secret, so that a signature made here never fits a JWT.
             return cls(_mac(config.jwt_secret.encode(), "penstock csrf").digest())
         if config.configured:
             log.warning(
@@ -43,7 +43,7 @@ class Csrf:
         return f"{nonce}.{self._sign(session, nonce)}"
 
     def holds(self, session: str, header: str | None, cookie: str | None) -> bool:
-        """Whether header and cookie are the same token, and the token is of this session."""
+        """Return whether header and cookie are the same token, and it is of this session."""
         if not header or not cookie or not _equal(header, cookie):
             return False
         nonce, _, signature = header.partition(".")

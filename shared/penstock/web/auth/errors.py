@@ -1,4 +1,4 @@
-"""Refusals of authentication, with the headers that say what is needed."""
+"""The refusals of authentication, with the response headers that say what is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REALM = 'Bearer realm="penstock"'
 
 
 class Refused(Problem):
-    """A Problem with headers of its own."""
+    """A Problem whose response has additional headers."""
 
     def __init__(
         self, status: int, detail: str, headers: dict[str, str] | None = None, **more: Any
@@ -21,22 +21,22 @@ class Refused(Problem):
 
 
 def nobody() -> Refused:
-    """401 for a request without credentials; it has no error code (RFC 6750 section 3)."""
+    """Return 401 for a request without credentials, without an error code (RFC 6750 section 3)."""
     return Refused(401, "say who you are: Authorization: Bearer", {"www-authenticate": REALM})
 
 
 def invalid_token(why: str) -> Refused:
-    """401 for a credential that is not valid. `why` never contains a part of the token."""
+    """Return 401 for an invalid credential. `why` must not contain a part of the token."""
     challenge = f'{REALM}, error="invalid_token", error_description="{why}"'
     return Refused(401, why, {"www-authenticate": challenge})
 
 
 def invalid_request(why: str) -> Refused:
-    """400 for credentials that contradict each other."""
+    """Return 400 for credentials that contradict each other."""
     challenge = f'{REALM}, error="invalid_request", error_description="{why}"'
     return Refused(400, why, {"www-authenticate": challenge})
 
 
 def unavailable(why: str) -> Refused:
-    """503 while credentials cannot be checked."""
+    """Return 503 because credentials cannot be checked now."""
     return Refused(503, why, {"retry-after": "1"})

@@ -13,10 +13,11 @@ EVERYBODY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The limits of a stream token. All of them hold together; an empty one limits nothing.
+    """The limits of a stream token. All limits apply together; an empty limit limits nothing.
 
-    `subjects` are `category.action`, each of which may be `*`. `users`: whose runs it reaches,
-    `EVERYBODY` among them for all; empty for those of whoever made it.
+    `subjects` are of the form `category.action`; category and action may each be `*`. `users`: the
+    users whose runs the token may follow. `EVERYBODY` among `users` means all users; if `users` is
+    empty, the token may follow the runs of the user who made the token.
     """
 
     token_id: str
@@ -26,13 +27,14 @@ class Grant:
     users: tuple[str, ...] = ()
 
     def reaches(self, user_id: str) -> bool:
-        """Whether `users` names the user or everybody."""
+        """Return whether `users` names this user or everybody."""
         return EVERYBODY in self.users or user_id in self.users
 
     def check_run(self, run_id: str, session_id: str) -> None:
-        """Check that the token may follow this run, with all events.
+        """Check that the token may follow all events of this run.
 
-        Raises Problem 404 for another run, 403 where it may see some subjects only.
+        Raises Problem: 404 if the token may not follow the run, 403 if the token may follow only
+        some subjects.
         """
         foreign = (self.runs and run_id not in self.runs) or (
             self.sessions and session_id not in self.sessions
@@ -42,15 +44,16 @@ class Grant:
         self._check_subjects([EVERYTHING])
 
     def check_session(self, session_id: str) -> None:
-        """Check that the token may follow this session. Raises Problem as `check_run`."""
+        """Check that the token may follow this session. Raises what `check_run` raises."""
         if self.runs or (self.sessions and session_id not in self.sessions):
             raise Problem(404, f"there is no session {session_id}")
         self._check_subjects([EVERYTHING])
 
     def check_subjects(self, subjects: Sequence[str]) -> None:
-        """Check that the token may follow these subjects of all its runs; none given means all.
+        """Check that the token may follow these subjects, or all subjects if `subjects` is empty.
 
-        Raises Problem 403; also for a token of some runs or sessions, which has streams of its own.
+        Raises Problem 403 if not, and for a token that is limited to some runs or sessions: such a
+        token follows each run or session on a stream of its own.
         """
         if self.runs or self.sessions:
             raise Problem(403, "this token is for some runs or sessions: follow each by itself")
@@ -63,7 +66,7 @@ class Grant:
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Whether `pattern` matches everything that `subject`, perhaps a pattern, matches."""
+    """Return whether `pattern` matches all that `subject`, perhaps a pattern, matches."""
     own, asked = pattern.split("."), subject.split(".")
     return len(own) == len(asked) and all(
         mine in ("*", theirs) for mine, theirs in zip(own, asked, strict=True)

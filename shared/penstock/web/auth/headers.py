@@ -1,4 +1,4 @@
-"""Security headers for browsers."""
+"""Add security headers for browsers to responses."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _HEADS: Final = frozenset({"http.response.start", "websocket.http.response.start
 
 
 class SecurityHeaders:
-    """Adds the headers that a response does not have. JSON is `no-store`, because it is user data.
+    """Adds the security headers that a response lacks. JSON gets `no-store`: it is user data.
 
-    An event stream has only the headers of its contract; no browser renders one.
+    An event stream gets no additional headers, because no browser renders an event stream.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application."""
+        """Serve one ASGI connection."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] in _HEADS:

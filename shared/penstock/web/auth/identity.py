@@ -1,4 +1,4 @@
-"""The caller of a request: scopes, ownership, and acting for other users."""
+"""The caller of a request: its scopes, and the users whose runs the caller may see or start."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ class Identity:
     kind: Kind
     expires_at: float | None = None
     grant: Grant | None = None  # the limits of a stream token
-    session: str = ""  # a hash of the credential, to which CSRF tokens are bound
+    session: str = ""  # a hash of the credential; CSRF tokens are bound to this hash
 
     def may(self, permission: Permission) -> bool:
-        """Whether the caller has the scope."""
+        """Return whether the caller has the scope."""
         return permission in self.scopes
 
     def sees(self, owner: str) -> bool:
-        """Whether the caller may see runs of this owner: its own, or all with `act-as`.
+        """Return whether the caller may see the runs of this owner.
 
-        A stream token that names users sees theirs, and no others.
+        A caller sees its own runs, and with the scope `act-as` or `administer` all runs. A stream
+        token that names users sees only the runs of these users.
         """
         if self.grant is not None and self.grant.users:
             return self.grant.reaches(owner)
@@ -60,16 +61,17 @@ NOBODY: Final = Identity(ANONYMOUS_USER, frozenset(), "anonymous")
 def identity_of(scope: Mapping[str, Any]) -> Identity:
     """Return the caller of a Request, a WebSocket or an ASGI scope.
 
-    Raises KeyError outside of a `Router`, which authenticates every request.
+    Raises KeyError if no `Router` has authenticated the request.
     """
     identity: Identity = scope["state"][IDENTITY]
     return identity
 
 
 async def over(scope: Mapping[str, Any], warn: Callable[[float], object] | None = None) -> None:
-    """Return when the caller's credential no longer holds: expired, or revoked.
+    """Return when the caller's credential has expired or has been revoked.
 
-    A stream that it has opened ends then. Never returns for `anonymous`. `warn`: as `Auth.over`.
+    A stream that the caller has opened ends then. Never returns for `anonymous`. `warn` is the
+    argument of `Auth.over`.
     """
     ended: Callable[..., Awaitable[None]] = scope["state"][OVER]
     await ended(warn)
@@ -82,18 +84,19 @@ def require(identity: Identity, permission: Permission) -> None:
 
 
 def check_owner(identity: Identity, owner: str, what: str) -> None:
-    """Raise Problem 404 for what belongs to another user, as if it did not exist.
+    """Raise Problem 404 if the caller may not see the owner's objects, as if there were no object.
 
-    `what` as in "there is no run 42": the same words as for one that does not exist.
+    `what` names the object, as "run 42" in "there is no run 42", which is also the text for an
+    object that does not exist.
     """
     if not identity.sees(owner):
         raise Problem(404, f"there is no {what}")
 
 
 def check_run(identity: Identity, owner: str, run_id: str, session_id: str) -> None:
-    """Raise Problem 404 for a run that the caller or the stream token may not see.
+    """Raise Problem 404 for a run that the caller may not see.
 
-    403 for a stream token of some subjects only.
+    Raises Problem 403 for a stream token that is limited to some subjects.
     """
     check_owner(identity, owner, f"run {run_id}")
     if identity.grant is not None:
@@ -101,10 +104,11 @@ def check_run(identity: Identity, owner: str, run_id: str, session_id: str) -> N
 
 
 def act_as(identity: Identity, wanted: str | None) -> str:
-    """Return the user of a request: the caller, or the named user whom it may act for.
+    """Return the user of a request: the caller, or the named user for whom the caller may act.
 
-    Raises Problem 403 for another user's name without scope act-as; for a stream token that names
-    users, 403 for one whom it does not name, and 422 where it reaches several and none is named.
+    Raises Problem 403 for another user's name without the scope act-as. For a stream token that
+    names users, raises Problem 403 if the token does not name the wanted user, and Problem 422 if
+    no user is wanted and it is unclear which of the token's users is meant.
     """
     if identity.grant is not None and identity.grant.users:
         return _reached(identity, identity.grant, wanted)

@@ -1,4 +1,4 @@
-"""Keys from an issuer's JWKS URL (RFC 7517): cached, and read again when keys rotate."""
+"""Read an issuer's keys from its JWKS URL (RFC 7517), cache the keys, and notice key rotation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAX_STALE_S: Final = 24 * 3600.0
 RETRY_S: Final = 1.0
 MIN_RSA_BITS: Final = 2048
 
-# The kind of key that each algorithm needs. Symmetric ones are missing on purpose: a published
-# secret is not secret, and a public key must never be used as a secret.
+# The kind of key that each algorithm needs. Symmetric algorithms are missing on purpose: a
+# published secret is not secret, and a public key must never be used as a secret.
 NEEDS: Final[dict[str, tuple[str, str | None]]] = {
     "RS256": ("RSA", None),
     "RS384": ("RSA", None),
@@ -39,15 +39,15 @@ KeySet = Mapping[tuple[str | None, str], Any]
 
 
 class JwksFailure(Exception):
-    """The issuer's keys cannot be read. The text says why."""
+    """The issuer's keys cannot be read. The error's text says why."""
 
 
 class Jwks:
     """The keys of one issuer.
 
-    Keys older than `cache_s` are served while they are read again, up to a day when the issuer is
-    away. A `kid` that nobody knows causes one more reading, at most one in `refetch_s`: whoever
-    sends invented ones does not make us hammer the issuer.
+    Keys older than `cache_s` are read again. If the issuer does not answer, the cached keys are
+    used for up to a day. An unknown `kid` causes an additional read, but at most one within
+    `refetch_s`, so that a caller who sends invented `kid`s cannot flood the issuer with requests.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Jwks:
         self._reading: asyncio.Task[bool] | None = None
 
     async def key(self, kid: str | None, algorithm: str) -> Any:
-        """The key of that `kid`, or the only one for the algorithm where a token names none.
+        """Return the key of that `kid`; without a `kid`, the only key for the algorithm.
 
-        Raises Refused: 401 for a key that the issuer does not have, 503 while none can be had.
+        Raises Refused: 401 if the issuer has no such key, 503 if the keys cannot be read now.
         """
         age_s = self._now() - self._read_at
         if age_s > MAX_STALE_S:
@@ -84,7 +84,7 @@ class Jwks:
         found = self._find(kid, algorithm)
         if found is None and (self._busy or self._now() >= self._look_again_at):
             self._look_again_at = max(self._look_again_at, self._now() + self._refetch_s)
-            if age_s <= MAX_STALE_S:  # older keys are not used
+            if age_s <= MAX_STALE_S:  # otherwise they were just read
                 await self._read_again()
             found = self._find(kid, algorithm)
         if found is None:
@@ -116,7 +116,7 @@ class Jwks:
             self._reading = asyncio.create_task(self._read(), name="jwks")
 
     async def _read_again(self) -> None:
-        """Wait for the one read that all callers share; a cancelled caller does not end it."""
+        """Wait for the read that all callers share; a cancelled caller does not cancel the read."""
         self._begin()
         if not self._busy or self._reading is None or not await asyncio.shield(self._reading):
             raise unavailable("the keys to check the token with are out of reach; try again")
@@ -145,9 +145,10 @@ class Jwks:
 
 
 def usable(body: bytes, algorithms: Sequence[str]) -> KeySet:
-    """The keys of a JWKS document that fit one of the algorithms, by kid and algorithm.
+    """Return the keys of a JWKS document that fit one of the algorithms, by kid and algorithm.
 
-    Raises JwksFailure for what is no JWKS, or has none: an issuer does not lose all its keys.
+    Raises JwksFailure if the document is no JWKS or has no fitting key. A document without keys
+    counts as a failure, because an issuer does not lose all its keys.
     """
     try:
         document = orjson.loads(body)
@@ -175,7 +176,7 @@ def _key(jwk: Any, algorithm: str) -> Any:
         and jwk.get("crv") == curve
         and jwk.get("alg", algorithm) == algorithm
         and jwk.get("use", "sig") == "sig"
-        and "d" not in jwk  # a private key that is published proves nothing
+        and "d" not in jwk  # anybody can sign with a published private key
     )
     if not fits:
         return None

@@ -1,4 +1,4 @@
-"""JSON Web Tokens: the user and the scopes of a token."""
+"""Check JSON Web Tokens, and read the user and the scopes of a token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TOKEN_CHARS: Final = 16 * 1024
 MAX_KID_CHARS: Final = 256
 
 _SHAPE = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*", re.ASCII)
-# A lone surrogate (`\ud800` in JSON) is not a character, and cannot be encoded.
+# Surrogates are excluded: a lone surrogate (`\ud800` in JSON) cannot be encoded as UTF-8.
 _SUBJECT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,256}")
 
 _WHY: Final[dict[type[jwt.PyJWTError], str]] = {
@@ -35,7 +35,7 @@ class Keys(Protocol):
     """A source of keys."""
 
     async def key(self, kid: str | None, algorithm: str) -> Any:
-        """The key for a token of this header. Raises Refused: 401 unknown, 503 not now."""
+        """Return the key for a token with this header. Raises Refused: 401 unknown, 503 not now."""
         ...
 
     async def close(self) -> None:
@@ -50,13 +50,13 @@ class Secret:
         self._secret = secret.encode()
 
     async def key(self, kid: str | None, algorithm: str) -> bytes:
-        """Return the secret; the `kid` does not matter."""
+        """Return the secret, for any `kid`. Raises Refused 401 unless the algorithm is HMAC."""
         if not algorithm.startswith("HS"):
             raise invalid_token("the algorithm of the token is not accepted")
         return self._secret
 
     async def close(self) -> None:
-        """There is no connection."""
+        """Do nothing, because a secret needs no connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Claims:
 
 
 class Verifier:
-    """Checks tokens by RFC 7519 and 8725. The token does not choose the algorithm."""
+    """Checks tokens by RFC 7519 and 8725. Only configured algorithms are accepted."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Verifier:
         self._leeway_s = leeway_s
 
     async def verify(self, token: str) -> Claims:
-        """Check a token. Raises Refused: 401 for an invalid one, 503 while keys cannot be read."""
+        """Check a token and return its claims. Raises Refused: 401 if invalid, 503 without keys."""
         if len(token) > MAX_TOKEN_CHARS or not _SHAPE.fullmatch(token):
             raise invalid_token("this is no JSON Web Token")
         try:
@@ -112,7 +112,8 @@ class Verifier:
             return self._read(claims)
         except jwt.PyJWTError as error:
             raise _refusal(error) from error
-        # Hostile tokens make a JSON parser and int() fail: deep nesting, `exp` 1e999.
+        # A hostile token can make the JSON parser fail by deep nesting, and int() by an `exp` of
+        # 1e999.
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise invalid_token("the token cannot be read") from error
 
@@ -132,7 +133,7 @@ class Verifier:
 
 
 def looks_like_jwt(text: str) -> bool:
-    """Whether the text has the form of a JWT, valid or not."""
+    """Return whether the text has the form of a JWT, valid or not."""
     return text.startswith("eyJ") or text.count(".") == 2
 
 

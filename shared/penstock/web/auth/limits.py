@@ -1,6 +1,7 @@
 """Limits for each user and process: connections, streams, and requests per second.
 
-`anonymous` is not one user, so nothing is counted for it. A limit of 0 means no limit.
+Nothing is counted for `anonymous`, because many people may be `anonymous`. A limit of 0 means no
+limit.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ MAX_BUCKETS: Final = 10_000
 
 
 def beyond(limit: Limit, why: str, retry_s: int = RETRY_S) -> Refused:
-    """Return 429 that names the limit and says when to try again, and count it."""
+    """Return 429 that names the limit and the time of the next try; count the refusal."""
     LIMITED.labels(limit).inc()
     return Refused(429, why, {"retry-after": str(retry_s)}, limit=limit)
 
 
 class Held:
-    """Counts what each user has open."""
+    """Counts the connections, or the streams, that each user has open."""
 
     def __init__(self, limit: Limit, most: int, what: str) -> None:
         self._limit: Limit = limit
@@ -41,7 +42,7 @@ class Held:
         self._held: Counter[str] = Counter()
 
     def take(self, identity: Identity) -> Callable[[], None]:
-        """Count one more; the returned function gives it back. Raises Refused 429 at the limit."""
+        """Count one more; the returned function undoes it. Raises Refused 429 at the limit."""
         if identity.kind == "anonymous" or not self._most:
             return lambda: None
         user_id = identity.user_id
@@ -58,9 +59,9 @@ class Held:
 
 
 class Requests:
-    """A token bucket for each user: `burst` requests at once, and `rate` a second in the long run.
+    """A token bucket for each user: `burst` requests at once, and `rate` requests a second.
 
-    `rate` 0 is no limit. The buckets that are full again are forgotten.
+    A `rate` of 0 means no limit. Buckets that are full again are removed from memory.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Requests:
         self._rate = rate
         self._burst = max(burst, 1)
         self._clock = clock
-        self._full_at: dict[str, float] = {}  # when the bucket of a user is full again
+        self._full_at: dict[str, float] = {}  # when each user's bucket is full again
 
     def take(self, identity: Identity) -> None:
         """Count one request. Raises Refused 429 if the bucket is empty."""
@@ -93,7 +94,7 @@ class Requests:
 
 
 class StreamPlace:
-    """The place of one request among its user's streams; it is taken at most once."""
+    """The place of one request among its user's streams. A request takes at most one place."""
 
     def __init__(self, streams: Held, identity: Identity) -> None:
         self._streams = streams
@@ -101,18 +102,18 @@ class StreamPlace:
         self._give_back: Callable[[], None] | None = None
 
     def take(self) -> None:
-        """The request becomes a stream. Raises Refused 429 where the user has too many."""
+        """Count the request as a stream. Raises Refused 429 if the user has too many streams."""
         if self._give_back is None:
             self._give_back = self._streams.take(self._identity)
 
     def give_back(self) -> None:
-        """Give the place back."""
+        """Give the place back, if it was taken."""
         if self._give_back is not None:
             self._give_back()
             self._give_back = None
 
 
 def take_stream(scope: Mapping[str, Any]) -> None:
-    """The request of this scope becomes a stream. Raises Refused 429."""
+    """Count the request of this scope as a stream. Raises Refused 429 if the user has too many."""
     place: StreamPlace = scope["state"][STREAMS]
     place.take()

@@ -1,4 +1,4 @@
-"""The pages whose requests are accepted with what a browser adds by itself, such as a cookie."""
+"""Check which page sent a request, because a browser adds cookies to the requests of any page."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ _FORWARDED: Final = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether this address or name means this machine only."""
+    """Return whether the address or name is loopback."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host or "")
-        # A socket for both families shows IPv4 peers as ::ffff:127.0.0.1.
+        # A socket for IPv4 and IPv6 shows an IPv4 peer as ::ffff:127.0.0.1.
         return (getattr(address, "ipv4_mapped", None) or address).is_loopback
     return False
 
 
 def is_local(scope: Mapping[str, Any]) -> bool:
-    """Whether the peer is on this machine. The header Host does not count: the caller writes it.
+    """Return whether the peer is on this machine, which the header Host cannot prove.
 
-    A loopback peer that says that it forwards is a proxy: its callers are somewhere else.
+    The caller chooses the header Host, so the peer's address is checked. A loopback peer that sends
+    a header such as X-Forwarded-For is a proxy, whose callers may be on other machines.
     """
     client = scope.get("client")
     if client is None or not is_loopback(client[0]):
@@ -36,11 +37,12 @@ def is_local(scope: Mapping[str, Any]) -> bool:
 
 
 def check_origin(scope: Mapping[str, Any], listed: Collection[str]) -> bool:
-    """Whether the page that sent this, if one did, is ours or listed.
+    """Return whether the request is from no page, from our own page, or from a listed origin.
 
-    Browsers always say an Origin on WebSockets and unsafe requests; other clients need none. On
-    this machine only pages of this machine are ours: a foreign name that resolves to 127.0.0.1
-    (DNS rebinding) has an Origin equal to its Host.
+    Browsers always send the header Origin with WebSockets and unsafe requests; other clients need
+    not send it. A page is our own if its Origin equals the header Host. For a peer on this machine,
+    our own pages are only those of loopback names: a foreign name that resolves to 127.0.0.1 (DNS
+    rebinding) also has an Origin equal to its Host.
     """
     origins = headers_of(scope, b"origin")
     if not origins:

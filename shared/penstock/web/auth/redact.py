@@ -1,4 +1,4 @@
-"""Removes credentials from log lines."""
+"""Remove credentials from log lines."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Final
 
 HIDDEN: Final = "[redacted]"
 
-# What precedes a secret, and the secret. A value ends where its quotation, its line or, in a URL,
-# its parameter ends, so that a JSON line stays JSON.
+# Each pattern matches the text before a secret, as group 1, and the secret. A secret ends at the
+# end of its quotation, of its line or, in a URL, of its parameter, so that a JSON line stays valid
+# JSON.
 _SECRETS: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -41,12 +42,12 @@ class RedactingFormatter(logging.Formatter):
         self._inner = inner
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the formatted line without credentials."""
         return redact(self._inner.format(record))
 
 
 def redact_logs(logger: logging.Logger | None = None) -> None:
-    """Let no handler of the logger (the root's, if none is given) write a credential."""
+    """Remove credentials from all lines of the logger's handlers; default: the root logger."""
     for handler in (logger or logging.getLogger()).handlers:
         if not isinstance(handler.formatter, RedactingFormatter):
             handler.setFormatter(RedactingFormatter(handler.formatter or logging.Formatter()))

@@ -1,4 +1,4 @@
-"""The scopes of callers. No scope implies another."""
+"""The scopes of callers. No scope includes another scope."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ DEFAULT: Final = frozenset({"start", "read", "raw", "decide"})
 ANONYMOUS: Final = DEFAULT | {"act-as"}
 STREAM_TOKEN: Final = frozenset({"read"})
 
-# RFC 8693 names the claim `scope`, a string. Some issuers write a list, or use another name.
+# RFC 8693 defines the claim `scope` as a string. Some issuers write a list, or use another name.
 CLAIMS: Final = ("scope", "scopes", "scp")
 
 
 def granted(claims: Mapping[str, Any], default: frozenset[str] = DEFAULT) -> frozenset[str]:
-    """The scopes of these claims, `default` where none of them names any.
+    """Return the scopes that the claims name; `default` if there is no scope claim.
 
-    Words that are not ours are other services'.
+    Unknown words are ignored, because they may be scopes of other services.
 
-    Raises ValueError for a claim that is neither a string nor a list of strings.
+    Raises ValueError for a scope claim that is neither a string nor a list of strings.
     """
     found = [claims[name] for name in CLAIMS if name in claims]
     if not found:

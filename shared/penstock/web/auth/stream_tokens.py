@@ -1,4 +1,4 @@
-"""Stream tokens: opaque, long-lived and revocable; they open event streams only."""
+"""Stream tokens: opaque, long-lived, revocable tokens that open only event streams."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class StoredValue(Protocol):
-    """The value of a key."""
+    """The stored value of a key."""
 
     @property
     def value(self) -> bytes:
@@ -57,7 +57,7 @@ class TokenStore(Protocol):
     async def update(
         self, key: str, value: bytes, revision: int, ttl_s: float | None = None
     ) -> int | None:
-        """Write over that revision and return the new one; None if it has changed."""
+        """Replace that revision and return the new revision; None if the value has changed."""
         ...
 
     async def delete(self, key: str) -> bool:
@@ -65,7 +65,7 @@ class TokenStore(Protocol):
         ...
 
     async def entries(self, pattern: str = ">") -> Sequence[StoredValue]:
-        """Return all values."""
+        """Return the values of all keys that match the pattern."""
         ...
 
 
@@ -95,10 +95,11 @@ class _Found:
 
 
 class StreamTokens:
-    """Issues, finds and revokes them.
+    """Issues, checks, extends and revokes stream tokens.
 
-    Kept by a SHA-256 of the token: 256 random bits cannot be guessed from it, so it needs no salt.
-    The first half of the hash is the key, and the id by which a token is listed and revoked.
+    The store contains a SHA-256 of each token. The hash needs no salt, because a token of 256
+    random bits cannot be guessed. The first half of the hash is the store's key, and the id by
+    which a token is listed and revoked.
     """
 
     def __init__(
@@ -107,15 +108,15 @@ class StreamTokens:
         unavailable_on: type[Exception],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`unavailable_on`: what the store raises while it cannot be reached.
+        """`unavailable_on`: the exception that the store raises if it cannot be reached.
 
-        `now`: Unix seconds, of a clock that all who check the tokens share.
+        `now` returns Unix seconds from a clock that all processes that check tokens share.
         """
         self.now = now
         self._store = store
         self._unavailable_on = unavailable_on
         self._turns = ReadScheduler()
-        self._noted: dict[str, float] = {}  # when this process last recorded a use of a token
+        self._noted: dict[str, float] = {}  # when this process last recorded a use of each token
 
     async def issue(
         self,
@@ -128,10 +129,10 @@ class StreamTokens:
         sessions: Sequence[str] = (),
         users: Sequence[str] = (),
     ) -> tuple[str, StreamToken]:
-        """Return a new token and its record. The token cannot be read again.
+        """Return a new token and its record. Later, the token cannot be read from the store.
 
-        `users`: whose runs it reaches; none for the owner's own. Raises Problem 403 where the owner
-        does not reach them, 409 when the user has too many tokens.
+        `users`: the users whose runs the token may follow; if empty, the owner. Raises Problem: 403
+        if the owner may not see the runs of these users, 409 if the owner has too many tokens.
         """
         _check_reach(owner, users)
         if len([t for t in await self._read(owner) if t.user_id == owner.user_id]) >= MAX_PER_USER:
@@ -157,7 +158,7 @@ class StreamTokens:
         return token, record
 
     async def identify(self, token: str) -> Identity:
-        """Return the caller of a token. Raises Refused: 401 for an invalid token, 503."""
+        """Return the caller of a token. Raises Refused: 401 if invalid, 503 without the store."""
         if not _TOKEN.fullmatch(token):
             raise invalid_token("this is no stream token")
         digest = _digest(token)
@@ -188,10 +189,10 @@ class StreamTokens:
             raise _out_of_reach() from error
 
     async def extend(self, identity: Identity, token_id: str, lifetime_s: float) -> StreamToken:
-        """Set how long a token is valid from now on, also for the streams that it opened.
+        """Set a token's expiry to `lifetime_s` from now, also for streams that it has opened.
 
-        Raises Problem 404 for one that is unknown or another user's, 403 for one that reaches more
-        than the caller does now.
+        Raises Problem: 404 for an unknown token or another user's token, 403 if the token names
+        users whose runs the caller may not see now.
         """
         while True:
             found = await self._managed(identity, token_id)
@@ -206,7 +207,7 @@ class StreamTokens:
     async def holds_until(self, token_id: str) -> float | None:
         """Return the present expiry in Unix seconds; None if the token was revoked.
 
-        Asked for open streams, which is a use of it. Raises Refused 503.
+        Open streams call this method, so the call counts as a use of the token. Raises Refused 503.
         """
         found = await self._find(token_id)
         if found is None:
@@ -221,7 +222,7 @@ class StreamTokens:
         return found
 
     async def _note_use(self, found: _Found) -> None:
-        """Record a use of the token from time to time; an unreachable store does not matter."""
+        """Record a use of the token, at most once a minute; ignore an unreachable store."""
         now, last_s = self.now(), found.token.last_used_at
         if last_s is not None and now - last_s < USED_EVERY_S:
             return
@@ -229,7 +230,7 @@ class StreamTokens:
             return  # another request records it
         self._noted = {id: at for id, at in self._noted.items() if now - at < USED_EVERY_S}
         self._noted[found.token.id] = now
-        # A concurrent write or revocation wins.
+        # If the token is changed or revoked at the same time, this use is not recorded.
         with contextlib.suppress(self._unavailable_on):
             await self._write(found, replace(found.token, last_used_at=now))
 
@@ -246,11 +247,11 @@ class StreamTokens:
         if stored is None:
             return None
         record, digest = _read(stored.value)
-        # The expiry of the store has a precision of a second, and may be missing.
+        # The store deletes expired keys with a precision of a second, or not at all.
         return None if record.expires_at <= self.now() else _Found(record, digest, stored.revision)
 
     async def _read(self, who: Identity) -> list[StreamToken]:
-        """Return all tokens of all users; the reads take turns with those of other users."""
+        """Return all tokens of all users; one user's reads take place one after another."""
         async with self._turns.of(who.user_id):
             return await self._all()
 
@@ -286,7 +287,7 @@ def _written(token: StreamToken, digest: str) -> bytes:
 
 
 def _check_reach(identity: Identity, users: Sequence[str]) -> None:
-    """Raises Problem 403 for users whose runs the caller does not see."""
+    """Raise Problem 403 if `users` names a user whose runs the caller may not see."""
     everybody = identity.may("act-as") or identity.may("administer")
     # `*` means everybody, even if a user has that name.
     own = frozenset({identity.user_id}) - {EVERYBODY}
