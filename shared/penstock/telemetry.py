@@ -1,4 +1,4 @@
-"""Logs and metrics: structured lines that carry the run id, and Prometheus counters."""
+"""Configures logs (structured lines with the run id), and defines the Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ FOLD_SECONDS = Histogram(
 
 
 def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
-    """Log to stderr, one line for each entry: `text` for people, or JSON objects."""
+    """Configure logging to stderr with one line for each entry, as `text` or as JSON objects."""
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -91,7 +91,8 @@ def configure_logging(level: str = "info", format: LogFormat = "text") -> None:
         else structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
             pad_event_to=0,
-            # The default formatter prints local variables: payloads, and headers with tokens.
+            # The default formatter would print local variables, such as payloads and headers with
+            # tokens.
             exception_formatter=structlog.dev.plain_traceback,
         )
     )

@@ -1,6 +1,6 @@
-"""The skeleton of every service: the class, its connection to the bus, and its process.
+"""Provides the base of every service: the class, the connection to the bus, and the process.
 
-`python -m penstock_<name>` is `main(<its class>)`.
+`python -m penstock_<name>` calls `main` with the class of the service.
 """
 
 from penstock.service.connecting import bus_settings, connect, pod_name

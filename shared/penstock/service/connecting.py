@@ -1,4 +1,4 @@
-"""Connecting a service to the bus."""
+"""Connects a service to the bus."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ CONNECT_AGAIN_S = 5.0
 
 
 def pod_name(service: str) -> str:
-    """A name that no other instance of a service has or had."""
+    """Return a name that no other instance of a service has or had."""
     host = socket.gethostname().replace(".", "-")[:40]
     return f"{service}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = False) -> BusSettings:
-    """The settings of a bus. `name` is the name of the connection on the server.
+    """Return the settings of a bus. `name` is the name of the connection on the server.
 
-    `user` is the NATS user of a service, whose password and inbox prefix are used.
+    The password and the inbox prefix of the NATS user `user` are used.
 
     Raises:
         ConfigurationError: the password of the user cannot be read.
@@ -62,7 +62,7 @@ def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = Fa
 
 @dataclass(slots=True)
 class Waiting:
-    """A service that waits for NATS, for the probes."""
+    """Represents a service that still waits for NATS in the answers to probes."""
 
     name: str
     not_ready: list[str] = field(default_factory=lambda: ["it connects to NATS"])
@@ -75,10 +75,12 @@ async def connect(
     config: Config,
     waiting: Waiting | None = None,
 ) -> Context:
-    """A context with a connection of its own. Waits up to `nats_wait_s` seconds for NATS.
+    """Connect to NATS, and return a context with the new connection.
+
+    Waits up to `nats_wait_s` seconds for NATS.
 
     Raises:
-        StartUpError: NATS cannot be used, or was not there in time.
+        StartUpError: NATS cannot be used, or did not become reachable in time.
         ConfigurationError: the password of the NATS user cannot be read.
     """
     pod = pod_name(service_type.name)
@@ -97,7 +99,8 @@ async def connect(
                 waiting.not_ready = [str(error)]
             await asyncio.sleep(CONNECT_AGAIN_S)
     _measure(service_type.name, bus)
-    # The caller has decided the common settings; the service's own come from the environment.
+    # The caller has decided the common settings. The service's own settings come from the
+    # environment.
     own = service_type.settings_type(**settings.model_dump())
     return Context(config, own, bus, pod)
 

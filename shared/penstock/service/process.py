@@ -1,8 +1,8 @@
-"""The process of a service: starting services, serving their routes, draining, stopping.
+"""Runs the process of services: starts services, serves their routes, drains and stops services.
 
-SIGTERM and SIGINT: the services are not ready at once and drain concurrently for up to
-`PENSTOCK_DRAIN_S`, then they stop in order, which has a time limit, too. A second signal ends the
-drain and begins the stop. A third signal ends the process at once.
+After SIGTERM or SIGINT the services are at once not ready and drain concurrently for up to
+`PENSTOCK_DRAIN_S`. Then the services stop in the reverse order of their start, each within a time
+limit. A second signal ends the drain and begins the stop. A third signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ async def serve(
     on_ready: Callable[[], None] = lambda: None,
     alone: bool = False,
 ) -> None:
-    """Run these services in this process, their routes under one port, until asked to stop.
+    """Run these services in this process, with their routes under one port, until asked to stop.
 
-    The services start in this order and stop in the reverse one. `alone`: see `Context`.
+    The services start in this order and stop in the reverse order. `alone`: see `Context`.
 
     Raises:
-        StartUpError: NATS cannot be used, or was not there in time.
+        StartUpError: NATS cannot be used, or did not become reachable in time.
         BindRefused: a port cannot be opened.
     """
     services: list[Service] = []
@@ -58,11 +58,11 @@ async def serve(
     waiting = [Waiting(service_type.name) for service_type in service_types]
     probed: list[Probed] = [*waiting]
     try:
-        # Probes need no authentication. Where other callers do, the operator has opened the port
-        # on purpose.
+        # Probes need no authentication. An operator who requires authentication on the other port
+        # opens the probe port to other machines on purpose.
         reachable = insecure or auth_config.asks
-        # A kubelet uses the pod's address, a metrics scraper any host name. Pages of a browser can
-        # use neither where the other port requires authentication.
+        # A kubelet uses the pod's address, and a metrics scraper may use any host name. So every
+        # host name is allowed where the other port requires authentication.
         names = ("*",) if auth_config.asks else auth_config.hosts
         probes = Server(
             probe_routes(probed),
@@ -85,7 +85,8 @@ async def serve(
             await service.run()
         routes = [route for service in services for route in service.routes]
         if routes:
-            # Of a service with routes: other NATS users may not read the bucket of tokens.
+            # The bus belongs to a service with routes, since the NATS users of other services may
+            # not read the bucket of tokens.
             bus = [service.bus for service in services if service.routes][-1]
             tokens = StreamTokens(bus.bucket("tokens"), BusError, bus.clock.time)
             auth = Auth(auth_config, tokens)
@@ -113,10 +114,11 @@ async def serve(
 
 
 def _closes_port(settings: Settings, *, alone: bool) -> bool:
-    """Whether a drain begins by refusing connections, so that clients reconnect to a successor.
+    """Return whether a drain begins by refusing connections, so that clients reconnect elsewhere.
 
-    By default only a process that works alone does so. Another one may have a load balancer in
-    front of it, which sends requests until it notices the drain; their clients would see errors.
+    By default only a process that works alone refuses connections. Any other process may have a
+    load balancer in front of it, which still sends requests until it notices the drain. The clients
+    of these requests would get errors.
     """
     if settings.draining_port is None:
         return alone
@@ -124,7 +126,7 @@ def _closes_port(settings: Settings, *, alone: bool) -> bool:
 
 
 async def _unless(asked: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of the work; None when the process is asked to end first."""
+    """Return the result of `work`; cancel `work` and return None when `asked` is set first."""
     working = asyncio.create_task(work)
     waiter = asyncio.create_task(asked.wait())
     try:

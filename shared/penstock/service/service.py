@@ -1,4 +1,4 @@
-"""What every service is made of."""
+"""Defines the base class of every service."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ CANCEL_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a service is made with. `pod` names this instance of the process in leases and claims.
+    """The configuration, settings and bus of a service.
 
-    `alone`: no other process works on this bus, so every other holder of a lease is dead.
+    `pod` is the name of this instance of the service in leases and claims. With `alone`, no other
+    process works on this bus, so every other holder of a lease has ended.
     """
 
     config: Config
@@ -41,35 +42,35 @@ class Context:
 
 
 class Service(ABC):
-    """One service. Subclasses define what they start, and in which order they stop.
+    """The base of a service. Subclasses define what they start, and in which order they stop.
 
-    A service starts its consumers last and drains them first, so that it takes no work that it
-    cannot finish.
+    A service starts its consumers last and drains them first, so that the service takes no message
+    that it cannot process.
     """
 
     name: ClassVar[str]
     settings_type: ClassVar[type[Settings]] = Settings
-    operations: ClassVar[Sequence[Operation]] = ()  # the declarations of its routes
-    repairs_streams: ClassVar[bool] = False  # it repairs streams that have lost their end
+    operations: ClassVar[Sequence[Operation]] = ()  # the declarations of the service's routes
+    repairs_streams: ClassVar[bool] = False  # whether it repairs streams that have lost their end
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.bus = context.bus
         self.routes: Sequence[Route] = ()
-        self.ws_ping_s = WS_PING_S  # how often the peers of its WebSockets are pinged
+        self.ws_ping_s = WS_PING_S  # seconds between pings on WebSockets
         self.draining = False
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._started = False
 
     @abstractmethod
     async def start(self) -> None:
-        """Begin to work; returns once the service takes work."""
+        """Start the service; return when the service takes messages and requests."""
 
     async def drain(self, grace_s: float) -> None:
         """Take no new work, and finish the present work, for up to `grace_s` seconds.
 
-        Other services of the process continue meanwhile. This may be cancelled; `stop` follows in
-        any case.
+        Other services of the process continue meanwhile. The drain may be cancelled; `stop` is
+        called in any case.
         """
         return
 
@@ -78,24 +79,24 @@ class Service(ABC):
         await self.cancel(*self._loops)
 
     async def run(self) -> None:
-        """Start, and log it."""
+        """Start the service, and log that the service is ready."""
         await self.start()
         self._started = True
         log.info("%s is ready as %s", self.name, self.context.pod)
 
     @property
     def not_ready(self) -> list[str]:
-        """Why the service can take no work now, in words for people; empty while it can."""
+        """The reasons, for operators, why the service takes no work; empty while it takes work."""
         reasons = [] if self._started else ["it has not started yet"]
         return reasons + [DRAINING] * self.draining + self.bus.not_ready
 
     @property
     def notices(self) -> list[str]:
-        """What an operator should know although the service works: losses of NATS's data."""
+        """The notices for operators about losses of NATS's data, although the service works."""
         return self.bus.continuity.notices
 
     def spawn(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run a loop as long as the service runs. A loop that fails is logged and restarted."""
+        """Run `loop` in a task until `cancel`. A failure is logged, and the loop is restarted."""
 
         async def forever() -> None:
             while True:
@@ -109,15 +110,19 @@ class Service(ABC):
         self._loops[name] = asyncio.create_task(forever(), name=f"{self.name}:{name}")
 
     def spawned(self, name: str) -> bool:
-        """Whether the loop of this name runs."""
+        """Return whether the loop of this name was spawned and has not been cancelled."""
         return name in self._loops
 
     async def give_up(self, stored: Stored, error: Exception) -> None:
-        """Make a dead letter of a message that cannot be processed: logged, counted and kept."""
+        """Log, count and store a dead letter for a message that this service cannot process."""
         await self.bury(self.name, stored, error)
 
     async def bury(self, service: str, stored: Stored, error: Exception) -> None:
-        """Make a dead letter for another service, which failed to do so. Safe to repeat."""
+        """Log, count and store a dead letter for a message that `service` cannot process.
+
+        A service may call this for another service that failed to do so. Repeated calls store one
+        dead letter.
+        """
         letter = deadletters.letter_about(service, self.context.pod, stored, error)
         log.error(
             "%s: run %s: %s goes to the dead letters, traceback %s",
@@ -134,7 +139,7 @@ class Service(ABC):
                 await asyncio.sleep(RESTART_S)
 
     def replays(self, handle: Callable[[Stored], Awaitable[None]]) -> WorkQueue:
-        """The queue of messages that this service gave up and that an operator replays."""
+        """Return the work queue of messages that this service gave up and an operator replays."""
 
         async def again(stored: Stored) -> None:
             letter = await objects.unwrap(self.bus, stored.payload)
@@ -150,10 +155,10 @@ class Service(ABC):
         )
 
     async def cancel(self, *names: str) -> None:
-        """End these loops one after another, in this order."""
+        """Cancel these loops one after another, in this order."""
         for name in names:
             task = self._loops.pop(name, None)
             if task is not None:
                 while not task.done():
-                    task.cancel()  # once more if a library has swallowed the cancellation
+                    task.cancel()  # repeated, since a library may have swallowed the cancellation
                     await asyncio.wait([task], timeout=CANCEL_AGAIN_S)

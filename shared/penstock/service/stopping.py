@@ -1,4 +1,4 @@
-"""How services drain and stop, and which signals ask for it."""
+"""Drains and stops services, and handles the signals that request this."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from penstock.web.server import Server
 
 log = logging.getLogger(__name__)
 
-LATE_S = 1.0  # after the grace, for drains that end by themselves
-STOP_S = 15.0  # for one service to stop
+LATE_S = 1.0  # after the grace time, for drains that end by themselves
+STOP_S = 15.0  # the limit for one service to stop
 
 
 async def drain(
@@ -24,7 +24,10 @@ async def drain(
     at_once: asyncio.Event | None = None,
     servers: Sequence[Server] = (),
 ) -> None:
-    """Drain all concurrently; returns when all have, the grace is over, or `at_once` is set."""
+    """Drain all services and servers concurrently.
+
+    Returns when all are drained, when `grace_s` and `LATE_S` have passed, or when `at_once` is set.
+    """
     for service in services:
         service.draining = True
     draining = asyncio.gather(
@@ -47,7 +50,7 @@ async def _drained(service: Service, grace_s: float) -> None:
 
 
 async def stop(services: Sequence[Service]) -> None:
-    """Stop all in the reverse order of their start, also after one of them fails."""
+    """Stop all services in the reverse order of their start, even if a service fails to stop."""
     for service in reversed(services):
         try:
             async with asyncio.timeout(STOP_S):
@@ -58,14 +61,18 @@ async def stop(services: Sequence[Service]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """When a process ends: `asked` begins the drain, `at_once` cuts it short."""
+    """The events that end a process: `asked` begins the drain, and `at_once` ends the drain."""
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def stop_on_signals() -> Stop:
-    """Set `asked` at SIGTERM or SIGINT, `at_once` at a second one; a third ends the process."""
+    """Return a `Stop` whose events are set by SIGTERM and SIGINT.
+
+    The first signal sets `asked`, and the second signal sets `at_once`. A third signal ends the
+    process.
+    """
     stop = Stop()
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)

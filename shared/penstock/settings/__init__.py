@@ -1,4 +1,4 @@
-"""The configuration file and the environment, each checked once at start."""
+"""Reads and checks the configuration file and the environment, each once at the start."""
 
 from penstock.settings.agents import (
     AdkAgent,

@@ -1,4 +1,4 @@
-"""The configuration file: the agents, the same for every service."""
+"""Reads the configuration file, which contains the agents and is the same for every service."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 from penstock import starts
 from penstock.settings.errors import ConfigurationError
 
-MAX_NAMED = 20  # agents that an error lists
+MAX_NAMED = 20  # the number of agents that an error text lists
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -95,13 +95,13 @@ class AgentBase(BaseModel):
     @classmethod
     def _is_url(cls, value: str, info: ValidationInfo) -> str:
         TypeAdapter(HttpUrl).validate_python(value)
-        # For AG-UI this is the exact URL of the requests; some servers redirect a URL without its
-        # trailing slash.
+        # For AG-UI the value is the exact URL of the requests, since some servers redirect a URL
+        # without its trailing slash.
         return value if info.data.get("protocol") == "agui" else value.rstrip("/")
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The host name of the server, which error texts for clients leave out."""
+        """The host name of the server, which error texts for clients must not contain."""
         host = urlsplit(self.url).hostname
         return (host,) if host else ()
 
@@ -181,21 +181,22 @@ _MODELS: Final[dict[str, type[AgentBase]]] = {
 
 
 def agent_config(fields: Mapping[str, Any]) -> AgentConfig:
-    """The agent with these fields, by its `protocol`.
+    """Return the agent with these fields; `protocol` decides the type of the agent.
 
     Raises:
-        ValidationError: a field is wrong, or belongs to another protocol.
+        ValidationError: a field is wrong, or is a field of another protocol.
     """
     return _AGENT.validate_python(dict(fields))
 
 
 def _own_fields(model: type[AgentBase], value: dict[str, Any]) -> dict[str, Any]:
-    """The fields without those of other protocols that only have their default.
+    """Return the fields without fields of other protocols that have their default value.
 
-    Earlier releases took every field for every protocol and ignored it, so a file may name one.
+    Earlier releases accepted the fields of all protocols for every agent and ignored the fields of
+    other protocols, so a file may have such fields.
 
     Raises:
-        ValueError: a field is unknown, or belongs to another protocol and has another value.
+        ValueError: a field is unknown, or is a field of another protocol without its default value.
     """
     own = {name: each for name, each in value.items() if name in model.model_fields}
     wrong = []
@@ -234,22 +235,22 @@ class Config(BaseModel):
         return self
 
     def agent(self, id: str) -> AgentConfig | None:
-        """The agent with this id; None without one."""
+        """Return the agent with this id; None when no agent has this id."""
         return next((agent for agent in self.agents if agent.id == id), None)
 
     def no_agent(self, id: str) -> str:
-        """The error text for an unknown agent id: it lists the agents that exist."""
+        """Return the error text for an unknown agent id, which lists the configured agents."""
         ids = [agent.id for agent in self.agents]
         more = f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else ""
         listed = ", ".join(ids[:MAX_NAMED]) + more if ids else "none is configured"
         return f"there is no agent {id[:128]}{did_you_mean(id, ids)} (agents: {listed})"
 
     def by_topology(self, topology_id: int) -> AgentConfig | None:
-        """The agent with this number in the executions contract."""
+        """Return the agent with this number in the executions contract; None if there is none."""
         return next((a for a in self.agents if a.topology_id == topology_id), None)
 
     def by_app_name(self, app_name: str) -> AgentConfig | None:
-        """The ADK agent with this `appName`."""
+        """Return the ADK agent with this `appName`; None without such an agent."""
         return next((a for a in self.agents if a.protocol == "adk" and a.agent == app_name), None)
 
 
@@ -257,7 +258,8 @@ def load_config(path: Path) -> Config:
     """Read and check the configuration file.
 
     Raises:
-        ConfigurationError: the file cannot be read, or a field is wrong. The text names both.
+        ConfigurationError: the file cannot be read, or a field is wrong. The text names the file
+            and the field.
     """
     try:
         document = yaml.safe_load(path.read_text())
@@ -273,7 +275,7 @@ def load_config(path: Path) -> Config:
 
 
 def _line(problem: ErrorDetails) -> str:
-    """Where a problem is, without the union's tag, and what it is."""
+    """Return the place of a problem, without the union's tag, and the text of the problem."""
     place, text = problem["loc"], problem["msg"]
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid"):
         place, text = (*place, "protocol"), f"must be one of {', '.join(_MODELS)}"
@@ -283,7 +285,7 @@ def _line(problem: ErrorDetails) -> str:
 
 
 def did_you_mean(asked: str, known: Iterable[str]) -> str:
-    """`: did you mean "…"?` where a known name is close to the asked one; else empty."""
+    """Return `: did you mean "…"?` if a known name is similar to `asked`; else an empty text."""
     folded = {name.lower(): name for name in known}
     close = difflib.get_close_matches(asked.lower()[:128], folded, n=1)
     return f': did you mean "{folded[close[0]]}"?' if close else ""

@@ -1,4 +1,4 @@
-"""The settings of authentication."""
+"""Defines the settings of authentication."""
 
 from __future__ import annotations
 
@@ -198,7 +198,8 @@ class AuthSettings(BaseSettings):
     def _consistent(self) -> AuthSettings:
         if self.jwt_secret is not None and self.jwks_url is not None:
             raise ValueError("PENSTOCK_AUTH_JWT_SECRET and PENSTOCK_AUTH_JWKS_URL: set one of them")
-        # The two kinds never mix: otherwise a public key could be used as an HMAC secret.
+        # Algorithms of the two kinds are never accepted together. Otherwise an attacker could use a
+        # public key as an HMAC secret.
         accepted = _BY_SECRET if self.jwt_secret is not None else _BY_PUBLIC_KEY
         if strangers := set(self.algorithms) - accepted:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Reading settings from the environment, with errors that name the variable."""
+"""Reads settings from the environment, with errors that name the variable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
 def read_settings(settings_type: type[SettingsT]) -> SettingsT:
-    """The environment as settings.
+    """Return the settings that the environment contains.
 
     Raises:
         ConfigurationError: a value is wrong. The text names the variable.
@@ -29,17 +29,18 @@ def read_settings(settings_type: type[SettingsT]) -> SettingsT:
 def explained(
     error: ValidationError | SettingsError, settings_type: type[BaseSettings]
 ) -> list[str]:
-    """One line for each problem of these settings; each names its variable."""
+    """Return one line for each problem of these settings; each line names its variable."""
     if isinstance(error, SettingsError):
         return [str(error)]
-    # A group of settings (such as AuthSettings) reads its own variables, and its error comes alone.
+    # A group of settings (such as AuthSettings) reads its own variables. An error in a group has
+    # only the problems of this group.
     groups = {each.__name__: each for each in _settings_types(settings_type)}
     owner = groups.get(error.title, settings_type)
     return [_variable_of(owner, problem["loc"]) + problem["msg"] for problem in error.errors()]
 
 
 def variable_name(settings_type: type[BaseSettings], field_name: str) -> str:
-    """The environment variable of a setting.
+    """Return the environment variable of a setting.
 
     Raises:
         KeyError: the settings have no such field.
@@ -58,7 +59,10 @@ def _settings_types(settings_type: type[BaseSettings]) -> Iterable[type[BaseSett
 
 
 def _variable_of(settings_type: type[BaseSettings], place: tuple[int | str, ...]) -> str:
-    """`PENSTOCK_<NAME>: `; empty for an error about several, whose message names them itself."""
+    """Return `PENSTOCK_<NAME>: ` for a problem of one variable; else an empty text.
+
+    The message of a problem of several variables already names these variables.
+    """
     if not place:
         return ""
     name = str(place[0])

@@ -1,4 +1,4 @@
-"""The error of a configuration that cannot be used."""
+"""Defines the error for a configuration that cannot be used."""
 
 
 class ConfigurationError(Exception):

@@ -1,4 +1,4 @@
-"""The settings that all services have in common."""
+"""Defines the settings that all services have in common."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Settings(BaseSettings):
 
 
 def nats_login(settings: Settings, service: str) -> tuple[str | None, str | None]:
-    """The NATS user and password of a service; None for each that is not set.
+    """Return the NATS user and password of a service; None for a value that is not set.
 
     Raises:
         ConfigurationError: the service has no readable password file in the configured folder.
