@@ -1,1 +1,1 @@
-"""Agno AgentOS: agents, teams and workflows, as the versions 2.3 and 3.1 stream them."""
+"""Decodes and encodes the frames of Agno AgentOS 2.3 and 3.1: agents, teams and workflows."""

@@ -1,15 +1,15 @@
-"""Words of Agno's protocol that decoder and encoder share."""
+"""Defines the names of Agno's protocol that both the decoder and the encoder use."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-# Tools of Agno's own that never run: the person's answer is their result.
+# Built-in tools of Agno that never run: the person's answer becomes the result of the call.
 _ANSWERED_TOOLS: Final = frozenset({"get_user_input", "ask_user"})
 _ANSWERED_KINDS: Final = frozenset({"external", "feedback"})
 
-# The token counts of a run: ours, and the members of Agno's `metrics`.
+# The token counts of a run: the canonical name of each, and its member of Agno's `metrics`.
 TOKENS: Final[Mapping[str, str]] = {
     "input_tokens": "input_tokens",
     "output_tokens": "output_tokens",
@@ -20,5 +20,8 @@ TOKENS: Final[Mapping[str, str]] = {
 
 
 def answered_by_decision(kind: str | None, tool: str) -> bool:
-    """Whether Agno takes the answer as the tool's result and streams no event of the call."""
+    """Returns whether Agno uses the answer as the tool's result and streams no event of the call.
+
+    `kind` is the kind of the pause item that asks about the call.
+    """
     return kind in _ANSWERED_KINDS or tool in _ANSWERED_TOOLS

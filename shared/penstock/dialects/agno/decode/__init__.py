@@ -1,4 +1,4 @@
-"""Frames of an Agno server become canonical drafts."""
+"""Decodes the frames of an Agno server into canonical drafts."""
 
 from penstock.dialects.agno.decode.decoder import AgnoDecoder
 

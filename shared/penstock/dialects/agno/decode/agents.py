@@ -1,7 +1,8 @@
-"""The outer run and the runs inside it: finds the run of a frame, and the agent of a run.
+"""Finds the run that a frame belongs to, and the agent of a run.
 
-Only the outer run decides how the whole run ends. The outer run is the first one in a leg that
-starts or continues without a run around it. A frame without a `run_id` belongs to the outer run.
+An upstream run may contain inner runs. Only the outer run decides how the whole run ends. The outer
+run is the first run of a leg that starts or continues and is not inside another run. A frame
+without a `run_id` belongs to the outer run.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from penstock.dialects.json import string
 _IdKey = Literal["agent_id", "team_id", "workflow_id"]
 _NameKey = Literal["agent_name", "team_name", "workflow_name"]
 
-# The kind of a frame's sender, by the key that names it. The order matters, since a frame of an
-# agent inside a workflow names both.
+# The kinds of a frame's sender, each with the keys that name the sender. The first kind whose key
+# is present counts: a frame of an agent inside a workflow names both, and comes from the agent.
 _KINDS: Final[tuple[tuple[AgentKind, _IdKey, _NameKey], ...]] = (
     ("agent", "agent_id", "agent_name"),
     ("team", "team_id", "team_name"),
@@ -50,13 +51,14 @@ BEGIN = frozenset(
     }
 )
 
-# The id that we give to the run of a workflow's own agent. Agno sends no id when it starts.
+# The id that the decoder gives to the run of a workflow's own agent. Agno sends no id when this
+# agent starts.
 _WORKFLOW_AGENT = "workflow-agent"
 
 
 @dataclass(slots=True)
 class Message:
-    """An open message. `value` is structured output, which comes as one value."""
+    """An open message. `value` is structured output, which the upstream sends as one value."""
 
     id: str
     parts: list[str] = field(default_factory=list)
@@ -69,7 +71,7 @@ class Message:
 class Run:
     """A run of the upstream.
 
-    `key` is its name in this decoder: "" is the outer run, whatever its id.
+    `key` is the run's name in this decoder: "" for the outer run, whose upstream id may change.
     """
 
     key: str = ""
@@ -85,45 +87,45 @@ class Run:
     spoke: bool = False  # a message has begun, in any leg
     last_text: str = ""  # of the last complete message
     reasoning_id: str | None = None  # the open train of thought
-    announced: bool = False  # ReasoningStarted began the thoughts, so tool calls do not end them
-    thoughts: list[str] = field(default_factory=list)  # complete, since ReasoningStep repeats them
+    announced: bool = False  # ReasoningStarted came, so tool calls do not end the thoughts
+    thoughts: list[str] = field(default_factory=list)  # all, because ReasoningStep repeats them
 
     @property
     def inner(self) -> bool:
-        """Whether this is a run inside the outer one."""
+        """Whether this run is inside the outer run."""
         return self.key != ""
 
     def dump(self) -> JsonObject:
-        """The run as JSON, for `load`."""
+        """Returns the run as JSON, for `load`."""
         return asdict(self)
 
     @classmethod
     def load(cls, state: JsonObject) -> Run:
-        """A run from its JSON."""
+        """Makes a run from the JSON of `dump`."""
         message = state["message"]
         return cls(**{**state, "message": Message(**message) if message else None})
 
 
 class Agents:
-    """All runs that frames have named."""
+    """Keeps all runs that frames have named."""
 
     def __init__(self, agent: AgentFacts, steps: Steps) -> None:
         self._agent = agent
         self._steps = steps
         self._by_id: dict[str, Run] = {}  # by the upstream's run id
         self._by_key: dict[str, Run] = {}
-        self._attempts: dict[str, int] = {}  # how often a run began, if more than once
+        self._attempts: dict[str, int] = {}  # by run id: how often the run began, if more than once
         self._outer_announced = False  # a frame of this leg named the outer run
         self.outer = Run(kind=agent.kind)
         self.session_id: str | None = None
         self.last_message_text = ""  # of the last complete message of any run
 
     def open(self) -> None:
-        """A leg begins, whose outer run may have another id."""
+        """Begins a leg. The upstream's id of the outer run may differ from the leg before."""
         self._outer_announced = False
 
     def of(self, name: str, body: AgnoFrame) -> Run:
-        """The run of this frame, which becomes known if it is new."""
+        """Returns the run of this frame, and adds the run if it is new."""
         run_id = string(body.get("run_id"))
         run = self._by_id.get(run_id) if run_id else self.outer
         if run is None:
@@ -137,28 +139,31 @@ class Agents:
         return run
 
     def around(self, body: AgnoFrame) -> Run:
-        """The run around this frame's run. The outer run, if no earlier frame named another."""
+        """Returns the run that contains this frame's run.
+
+        Returns the outer run if no earlier frame named the containing run.
+        """
         return self._by_id.get(_parent_id(body) or "", self.outer)
 
     def known(self, run_id: str | None) -> Run | None:
-        """A run by the upstream's id."""
+        """Returns the run with this upstream id; None if it is unknown."""
         return self._by_id.get(run_id) if run_id else None
 
     def by_key(self, key: str) -> Run:
-        """A run by its key."""
+        """Returns the run with this key; the outer run if no inner run has the key."""
         return self._by_key.get(key, self.outer)
 
     def inner(self) -> list[Run]:
-        """The runs inside the outer one, in the order of their first frames."""
+        """Returns the runs inside the outer run, in the order of their first frames."""
         return list({id(run): run for run in self._by_id.values() if run.inner}.values())
 
     def restarted(self, run: Run, body: AgnoFrame) -> Run:
-        """Another run, `<id>#2`, for a run that had ended and starts again under the same id."""
+        """Adds a new run `<id>#2` for a run that has ended and starts again under the same id."""
         attempt = self._attempts[run.id] = self._attempts.get(run.id, 1) + 1
         return self._add(f"{run.id}#{attempt}", run.id, body)
 
     def workflow_agent(self) -> Run:
-        """The run of a workflow's own agent, which decides whether the workflow runs."""
+        """Returns the run of the workflow's own agent, which decides whether the workflow runs."""
         run = self._by_id.get(_WORKFLOW_AGENT)
         if run is None:
             source = self.source(self.outer)
@@ -170,7 +175,7 @@ class Agents:
         return run
 
     def source(self, run: Run) -> Source:
-        """The run's source. Until a frame names the agent, the configured one."""
+        """Returns the run's source: the configured agent until a frame names the agent."""
         agent = self._agent
         return run.source or Source(
             agent_id=agent.id,
@@ -180,11 +185,11 @@ class Agents:
         )
 
     def draft(self, run: Run, event_type: str, data: JsonObject) -> Draft:
-        """A draft of this run."""
+        """Returns a draft with the source, the inner run and the step of this run."""
         return Draft(event_type, data, run.source or self.source(run), run.subrun, run.step_id)
 
     def dump(self) -> JsonObject:
-        """The state as JSON, for `load`."""
+        """Returns the state as JSON, for `load`."""
         return {
             "session_id": self.session_id,
             "outer": self.outer.dump(),
@@ -200,7 +205,7 @@ class Agents:
         self.outer = Run.load(state["outer"])
         loaded = self._by_key = {run["key"]: Run.load(run) for run in state["inner"]}
         self._by_id = {run_id: loaded.get(key, self.outer) for run_id, key in state["keys"].items()}
-        # A snapshot of an older version has neither key.
+        # A snapshot of an older version does not have `attempts` and `last_said`.
         self._attempts = dict(state.get("attempts", {}))
         self.last_message_text = state.get("last_said", "")
 
@@ -208,8 +213,7 @@ class Agents:
         outer = self.outer
         begins = name in BEGIN
         if not self._is_inner(body) and (not outer.id or (begins and not self._outer_announced)):
-            # a continue may return under a new id, since Agno 3.1 forks the run; it stays the outer
-            # run
+            # Agno 3.1 forks a run that continues, so the outer run may have a new id in this leg.
             self._by_id.pop(outer.id, None)
             outer.id = run_id
             self._outer_announced = begins
@@ -258,7 +262,7 @@ class Agents:
 
 
 def _named(body: AgnoFrame) -> tuple[AgentKind, str, str] | None:
-    """Kind, id and name of the frame's sender, or None where the frame has none."""
+    """Returns kind, id and name of the frame's sender; None if the frame names no sender."""
     for kind, id_key, name_key in _KINDS:
         if agent_id := string(body.get(id_key)):
             return kind, agent_id, string(body.get(name_key)) or agent_id
@@ -266,9 +270,9 @@ def _named(body: AgnoFrame) -> tuple[AgentKind, str, str] | None:
 
 
 def _parent_id(body: AgnoFrame) -> str | None:
-    """The id of the run around a frame's run: a member's team, or a step's workflow.
+    """Returns the id of the run that contains the frame's run: a member's team, a step's workflow.
 
-    None without one.
+    Returns None if the frame names no containing run.
     """
     run_id = body.get("run_id")
     for around in (string(body.get("parent_run_id")), string(body.get("workflow_run_id"))):

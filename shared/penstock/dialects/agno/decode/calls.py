@@ -1,7 +1,7 @@
-"""Open tool calls. Each has an id that is unique in the run, over all legs.
+"""Keeps the open tool calls, and gives each an id that is unique in the run, over all legs.
 
-Agno's ids repeat over members and legs, and with some models within a leg. A call that waits for a
-decision appears twice: in the pause and when it runs.
+Calls of different members or legs may have the same upstream id; with some models also calls of the
+same leg. A call that waits for a decision appears twice: in the pause, and when the call runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.dialects.json import obj, string
 
 @dataclass(slots=True)
 class Call:
-    """A call without a result. `run` is the key of its run."""
+    """A call that has no result yet. `run` is the key of the call's run."""
 
     id: str
     run: str
@@ -30,9 +30,9 @@ class Call:
     fields: JsonObject | None = None  # the fields that a person fills in, with their values so far
 
     def approved_args(self) -> JsonObject:
-        """The approved arguments: those of the model, completed by the answer.
+        """Returns the approved arguments: the model's arguments, completed by the answer.
 
-        Agno takes only those fields of an answer that it asked for.
+        Agno ignores fields of the answer that it has not asked for.
         """
         if self.kind != "input":
             return self.args
@@ -45,7 +45,7 @@ class Call:
 
 @dataclass(slots=True)
 class Calls:
-    """The open calls of the outer run and of the runs inside it."""
+    """Keeps the open calls of the outer run and of its inner runs."""
 
     open: list[Call] = field(default_factory=list)
     ids: Ids = field(default_factory=Ids)
@@ -71,9 +71,10 @@ class Calls:
         return call
 
     def find(self, run: str, tool: Tool, *, pending: bool | None = None) -> Call | None:
-        """The open call of a frame.
+        """Returns the open call that a frame is about; None if there is no such call.
 
-        Among calls of the same id, the same tool and arguments come first.
+        If several open calls have the frame's id, a call with the frame's tool and arguments is
+        preferred, else the oldest call.
         """
         upstream_id = call_id(tool)
         same = [
@@ -85,21 +86,25 @@ class Calls:
         ]
         if len(same) > 1:
             wanted = tool_name(tool), tool_args(tool)
-            # a stable sort, so the oldest call comes first otherwise
+            # the sort is stable, so calls that fit equally well stay in order of age
             same.sort(key=lambda call: (call.tool, call.args) != wanted)
         return same[0] if same else None
 
     def close(self, call: Call, *, failed: bool = False) -> None:
         """Removes a call that has its result.
 
-        Notes a failure, since Agno reports each failure twice.
+        If the call failed, notes the failure: Agno reports each failure twice, and
+        `reported_already` recognizes the second report.
         """
         self.open = [other for other in self.open if other is not call]
         if failed:
             self.failed[call.run, call.upstream_id] += 1
 
     def reported_already(self, run: str, tool: Tool) -> bool:
-        """Whether this is the second report of a failure. True once for each failure."""
+        """Returns whether this frame is the second report of a failure.
+
+        The result is True only once for each failure.
+        """
         failure = (run, call_id(tool))
         if not self.failed[failure]:
             return False
@@ -107,9 +112,9 @@ class Calls:
         return True
 
     def dump(self) -> JsonObject:
-        """The state between legs as JSON, for `load`."""
+        """Returns the state between two legs as JSON, for `load`."""
         return {
-            # `fields` is stored apart, since older releases read calls without it
+            # `fields` is stored separately, because older releases cannot read a call with `fields`
             "open": [_without_fields(call) for call in self.open],
             "fields": {call.id: call.fields for call in self.open if call.fields is not None},
             "used": dict(self.ids.used),
@@ -118,7 +123,7 @@ class Calls:
 
     @classmethod
     def load(cls, state: JsonObject) -> Calls:
-        """The calls of a snapshot."""
+        """Returns the calls of a snapshot."""
         fields = state.get("fields", {})
         return cls(
             [Call(**call, fields=fields.get(call["id"])) for call in state["open"]],
@@ -134,16 +139,16 @@ def _without_fields(call: Call) -> JsonObject:
 
 
 def tool_name(tool: Tool) -> str:
-    """The tool's name, or "unknown"."""
+    """Returns the tool's name, or "unknown" for a tool without a name."""
     return short(string(tool.get("tool_name")) or "unknown")
 
 
 def tool_args(tool: Tool) -> JsonObject:
-    """The arguments as an object."""
+    """Returns the arguments of a call; an empty object if the arguments are not an object."""
     args: JsonObject = obj(tool.get("tool_args"))
     return args
 
 
 def call_id(tool: Tool) -> str:
-    """The upstream's id of the call, or a name for a call without one."""
+    """Returns the upstream's id of the call, or "call" for a call without an id."""
     return string(tool.get("tool_call_id")) or "call"

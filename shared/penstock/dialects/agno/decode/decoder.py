@@ -1,9 +1,10 @@
 """Decodes the frames of Agno 2.3 and 3.1 into canonical drafts: agents, teams and workflows.
 
-One table maps an event's name to its handler. The runs (`agents`), their messages (`messages`),
-tools, steps and pauses have modules of their own.
+One table maps the name of an event to its handler. Further modules handle the runs (`agents`), the
+messages of the runs (`messages`), tools, steps and pauses.
 
-Drafts share their `source` and `subrun` objects, so a caller must not change them.
+Several drafts refer to the same `source` and `subrun` objects, so a caller must not change these
+objects.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Handler = Callable[[Run, AgnoFrame], Drafts]
 _Section = Literal["tools", "requirements", "step_requirements"]
 _SECTIONS: Final[tuple[_Section, ...]] = ("tools", "requirements", "step_requirements")
 
-# Texts of an incomplete message where the upstream gives no text of its own.
+# Error texts for incomplete messages for which the upstream sends no text.
 _CUT = "the upstream's stream was cut off"
 _CANCELLED = "the run was cancelled"
 _OUTER_ENDED = "the outer run ended first"
@@ -53,8 +54,8 @@ _OUTER_ENDED = "the outer run ended first"
 class AgnoDecoder:
     """Decodes one run (see `penstock.dialects.base.Decoder`).
 
-    `AgentFacts.drop` names custom events to leave out. Events that decide the run's course cannot
-    be dropped.
+    `AgentFacts.drop` names custom events that the decoder leaves out. The configuration cannot drop
+    an event that decides how the run continues or ends.
     """
 
     def __init__(self, agent: AgentFacts) -> None:
@@ -70,9 +71,10 @@ class AgnoDecoder:
         self._handlers = self._table()
 
     def open(self, leg: int) -> Drafts:
-        """A leg begins.
+        """Begins a leg.
 
-        Ids made in it contain its number, and its outer run may have another id.
+        The ids that the decoder makes in this leg contain the leg's number. The upstream's id of
+        the outer run may differ from the id in the leg before.
         """
         self._leg = leg
         self._waits = self._resumed = False
@@ -81,17 +83,17 @@ class AgnoDecoder:
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """The results that Agno will not report.
+        """Takes the decisions, and returns the results of those calls that Agno never reports.
 
-        A rejected call never runs, and no frame mentions it. Agno takes the answer to an external
-        call, to a question with options and to `get_user_input` as the call's result, and gives it
-        to the model without a tool event. Other calls that waited for input run and report their
-        results.
+        A rejected call never runs, and no frame mentions the call. The answer to an external call,
+        to a question with options or to `get_user_input` is the result of the call: Agno gives the
+        answer to the model and sends no tool event. Agno runs all other calls that waited for input
+        and reports their results.
         """
         return self._tools.decided(items)
 
     def feed(self, frame: Frame) -> Drafts:
-        """The drafts of one frame. A frame after a terminal event or a pause makes none."""
+        """Returns the drafts of one frame; none for a frame after a terminal event or a pause."""
         if self._over or self._waits:
             return []
         name = frame.event or "message"
@@ -101,7 +103,7 @@ class AgnoDecoder:
             return [self._custom(self._agents.outer, name, frame.data.decode("utf-8", "replace"))]
         if not isinstance(body, OBJECT):
             return [self._custom(self._agents.outer, name, body)]
-        if name == "message":  # Agno's own name for an event without a name
+        if name == "message":  # the name that Agno gives an event without a name
             name = string(body.get("event")) or name
         try:
             return self._handled(name, body)
@@ -114,23 +116,23 @@ class AgnoDecoder:
         if handle is None:
             return self._unknown(run, name, body)
         if run.inner and not run.dispatched and name not in BEGIN:
-            # the start of this run was not in the stream, and every inner run needs a
-            # `dispatch.worker`
+            # The stream did not contain the start of this inner run, and every inner run needs a
+            # `dispatch.worker`.
             return [self._dispatched(run, body), *handle(run, body)]
         return handle(run, body)
 
     def end(self) -> Drafts:
-        """The response ended. An outer run that neither ended nor paused is lost."""
+        """Ends a leg whose response ended. An outer run that neither ended nor paused is lost."""
         if self._over or self._waits:
             return []
         return self._lost("the upstream's stream ended without a final event")
 
     def abort(self) -> Drafts:
-        """The response was cut: closes open parts. The caller reports the reason."""
+        """Closes the open parts of a response that was cut off. The caller reports the reason."""
         return [] if self._over or self._waits else self._close_all("failed", _CUT)
 
     def snapshot(self) -> JsonObject:
-        """The state between legs as JSON, for `restore`."""
+        """Returns the state between two legs as JSON, for `restore`."""
         return {
             "over": self._over,
             "runs": self._agents.dump(),
@@ -139,14 +141,14 @@ class AgnoDecoder:
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Continues from a snapshot. `open` comes next."""
+        """Continues from a snapshot. The caller calls `open` next."""
         self._over = state["over"]
         self._agents.load(state["runs"])
         self._tools.load(state["tools"])
         self._steps.load(state["steps"])
 
     def _table(self) -> dict[str, Handler]:
-        """The handler of each event. Any other event becomes `custom.event`."""
+        """Returns the handler of each known event. Any other event becomes a `custom.event`."""
         messages, tools = self._messages, self._tools
         of_runs: dict[str, Handler] = {
             "RunStarted": self._started,
@@ -167,7 +169,7 @@ class AgnoDecoder:
         }
         return {
             **of_runs,
-            # a team's events differ in the prefix only
+            # a team's events differ from an agent's only by the prefix
             **{f"Team{name}": handle for name, handle in of_runs.items()},
             **{name: partial(self._step, name) for name in steps.EVENTS},
             "WorkflowStarted": self._started,
@@ -210,9 +212,9 @@ class AgnoDecoder:
         return drafts
 
     def _dispatched(self, run: Run, body: AgnoFrame) -> Draft:
-        """The `dispatch.worker` of an inner run.
+        """Returns the `dispatch.worker` of an inner run.
 
-        Its source is the run around, which hands the work over.
+        The source of the event is the run that contains the inner run and hands over the work.
         """
         run.dispatched = True
         around = self._agents.around(body)
@@ -229,7 +231,10 @@ class AgnoDecoder:
         return draft
 
     def _continued(self, _run: Run, body: AgnoFrame) -> Drafts:
-        """Emits lifecycle.resumed once, though members, steps and the outer run each report it."""
+        """Emits one `lifecycle.resumed` for a leg.
+
+        Members, steps and the outer run each send an event that the run continues.
+        """
         if self._leg == 1:
             return self._unknown(_run, str(body.get("event")), body)
         return self._resume()
@@ -243,9 +248,9 @@ class AgnoDecoder:
         return [self._agents.draft(outer, "lifecycle.resumed", data)]
 
     def _workflow_agent_started(self, run: Run, body: AgnoFrame) -> Drafts:
-        """The workflow's own agent starts, which decides whether the workflow runs.
+        """Starts the inner run of the workflow's own agent.
 
-        Agno sends no RunStarted.
+        This agent decides whether the workflow runs. Agno sends no RunStarted for the agent.
         """
         agent = self._agents.workflow_agent()
         if agent.dispatched:
@@ -261,9 +266,9 @@ class AgnoDecoder:
     # Pauses.
 
     def _paused(self, run: Run, body: AgnoFrame) -> Drafts:
-        """Announces the calls of an inner run's pause.
+        """Pauses the run if the outer run pauses.
 
-        Only the outermost run's pause pauses the run.
+        If an inner run pauses, only announces the calls that wait: the outer run may continue.
         """
         needs = run_needs(body, team=run.kind == "team")
         if not run.inner:
@@ -274,7 +279,7 @@ class AgnoDecoder:
         return drafts
 
     def _workflow_paused(self, run: Run, body: AgnoFrame) -> Drafts:
-        """WorkflowPaused, or WorkflowRunOutput, which 3.1 sends after it."""
+        """Handles WorkflowPaused, and WorkflowRunOutput, which Agno 3.1 sends afterwards."""
         if body.get("status") not in (None, "PAUSED"):
             return self._unknown(run, "WorkflowRunOutput", body)
         return [] if run.inner else self._pause(workflow_needs(body), body)
@@ -292,8 +297,8 @@ class AgnoDecoder:
             run = self._owner(need, outer)
             call = self._tools.pending(run, need, drafts) if need.tool else None
             if call is not None and call.id in listed:
-                continue  # an agent lists a call both among its tools and among its requirements
-            # two members may wait under the same call id
+                continue  # an agent lists the same call among its tools and its requirements
+            # the calls of two members may have the same upstream id
             item_id = ids.unique(call.upstream_id if call else need.step_id or "step")
             if call is not None:
                 listed.add(call.id)
@@ -368,7 +373,10 @@ class AgnoDecoder:
         return [*drafts, self._end(outer, "lifecycle.failed", present(failure))]
 
     def _cancelled(self, run: Run, _body: AgnoFrame) -> Drafts:
-        """A run was cancelled. Agno 3.1 sends RunCompleted after it; the first end counts."""
+        """Ends a run that was cancelled.
+
+        Agno 3.1 sends RunCompleted after RunCancelled. The decoder uses only the first of the two.
+        """
         if run.inner:
             return self._finish(run, "cancelled", cut=_CANCELLED)
         data = {"reason": "user_stop", "confirmed": True}
@@ -376,7 +384,10 @@ class AgnoDecoder:
         return [*closed, self._end(run, "lifecycle.cancelled", data)]
 
     def _resume_failed(self, _run: Run, body: AgnoFrame) -> Drafts:
-        """The answer of /resume, with status 200, when the server does not know the run."""
+        """Ends the run as lost.
+
+        If the server does not know the run, /resume answers with status 200 and this event.
+        """
         return self._lost(text(body.get("error")) or "the upstream does not know the run")
 
     def _lost(self, message: str) -> Drafts:
@@ -397,22 +408,19 @@ class AgnoDecoder:
         error: str | None = None,
         cut: str | None = None,
     ) -> list[Draft]:
-        """Ends an inner run.
-
-        `error`, else `cut`, is the reason why its open message is incomplete.
-        """
+        """Ends an inner run. `error`, else `cut`, says why the run's open message is incomplete."""
         drafts = self._messages.close(run, error or cut)
         if run.dispatched and not run.finished:
             end = {"subrun_id": run.key, "status": status, "result": result, "error": error}
             drafts.append(self._agents.draft(run, "dispatch.finished", present(end)))
         run.finished = True
-        run.thoughts.clear()  # no later frame can repeat them
+        run.thoughts.clear()  # only later frames of this run could repeat these thoughts
         return drafts
 
     def _close_all(self, status: str, why: str) -> list[Draft]:
-        """Ends all open parts, those of inner runs first.
+        """Ends all open parts, first those of inner runs.
 
-        `why` is the reason why open messages are incomplete.
+        `why` says why the open messages are incomplete.
         """
         inner = self._agents.inner()
         drafts = [draft for run in inner for draft in self._finish(run, status, cut=why)]
@@ -421,7 +429,11 @@ class AgnoDecoder:
     # Steps and other events.
 
     def _step(self, name: str, run: Run, body: AgnoFrame) -> Drafts:
-        """A step. After a rejected gate, the next step is the first sign that the run continues."""
+        """Handles an event of a step.
+
+        The event also resumes the run: after a rejected gate, Agno sends no other event before the
+        next step.
+        """
         run_id = string(body.get("run_id")) or short(run.id)
         return [*self._resume(), *self._step_drafts(run, self._steps.feed(name, run_id, body))]
 
@@ -432,7 +444,7 @@ class AgnoDecoder:
         )
 
     def _custom_event(self, run: Run, body: AgnoFrame) -> Drafts:
-        """A tool's own event. Its class decides which keys it has besides the common ones."""
+        """Handles an event that a tool's author defined: a canonical draft, or a `custom.event`."""
         for key, value in (("name", body.get("name")), ("type", body.get("type"))):
             name = string(value)
             if name and (draft := _canonical(name, body, key)):
@@ -440,7 +452,11 @@ class AgnoDecoder:
         return self._unknown(run, "CustomEvent", body)
 
     def _unknown(self, run: Run, name: str, body: AgnoFrame) -> Drafts:
-        """An event without a handler. A custom event class may be named like a canonical type."""
+        """Handles an event without a handler of its own.
+
+        The class of a custom event may have the name of a canonical type. Such an event becomes an
+        event of this type, if its fields fit. Any other event becomes a `custom.event`.
+        """
         if name in self._agent.drop:
             return []
         if draft := _canonical(name, body, "event"):
@@ -452,8 +468,8 @@ class AgnoDecoder:
         return self._agents.draft(run, "custom.event", data)
 
 
-# Events that repeat others: StepCompleted repeats StepOutput, and WorkflowPaused repeats the pauses
-# of single steps.
+# Events whose content is also in other events: StepCompleted has the content of StepOutput, and
+# WorkflowPaused has the pauses of single steps.
 _REPEATED = (
     "StepOutput",
     "StepPaused",
@@ -463,10 +479,10 @@ _REPEATED = (
     "RouterPaused",
 )
 
-# Frames of /resume about the connection itself, which the connector handles.
+# Frames of /resume about the connection itself. The connector handles them.
 _CONTROL = ("replay", "catch_up", "subscribed", "heartbeat", "stream_expired")
 
-# Keys that every frame may have. The other keys of a custom event are its value.
+# Keys that every frame may have. All other keys of a custom event are the event's value.
 _COMMON = frozenset(
     {
         *("created_at", "event", "event_index", "nested_depth", "tools", "session_id"),
@@ -482,7 +498,7 @@ def _nothing(_run: Run, _body: AgnoFrame) -> Drafts:
 
 
 def _answer(run: Run, body: AgnoFrame) -> JsonObject:
-    """The data of `lifecycle.completed`."""
+    """Returns the data of `lifecycle.completed`."""
     content = body.get("content")
     content_type = string(body.get("content_type"))
     metrics = obj(body.get("metrics"))
@@ -499,7 +515,7 @@ def _answer(run: Run, body: AgnoFrame) -> JsonObject:
 
 def _item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseItem:
     subrun = run.subrun
-    if subrun is None and need.run_id not in (None, run.id):  # no frame named this member before
+    if subrun is None and need.run_id not in (None, run.id):  # a member without an earlier frame
         subrun = Subrun(id=str(need.run_id), name=need.run_name or str(need.run_id))
     return PauseItem(
         item_id=item_id,
@@ -510,14 +526,18 @@ def _item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseItem:
         description=need.description,
         input_schema=need.input_schema,
         options=need.options,
-        # Agno runs a confirmed call with the arguments of the continue request
+        # the continue request may have other arguments, and Agno runs the confirmed call with them
         editable=call is not None and need.kind == "confirmation",
         subrun=subrun,
     )
 
 
 def _canonical(name: str, body: AgnoFrame, name_key: str) -> Draft | None:
-    """The canonical draft of a custom event whose value is under a key, or is all its own keys."""
+    """Returns the canonical draft of a custom event; None if no canonical type fits.
+
+    The value of the event is under `value`, `payload` or `data`, or consists of all keys of the
+    event except those of every frame and the key of the name.
+    """
     values = [body[key] for key in ("value", "payload", "data") if key in body]
     values.append({k: item for k, item in body.items() if k not in _COMMON and k != name_key})
     drafts = (from_custom(name, value) for value in values)

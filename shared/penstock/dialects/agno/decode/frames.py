@@ -1,7 +1,7 @@
-"""The members of Agno's frames that the decoder reads (agno 2.3.18 and 3.1.10).
+"""Declares the members of Agno's frames that the decoder reads (agno 2.3.18 and 3.1.10).
 
-A member may be missing or have any type: the types only name the keys, so that mypy and
-tests/shared/dialects/test_declared_keys.py find a misspelt one.
+A member may be missing or have any type. The classes only declare the keys, so that mypy and
+tests/shared/dialects/test_declared_keys.py find a misspelt key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class AgnoFrame(TypedDict, total=False):
     """The data of a frame. Each event has some of these members."""
 
     event: JsonValue
-    # the run, and the runs around it
+    # the run, and the runs that contain it
     run_id: JsonValue
     parent_run_id: JsonValue
     workflow_run_id: JsonValue

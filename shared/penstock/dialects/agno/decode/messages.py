@@ -1,9 +1,9 @@
-"""The messages and thoughts of each run.
+"""Decodes the messages and thoughts of each run.
 
-A message ends at RunContentCompleted and also where a tool call starts. Agno sends
-RunContentCompleted once, at the very end. A message kept open until then would hold text from
-before and after a call under one id, and clients that show messages and calls in order would show
-the answer above its call.
+A message ends at RunContentCompleted, and also when a tool call starts. Agno sends
+RunContentCompleted only once, at the very end. A message that stayed open until then would contain
+the text before and after a call under one id. Clients that show messages and calls in order would
+then show the answer above the call whose result it uses.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ _ROLE = "assistant"
 
 
 def _citations(value: Json) -> JsonObject | None:
-    """Citations that hold a source. Agno ends every message with three empty lists."""
+    """Returns the citations if they name a source, else None.
+
+    Agno sends citations with three empty lists at the end of every message.
+    """
     return value if isinstance(value, dict) and any(value.values()) else None
 
 
 class Messages:
     """Decodes messages and thoughts.
 
-    Agno has no message ids, so `msg-<leg>-<n>` and `think-<leg>-<n>` are made here.
+    Agno has no message ids, so this class makes the ids `msg-<leg>-<n>` and `think-<leg>-<n>`.
     """
 
     def __init__(self, agents: Agents) -> None:
@@ -36,12 +39,15 @@ class Messages:
         self._made: Counter[str] = Counter()
 
     def open(self, leg: int) -> None:
-        """A leg begins, whose number is part of new ids."""
+        """Begins a leg. The leg's number is part of all new ids."""
         self._leg = leg
         self._made.clear()
 
     def content(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """RunContent: a piece of text or thought, or structured output. The hot path."""
+        """Handles RunContent: a piece of text or thought, or structured output.
+
+        RunContent is the most frequent event.
+        """
         drafts: list[Draft] = []
         content = body.get("content")
         thought = body.get("reasoning_content")
@@ -62,11 +68,12 @@ class Messages:
         return drafts
 
     def missing_answer(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """The answer of a run without an earlier message.
+        """Returns the drafts of an answer that only the last event of the run contains.
 
-        A stream that Agno reads again from its database has no RunContent: the text is only in
-        RunCompleted. A workflow's answer is often the last message of its last step's agent. If it
-        differs (a function made it, or a later step), the workflow itself gets a message.
+        If Agno reads a stream again from its database, the stream has no RunContent: the text is
+        only in RunCompleted. The answer of a workflow is often the last message of an agent in one
+        of its steps, and then there are no drafts. If the answer differs from the last message (for
+        example because a function made the answer), the workflow itself gets a message.
         """
         if run.kind == "workflow":
             answer_text = text(body.get("content"))
@@ -86,28 +93,28 @@ class Messages:
         return self.content(run, answer)
 
     def completed(self, run: Run, _body: AgnoFrame) -> list[Draft]:
-        """RunContentCompleted. It also comes without content."""
+        """Handles RunContentCompleted, which Agno also sends for a run without content."""
         return self.close(run)
 
     def close(self, run: Run, error: str | None = None) -> list[Draft]:
         """Ends the run's open message and thoughts.
 
-        `error` is the reason why the message is incomplete.
+        `error` says why the message is incomplete; None for a complete message.
         """
         return self._end_thoughts(run) + self._end_message(run, error)
 
     def interrupt(self, run: Run) -> list[Draft]:
-        """A tool call starts: ends the message. Thoughts that ReasoningStarted began stay open."""
+        """Ends the message when a tool call starts. Thoughts after a ReasoningStarted stay open."""
         thoughts = [] if run.announced else self._end_thoughts(run)
         return thoughts + self._end_message(run)
 
     def reasoning_started(self, run: Run, _body: AgnoFrame) -> list[Draft]:
-        """ReasoningStarted. Emits no event before the first thought."""
+        """Handles ReasoningStarted. Emits nothing before the first thought."""
         run.announced = True
         return []
 
     def reasoning_delta(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """ReasoningContentDelta: a piece of a thought."""
+        """Handles ReasoningContentDelta: a piece of a thought."""
         thought = string(body.get("reasoning_content"))
         if thought is None:
             return []
@@ -115,9 +122,10 @@ class Messages:
         return [self._thought(run, thought)]
 
     def reasoning_step(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """ReasoningStep.
+        """Handles ReasoningStep.
 
-        Its `reasoning_content` repeats all thoughts, so only new ones are emitted.
+        The event's `reasoning_content` repeats all earlier thoughts, so the method emits only the
+        new part.
         """
         step = obj(body.get("content"))
         thought = string(body.get("reasoning_content"))
@@ -130,7 +138,10 @@ class Messages:
         return [self._thought(run, thought, string(step.get("title")))] if thought else []
 
     def reasoning_completed(self, run: Run, _body: AgnoFrame) -> list[Draft]:
-        """ReasoningCompleted. It repeats the steps, and text may have ended the thoughts before."""
+        """Handles ReasoningCompleted: ends the thoughts, unless text has already ended them.
+
+        The event only repeats the steps.
+        """
         return self._end_thoughts(run)
 
     def _begin(self, run: Run, drafts: list[Draft]) -> Message:
@@ -169,7 +180,7 @@ class Messages:
         return self._agents.draft(run, "llm.reasoning", data)
 
     def _end_thoughts(self, run: Run) -> list[Draft]:
-        """Ends the thoughts with an event of its own: `final`, and an empty thought."""
+        """Ends open thoughts with a further event that has an empty thought and `final`."""
         run.announced = False
         if run.reasoning_id is None:
             return []

@@ -1,7 +1,8 @@
-"""Reads from a pause frame what the run waits for.
+"""Reads the questions of a paused run from the pause frame.
 
-An agent lists `tools`, a team `requirements` (with the tools of its members), and a workflow
-`step_requirements` (gates, or the tools of a step's agent). Members that are null may be missing.
+The frame of an agent lists `tools`, the frame of a team `requirements` (with the tools of its
+members), and the frame of a workflow `step_requirements` (gates, or the tools of a step's agent).
+JSON members that are null may be missing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _JSON_TYPES = {
 
 _StepKind = Literal["input", "selection", "review", "confirmation"]
 _StepMessage = Literal["user_input_message", "output_review_message", "confirmation_message"]
-# The member that has the text for the person, by what a step waits for.
+# The key of the text for the person, by the kind of the question about a step.
 _STEP_MESSAGES: Final[Mapping[_StepKind, _StepMessage]] = {
     "input": "user_input_message",
     "selection": "user_input_message",
@@ -45,9 +46,9 @@ _STEP_MESSAGES: Final[Mapping[_StepKind, _StepMessage]] = {
 
 @dataclass(slots=True)
 class Need:
-    """One question: about a tool of a run, or (without `tool`) about a step of a workflow.
+    """One question: about a tool of a run, or (if `tool` is None) about a step of a workflow.
 
-    `path` leads to it in the pause's `resume`: section, index and so on.
+    `path` is the path to the question in the pause's `resume`: section, index and so on.
     """
 
     kind: PauseKind
@@ -62,10 +63,12 @@ class Need:
 
 
 def run_needs(body: AgnoFrame, *, team: bool) -> list[Need]:
-    """The questions of RunPaused or TeamRunPaused. A continued team reads its requirements alone.
+    """Returns the questions of RunPaused or TeamRunPaused.
 
-    A run of Agno 2.3 that pauses again repeats the requirements of its first pause unchanged. So a
-    requirement counts as settled when its call, found by id among `tools`, is settled.
+    For a team, questions from `requirements` come first, because a team that continues reads only
+    its requirements. If a run of Agno 2.3 pauses again, its requirements are an unchanged copy from
+    the first pause. So a requirement counts as settled if its call, found by id among `tools`, is
+    settled.
     """
     called = array(body.get("tools"))
     tools = [
@@ -78,19 +81,20 @@ def run_needs(body: AgnoFrame, *, team: bool) -> list[Need]:
         for tool in called
         if isinstance(tool, OBJECT) and _was_asked_about(tool) and _tool_kind(tool) is None
     }
-    # two calls may have the same id
+    # two calls may have the same id, and one of them may still wait
     settled -= {string(need.tool.get("tool_call_id")) for need in tools if need.tool}
     requirements = [
         need
         for need in _requirements(body.get("requirements"), ["requirements"], None, None)
-        # `tools` has the run's own calls, and a member's call may have the same id
+        # `tools` has only the run's own calls; the call of a member may have the same id as one of
+        # these and still wait
         if need.tool is None or need.run_id or string(need.tool.get("tool_call_id")) not in settled
     ]
     return [*requirements, *tools] if team else [*tools, *requirements]
 
 
 def workflow_needs(body: AgnoFrame) -> list[Need]:
-    """The questions of WorkflowPaused."""
+    """Returns the questions of WorkflowPaused."""
     return [
         need
         for index, step in enumerate(array(body.get("step_requirements")))
@@ -100,7 +104,7 @@ def workflow_needs(body: AgnoFrame) -> list[Need]:
 
 
 def filled_in(tool: Tool) -> JsonObject:
-    """The arguments that a person is asked for, with the values that the model gave."""
+    """Returns the arguments that a person must fill in, with the values that the model gave."""
     return {
         name: spec.get("value")
         for spec in objects(tool.get("user_input_schema"))
@@ -141,9 +145,10 @@ def _tool_need(
 
 
 def _was_asked_about(tool: Tool) -> bool:
-    """Whether the call waits, or has waited, for a decision and has an id.
+    """Returns whether the call has an id and waits, or has waited, for a decision.
 
-    A call that has run since has `confirmed` or `answered`, and `requires_confirmation: false`.
+    A call that has run after its decision has `confirmed` or `answered`, and
+    `requires_confirmation: false`.
     """
     keys = (
         "external_execution_required",
@@ -156,9 +161,9 @@ def _was_asked_about(tool: Tool) -> bool:
 
 
 def _tool_kind(tool: Tool) -> PauseKind | None:
-    """The kind of answer that the call waits for.
+    """Returns the kind of answer that the call waits for; None if the call does not wait.
 
-    The most specific wins, as in Agno's `pause_type`.
+    If several kinds apply, the most specific kind is returned, as in Agno's `pause_type`.
     """
     if tool.get("external_execution_required") is True and tool.get("result") is None:
         return "external"
@@ -205,7 +210,10 @@ def _step_kind(step: StepRequirement) -> _StepKind | None:
 
 
 def _input_schema(fields: Json) -> JsonObject | None:
-    """Agno's list of fields as a JSON Schema. Values of the model are the defaults."""
+    """Converts Agno's list of fields into a JSON Schema; returns None if there are no fields.
+
+    The values that the model gave become the defaults.
+    """
     properties: JsonObject = {}
     required: list[str] = []
     spec: InputField
@@ -228,7 +236,10 @@ def _input_schema(fields: Json) -> JsonObject | None:
 
 
 def _feedback_schema(questions: list[FeedbackQuestion]) -> JsonObject | None:
-    """A JSON Schema with one property for each question: a list of the labels of its options."""
+    """Returns a JSON Schema with one property for each question; None if there are no questions.
+
+    The value of a property is a list of labels of the question's options.
+    """
     properties: JsonObject = {}
     for question in questions:
         name = string(question.get("question"))

@@ -1,6 +1,6 @@
-"""Tool results of Agno as JSON values.
+"""Converts tool results of Agno into JSON values.
 
-Agno streams `str(value)` of a tool's result (agno 2.3 and 3.1), so an object comes as the text of
+Agno streams `str(value)` of a tool's result (agno 2.3 and 3.1), so an object arrives as the text of
 a Python literal.
 """
 
@@ -14,7 +14,7 @@ import orjson
 from penstock.dialects.base import Json
 from penstock.dialects.json import loads
 
-# Parsing a literal takes about 1 µs and 100 bytes for each character. A longer one stays a text.
+# Parsing a literal takes about 1 µs and 100 bytes for each character. A longer literal stays text.
 MAX_LITERAL_CHARS: Final = 128 * 1024
 
 _LITERAL_WORDS: Final = frozenset({"True", "False", "None"})
@@ -22,15 +22,16 @@ _LITERAL_STARTS: Final = ("{", "[", "(")
 
 
 def tool_value(result: Json) -> Json:
-    """The value of a tool's result: parsed as JSON, else as a Python literal, else the text.
+    """Returns a tool's result as a value: parsed as JSON, else as a Python literal, else the text.
 
-    A text that begins with a quote is no literal, since Agno sends strings without quotes.
+    A text that begins with a quote is not parsed as a literal, because Agno sends strings without
+    quotes.
     """
     if not isinstance(result, str):
         return result
     try:
         return loads(result.encode())
-    except ValueError:  # no JSON, or a lone surrogate, which has no UTF-8
+    except ValueError:  # not JSON, or a lone surrogate, which UTF-8 cannot encode
         pass
     literal = result.strip()
     if len(literal) > MAX_LITERAL_CHARS or not (
@@ -39,8 +40,8 @@ def tool_value(result: Json) -> Json:
         return result
     try:
         value = ast.literal_eval(literal)
-        # JSON turns tuples into arrays and keys into strings; orjson refuses sets, bytes and
-        # integers of more than 64 bits, and the result then stays a text
+        # JSON turns tuples into arrays and keys into strings. orjson refuses sets, bytes and
+        # integers of more than 64 bits; the function then returns the text.
         return orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return result

@@ -1,11 +1,12 @@
-"""The steps of Agno workflows, with ids that are unique in the run.
+"""Decodes the steps of Agno workflows and gives them ids that are unique in the run.
 
-A loop runs the same step again under the same id; its second run is `<id>#2`. Each turn of a loop
-is a step of its own, `<loop>/<iteration>`, and the steps of that turn are inside it.
+A loop runs the same step several times under the same upstream id. The second time the step's id is
+`<id>#2`. Each turn of a loop is also a step, `<loop>/<iteration>`, and contains the steps of the
+turn.
 
-A transition names two steps by id when the second one begins: `selected` where a router chose it,
-and `sequence` where it follows a step that ended. The steps of a parallel run side by side, without
-transitions.
+A transition is emitted when a step begins, and names the step before and the new step by their ids.
+The reason is `selected` if a router chose the new step, and `sequence` if the new step follows a
+step that ended. The steps of a parallel run at the same time and have no transitions.
 """
 
 from __future__ import annotations
@@ -23,34 +24,34 @@ StepEvent = tuple[str, JsonObject, str]
 
 @dataclass(slots=True)
 class Steps:
-    """The open steps, by the upstream's id."""
+    """Decodes the events of steps, and keeps the open steps by the upstream's id."""
 
     open: dict[str, str] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)  # by our id: the step's name
-    used: dict[str, int] = field(default_factory=dict)  # by id: how often it has begun
-    turns: dict[str, int] = field(default_factory=dict)  # by a loop's id: its current turn
-    # by the step around: the step that ended last
+    names: dict[str, str] = field(default_factory=dict)  # by canonical step id: the step's name
+    used: dict[str, int] = field(default_factory=dict)  # by upstream id: how often the step began
+    turns: dict[str, int] = field(default_factory=dict)  # by a loop's upstream id: the current turn
+    # by the containing step: the inner step that ended last
     last: dict[str, str] = field(default_factory=dict)
-    # by router: chosen names that have not begun
+    # by router: the names of the chosen steps that have not begun
     chosen: dict[str, list[str]] = field(default_factory=dict)
-    parallel: set[str] = field(default_factory=set)  # our ids of parallels
+    parallel: set[str] = field(default_factory=set)  # canonical ids of the open parallels
 
     def id_of(self, upstream_id: str) -> str:
-        """Our id of a step, or of a loop's current turn."""
+        """Returns the canonical id of a step; for a loop with an open turn, the id of the turn."""
         ours = self.open.get(upstream_id) or short(upstream_id)
         turn = self.turns.get(upstream_id)
         return ours if turn is None else f"{ours}/{turn}"
 
     def feed(self, name: str, run_id: str, body: AgnoFrame) -> list[StepEvent]:
-        """The events of one frame whose name is in `EVENTS`."""
+        """Returns the events of one frame. `name` must be a key of `EVENTS`."""
         handle, kind = EVENTS[name]
         return handle(self, run_id, body, kind)
 
     def failures(self, run_id: str, results: Json) -> list[StepEvent]:
-        """The failures of steps without an end, which only the workflow's end reports.
+        """Returns the failures of open steps that only the results of the whole workflow report.
 
-        Agno 3.1 skips a step whose attempts are used up: it sends no event, and the workflow
-        completes.
+        If all attempts of a step have failed, Agno 3.1 skips the step without an event, and the
+        workflow completes.
         """
         errors = {
             name: string(result.get("error")) or "the step failed"
@@ -64,7 +65,7 @@ class Steps:
         ]
 
     def dump(self) -> JsonObject:
-        """The state between legs as JSON, for `load`."""
+        """Returns the state between two legs as JSON, for `load`."""
         return {
             "open": dict(self.open),
             "names": dict(self.names),
@@ -79,7 +80,7 @@ class Steps:
         """Continues from a snapshot."""
         self.open, self.names = dict(state["open"]), dict(state["names"])
         self.used, self.turns = dict(state["used"]), dict(state["turns"])
-        # A snapshot of a version before 0.2 has none of these.
+        # A snapshot of a version before 0.2 does not have `last`, `chosen` and `parallel`.
         self.last = dict(state.get("last", {}))
         self.chosen = {key: list(names) for key, names in state.get("chosen", {}).items()}
         self.parallel = set(state.get("parallel", ()))
@@ -113,7 +114,10 @@ class Steps:
         return [*transition, ("workflow.step_started", present(data), step_id)]
 
     def _transition(self, run_id: str, around: str, name: str, step_id: str) -> list[StepEvent]:
-        """The transition to a step that begins inside the step `around`, if there is one."""
+        """Returns the transition to a step that begins inside the step `around`.
+
+        The result is empty if no router chose the step and no step ended before it.
+        """
         before = self.last.pop(around, None)
         if name in self.chosen.get(around, ()):
             self.chosen[around].remove(name)
@@ -216,7 +220,7 @@ def _branch(body: AgnoFrame) -> str | None:
 
 
 def _outputs(body: AgnoFrame) -> Json:
-    """The results of the steps inside a step, in their order."""
+    """Returns the results of the steps inside a step, in order."""
     return _results(body.get("step_results") or body.get("all_results"))
 
 
@@ -230,9 +234,10 @@ def _results(results: Json) -> Json:
 
 
 def _flat(results: Json) -> list[StepResult]:
-    """Step results, with those of the steps inside.
+    """Returns the results of steps and of all steps inside them, in one list.
 
-    A loop, since the upstream decides the depth.
+    The function uses a loop, because the upstream decides how deep the results are nested and a
+    recursion could exceed Python's limit.
     """
     flat: list[StepResult] = []
     queue = [results]

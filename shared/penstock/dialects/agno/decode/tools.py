@@ -1,7 +1,7 @@
-"""Decodes tool calls: each is announced once and has one result.
+"""Decodes tool calls so that each call is announced once and has one result.
 
-Agno sends no event of a call before its pause, and none of a rejected call after it. It reports a
-failed call twice.
+If a call waits for a decision, Agno sends no event of the call before the pause, and no event after
+the pause if the call is rejected. Agno reports a failed call twice.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from penstock.dialects.approved_calls import same_args, warning
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject
 from penstock.dialects.json import number, obj, objects, string, text
 
-# The error of a failure without a text.
+# The error text for a failure for which the upstream sends no text.
 _FAILED = "the tool failed"
 
 
 class Tools:
-    """The calls of the outer run and of all runs inside it."""
+    """Decodes the calls of the outer run and of all its inner runs."""
 
     def __init__(self, agents: Agents, messages: Messages) -> None:
         self._agents = agents
@@ -35,7 +35,7 @@ class Tools:
         self._waiting: dict[str, str] = {}  # item id to call id
 
     def started(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """ToolCallStarted: a new call, or a call that was announced at a pause and runs now."""
+        """Handles ToolCallStarted: a new call, or a call that was announced at a pause."""
         tool: Tool = obj(body.get("tool"))
         drafts = self._messages.interrupt(run)
         call = self._calls.find(run.key, tool, pending=True)
@@ -51,20 +51,20 @@ class Tools:
         return [*drafts, self._asked(run, call, tool)]
 
     def completed(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """ToolCallCompleted, also of a failure, which ToolCallError repeats."""
+        """Handles ToolCallCompleted, also for a failed call, which ToolCallError reports again."""
         tool: Tool = obj(body.get("tool"))
         failed = tool.get("tool_call_error") is True
         return self._ended(run, tool, (text(tool.get("result")) or _FAILED) if failed else None)
 
     def failed(self, run: Run, body: AgnoFrame) -> list[Draft]:
-        """ToolCallError."""
+        """Handles ToolCallError."""
         tool: Tool = obj(body.get("tool"))
         return self._ended(
             run, tool, string(body.get("error")) or text(tool.get("result")) or _FAILED
         )
 
     def pending(self, run: Run, need: Need, drafts: list[Draft]) -> Call:
-        """The call that waits for a decision. It is announced if it was not before."""
+        """Returns the call that waits for a decision, and announces the call if it is new."""
         tool: Tool = need.tool or {}
         call = self._calls.find(run.key, tool)
         if call is None:
@@ -76,11 +76,11 @@ class Tools:
         return call
 
     def waits(self, item_id: str, call: Call) -> None:
-        """Notes the item id by which the pause names the call. `decided` uses it, too."""
+        """Notes the item id under which the pause lists the call. `decided` gets the same id."""
         self._waiting[item_id] = call.id
 
     def decided(self, items: Mapping[str, JsonObject]) -> list[Draft]:
-        """The results that Agno will not report (see `AgnoDecoder.decided`)."""
+        """Returns the results that Agno never reports (see `AgnoDecoder.decided`)."""
         drafts: list[Draft] = []
         calls = {call.id: call for call in self._calls.open}
         for item_id, decision in items.items():
@@ -98,11 +98,11 @@ class Tools:
         return drafts
 
     def settle(self, body: AgnoFrame) -> list[Draft]:
-        """Ends calls that still waited when the run completed. Agno reports nothing of them.
+        """Ends the calls that still wait when the run completes, because Agno does not report them.
 
-        Agno 2.3 continues a team while a member pauses, and both versions skip calls that a
-        continue did not name in the form that they expect. The results of members that do not
-        stream are in the last frame.
+        Two causes are known. Agno 2.3 continues a team while a member pauses. Agno 2.3 and 3.1 skip
+        a call that a continue request does not name in the expected form. If a member does not
+        stream, the results of its calls are in the last frame of the run.
         """
         drafts: list[Draft] = []
         last_tools: dict[str, Tool] = {call_id(tool): tool for tool in _inner_tools(body)}
@@ -121,9 +121,10 @@ class Tools:
         return drafts
 
     def task(self, team: Run, member_id: str) -> str | None:
-        """The task that a team's call gave to a member.
+        """Returns the task that a team's call gave to this member; None if there is no task.
 
-        It belongs to one member, or to all of them.
+        A call gives its task to one member or to all members. A task for one member is returned
+        only once.
         """
         for task in self._tasks:
             key, wanted, description = task
@@ -134,7 +135,7 @@ class Tools:
         return None
 
     def dump(self) -> JsonObject:
-        """The state as JSON, for `load`."""
+        """Returns the state as JSON, for `load`."""
         return {
             "calls": self._calls.dump(),
             "tasks": [list(task) for task in self._tasks],
@@ -154,7 +155,7 @@ class Tools:
         if call is None:
             if error is not None and self._calls.reported_already(run.key, tool):
                 return []
-            # the start of this call was not in the stream, and a result needs a call
+            # The stream did not contain the start of this call, and a result needs a call.
             call = self._calls.add(run.key, tool, pending=False)
             drafts.append(self._asked(run, call, tool))
         drafts += self._compared(run, call, tool)
@@ -169,9 +170,9 @@ class Tools:
         return [*drafts, self._agents.draft(run, "llm.tool_result", data)]
 
     def _compared(self, run: Run, call: Call, tool: Tool) -> list[Draft]:
-        """Warns once where an approved call runs as another one.
+        """Returns a warning if an approved call runs with another tool or other arguments.
 
-        The decoder then knows it as it ran.
+        Stores the call as it runs, so that the same difference causes no second warning.
         """
         if call.decision != "approve":
             return []
@@ -182,7 +183,7 @@ class Tools:
         )
         differs = ran[0] != approved[0] or not same_args(approved[1], ran[1])
         call.tool, call.args = ran
-        call.value = call.fields = None  # the arguments include them
+        call.value = call.fields = None  # these values are now part of the arguments
         if not differs:
             return []
         return [self._agents.draft(run, "system.warning", warning(call.id, approved, ran))]
@@ -207,19 +208,20 @@ class Tools:
         return self._agents.draft(self._agents.by_key(call.run), "llm.tool_result", data)
 
     def _remember_task(self, run: Run, call: Call) -> None:
-        """Keeps the task of a team's call to a member.
+        """Keeps the task of a team's call to a member, if the call is one.
 
-        It comes before the member's run, which has no task.
+        The frames of the member's run, which follow, do not contain the task.
         """
         args: MemberCall = obj(call.args)
         task = string(args.get("task"))
         if run.kind == "team" and task is not None:
             self._tasks.append((run.key, string(args.get("member_id")), task))
-            del self._tasks[:-MAX_OPEN]  # forget the oldest tasks of members that never begin
+            # A member may never begin. Without this limit, such tasks would stay in memory.
+            del self._tasks[:-MAX_OPEN]
 
 
 def _inner_tools(body: AgnoFrame) -> Iterator[Tool]:
-    """The tools of the inner runs that a last frame repeats."""
+    """Returns the tools of the inner runs that are listed in the last frame of a run."""
     for runs in (body.get("member_responses"), body.get("step_executor_runs")):
         run: AgnoFrame
         for run in objects(runs):

@@ -1,4 +1,4 @@
-"""The figures of a run: token counts, and Agno's other measurements."""
+"""Reads the metrics of a run: token counts, and Agno's other measurements."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from penstock.dialects.base import JsonObject
 
 
 def usage(metrics: JsonObject) -> JsonObject | None:
-    """The token counts of a run's `metrics`, as `usage` of `lifecycle.completed`.
+    """Returns the token counts of a run's `metrics`, as `usage` of `lifecycle.completed`.
 
-    Agno 2.3 counts the first leg of a continued run twice.
+    Returns None if there are no counts. Agno 2.3 counts the first leg of a continued run twice.
     """
     counts = {
         ours: metrics[theirs] for ours, theirs in TOKENS.items() if type(metrics.get(theirs)) is int
@@ -18,7 +18,10 @@ def usage(metrics: JsonObject) -> JsonObject | None:
 
 
 def other_metrics(metrics: JsonObject) -> JsonObject | None:
-    """The members of a run's `metrics` that are no token counts and have a value."""
+    """Returns the members of a run's `metrics` that have a value and are not token counts.
+
+    Returns None if there are no such members.
+    """
     others = {
         name: value
         for name, value in metrics.items()

@@ -1,4 +1,4 @@
-"""Canonical events become frames of Agno."""
+"""Encodes canonical events into Agno's frames."""
 
 from penstock.dialects.agno.encode.encoder import DIALECT, AgnoEncoder
 

@@ -1,4 +1,4 @@
-"""The sender of a frame: ids and names of its agent, team or workflow, and of the run."""
+"""Makes the keys that name the sender of a frame: its agent, team or workflow, and its run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.wire import epoch_s
 
-# The names of a workflow's events where they differ from an agent's (a team's have a prefix).
+# The names of a workflow's events that differ from an agent's. (The names of a team's events only
+# have a prefix.)
 _WORKFLOW_NAMES: Final = {
     "RunStarted": "WorkflowStarted",
     "RunContinued": "StepContinued",
@@ -21,7 +22,7 @@ _WORKFLOW_NAMES: Final = {
 
 @dataclass(slots=True)
 class Step:
-    """A step of a workflow that has begun: its index, and the data of its start."""
+    """A step of a workflow that has begun: its index, and the data of `workflow.step_started`."""
 
     index: int
     data: JsonObject
@@ -29,7 +30,7 @@ class Step:
 
 @dataclass(slots=True)
 class Address:
-    """The keys that name a frame's sender. `kind` is agent, team or workflow."""
+    """Makes frames with the keys that name the sender. `kind` is agent, team or workflow."""
 
     kind: str
     name: str
@@ -37,7 +38,7 @@ class Address:
     steps: dict[str, Step] = field(default_factory=dict)  # by the canonical step id
 
     def frame(self, event: JsonObject, name: str, **fields: Json) -> JsonObject:
-        """The body of a frame. `name` is the agent's name of the event."""
+        """Returns the body of a frame. `name` is the name that the event has for an agent."""
         return {
             "event": name if event.get("subrun") else self._name(name),
             **self._sender(event),
@@ -58,7 +59,7 @@ class Address:
         if not source or (source["agent_type"] != "worker" and not subrun):
             return {**outer, "run_id": run_id}
         agent = {"agent_id": source["agent_id"], "agent_name": source["agent_name"]}
-        if not subrun:  # another agent speaks in the same run
+        if not subrun:  # a worker speaks in the outer run itself
             return {**outer, **agent, "run_id": run_id}
         inner = {**agent, "run_id": subrun["id"]}
         if self.kind != "workflow" or subrun.get("parent_id"):

@@ -1,4 +1,4 @@
-"""The complete response of a run without a stream (`stream=false`), Agno's RunOutput."""
+"""Makes the response to a request without a stream (`stream=false`), Agno's RunOutput."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.dialects.agno.encode.conversation import messages_of
 from penstock.dialects.agno.encode.encoder import AgnoEncoder
 from penstock.dialects.base import JsonObject
 
-# The status of a run, by the name of its last frame without a team's or workflow's prefix.
+# The status of a run, by the name of the last frame without the prefix of a team or workflow.
 _STATUS: Final = {
     "RunCompleted": "COMPLETED",
     "RunPaused": "PAUSED",
@@ -19,16 +19,18 @@ _STATUS: Final = {
     "RunCancelled": "CANCELLED",
 }
 
-# Keys that belong to a single frame, or that the object has elsewhere.
+# Keys of a frame that the RunOutput does not take over: they describe only the frame, or their
+# content is under another key.
 _NOT_OF_THE_RUN: Final = frozenset({"event", "created_at", "reason", "error"})
 
 
 def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None) -> JsonObject:
-    """The run as one object: COMPLETED, PAUSED, ERROR or CANCELLED, or RUNNING while it continues.
+    """Returns the run as one object.
 
-    `events` are envelopes from the run's start, to its end or to a pause. `encoder` is a new one
-    with the surface's kind and names. As in Agno, an error's text is the content. `input` is the
-    user's message, and `messages` is the conversation, which a workflow does not have.
+    Its status is COMPLETED, PAUSED, ERROR or CANCELLED, or RUNNING while the run continues.
+    `events` are envelopes from the run's start up to its end or a pause. `encoder` is a new encoder
+    with the surface's kind and names. As in Agno, the text of an error is the content. `input` is
+    the user's message. `messages` is the conversation; a workflow has no `messages`.
     """
     events = list(events)
     encoder = encoder or AgnoEncoder()
@@ -66,7 +68,7 @@ def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None)
 
 
 def _message(events: Sequence[JsonObject]) -> str | None:
-    """The user's message, if the start of the run is among the events."""
+    """Returns the user's message; None if the events do not begin with the run's start."""
     for event in events[:1]:
         message = event["data"].get("message")
         if event["sequence"] == 1 and isinstance(message, str):

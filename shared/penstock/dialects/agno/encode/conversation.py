@@ -1,6 +1,7 @@
-"""A run's conversation as Agno stores it: user message, calls, results and answers.
+"""Makes a run's conversation as Agno stores it: user message, calls, results and answers.
 
-Agno also stores the system prompt and the counters of each model, which canonical events lack.
+Agno also stores the system prompt and the counters of each model. Canonical events do not contain
+these.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _ALWAYS: Final = {"from_history": False, "stop_after_tool_call": False}
 
 
 def messages_of(events: Iterable[JsonObject]) -> list[JsonObject]:
-    """The messages of the outer run, in order. `events` are envelopes from the run's start."""
+    """Returns the messages of the outer run, in order.
+
+    `events` are envelopes from the run's start.
+    """
     messages: list[JsonObject] = []
     for event in events:
         if event.get("subrun"):

@@ -1,13 +1,13 @@
 """Encodes canonical events into Agno's frames, in the sequences of agno-events.md.
 
-A frame has `event: Name` and its data. The encoder is for agents of other frameworks: a client of
-an Agno agent gets the upstream's own bytes. The `run_id` is ours, so that a client can continue and
-cancel the run.
+A frame has `event: Name` and its data. The encoder serves agents of other frameworks, because a
+client of an Agno agent gets the upstream's own bytes. `run_id` is the id of the Penstock run, so
+that a client can continue and cancel the run.
 
-A call is shown when it runs, as in Agno. Not every protocol announces that a call waits for a
-decision, so a call without progress is held until its result or the end. A rejected call is never
-shown. RunContentCompleted comes once in a response, at its end. `OMITTED` lists the types without
-an Agno event.
+As in Agno, a client sees a call only when the call runs. Not every upstream protocol announces that
+a call waits for a decision. So the encoder keeps a call without progress until its result or the
+end of the leg. A client never sees a rejected call. RunContentCompleted comes once in a response,
+at the end. `OMITTED` lists the types without an Agno event.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ OMITTED: Final[Mapping[str, str]] = {
 
 @dataclass(slots=True)
 class _Speaker:
-    """The messages of one run in this response."""
+    """What one run has sent in this response."""
 
     spoke: bool = False  # has text in this response
     in_turn: bool = False  # RunContent was sent since the last result of a tool
@@ -64,7 +64,7 @@ class _Speaker:
 
 @dataclass(slots=True)
 class _Call:
-    """A call without a result. `item` is the approval's item about it."""
+    """A call that has no result yet. `item` is the approval's item that asks about the call."""
 
     event: JsonObject
     tool: JsonObject
@@ -77,7 +77,10 @@ class _Call:
         return self.item is not None or bool(self.event["data"].get("pending"))
 
     def duration_s(self, event: JsonObject) -> float | None:
-        """How long the call ran, or None where no event marks its start after a decision."""
+        """Returns how long the call ran, up to this event.
+
+        Returns None for a call that waited for a decision if no event shows when the call started.
+        """
         begun_s = epoch_s(self.event) if not self.waits else self.started_s
         return None if begun_s is None else round(epoch_s(event) - begun_s, 6)
 
@@ -87,7 +90,7 @@ class AgnoEncoder:
     """Encodes the events of one run (see `penstock.dialects.base.Encoder`).
 
     `kind` is the kind of the surface: agent, team or workflow. `name`, `model` and `model_provider`
-    come from the configuration, and are "" where it has none.
+    come from the configuration. They are "" if the configuration does not set them.
     """
 
     kind: str = "agent"
@@ -110,7 +113,10 @@ class AgnoEncoder:
         self._address = Address(self.kind, self.name)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """The frames of one canonical event, given as its envelope."""
+        """Returns the frames of one canonical event, given as its envelope.
+
+        The result is empty if the dialect omits the event.
+        """
         name = event["event"]
         handle = _HANDLERS.get(f"{name['category']}.{name['action']}")
         if handle is None:
@@ -130,9 +136,10 @@ class AgnoEncoder:
         yield self._address.frame(event, "RunContinued")
 
     def _dispatched(self, event: JsonObject) -> Iterator[JsonObject]:
-        """An inner run starts, and so does the call that starts it.
+        """Starts an inner run. First starts the calls that run, because one of them starts the run.
 
-        The frame's sender is the worker, known by name alone until its own events come.
+        The frame's sender is the worker. The worker's name is also its id in this frame, because
+        only later events of the worker have its id.
         """
         yield from self._show_calls(event)
         data = event["data"]
@@ -150,7 +157,7 @@ class AgnoEncoder:
         yield self._send_text(event, data["content"])
 
     def _message_completed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """The end of a message. Only text that was not sent in pieces makes a frame."""
+        """Ends a message. Makes a frame only if the content was not sent in pieces."""
         data = event["data"]
         if data["message_id"] in self._streamed:
             self._streamed.discard(data["message_id"])
@@ -192,7 +199,7 @@ class AgnoEncoder:
         )
 
     def _end_content(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Ends the content. The empty last piece has the citations."""
+        """Ends the content of a run. A last empty piece of text carries the citations."""
         speaker = self._speaker(event)
         if speaker.spoke:
             yield self._content(event, "", citations=speaker.citations)
@@ -205,7 +212,7 @@ class AgnoEncoder:
     # Tools.
 
     def _tool_call(self, event: JsonObject) -> Iterator[JsonObject]:
-        """The model calls a tool: the answer begins, with an empty text."""
+        """Keeps a tool call until it runs. If the turn has no content yet, sends an empty text."""
         data = event["data"]
         tool = pauses.tool(data["tool_call_id"], data["tool"], data.get("args"))
         self._calls[data["tool_call_id"]] = _Call(event, tool)
@@ -232,7 +239,7 @@ class AgnoEncoder:
         data = event["data"]
         outcome = data.get("outcome")
         call = self._calls.pop(data["tool_call_id"], None)
-        if call is None:  # its start was not in the stream
+        if call is None:  # the run has no `llm.tool_call` for this result
             call = _Call(event, pauses.tool(data["tool_call_id"], data["tool"], None))
         self._speaker(event).in_turn = False
         if call.started_s is None and (
@@ -253,7 +260,7 @@ class AgnoEncoder:
         yield self._address.frame(event, "ToolCallCompleted", content=message, tool=tool)
 
     def _show_calls(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Shows the calls that run but have no progress or result yet."""
+        """Emits ToolCallStarted for the calls that need no decision and have not started."""
         for call in self._calls.values():
             if not call.waits:
                 yield from self._run(call, event)
@@ -301,14 +308,14 @@ class AgnoEncoder:
         )
 
     def _step(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Only workflows have steps."""
+        """Encodes an event of a step. Agents and teams have no steps in Agno."""
         if self.kind == "workflow":
             yield STEP_FRAMES[event["event"]["action"]](self._address, event)
 
     # Ends.
 
     def _finished(self, event: JsonObject) -> Iterator[JsonObject]:
-        """An inner run ended."""
+        """Ends an inner run."""
         data = event["data"]
         inner = {**event, "subrun": event.get("subrun") or {"id": data["subrun_id"]}}
         if self._speaker(inner).spoke:
@@ -328,7 +335,7 @@ class AgnoEncoder:
         data = event["data"]
         yield from self._show_calls(event)
         summary, value = data.get("summary", ""), data.get("value")
-        # a summary that only repeats structured output as text is not the answer
+        # if the summary only repeats the structured output as text, the answer is the output itself
         structured = value is not None and summary in ("", text(value))
         content = value if structured else summary
         if self.kind != "workflow":
@@ -338,7 +345,7 @@ class AgnoEncoder:
         first_token_s = self._first_text_s and round(self._first_text_s - self._started_s, 6)
         duration_s = round(epoch_s(event) - self._started_s, 6)
         thoughts = {"reasoning_content": "".join(self._thoughts)} if self._thoughts else {}
-        # Agno's own client reads the metrics of a workflow only together with those of its steps
+        # Agno's own client reads the metrics of a workflow only if they have `steps`
         steps: JsonObject = {"steps": {}} if self.kind == "workflow" else {}
         yield self._address.frame(
             event,
@@ -369,7 +376,7 @@ class AgnoEncoder:
             yield from self._end_content(event)
 
     def _state_set(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Keeps the state for RunCompleted."""
+        """Keeps the state, which RunCompleted carries."""
         self._state.replace(event["data"].get("snapshot"))
         yield from ()
 
@@ -409,7 +416,7 @@ DIALECT: Final = ClientDialect(AgnoEncoder, omitted=OMITTED, stateful=True)
 
 
 def _type_of(content: Json) -> str:
-    """Agno's `content_type`: the name of the Python type."""
+    """Returns Agno's `content_type`: the name of the content's Python type, "str" for None."""
     return "str" if content is None else type(content).__name__
 
 

@@ -34,7 +34,7 @@ PAUSE_TEXTS: Final[Mapping[str, str]] = {
     "long_running": _EXTERNAL,
 }
 
-# The tools that Agno itself calls for questions without a tool.
+# The built-in tools that Agno calls for a question, by the kind of the question.
 _ASKING_TOOLS: Final[Mapping[str, str]] = {
     "input": "get_user_input",
     "feedback": "ask_user",
@@ -43,7 +43,7 @@ _ASKING_TOOLS: Final[Mapping[str, str]] = {
 
 
 def tool(call_id: str, name: str, args: Json) -> JsonObject:
-    """A tool object of a call that has not run. All keys are always present."""
+    """Returns the tool object of a call that has not run. All keys are always present."""
     return {
         "tool_call_id": call_id,
         "tool_name": name,
@@ -65,10 +65,10 @@ def tool(call_id: str, name: str, args: Json) -> JsonObject:
 
 
 def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
-    """The tool object of an approval's item, which a client fills in as its answer.
+    """Returns the tool object of an approval's item. A client answers by filling in this object.
 
-    Its `tool_call_id` is the call's, as in the ToolCallStarted that follows, or the item's where
-    there is no call.
+    `tool_call_id` is the id of the call, as in the ToolCallStarted that follows. If the item has no
+    call, `tool_call_id` is the id of the item.
     """
     kind = item["kind"]
     name = item.get("tool") or _ASKING_TOOLS.get(kind, kind)
@@ -89,7 +89,7 @@ def waiting_tool(item: JsonObject, approval_id: Json) -> JsonObject:
 
 
 def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
-    """The requirement of an item. One of an inner run names the member."""
+    """Returns the requirement of an item. If the item is of an inner run, names the member."""
     member = item.get("subrun")
     whose: JsonObject = {}
     if member:
@@ -110,7 +110,7 @@ def requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
 
 
 def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObject:
-    """The requirement of a workflow: a gate, or the call of a step's agent."""
+    """Returns the requirement of a workflow's item: a gate, or the call of a step's agent."""
     if item.get("tool_call_id"):
         member = obj(item.get("subrun"))
         return {
@@ -144,28 +144,31 @@ def step_requirement(item: JsonObject, waiting: JsonObject, at: str) -> JsonObje
 
 
 def is_silent(item: JsonObject | None, name: str) -> bool:
-    """Whether the item's answer is the call's result. Agno sends no event of such a call."""
+    """Returns whether the item's answer is the call's result. Agno sends no event of such a call.
+
+    Returns False for a call without an item.
+    """
     if item is None:
         return False
     return answered_by_decision(item["kind"], name) or item["kind"] in ("selection", "long_running")
 
 
 def result_text(result: Json) -> str | None:
-    """A result as Agno writes it: `str(value)`, so that an object becomes a Python literal."""
+    """Returns a result as Agno writes it: `str(value)`, so an object becomes a Python literal."""
     return result if result is None or isinstance(result, str) else str(result)
 
 
 def completion_text(done: JsonObject, duration_s: float | None) -> str:
-    """The log line of ToolCallCompleted."""
+    """Returns the `content` of ToolCallCompleted: a line about the call and its duration."""
     args = ", ".join(f"{name}={value}" for name, value in done["tool_args"].items())
     time = "" if duration_s is None else f" in {duration_s:.4f}s"
     return f"{done['tool_name']}({args}) completed{time}. "
 
 
 def citations(cited: Json) -> JsonObject:
-    """Citations with the three lists of agno-events.md.
+    """Returns citations with the three lists of agno-events.md.
 
-    Addresses of another framework become `urls`.
+    The URLs of another framework's citations go to the list `urls`.
     """
     given = obj(cited)
     urls = [
@@ -178,9 +181,9 @@ def citations(cited: Json) -> JsonObject:
 
 
 def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) -> JsonObject:
-    """A run's metrics.
+    """Returns a run's metrics.
 
-    Figures that the upstream lacks are measured from the times of the events.
+    The times of the canonical events give the durations that the upstream has not sent.
     """
     measured: JsonObject = {"duration": duration_s}
     if first_token_s is not None:
@@ -191,7 +194,10 @@ def metrics(data: JsonObject, duration_s: float, first_token_s: float | None) ->
 
 
 def _fields(schema: Json) -> list[JsonObject]:
-    """A JSON Schema as Agno's list of fields. A schema of no object becomes one field, `value`."""
+    """Converts a JSON Schema into Agno's list of fields.
+
+    A schema without properties becomes one field, `value`.
+    """
     given = obj(schema)
     properties = obj(given.get("properties")) or {"value": given}
     return [_field(name, obj(spec)) for name, spec in properties.items()]
@@ -208,10 +214,7 @@ def _field(name: str, spec: JsonObject) -> JsonObject:
 
 
 def _questions(item: JsonObject) -> list[JsonObject]:
-    """Agno's own questions as received.
-
-    Options of another framework become those of one question.
-    """
+    """Returns Agno's questions unchanged, or one question with another framework's options."""
     options = item.get("options") or []
     if item["kind"] == "feedback" and objects(options):
         return objects(options)

@@ -1,4 +1,4 @@
-"""The frames of a workflow's steps, loops, conditions, routers and parallels."""
+"""Makes the frames of a workflow's steps, loops, conditions, routers and parallels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.dialects.agno.encode.address import Address, Step
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj
 
-# The names of a step's events by its kind. Any other kind has the names of a plain step.
+# By the kind of a step: the beginning of the names of its events. Any other kind has "Step".
 _NAMES: Final = {
     "steps": "StepsExecution",
     "loop": "LoopExecution",
@@ -45,7 +45,7 @@ def _progressed(address: Address, event: JsonObject) -> JsonObject:
     return _frame(address, event, "StepProgress", content=event["data"].get("message"))
 
 
-# The frame of a step, by the action of the `workflow` category.
+# The functions that make the frame of a step, by the action of the `workflow` category.
 STEP_FRAMES: Final[Mapping[str, Callable[[Address, JsonObject], JsonObject]]] = {
     "step_started": _started,
     "step_progress": _progressed,
@@ -63,7 +63,10 @@ def _step(address: Address, event: JsonObject) -> Step:
 
 
 def _frame(address: Address, event: JsonObject, name: str, **fields: Json) -> JsonObject:
-    """The body of a step's frame. A turn of a loop has the loop's id and its own number."""
+    """Returns the body of a step's frame.
+
+    The frame of a loop's turn has the id of the loop and the number of the turn.
+    """
     step_id, step = event["data"]["step_id"], _step(address, event)
     begun, parent = step.data, step.data.get("parent_step_id")
     where: JsonObject = {
@@ -74,6 +77,6 @@ def _frame(address: Address, event: JsonObject, name: str, **fields: Json) -> Js
     if begun.get("kind") == "iteration":
         where |= {"step_id": parent or step_id, "iteration": begun.get("iteration", 1)}
     elif parent:
-        # a step in a loop is inside a turn of the loop (`<loop>/<n>`)
+        # The canonical parent of a step in a loop is a turn (`<loop>/<n>`). In Agno it is the loop.
         where["parent_step_id"] = parent.removesuffix(f"/{begun.get('iteration')}")
     return address.frame({**event, "source": None, "subrun": None}, name, **where, **fields)
