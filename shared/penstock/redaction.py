@@ -1,13 +1,13 @@
 """Removes credentials and internal addresses from error texts before clients read them. Pure.
 
-An error text of a server, of a library or of this project often repeats its input: a header with a
+An error text of a server, of a library or of this project often repeats input: a header with a
 token, a connection string with a password, the address of a machine that clients cannot reach. The
-same text always has the same result, so that a run that is rebuilt has the same bytes. The time is
-linear in the length of the text: every pattern begins at a boundary that its own characters cannot
-contain, or has a bounded length.
+same text always has the same result, so that a run whose events are made again has the same bytes.
+The time is linear in the length of the text: every pattern begins at a boundary that the pattern's
+own characters cannot contain, or has a bounded length.
 
-The patterns recognise shapes. A secret that looks like any other word (`the password is summer`)
-stays in the text.
+The patterns recognise the form of a secret. A secret that looks like any other word (`the password
+is summer`) stays in the text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, Final
 SECRET: Final = "[redacted]"
 ADDRESS: Final = "[address]"
 
-# A longer error text is cut, and says so; the source frames keep the complete text.
+# A longer error text is cut and gets a note about the cut. The source frames keep the complete
+# text.
 MAX_CHARACTERS: Final = 64 * 1024
 MAX_LEVELS: Final = 64
 
@@ -28,7 +29,7 @@ _PRIVATE_KEY: Final = re.compile(
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----[^-]*+"
     r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----)?"
 )
-# `Authorization: Bearer abc`, as a header, in JSON, in a dict, in pairs of bytes
+# This matches `Authorization: Bearer abc` as a header, in JSON, in a dict and in pairs of bytes.
 _AUTHORIZATION: Final = re.compile(
     r"""(?<![A-Za-z0-9_])((?:proxy-)?authorization\\?["']?\s{0,4}[:=,]\s{0,4}(?:b?\\?["'])?)"""
     r"""(?!\[redacted)(?:[A-Za-z0-9-]{1,32}[ \t]+(?=[^\s"'\\,;]))?[^\s"'\\,;}\])]+""",
@@ -39,7 +40,8 @@ _COOKIE: Final = re.compile(
     r"""[A-Za-z0-9_.-]{1,128}=[^"'\\\r\n}]+""",
     re.IGNORECASE,
 )
-# The lookahead excludes prose: "Bearer token expired", "Basic authentication required".
+# The lookahead excludes sentences such as "Bearer token expired" or "Basic authentication
+# required".
 _SCHEME: Final = re.compile(
     r"(?<![A-Za-z0-9])(bearer\s{1,8}(?!(?:auth[a-z]*|tokens?|realm|scheme|credentials?|headers?|"
     r"format|prefix|undefined|required|expected)(?![A-Za-z0-9._~+/=-]))"
@@ -58,7 +60,7 @@ _KNOWN: Final = re.compile(
     r"|(?:hf|gsk|npm|r8)_[A-Za-z0-9]{16,}|xai-[A-Za-z0-9]{16,}|pypi-[A-Za-z0-9_-]{16,}"
     r"|SG\.[A-Za-z0-9_-]{16,}(?:\.[A-Za-z0-9_-]{1,128})?"  # SendGrid
     r"|S[ACNOUX][A-Z2-7]{56}"  # a seed of a NATS nkey
-    r"|pst_[A-Za-z0-9_-]{20,}"  # our stream tokens
+    r"|pst_[A-Za-z0-9_-]{20,}"  # stream tokens of Penstock
     r"|(?:https://)?hooks\.slack\.com/services/[A-Za-z0-9/_-]{8,}"
     r")"
 )
@@ -66,7 +68,8 @@ _JWT: Final = re.compile(
     r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{4,}+\.[A-Za-z0-9_-]{2,}+(?:\.[A-Za-z0-9_-]*)*"
 )
 
-# A name and the characters up to its value. `_value` reads the value if the name is a secret's.
+# A name and the characters before its value. `_value` finds the value if the name is that of a
+# secret or of a host.
 _ASSIGNED: Final = re.compile(
     r"""(?<![A-Za-z0-9_.-])([A-Za-z0-9_.-]{1,64})((?:\\*["'])?\]?[ \t]{0,4}(?:=>|[:=])[ \t]{0,4})"""
 )
@@ -82,7 +85,7 @@ _SECRET_NAME: Final = re.compile(
     r"|authcode|authorization|bearer|codeverifier|cookie|credentials?|signature|csrf|nkey|seed)$|^(?:pass|sig|auth)$"
 )
 _HOST_NAMES: Final = frozenset({"host", "hostname", "hostaddr", "peer", "remoteaddr"})
-# words that follow `token:` in a sentence and are not tokens
+# Words that may follow `token:` in a sentence and are not tokens.
 _PROSE: Final = frozenset(
     {
         "a",
@@ -165,7 +168,7 @@ _INTERNAL: Final = frozenset(
         "svc",
     }
 )
-# names before a number that is not a port: "line:1200" is a place in a file
+# Names before a number that is not a port. For example, "line:1200" is a place in a file.
 _NO_HOSTS: Final = frozenset(
     {
         "char",
@@ -199,14 +202,14 @@ _FIRST_USER_PORT: Final = 1024
 
 
 def redacted(text: str, hosts: Sequence[str] = ()) -> str:
-    """The text without credentials, and without addresses of machines that clients cannot reach.
+    """Return the text without credentials and without addresses that clients cannot reach.
 
-    `hosts` are further names to hide, although they look public: those of agent servers. Addresses
-    become `[address]`, credentials `[redacted]`.
+    `hosts` are additional host names to hide, such as those of agent servers, even if they look
+    public. Addresses become `[address]`, and credentials become `[redacted]`.
     """
     if len(text) > MAX_CHARACTERS:
-        # Cut at a space: a part of a secret may not look like one.
-        begin = (text[:MAX_CHARACTERS].rsplit(None, 1) or [""])[0]  # empty if all is blank
+        # The cut is at a space, since the patterns may not recognise a part of a secret.
+        begin = (text[:MAX_CHARACTERS].rsplit(None, 1) or [""])[0]  # empty if the text is blank
         text = f"{begin}… (cut: it has {len(text)} characters)"
     text = _PRIVATE_KEY.sub(SECRET, text)
     text = _AUTHORIZATION.sub(_after_name, text)
@@ -224,9 +227,9 @@ def redacted(text: str, hosts: Sequence[str] = ()) -> str:
 
 
 def redacted_value(value: Any, hosts: Sequence[str] = (), levels: int = MAX_LEVELS) -> Any:
-    """A JSON value with every text redacted, and with no values of keys that name a secret.
+    """Return a JSON value with every text redacted, without the values of keys that name a secret.
 
-    A value nested deeper than `levels` becomes `[redacted]`.
+    A value that is nested deeper than `levels` becomes `[redacted]`.
     """
     if isinstance(value, str):
         return redacted(value, hosts)
@@ -245,7 +248,7 @@ def redacted_value(value: Any, hosts: Sequence[str] = (), levels: int = MAX_LEVE
 
 
 def without(text: str, secrets: Sequence[str]) -> str:
-    """The text without these secrets, such as headers that Penstock itself has sent."""
+    """Return the text without these secrets, such as headers that Penstock itself has sent."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, SECRET)
     return text
@@ -256,13 +259,13 @@ def _after_name(found: re.Match[str]) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a field, header or variable of this name holds a credential."""
+    """Return whether a field, header or variable of this name usually holds a credential."""
     plain = name.lower().replace("_", "").replace("-", "").replace(".", "")
     return _SECRET_NAME.search(plain) is not None
 
 
 def _without_assigned(text: str) -> str:
-    """The text without the values in `password=…`, `"api_key": "…"`, `host='…'` and the like."""
+    """Return the text without values as in `password=…`, `"api_key": "…"` and `host='…'`."""
     pieces: list[str] = []
     at = 0
     for found in _ASSIGNED.finditer(text):
@@ -287,7 +290,7 @@ def _without_assigned(text: str) -> str:
 
 
 def _value(text: str, at: int) -> tuple[int, int]:
-    """The start and end of the value at this place, without its quotation marks."""
+    """Return the start and end of the value at this place, without the quotation marks."""
     first = text[at : at + 1]
     if first in _QUOTED:
         quoted = _QUOTED[first].match(text, at)
@@ -306,7 +309,7 @@ def _url(found: re.Match[str], hidden: frozenset[str]) -> str:
     scheme, rest = found[1], found[2]
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if "@" not in authority and _has_password(authority) and "@" in rest:
-        authority = rest[: rest.rindex("@") + 1]  # the password has unescaped characters
+        authority = rest[: rest.rindex("@") + 1]  # the password contains `/`, `?` or `#` unescaped
     user, at, place = authority.rpartition("@")
     if at and scheme.lower() not in _WEB:
         return SECRET + _sentence_end(rest)
@@ -317,13 +320,13 @@ def _url(found: re.Match[str], hidden: frozenset[str]) -> str:
 
 
 def _has_password(authority: str) -> bool:
-    """Whether the text after the colon is not a port."""
+    """Return whether the text after the last colon is a password and not a port."""
     _, colon, port = authority.rpartition(":")
     return bool(colon) and not port.isdigit() and not authority.endswith("]")
 
 
 def _sentence_end(rest: str) -> str:
-    """The punctuation of the sentence behind an address."""
+    """Return the punctuation of the sentence that follows an address."""
     return rest[len(rest.rstrip(".,;:)}")) :]
 
 
@@ -339,7 +342,7 @@ def _is_internal(host: str, hidden: frozenset[str]) -> bool:
         return bool(host)
     if _is_private(host):
         return True
-    # Every public name has a dot; an IPv6 address has colons, and was found public above.
+    # Every public name has a dot. A host with colons is an IPv6 address that is not private.
     return host.rpartition(".")[2] in _INTERNAL or ("." not in host and ":" not in host)
 
 

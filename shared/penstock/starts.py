@@ -1,11 +1,12 @@
-"""Which fields a start may pass to an agent server besides its message: one table for all surfaces.
+"""Checks which fields a start may pass to an agent server besides its message, for all surfaces.
 
-The edge checks a start before anything begins, so that the client gets a 422 that names the field.
-The connector checks it again when it makes the request, because commands of all surfaces meet
-there. A start never passes a field that could answer a pause: only a decision continues a run.
+The edge checks a start before it sends the command, so that the client gets a 422 that names the
+field. The connector checks the start again before it makes the request, because the connector
+handles the commands of all surfaces. A start never passes a field that could answer a pause: only a
+decision continues a run.
 
-`accepts` is the agent's setting of that name: further fields that its server may get, such as
-`dependencies`, `stateDelta`, `stateDelta.app:theme` or `forwardedProps.locale`. Pure.
+`accepts` is the agent's setting of that name. It lists further fields that the agent server may
+get, such as `dependencies`, `stateDelta`, `stateDelta.app:theme` or `forwardedProps.locale`. Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SHOWN_CHARACTERS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field that a start may not pass: its path, and why it is refused."""
+    """A field that a start may not pass, with its path and the reason of the refusal."""
 
     where: Where
     text: str
@@ -40,27 +41,27 @@ class NotAccepted(ValueError):
 
 
 def folded(name: str) -> str:
-    """The name without case and separators: `Forwarded-Props` becomes `forwardedprops`."""
+    """Return the name without case and separators: `Forwarded-Props` becomes `forwardedprops`."""
     plain = unicodedata.normalize("NFKC", name).casefold()
     return "".join(letter for letter in plain if letter.isalnum())
 
 
-# Fields that answer a pause at some server, in any spelling. No setting can allow them.
+# Fields that answer a pause at an agent server, in any spelling. No setting can allow these fields.
 ANSWERS: Final = frozenset({"resume", "command"})
 _ANSWERS_OF: Final[Mapping[str, frozenset[str]]] = {
     "agui": ANSWERS,
-    # the first continues an invocation, the second a call within one
+    # `invocationid` continues an invocation, `functioncalleventid` a call within an invocation
     "adk": ANSWERS | {"invocationid", "functioncalleventid"},
     "agno": ANSWERS | {"requirements", "steprequirements", "updatedtools", "runresponse"},
 }
-# Fields with data of people and their apps, in which no server looks for an answer.
+# Fields with data of users and their apps, in which no agent server looks for an answer.
 _DATA: Final = frozenset(
     {"messages", "newmessage", "message", "state", "statedelta", "tools", "context", "dependencies"}
 )
 
 
 def refuse_answers(document: Any) -> None:
-    """Check the document of a surface that passes no fields on.
+    """Check the document of a surface that passes no fields to the agent server.
 
     Raises:
         NotAccepted: a field could answer a pause.
@@ -72,7 +73,7 @@ def refuse_answers(document: Any) -> None:
 def accepted_input(
     protocol: str, accepts: Sequence[str], given: Mapping[str, Any] | None
 ) -> JsonObject:
-    """The `input` of a start to send upstream: without empty fields that are not in the table.
+    """Return the `input` of a start to send upstream, without unknown fields that are empty.
 
     Raises:
         NotAccepted: the input has a field that the start may not pass.
@@ -81,9 +82,10 @@ def accepted_input(
 
 
 def check_body(protocol: str, accepts: Sequence[str], body: bytes | str) -> None:
-    """Check whether a client's request body in the server's own format may go upstream, verbatim.
+    """Check whether a client's request body in the server's own format may go upstream verbatim.
 
-    An object with the same name twice is refused: the server might read the other one of the two.
+    An object that contains a name twice is refused, since the server might use the value that
+    Penstock has not checked.
 
     Raises:
         NotAccepted: the body is not JSON, or has a field that the start may not pass.
@@ -105,10 +107,10 @@ def check_body(protocol: str, accepts: Sequence[str], body: bytes | str) -> None
 
 
 def accepted_session(accepts: Sequence[str], given: Mapping[str, Any]) -> JsonObject:
-    """The fields with which an ADK session may be created, besides its id.
+    """Return the fields with which an ADK session may be created, besides the session's id.
 
     Raises:
-        NotAccepted: there is a field that a session may not be created with.
+        NotAccepted: a field may not be used to create a session.
     """
     return _accepted(_SESSION, _Setting("adk", frozenset(accepts)), given)
 
@@ -117,7 +119,7 @@ def check_setting(protocol: str, accepts: Sequence[str]) -> None:
     """Check an agent's setting `accepts`.
 
     Raises:
-        ValueError: it allows an answer to a pause, or a field that Penstock sets itself.
+        ValueError: the setting allows an answer to a pause, or a field that Penstock sets itself.
     """
     for name in accepts:
         first, _, rest = name.partition(".")
@@ -148,13 +150,13 @@ _OURS: Final[Mapping[str, frozenset[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """The settings of the agent."""
+    """The protocol of the agent, and its setting `accepts`."""
 
     protocol: str
     accepts: frozenset[str]
 
     def has(self, *path: str) -> bool:
-        """Whether a field of this name, in either of ADK's spellings, is accepted."""
+        """Return whether the setting accepts the field at `path`, for ADK in either spelling."""
         names = {".".join(path)}
         if self.protocol == "adk":
             names |= {".".join((spelled, *path[1:])) for spelled in _spellings(path[0])}
@@ -169,13 +171,13 @@ def _anything(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
 
 
 def _empty_answers(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """Allow `resume: []`, which answers nothing: some clients always send the field."""
+    """Allow an empty `resume`, which answers nothing and which some clients always send."""
     if value:
         yield Refusal(where, _ANSWER)
 
 
 def _forwarded(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """AG-UI's forwardedProps: only keys that `accepts` names, and no answer at any depth."""
+    """Check AG-UI's forwardedProps: only keys that `accepts` names, and no answer at any depth."""
     if not isinstance(value, dict):
         if value not in (None, "", []):
             yield Refusal(where, "must be an object")
@@ -195,7 +197,7 @@ _ONLY_SHOWN: Final = frozenset({"activity", "reasoning"})
 
 
 def _conversation(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """AG-UI's messages: a tool result at their end would answer a pause (Agno's interface)."""
+    """Check AG-UI's messages, where a tool result at the end would answer a pause (with Agno)."""
     if value is None:
         return
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
@@ -224,7 +226,7 @@ _PARTS: Final = frozenset({"text", "inlineData", "videoMetadata", "mediaResoluti
 
 
 def _content(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
-    """ADK's newMessage: parts that a user may write, which calls and their results are not."""
+    """Check ADK's newMessage: only parts that a user may write, and no calls or their results."""
     if not isinstance(value, dict):
         yield Refusal(where, "must be an object")
         return
@@ -251,14 +253,15 @@ def _content(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
                 yield Refusal((*at, name), _unnamed(f"newMessage.parts.{kind}"))
 
 
-_SHARED: Final = ("app:", "user:")  # ADK: of all users of an app, and of all sessions of a user
+# ADK: all users of an app share keys with `app:`, and all sessions of a user keys with `user:`.
+_SHARED: Final = ("app:", "user:")
 
 
 def _state(name: str, *, own: bool) -> Check:
-    """ADK's state: keys of the session, and keys that sessions share.
+    """Return the check of ADK's state, which has keys of the session and keys that sessions share.
 
-    Keys of the session pass if `own`, or if `accepts` has `name`. Shared keys pass if `accepts` has
-    their own names.
+    The check accepts keys of the session if `own` is true, or if `accepts` has `name`. It accepts a
+    shared key if `accepts` names this key, or all keys with the prefix of this key.
     """
 
     def check(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
@@ -285,13 +288,13 @@ def _reads_as(key: str, prefix: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The known fields, and the check of each."""
+    """The known fields of a document, with the check of each field."""
 
     fields: Mapping[str, Check]
     both_spellings: bool = False  # camelCase and snake_case
 
     def check(self, name: str) -> Check | None:
-        """The check of a field; None for an unknown one."""
+        """Return the check of a field; None for an unknown field."""
         return self.fields.get(_camel(name) if self.both_spellings else name)
 
 
@@ -322,19 +325,20 @@ _BODY: Final[Mapping[str, _Table]] = {
         },
         both_spellings=True,
     ),
-    "agno": _Table({}),  # clients start its runs with a form of Penstock
+    "agno": _Table({}),  # clients start runs of Agno agents with a form of Penstock
 }
-# Fields of a start's `input`, besides its message.
+# Fields of a start's `input`, besides the message.
 _INPUT: Final[Mapping[str, _Table]] = {
     "agui": _Table(_CONVERSATION),
     "adk": _Table(_STATE, both_spellings=True),
     "agno": _Table({}),
 }
-# Fields of a new ADK session. Its own state is free, since no other session reads it.
+# Fields of a new ADK session. Any key of the session's own state is accepted, since no other
+# session reads these keys.
 _SESSION: Final = _Table({"state": _state("state", own=True)}, both_spellings=True)
 
 
-# The empty values of forms and of some clients.
+# The empty values that forms and some clients send.
 _NOTHING: Final[Sequence[Any]] = (None, "", "[]", "{}", [], {})
 
 
@@ -374,7 +378,7 @@ def _unnamed(name: str) -> str:
 
 
 def _doubled(where: Where, given: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Refuse one name in two spellings: Penstock and the server might read different ones."""
+    """Refuse a name in two spellings, since Penstock and the server might use different ones."""
     first: dict[str, str] = {}
     for name in given:
         other = first.setdefault(folded(name), name)
@@ -383,7 +387,7 @@ def _doubled(where: Where, given: Mapping[str, Any]) -> Iterator[Refusal]:
 
 
 def _answers(document: Any, names: frozenset[str], data: frozenset[str] = _DATA) -> Iterator[Where]:
-    """The paths of fields that could answer a pause, except within fields that hold only data."""
+    """Yield the paths of fields that could answer a pause, except inside fields with only data."""
     open_: list[tuple[Where, Any]] = [((), document)]
     while open_:
         where, value = open_.pop()
@@ -398,7 +402,7 @@ def _answers(document: Any, names: frozenset[str], data: frozenset[str] = _DATA)
 
 
 def _spellings(name: str) -> set[str]:
-    """The name in camelCase and in snake_case."""
+    """Return the name in camelCase and in snake_case."""
     return {_camel(name), re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()}
 
 
