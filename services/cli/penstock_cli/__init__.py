@@ -1,1 +1,1 @@
-"""`penstock`: every service in one process, and the terminal client."""
+"""The command `penstock`: it runs every service in one process, and is the terminal client."""

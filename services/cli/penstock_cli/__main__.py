@@ -1,4 +1,4 @@
-"""`python -m penstock_cli` is `penstock`."""
+"""Run the command `penstock` as `python -m penstock_cli`."""
 
 from penstock_cli.main import app
 

@@ -1,7 +1,7 @@
-"""The command line: all commands together. Each is declared in `penstock_cli.commands`.
+"""The command line, made of the commands that `penstock_cli.commands` declares.
 
-Exit codes: 0 completed, 1 failed (or refused: it was too late), 2 usage or nothing answers,
-3 cancelled, 4 waits for an approval, 130 Ctrl-C.
+Exit codes: 0 completed, 1 failed (or refused as too late), 2 wrong usage or no answer, 3 cancelled,
+4 waits for an approval, 130 Ctrl-C.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The OpenAPI document of all services. `python -m penstock_cli.openapi FILE` writes it.
+"""Write the OpenAPI document of all services: `python -m penstock_cli.openapi FILE`.
 
-The document is made by `penstock.contract.openapi`; this module only composes the operations that
-the services declare, because no other package may import them all.
+`penstock.contract.openapi` makes the document. This module only collects the operations that the
+services declare, because no other package may import all services.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPERATIONS: Final = (
 
 
 def document() -> Json:
-    """The whole document, as JSON."""
+    """Return the whole document, as JSON."""
     return openapi.document(OPERATIONS)
 
 

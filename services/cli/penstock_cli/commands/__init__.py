@@ -1,1 +1,1 @@
-"""The commands with their arguments and options, a module for each group."""
+"""The commands with their arguments and options. Each group of commands has a module."""

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the connection that they need."""
+"""Options that several commands share, and the connections that these commands need."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ DATA = Path(".penstock")
 
 @contextmanager
 def connected(url: str, as_json: bool) -> Iterator[tuple[Api, Output]]:
-    """The API at this URL. A failed call ends the command, with a message and its exit code."""
+    """Yield the API at this URL. A failed call ends the command with a message and an exit code."""
     output = Output(as_json)
     try:
-        # The token is no option, because other users of the machine can read command lines.
+        # The token is no option, because other users of the machine can read a command line.
         with Api(url, output.notice, os.environ.get("PENSTOCK_TOKEN")) as api:
             yield api, output
     except CallFailed as error:
@@ -46,7 +46,7 @@ def connected(url: str, as_json: bool) -> Iterator[tuple[Api, Output]]:
 
 @contextmanager
 def configuration(output: Output) -> Iterator[None]:
-    """A ConfigurationError ends the command, with its message and exit code 2."""
+    """End the command with a message and exit code 2 if the block raises ConfigurationError."""
     try:
         yield
     except ConfigurationError as error:
@@ -62,6 +62,6 @@ def operate(
     *,
     streams_may_be_missing: bool = False,
 ) -> None:
-    """Do an operator's work over NATS, and end the command with its exit code."""
+    """Do an operator's work over NATS, and end the command with the exit code of the work."""
     code = connection.run(work, output, nats, data, streams_may_be_missing=streams_may_be_missing)
     raise typer.Exit(code)

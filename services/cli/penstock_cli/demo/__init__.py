@@ -1,6 +1,7 @@
-"""Demo agents that need no key: a real Agno AgentOS and a real ADK server, with scripted models.
+"""Start demo agents that need no key: a real Agno AgentOS and a real ADK server, both scripted.
 
-Each runs in an environment of its own (`make upstreams`), since their dependencies do not agree.
+Each server runs in a Python environment of its own (`make upstreams`), because the dependencies of
+Agno and ADK contradict each other. The models play a script.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ import httpx
 from penstock.settings import AgentConfig, agent_config
 from penstock_cli.local.child import Child, StartFailed
 
-START_TIMEOUT_S = 120.0  # importing them takes seconds, on a busy machine many
+START_TIMEOUT_S = 120.0  # the imports of a server take seconds, or more on a busy machine
 _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to start one server, and which agents it has."""
+    """How to start one demo server, and which agents the server has."""
 
-    name: str  # the protocol, too
+    name: str  # also the protocol of the agents
     app: str
     health: str
     agents: Sequence[Mapping[str, Any]]
 
     @property
     def python(self) -> Path:
-        """The interpreter of its environment; `PENSTOCK_DEMO_<NAME>_PYTHON` overrides it."""
+        """The Python of the server's environment, or that in `PENSTOCK_DEMO_<NAME>_PYTHON`."""
         given = os.environ.get(f"PENSTOCK_DEMO_{self.name.upper()}_PYTHON")
         return Path(given or Path(".penstock") / "venvs" / self.name / "bin" / "python").absolute()
 
@@ -59,7 +60,7 @@ RECIPES = (
 
 
 class DemoServer:
-    """One agent server. It listens from the start, and answers when it has come up."""
+    """One agent server. Its port is open at once; requests wait until the server can answer."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -68,7 +69,7 @@ class DemoServer:
 
     @property
     def agents(self) -> list[AgentConfig]:
-        """Its agents, for the configuration; known once started."""
+        """The configuration of the server's agents. Their URL is known after `start`."""
         return [
             agent_config({"protocol": self.recipe.name, "url": self.url, **agent})
             for agent in self.recipe.agents
@@ -95,13 +96,13 @@ class DemoServer:
                 env=os.environ
                 | {
                     "DEMO_DATA": str(folder),
-                    "PYTHONPATH": "",  # its own packages, not ours
+                    "PYTHONPATH": "",  # the server must not import our packages
                     "PYTHONDONTWRITEBYTECODE": "1",
                 },
             )
 
     async def healthy(self) -> None:
-        """Return when it answers. Raises StartFailed when it ended, or takes too long."""
+        """Return when the server answers. Raises StartFailed if it ended or takes too long."""
         assert self._child is not None, "not started"
         asked = asyncio.create_task(self._ask())
         ended = asyncio.create_task(self._child.ended())
@@ -115,7 +116,7 @@ class DemoServer:
             raise self._child.failure("did not start")
 
     async def _ask(self) -> None:
-        # the socket listens already, so that the request waits there until the server is up
+        # The socket listens already, so the request waits until the server is up.
         async with httpx.AsyncClient(timeout=START_TIMEOUT_S, trust_env=False) as client:
             (await client.get(self.url + self.recipe.health)).raise_for_status()
 

@@ -1,9 +1,9 @@
-"""The demo ADK server: what `adk api_server` serves. Runs in ADK's own environment.
+"""The demo ADK server, the app of `adk api_server`. This module runs in ADK's environment.
 
-Environment: DEMO_DATA, the folder of its sessions.
+The environment variable DEMO_DATA names the folder of the server's sessions.
 """
 
-# Our checks run where ADK is not installed.
+# Our type checks run in an environment without ADK.
 # mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HERE = Path(__file__).parent
 
 app = get_fast_api_app(
     agents_dir=str(_HERE / "adk_agents"),
-    # kept over a restart, as a run that waits for an approval is
+    # Sessions are kept over a restart, because Penstock also keeps runs that wait for an approval.
     session_service_uri=f"sqlite:///{Path(os.environ['DEMO_DATA']).absolute() / 'adk.sqlite'}",
     artifact_service_uri="memory://",
     memory_service_uri="memory://",

@@ -1,9 +1,9 @@
-"""The demo AgentOS: real Agno, with a scripted model. Runs in Agno's own environment.
+"""The demo AgentOS: real Agno, with a scripted model. This module runs in Agno's environment.
 
-Environment: DEMO_DATA, the folder of its database.
+The environment variable DEMO_DATA names the folder of the server's database.
 """
 
-# Our checks run where Agno is not installed.
+# Our type checks run in an environment without Agno.
 # mypy: disable-error-code="import-not-found,misc,untyped-decorator,no-any-return"
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ScriptedModel(Model):
     async def ainvoke_stream(
         self, messages: list[Message], *args: Any, **kwargs: Any
     ) -> AsyncIterator[ModelResponse]:
-        """The turn, step by step, at the script's pace."""
+        """Yield the model's turn step by step, at the script's pace."""
         for step in _turn(messages):
             await asyncio.sleep(step.pause_s if isinstance(step, Say) else 0)
             yield _response(step)
@@ -47,15 +47,15 @@ class ScriptedModel(Model):
     def invoke_stream(
         self, messages: list[Message], *args: Any, **kwargs: Any
     ) -> Iterator[ModelResponse]:
-        """The turn, step by step, at once."""
+        """Return the steps of the model's turn, without pauses."""
         return map(_response, _turn(messages))
 
     async def ainvoke(self, messages: list[Message], *args: Any, **kwargs: Any) -> ModelResponse:
-        """The turn as one response."""
+        """Return the model's turn as one response."""
         return self.invoke(messages)
 
     def invoke(self, messages: list[Message], *args: Any, **kwargs: Any) -> ModelResponse:
-        """The turn as one response."""
+        """Return the model's turn as one response."""
         whole = ModelResponse(role="assistant", content="")
         for part in self.invoke_stream(messages):
             whole.content += part.content or ""

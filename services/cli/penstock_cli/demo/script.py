@@ -1,6 +1,7 @@
-"""What the demo agents say and do, by a keyword of the user's message.
+"""The script of the demo models: a keyword in the user's message selects the answer.
 
-Standard library only: it runs in the environments of Agno and ADK, not in ours.
+This module imports only the standard library, because it runs in the environments of Agno and ADK,
+where our packages are not installed.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ SLOW_PAUSE_S = 0.25
 
 @dataclass(frozen=True)
 class Think:
-    """A piece of the model's thoughts."""
+    """A step of the script: the model emits a piece of its reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Say:
-    """A piece of the answer; the model waits `pause_s` before it."""
+    """A step of the script: the model waits for `pause_s` and then emits a piece of the answer."""
 
     text: str
     pause_s: float = WORD_PAUSE_S
@@ -31,7 +32,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Call:
-    """A tool to call; its result comes back with the next request."""
+    """A step of the script: the model calls a tool, whose result comes with the next request."""
 
     tool: str
     args: dict[str, Any] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Fail:
-    """The model breaks down here."""
+    """A step of the script: the model fails with an error."""
 
     error: str
 
@@ -59,7 +60,9 @@ STORY = (
 
 
 def steps(message: str, results: Sequence[str]) -> Iterator[Step]:
-    """The model's next turn: `results` are those of the tools called since the message."""
+    """Return the steps of the model's next turn.
+
+    `results`: the results of the tools that were called since the user's message."""
     for pattern, scene in _SCENES:
         if match := pattern.search(message):
             return scene(match, results)
@@ -125,7 +128,7 @@ def _slow(_: re.Match[str], results: Sequence[str]) -> Iterator[Step]:
 
 Scene = Callable[[re.Match[str], Sequence[str]], Iterator[Step]]
 
-# The first pattern found in the message is played.
+# The first pattern that the message contains selects the scene.
 _SCENES: list[tuple[re.Pattern[str], Scene]] = [
     (re.compile(pattern, re.IGNORECASE), scene)
     for pattern, scene in [

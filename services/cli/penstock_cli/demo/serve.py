@@ -14,7 +14,7 @@ import uvicorn
 
 
 def main() -> None:
-    """Listen until told to stop."""
+    """Serve until a signal ends the process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("app", choices=["agno_app", "adk_app"])
     parser.add_argument("--fd", type=int)

@@ -1,4 +1,4 @@
-"""The demo agents' tools. They pretend: nothing is looked up and nothing is deleted."""
+"""The demo agents' tools. The results are made up: no tool looks up or deletes anything."""
 
 from __future__ import annotations
 

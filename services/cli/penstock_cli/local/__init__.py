@@ -1,1 +1,1 @@
-"""`penstock up`: every service in this process, with a NATS server and demo agents beside it."""
+"""Run `penstock up`: every service in this process, a NATS server, and demo agents."""

@@ -1,4 +1,4 @@
-"""A server process that we start. It logs to a file, and ends when our process ends."""
+"""Start a server as a child process that logs to a file, and that ends when our process ends."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _TAIL_BYTES = 64 * 1024
 
 
 class StartFailed(Exception):
-    """A server that `penstock up` needs cannot be started. The text says what to do."""
+    """A server that `penstock up` needs cannot be started. The error's text says what to do."""
 
 
 class Child:
-    """A running server. The guard between it and us stops it when our process is killed."""
+    """A running server. Its parent is `guard.py`, which stops it if our process is killed."""
 
     def __init__(
         self, name: str, process: asyncio.subprocess.Process, log: Path, log_start: int
@@ -28,7 +28,7 @@ class Child:
         self.name = name
         self.log = log
         self._process = process
-        self._log_start = log_start  # bytes that were in the log before this process
+        self._log_start = log_start  # the size of the log before this process was started
 
     @classmethod
     async def start(
@@ -40,10 +40,11 @@ class Child:
         pass_fds: Sequence[int] = (),
         env: Mapping[str, str] | None = None,
     ) -> Self:
-        """Start a server; its output is appended to `log`. Raises OSError."""
+        """Start a server and append the server's output to `log`. Raises OSError."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            # Measured before the start: a process that fails at once may have written by then.
+            # The size is measured before the start, because a process that fails at once may write
+            # its error before a later measurement.
             log_start = log.stat().st_size
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", guard.__file__, *command),
@@ -52,24 +53,25 @@ class Child:
                 stderr=subprocess.STDOUT,
                 pass_fds=pass_fds,
                 env=env,
-                # Ctrl-C goes to the terminal's session. Our services drain before servers end.
+                # Ctrl-C signals all processes of the terminal's session. The child has its own
+                # session, so that it runs until our services have drained.
                 start_new_session=True,
             )
         return cls(name, process, log, log_start)
 
     async def ended(self) -> int:
-        """Wait until the server has ended; returns its exit code."""
+        """Wait until the server has ended, and return its exit code."""
         return await self._process.wait()
 
     def tail(self) -> str:
-        """The last lines that the server wrote."""
+        """Return the last lines that the server wrote to its log."""
         with self.log.open("rb") as file:
             file.seek(max(self._log_start, self.log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
         return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
 
     def failure(self, what: str) -> StartFailed:
-        """An error with what is wrong, and with the last lines that the server wrote."""
+        """Return an error whose text has `what` and the last lines that the server wrote."""
         return StartFailed(f"{self.name} {what}. Its last lines in {self.log}:\n{self.tail()}")
 
     async def stop(self) -> None:

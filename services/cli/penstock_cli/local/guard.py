@@ -1,8 +1,8 @@
-"""`guard.py COMMAND…`: run the command until standard input closes.
+"""Run a command until standard input is closed: `guard.py COMMAND…`.
 
-The process that starts this script holds the other end of a pipe. It closes the pipe to stop the
-command. When that process is killed, the system closes the pipe, so no server outlives it. The
-script imports the standard library only.
+Standard input is a pipe, and the process that starts this script has the other end of the pipe.
+That process closes the pipe to stop the command. If the process is killed, the system closes the
+pipe, so the command ends, too. This script imports only the standard library.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ STOP_TIMEOUT_S = 10.0
 
 
 def main(command: list[str]) -> int:
-    """The command's exit code; a command that does not stop in time is killed."""
-    # The command inherits the sockets and locks that this script was given.
+    """Run the command and return its exit code; kill the command if it does not stop in time."""
+    # The command inherits the sockets and locks that this script has inherited.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False)
 
     def stop() -> None:

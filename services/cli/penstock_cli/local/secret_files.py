@@ -1,4 +1,4 @@
-"""Files that only their owner may read."""
+"""Write files that only their owner may read."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _PASSWORD_BYTES = 32
 
 
 def private_folder(folder: Path) -> None:
-    """Make the folder, or take other users' rights to an existing one. Raises OSError."""
+    """Make the folder, or remove other users' rights to an existing folder. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read at any moment. Raises OSError."""
+    """Write a file so that at no moment another user can read the file. Raises OSError."""
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # with mode 0600
     try:
         with os.fdopen(handle, "w") as new:
@@ -31,7 +31,7 @@ def write_private(file: Path, text: str) -> None:
 
 
 def password(file: Path) -> str:
-    """The password in the file; a missing one is made and written. Raises OSError."""
+    """Return the password in the file; make and write a missing password. Raises OSError."""
     try:
         kept = file.read_text().strip()
     except FileNotFoundError:

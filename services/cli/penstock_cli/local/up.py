@@ -1,4 +1,4 @@
-"""`penstock up`: every service in one process, over an embedded NATS server."""
+"""Run `penstock up`: every service in one process, with an embedded NATS server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from penstock_normalizer.service import NormalizerService
 
 log = logging.getLogger(__name__)
 
-# In the order of their start: a service that reads starts before those that write for it.
+# The order of the start: a service that reads messages starts before the services that write these
+# messages.
 SERVICES: list[type[Service]] = [
     NormalizerService,
     ApprovalsService,
@@ -74,7 +75,7 @@ class Options:
 
 
 def up(options: Options) -> int:
-    """Run until SIGTERM or SIGINT. Returns 0 after a drain, 2 if it cannot start, else 1."""
+    """Run until SIGTERM or SIGINT; return 0 after a drain, 2 after a failed start, otherwise 1."""
     failures: list[str] = []
     ready = asyncio.Event()
     try:
@@ -88,7 +89,7 @@ def up(options: Options) -> int:
             runner.run(_run(options, settings, agents, ready))
     except* (ConfigurationError, BusError, BindRefused, StartFailed) as group:
         failures += [str(error) for error in _leaves(group)]
-    except* (ValidationError, SettingsError) as group:  # of the options, or of all agents together
+    except* (ValidationError, SettingsError) as group:  # in the options or the agents
         failures += ["; ".join(explained(error, Settings)) for error in _leaves(group)]
     for failure in failures:
         print(f"penstock: {failure}", file=sys.stderr)
@@ -98,7 +99,7 @@ def up(options: Options) -> int:
 
 
 def _switch_on_the_demo() -> None:
-    """Set the flags that the examples of the contracts need; a configured key stays in force."""
+    """Set the flags that the contracts' examples need, but keep configured authentication."""
     for flag in DEMO_FLAGS:
         if flag != OPEN_TO_ALL or not any(map(os.environ.get, KEYS)):
             os.environ.setdefault(flag, "true")
@@ -108,7 +109,7 @@ async def _run(
     options: Options, settings: Settings, agents: list[AgentConfig], ready: asyncio.Event
 ) -> None:
     until = stop_on_signals()
-    async with AsyncExitStack() as stack:  # services stop first, then NATS, then demo agents
+    async with AsyncExitStack() as stack:  # the services stop first, then NATS, then the demo
         demos = [DemoServer(recipe) for recipe in RECIPES] if options.demo else []
         for demo in demos:
             stack.push_async_callback(demo.stop)
@@ -133,11 +134,12 @@ async def _run(
 
 
 async def _prepare(settings: Settings) -> None:
-    """As the operator, make the streams, which services may not, and end the leases that are left.
+    """Make the streams and end the leases of an earlier process, as the NATS user of the operator.
 
-    We hold the lock on the data, so every process that held such a lease has ended.
+    Services have no permission to make streams. This process has the lock on the data folder, so
+    every process that held one of these leases has ended.
     """
-    # No service runs yet that could repair streams which have lost their end.
+    # Streams that have lost their end are repaired by this connection, because no service runs yet.
     wanted = bus_settings(settings, f"penstock-up-{os.getpid()}", OPERATOR, repairs=True)
     bus = await Bus.connect(wanted)
     try:
@@ -185,7 +187,7 @@ async def _greet(
 
 
 async def _warn(agents: list[AgentConfig], ready: asyncio.Event) -> None:
-    """Log which agents of the file cannot work as they are configured. Nothing waits for it."""
+    """Log which agents of the file cannot work as configured; the start does not wait for it."""
     try:
         findings = await check_all(agents)
     except Exception:
@@ -216,13 +218,13 @@ def _settings(options: Options) -> Settings:
         "port": options.port,
         "probe_port": options.probe_port,
         "nats_url": options.nats,
-        "nats_wait_s": 0.0,  # a person waits at the terminal
+        "nats_wait_s": 0.0,  # fail at once, because a person waits
     }
     return Settings(**{name: value for name, value in given.items() if value is not None})
 
 
 def _agents(options: Options, settings: Settings) -> list[AgentConfig]:
-    """The agents of the file; the demo needs no file."""
+    """Return the agents of the configuration file; none for a demo without a file."""
     if options.demo and options.config is None:
         return []
     if options.config is None and not settings.config.exists():

@@ -1,1 +1,1 @@
-"""The tools of an operator, which speak with NATS as the services do."""
+"""The tools of an operator. The tools connect to NATS, not to the HTTP API."""

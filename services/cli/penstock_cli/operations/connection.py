@@ -1,4 +1,4 @@
-"""The connection of an operator to NATS."""
+"""Connect to NATS as the operator."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def run(
     *,
     streams_may_be_missing: bool = False,
 ) -> int:
-    """Connect as the operator and do the work; returns the exit code.
+    """Connect as the operator, do the work, and return the exit code.
 
-    `nats` names the server; without it, PENSTOCK_NATS_URL or the `penstock up` in `data` does.
+    `nats` is the URL of the server. If `nats` is None, the server is that of PENSTOCK_NATS_URL, or
+    that of the `penstock up` in `data`.
     """
     try:
         with _only_errors_logged():
@@ -45,7 +46,7 @@ def run(
 
 @contextlib.contextmanager
 def _only_errors_logged() -> Iterator[None]:
-    """Hide the bus's warnings, because the command itself says what failed."""
+    """Hide the bus's warnings, because the command itself reports failures."""
     logger = logging.getLogger("penstock")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Dead letters in the terminal: the messages that could not be processed, replayed or dropped."""
+"""List, show, replay and drop dead letters, which are messages that could not be processed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The dead letters that a command is about: by number, or all that match."""
+    """The dead letters that a command selects: by number, or all that match the filters."""
 
     numbers: Sequence[int] = ()
     service: str | None = None
@@ -33,7 +33,7 @@ class Selection:
     since: datetime | None = None
 
     async def found(self, bus: Bus) -> tuple[list[Letter], list[int]]:
-        """The dead letters, and the numbers under which there is none. Raises BusError."""
+        """Return the dead letters, and the numbers without a dead letter. Raises BusError."""
         if not self.numbers:
             matching = bus_letters.letters(bus, self.service or "*", self.run_id or "*", self.since)
             return [letter async for letter in matching], []
@@ -45,7 +45,7 @@ class Selection:
 
 
 def parse_since(text: str) -> datetime:
-    """`90s`, `15m`, `2h`, `3d` ago, or a time as ISO 8601 has it. Raises ValueError."""
+    """Parse an age (`90s`, `15m`, `2h`, `3d`) or an ISO 8601 time. Raises ValueError."""
     if short := re.fullmatch(r"(\d{1,5})([smhd])", text):
         return datetime.now(UTC) - timedelta(seconds=int(short[1]) * _UNITS_S[short[2]])
     try:
@@ -56,7 +56,7 @@ def parse_since(text: str) -> datetime:
 
 
 async def show_list(bus: Bus, output: Output, selection: Selection) -> int:
-    """Show every dead letter that matches, the newest last; returns the exit code."""
+    """Show every dead letter that matches, the newest last; return the exit code."""
     found, _ = await selection.found(bus)
     if output.as_json:
         for letter in found:
@@ -71,7 +71,7 @@ async def show_list(bus: Bus, output: Output, selection: Selection) -> int:
 
 
 async def show(bus: Bus, output: Output, number: int, raw: bool) -> int:
-    """Show one dead letter whole; the payload of a source frame with `raw` only."""
+    """Show one dead letter; show the payload of a source frame only with `raw`."""
     found = await bus_letters.find(bus, number)
     if found is None:
         output.notice(f"penstock: there is no dead letter {number}; `deadletters list` has all")
@@ -95,7 +95,7 @@ async def show(bus: Bus, output: Output, number: int, raw: bool) -> int:
 
 
 async def replay(bus: Bus, output: Output, selection: Selection) -> int:
-    """Replay dead letters, and show the outcome of each; returns the exit code."""
+    """Replay dead letters, show each outcome, and return the exit code."""
     found, missing = await selection.found(bus)
     code = _report_missing(output, missing)
     if not selection.numbers:
@@ -118,7 +118,7 @@ async def replay(bus: Bus, output: Output, selection: Selection) -> int:
 
 
 async def drop(bus: Bus, output: Output, selection: Selection, yes: bool) -> int:
-    """Delete dead letters for good, after a confirmation; returns the exit code."""
+    """Delete dead letters for good, after a confirmation; return the exit code."""
     found, missing = await selection.found(bus)
     code = _report_missing(output, missing)
     if not found:
@@ -167,7 +167,7 @@ def _state(one: Letter) -> str:
 
 
 def _source(one: Letter) -> str:
-    """The subject and sequence that it came from; the run has a column of its own."""
+    """Return the message's original subject, without the run id, and its stream sequence."""
     subject = one.letter.subject.removesuffix(f".{one.letter.run_id}")
     return f"{subject.replace(f'.{one.letter.run_id}.', '.…')} #{one.letter.sequence}"
 
@@ -192,7 +192,7 @@ def _payload(payload: bytes) -> dict[str, str]:
 
 
 def _readable(payload: bytes) -> str:
-    """JSON with indents, text without control characters, anything else as hex."""
+    """Return the payload as indented JSON, as text without control characters, or as hex."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:

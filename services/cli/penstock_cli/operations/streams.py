@@ -1,4 +1,4 @@
-"""The streams in the terminal: their configuration, and its changes while runs go on."""
+"""Show, make and change the streams; a change does not interrupt runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock_cli.terminal.output import Output
 
 
 async def show(bus: Bus, output: Output) -> int:
-    """Show every stream with its schema, and where it differs from the settings."""
+    """Show every stream with its schema, and its differences from the settings."""
     changes = await migrate.plan(bus, bus.settings.retention)
     rows = []
     for wanted in configuration.declared(bus.settings.retention):
@@ -41,7 +41,7 @@ async def show(bus: Bus, output: Output) -> int:
 
 
 async def make(bus: Bus, output: Output) -> int:
-    """Make the streams, buckets and the subscriber's durable that are missing."""
+    """Make the missing streams and buckets, and the subscriber's durable if it is missing."""
     before = [name for name in _names(bus) if await bus.has(name)]
     await ensure(bus, bus.settings.retention)
     made = [name for name in _names(bus) if name not in before]
@@ -62,7 +62,7 @@ def _names(bus: Bus) -> list[str]:
 
 
 async def bring_forward(bus: Bus, output: Output, partitions: int | None, dry_run: bool) -> int:
-    """Change the streams to the settings and to this version, and show each change."""
+    """Change the streams to the settings and to this version's schema, and show each change."""
     retention = bus.settings.retention
     if dry_run:
         _report(output, await migrate.plan(bus, retention), "would change")

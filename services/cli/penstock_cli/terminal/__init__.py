@@ -1,1 +1,1 @@
-"""The client of the HTTP API: requests, streams, and what a person reads in a terminal."""
+"""The client of the HTTP API: requests, streams, and the output in a terminal."""

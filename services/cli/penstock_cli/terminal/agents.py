@@ -1,4 +1,4 @@
-"""Agents in the terminal: the list of them, and a check of their servers."""
+"""List agents, and check the servers of agents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DONE, WRONG = 0, 1
 
 
 def show_list(api: Api, output: Output) -> None:
-    """Show the agents of the Penstock that is called."""
+    """Show the agents that the API lists."""
     agents = api.agents()["agents"]
     if output.as_json:
         for agent in agents:
@@ -36,7 +36,7 @@ def show_configured(output: Output, config: Config) -> None:
 
 
 def configured(path: Path) -> Config:
-    """The configuration in a file. Raises ConfigurationError, also where there is no file."""
+    """Return the configuration in a file. Raises ConfigurationError, also for a missing file."""
     if not path.exists():
         raise ConfigurationError(
             f"there is no {path} here: name your agents' file with --config (PENSTOCK_CONFIG)"
@@ -45,7 +45,7 @@ def configured(path: Path) -> Config:
 
 
 def chosen(config: Config, ids: Sequence[str]) -> list[AgentConfig]:
-    """The agents with these ids, or all. Raises ConfigurationError for an unknown id."""
+    """Return the agents with these ids; all if `ids` is empty. Raises ConfigurationError."""
     for id in ids:
         if config.agent(id) is None:
             raise ConfigurationError(config.no_agent(id))
@@ -53,7 +53,7 @@ def chosen(config: Config, ids: Sequence[str]) -> list[AgentConfig]:
 
 
 def check(output: Output, agents: Sequence[AgentConfig], timeout_s: float) -> int:
-    """Ask the server of each agent, and show the findings; returns the exit code."""
+    """Check the server of each agent, show the findings, and return the exit code."""
     from penstock_connector.checks import check_all  # noqa: PLC0415 - the client needs no service
 
     findings = asyncio.run(check_all(agents, timeout_s))

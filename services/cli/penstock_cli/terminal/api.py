@@ -1,8 +1,8 @@
-"""A client of Penstock's HTTP API: requests, and a run's stream over lost connections.
+"""A client of Penstock's HTTP API: it sends requests, and reconnects to a run's stream.
 
 CallFailed
-├── Unreachable    nothing answers at the URL
-└── ApiError       the service refused: RFC 9457 problem details
+├── Unreachable    no server answers at the URL
+└── ApiError       the service refused the request, with RFC 9457 problem details
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.sse import Frame, Parser
 DEFAULT_URL = "http://127.0.0.1:8000"
 REQUEST_TIMEOUT_S = 30.0
 STREAM_READ_TIMEOUT_S = 45.0  # three keep-alive comments
-BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the last one repeats
+BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the last pause is repeated
 GIVE_UP_S = 120.0
 CALL_GIVE_UP_S = 10.0
 _TRY_AGAIN = frozenset({502, 503, 504})
@@ -33,13 +33,13 @@ _ADVICE = {
 
 
 class CallFailed(Exception):
-    """A call failed. The text says what is wrong; `exit_code` is for the command."""
+    """A call failed. The error's text says what is wrong; the command ends with `exit_code`."""
 
     exit_code = 2
 
 
 class Unreachable(CallFailed):
-    """Nothing answers at the URL."""
+    """No server answers at the URL."""
 
 
 class ApiError(CallFailed):
@@ -52,7 +52,7 @@ class ApiError(CallFailed):
 
 
 class Api:
-    """One Penstock. `notice` gets messages about the connection, `token` authenticates."""
+    """The API at one URL. `notice` gets messages about the connection; `token` authenticates."""
 
     def __init__(self, url: str, notice: Callable[[str], None], token: str | None = None) -> None:
         self.url = url.rstrip("/")
@@ -76,22 +76,22 @@ class Api:
         self._http.close()
 
     def start(self, agent: str, message: str, session_id: str | None) -> dict[str, Any]:
-        """Start a run and return its record. A repeated request finds the first run, by its key."""
+        """Start a run and return its record. A key makes sure that a retry starts no second run."""
         body = {"agent": agent, "message": message, "idempotency_key": str(uuid.uuid4())}
         if session_id is not None:
             body["session_id"] = session_id
         return self._call("POST", "/v1/runs", body=body)
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """A run's record."""
+        """Return a run's record."""
         return self._call("GET", f"/v1/runs/{_segment(run_id)}")
 
     def runs(self, **filters: object) -> dict[str, Any]:
-        """`{"runs": [...], "next": …}`, newest first."""
+        """Return `{"runs": [...], "next": …}`, the newest run first."""
         return self._call("GET", "/v1/runs", filters)
 
     def agents(self) -> dict[str, Any]:
-        """`{"agents": [...]}`, as configured there."""
+        """Return `{"agents": [...]}`, the agents of the server's configuration."""
         return self._call("GET", "/v1/agents")
 
     def cancel(self, run_id: str) -> dict[str, Any]:
@@ -99,19 +99,19 @@ class Api:
         return self._call("POST", f"/v1/runs/{_segment(run_id)}/cancel")
 
     def approval(self, approval_id: str) -> dict[str, Any]:
-        """An approval's record."""
+        """Return an approval's record."""
         return self._call("GET", f"/v1/approvals/{_segment(approval_id)}")
 
     def approvals(self, **filters: object) -> dict[str, Any]:
-        """`{"approvals": [...]}`."""
+        """Return `{"approvals": [...]}`."""
         return self._call("GET", "/v1/approvals", filters)
 
     def decide(
         self, approval: Mapping[str, Any], items: Sequence[Mapping[str, Any]], note: str | None
     ) -> dict[str, Any]:
-        """Decide what this record asks; the service refuses it where the request has changed.
+        """Decide the items of this record; the service refuses if the request has changed.
 
-        A repeated request gets the first one's answer, by its key.
+        A key makes sure that a retry gets the answer of the first try.
         """
         body = {
             "items": items,
@@ -125,9 +125,10 @@ class Api:
     def follow(
         self, run_id: str, *, dialect: str = "canonical", after: str | None = None
     ) -> Generator[Frame, None, None]:
-        """A run's frames after a cursor, until its end, over lost connections.
+        """Yield a run's frames after a cursor until the run ends, and reconnect as needed.
 
-        Raises ApiError, and Unreachable where nothing answers at first, or for two minutes later.
+        Raises ApiError. Raises Unreachable if the first connection fails, or if no later connection
+        succeeds within two minutes.
         """
         cursor = after
         patience = _Patience(self.url, self._notice, GIVE_UP_S)
@@ -147,7 +148,7 @@ class Api:
             if not any_frame:
                 patience.spend("the stream ended")
             elif cursor is None:
-                return  # frames without ids: a new connection would only repeat them
+                return  # without ids, a new connection would only repeat the frames
 
     def _connection(
         self, run_id: str, dialect: str, cursor: str | None, patience: _Patience
@@ -168,7 +169,7 @@ class Api:
                 raise _refusal(response)
             parser = Parser()
             for chunk in response.iter_bytes():
-                patience.renew()  # keep-alives count, too
+                patience.renew()  # keep-alive comments count, too
                 yield from parser.feed(chunk)
 
     def _call(
@@ -212,7 +213,7 @@ class Api:
 
 
 class _Busy(Exception):
-    """The service cannot answer now; a later request may succeed."""
+    """The service cannot answer now, but a later request may succeed."""
 
 
 class _Finished(Exception):
@@ -220,7 +221,7 @@ class _Finished(Exception):
 
 
 class _Patience:
-    """How long the client tries again after failures; a success renews it."""
+    """Limits the time of retries after failures. A success resets the limit."""
 
     def __init__(self, url: str, notice: Callable[[str], None], give_up_s: float) -> None:
         self.untried = True
@@ -228,15 +229,15 @@ class _Patience:
         self._notice = notice
         self._give_up_s = give_up_s
         self._failures = 0
-        self._since = 0.0  # the time of the first failure
+        self._since = 0.0  # the time of the first failure in a row
 
     def renew(self) -> None:
-        """Bytes have arrived, so failures count from the beginning again."""
+        """Reset the count of failures, because bytes have arrived."""
         self.untried = False
         self._failures = 0
 
     def spend(self, why: str) -> None:
-        """Report a failure, and wait before the next try. Raises Unreachable after too long."""
+        """Report a failure and wait before the next try. Raises Unreachable after `give_up_s`."""
         self.untried = False
         if not self._failures:
             self._since = time.monotonic()
@@ -249,7 +250,7 @@ class _Patience:
 
 
 def _refusal(response: httpx.Response) -> ApiError:
-    """The error of a response: RFC 9457's `detail`, or the beginning of the body."""
+    """Return the response as an error: with RFC 9457's `detail`, or the beginning of the body."""
     try:
         detail = response.json()["detail"]
     except (ValueError, KeyError, TypeError):

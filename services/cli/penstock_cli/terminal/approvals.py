@@ -1,4 +1,4 @@
-"""Approvals in the terminal: list, show and decide them, and ask the person at the terminal."""
+"""List, show and decide approvals, and ask the person at the terminal for decisions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock_cli.terminal.output import Output
 Record = Mapping[str, Any]
 Item = dict[str, Any]
 
-# Kinds of items whose approval needs a value. For all others, yes or no is enough.
+# Kinds of items whose approval needs a value. All other kinds need only yes or no.
 _WANTS_VALUE = frozenset({"input", "external", "feedback", "selection", "credential"})
 _WORDS = {"y": "approve", "yes": "approve", "n": "reject", "no": "reject"}
 
 
 def show_list(api: Api, output: Output, status: str | None, run_id: str | None) -> None:
-    """Show the approvals of a status, or all."""
+    """Show the approvals with this status, of this run; None selects all."""
     approvals = api.approvals(status=status, run_id=run_id)["approvals"]
     if output.as_json:
         for approval in approvals:
@@ -50,10 +50,10 @@ def decided(
     values: Mapping[str, Any] | None = None,
     rejected: Sequence[str] = (),
 ) -> list[Item]:
-    """A decision about every item: `decision`, or a rejection for the ids in `rejected`.
+    """Return a decision for every item: a rejection for ids in `rejected`, otherwise `decision`.
 
-    `values` has the values by item id. An id that the approval does not have is sent, too, so that
-    the service names it in its refusal.
+    The keys of `values` are item ids. An id that the approval does not have is kept, so that the
+    service names the id in its refusal.
     """
     decisions = dict.fromkeys((item["item_id"] for item in approval["items"]), decision)
     decisions |= dict.fromkeys(values or {}, decision) | dict.fromkeys(rejected, "reject")
@@ -65,7 +65,7 @@ def decided(
 
 
 def parse_values(given: Sequence[str]) -> dict[str, Any]:
-    """The values by item id, from texts like `ITEM=VALUE`. Raises ValueError without `=`."""
+    """Parse texts `ITEM=VALUE` into values by item id. Raises ValueError for a text without `=`."""
     values: dict[str, Any] = {}
     for pair in given:
         item_id, equals, text = pair.partition("=")
@@ -76,7 +76,7 @@ def parse_values(given: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """The text as JSON, or the text itself where it is no JSON."""
+    """Return the value of the text as JSON; the text itself if it is no JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -84,16 +84,16 @@ def parse_value(text: str) -> Any:
 
 
 def parse_answer(text: str) -> tuple[str | None, str | None]:
-    """The decision and the note of an answer such as `y` or `n too risky`; None for neither."""
+    """Return the decision and the note of an answer such as `n too risky`, or None for each."""
     word, _, note = text.partition(" ")
     return _WORDS.get(word.lower().rstrip(",.:")), note.strip() or None
 
 
 def ask(output: Output, approval: Record) -> list[Item] | None:
-    """Ask the person at the terminal about each item; None where the person gives no answer."""
+    """Ask the person at the terminal about each item; return None if the person does not answer."""
     items: list[Item] = []
     for item in approval["items"]:
-        if len(approval["items"]) > 1:  # a single one was just shown
+        if len(approval["items"]) > 1:  # a single item was just shown
             output.pieces([(f"{render.item(item)}\n", "bold yellow")])
         answered = _ask_value(output, item) if item["kind"] in _WANTS_VALUE else _ask(output)
         if answered is None:

@@ -1,4 +1,4 @@
-"""Where commands write: results to stdout, messages about them to stderr."""
+"""Write results to stdout, and messages about the command to stderr."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock_cli.terminal.render import Piece, short
 
 
 class Output:
-    """With `as_json`, stdout has one JSON object per line and nothing else."""
+    """The output of a command. With `as_json`, stdout has only JSON, one object per line."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
@@ -29,7 +29,7 @@ class Output:
 
     @property
     def interactive(self) -> bool:
-        """Whether a person is at the terminal, who can be asked."""
+        """Whether a person at the terminal can be asked."""
         return not self.as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
     def json_line(self, value: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ class Output:
             table.add_column(column, no_wrap=True)
         for row in rows:
             table.add_row(*(Text(short(cell, 60)) for cell in row))
-        # A pipe has no width, and ids must be complete there, too.
+        # A pipe has no width; 200 columns make sure that ids are not cut in a pipe.
         Console(highlight=False, width=None if self._console.is_terminal else 200).print(table)
 
     def notice(self, text: str) -> None:
@@ -60,9 +60,9 @@ class Output:
         print(text, file=sys.stderr, flush=True)
 
     def ask(self, question: str) -> str | None:
-        """A person's answer to the question; None at the end of the input.
+        """Ask the person a question and return the answer; None at the end of the input.
 
-        Text typed before the question is discarded, because it cannot be meant as its answer.
+        Text that was typed before the question is discarded, because it cannot be the answer.
         """
         if sys.stdin.isatty():
             termios.tcflush(sys.stdin, termios.TCIFLUSH)
@@ -73,7 +73,7 @@ class Output:
 
 
 def command(url: str, *words: str) -> str:
-    """A command line that works in this folder, for the Penstock at `url`."""
+    """Return a command line that works in this folder, for the Penstock at `url`."""
     called = Path(sys.argv[0])
     found = shutil.which("penstock")
     here = called.name == "penstock" and not (found and Path(found).samefile(called))

@@ -1,7 +1,8 @@
-"""Canonical events as text for a terminal. Pure.
+"""Render canonical events as text for a terminal. Pure.
 
-A piece is a text with a style of rich (`dim`, `bold red`, or empty). All texts from outside are
-cleaned, because an escape sequence in an agent's answer must not reach the terminal.
+A piece is a text with a style of the library rich (`dim`, `bold red`, or empty). Control characters
+are removed from all texts of agents and users, because an escape sequence in an agent's answer must
+not reach the terminal.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ _CONTROLS = {
 
 
 def clean(text: object) -> str:
-    """The text without control characters; line ends and tabs stay."""
+    """Return the text without control characters, except line ends and tabs."""
     return str(text).replace("\r\n", "\n").replace("\x85", "\n").translate(_CONTROLS)
 
 
 def short(value: object, max_chars: int = MAX_VALUE_CHARS) -> str:
-    """A value on one line, cut to `max_chars`: strings as they are, all else as JSON."""
+    """Return a value on one line, cut to `max_chars`. A value that is no string becomes JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(clean(text).split())
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
 def call(tool: object, args: object) -> str:
-    """`tool(name="value", …)`."""
+    """Return a tool call as `tool(name="value", …)`."""
     if not isinstance(args, Mapping):
         return f"{short(tool)}({'' if args is None else short(args)})"
     inside = ", ".join(
@@ -45,7 +46,7 @@ def call(tool: object, args: object) -> str:
 
 
 def item(asked: Data) -> str:
-    """One item of an approval: the tool call, or the question."""
+    """Return an approval's item as text: the tool call, the question, or both."""
     parts = [call(asked["tool"], asked.get("args"))] if asked.get("tool") else []
     if asked.get("description"):
         parts.append(short(asked["description"]))
@@ -53,14 +54,14 @@ def item(asked: Data) -> str:
 
 
 class View:
-    """One run on the screen. It joins streamed pieces of text to lines."""
+    """The view of one run in the terminal. Streamed pieces of one text are joined."""
 
     def __init__(self) -> None:
         self._under_way: str | None = None  # the message whose line has not ended yet
         self._shown: set[object] = set()  # ids of messages whose text was shown
 
     def render(self, event: Mapping[str, Any]) -> list[Piece]:
-        """The pieces that this event adds to the screen."""
+        """Return the pieces that this event adds to the terminal."""
         name = f"{event['event']['category']}.{event['event']['action']}"
         data: Data = event["data"]
         who = (event.get("subrun") or {}).get("name")
@@ -80,7 +81,7 @@ class View:
         return self._line(_LINES.get(name, _unknown(name))(data), who)
 
     def end(self) -> list[Piece]:
-        """The pieces that end an open line, so that another text can follow."""
+        """Return the pieces that end an open line; an empty list if no line is open."""
         if self._under_way is None:
             return []
         self._under_way = None
@@ -180,7 +181,7 @@ def _message(style: str) -> Callable[[Data], Piece]:
 
 
 def _custom(data: Data) -> Piece | None:
-    # An event of the protocol itself (`agno.ModelRequestStarted`) is of no interest here.
+    # A custom event that the protocol itself defines (`agno.ModelRequestStarted`) is not shown.
     own = short(data["name"]).startswith(f"{data['protocol']}.")
     return None if own else (f"· {short(data['name'])} {short(data['value'])}", "dim")
 
@@ -189,7 +190,7 @@ def _unknown(name: str) -> Callable[[Data], Piece]:
     return lambda data: (f"· {name} {short(data)}", "dim")
 
 
-# One line for each event that is not streamed text. Other events are shown as they are.
+# One line for each event that is not streamed text. An unknown event is shown as JSON.
 _LINES: dict[str, Callable[[Data], Piece | None]] = {
     "lifecycle.paused": _nothing,  # the approval was shown before
     "lifecycle.resumed": lambda _: ("▶ resumed", "dim"),
@@ -229,7 +230,7 @@ _LINES: dict[str, Callable[[Data], Piece | None]] = {
 
 
 def fields(record: Mapping[str, Any]) -> list[Piece]:
-    """A record with one field per line; fields without a value are left out."""
+    """Return a record as text, one field per line; fields without a value are left out."""
     present: Sequence[tuple[str, Any]] = [
         (k, v) for k, v in record.items() if v not in (None, "", [])
     ]

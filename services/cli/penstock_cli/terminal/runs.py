@@ -1,4 +1,4 @@
-"""Runs in the terminal: follow them, show their frames, list them."""
+"""Follow runs, show a run's frames, and list runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXIT_CODES = {"completed": 0, "failed": 1, "cancelled": 3, "paused": WAITS}
 _APPROVAL_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 
-# Decides about an approval; None leaves the decision to others.
+# A function that decides an approval; it returns None if other people should decide.
 Answer = Callable[[Mapping[str, Any]], list[Item] | None]
 
 
@@ -30,7 +30,11 @@ class Follower:
     def __init__(
         self, api: Api, output: Output, *, answer: Answer | None = None, wait: bool = True
     ) -> None:
-        """`answer`: decides; None: others do. `wait`: follow further while others decide."""
+        """Prepare to follow a run.
+
+        `answer` decides approvals; None leaves decisions to other people. `wait`: whether to
+        follow the run further while other people decide.
+        """
         self._api = api
         self._output = output
         self._answer = answer
@@ -39,7 +43,7 @@ class Follower:
         self._cursor: str | None = None
 
     def follow(self, run_id: str, after: str | None = None) -> int:
-        """Follow until the run ends; returns the exit code that tells how it ended."""
+        """Follow until the run ends; return the exit code for the way in which the run ended."""
         self._cursor = after
         try:
             with closing(self._api.follow(run_id, after=after)) as frames:
@@ -55,9 +59,7 @@ class Follower:
                 f"Stop it: {command(self._api.url, 'cancel', run_id)}"
             )
             return INTERRUPTED
-        return EXIT_CODES.get(
-            self._api.run(run_id)["status"], 1
-        )  # the run had ended before the cursor
+        return EXIT_CODES.get(self._api.run(run_id)["status"], 1)  # the cursor was at the run's end
 
     def _on_event(self, run_id: str, event: dict[str, Any]) -> int | None:
         if self._output.as_json:
@@ -74,7 +76,7 @@ class Follower:
     def _on_pause(self, approval_id: str) -> int | None:
         approval = self._approval(approval_id)
         if approval["status"] != "pending":
-            return None  # an earlier request, decided since
+            return None  # an earlier request that was decided since
         if self._answered(approval):
             return None
         url = self._api.url
@@ -92,9 +94,9 @@ class Follower:
             except ApiError as error:
                 self._say(f"penstock: {error}")
                 if error.status == CONFLICT:
-                    return True  # somebody else has decided
+                    return True  # another person has decided
                 if not self._output.interactive:
-                    self._wait = False  # --yes and --no do not fit this request
+                    self._wait = False  # --yes or --no does not fit this request
                     return False
         return False
 
@@ -104,7 +106,8 @@ class Follower:
             try:
                 return self._api.approval(approval_id)
             except ApiError as error:
-                # The event may arrive before the approval's record is written.
+                # The event may arrive before the approval's record is written, so a 404 is tried
+                # again.
                 if error.status != 404 or time.monotonic() > deadline:
                     raise
                 time.sleep(_POLL_S)
@@ -115,7 +118,7 @@ class Follower:
 
 
 def show_frames(api: Api, output: Output, run_id: str, dialect: str, after: str | None) -> None:
-    """Write a run's frames of any dialect as they come; with `--json` only their data."""
+    """Write a run's frames of any dialect unchanged; with `--json` only the data of each frame."""
     with closing(api.follow(run_id, dialect=dialect, after=after)) as frames:
         for frame in frames:
             encoded = (

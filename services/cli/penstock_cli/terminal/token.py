@@ -1,4 +1,4 @@
-"""Makes a token for development, with the secret by which the services check tokens."""
+"""Make a token for development, signed with the secret with which the services check tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_lifetime(text: str) -> int:
-    """`90s`, `15m`, `2h`, `3d` as seconds. Raises ValueError."""
+    """Parse a time such as `90s`, `15m`, `2h` or `3d` into seconds. Raises ValueError."""
     found = re.fullmatch(r"(\d{1,7})([smhd])", text)
     if found is None:
         raise ValueError(f"{text!r} is none: write it like 15m, 2h or 3d")
@@ -30,7 +30,7 @@ def parse_lifetime(text: str) -> int:
 
 
 def parse_scopes(given: Sequence[str]) -> list[str]:
-    """The scopes in these texts, each once. Raises ValueError for an unknown scope."""
+    """Return the scopes in these texts, each once. Raises ValueError for an unknown scope."""
     scopes = list(dict.fromkeys(word for text in given for word in re.findall(r"[^,\s]+", text)))
     if unknown := [scope for scope in scopes if scope not in SCOPES]:
         raise ValueError(f"{', '.join(unknown)}: none of {', '.join(sorted(SCOPES))}")

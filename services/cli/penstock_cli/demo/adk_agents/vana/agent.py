@@ -1,6 +1,6 @@
 """The ADK app `vana`: a real LlmAgent with a scripted model."""
 
-# Our checks run where ADK is not installed.
+# Our type checks run in an environment without ADK.
 # mypy: disable-error-code="import-not-found,misc,no-any-return"
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ScriptedModel(BaseLlm):
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        """The turn: streamed as ADK's own Gemini model streams it, or whole."""
+        """Yield the model's turn, streamed like ADK's own Gemini model, or as one response."""
         turn = list(_turn(llm_request))
         if not stream:
             yield LlmResponse.create(_chunk(*map(_part, turn), finish="STOP"))
