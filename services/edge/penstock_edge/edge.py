@@ -28,7 +28,7 @@ from penstock_edge.views.view import View
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The parts of one edge."""
+    """The parts of one edge, such as its hubs, views and limits."""
 
     bus: Bus
     config: Config
@@ -44,7 +44,7 @@ class Edge:
 
     @classmethod
     def of(cls, bus: Bus, config: Config, settings: EdgeSettings) -> Edge:
-        """An edge over this bus."""
+        """Make the parts of an edge that uses this bus."""
         many = ManyRunViews(bus, Feed(bus), RunRecords(bus))
         names = AguiNames(bus, many.records)
         turns = ReadScheduler()
@@ -67,11 +67,11 @@ class Edge:
 
     @property
     def streams(self) -> OpenStreams:
-        """The open streams of every surface. Ask them for room before opening another one."""
+        """The open streams of all surfaces. A handler that opens a stream calls `require_room`."""
         return self.hubs.streams
 
     def allowance(self) -> Allowance:
-        """How much one page may read."""
+        """Return a new allowance, which limits how much one page may read."""
         settings = self.settings
         return Allowance(settings.page_events, settings.page_bytes, settings.page_s)
 
@@ -82,11 +82,14 @@ class Edge:
         framing: Framing = NAMED_SSE,
         types: frozenset[str] | None = None,
     ) -> View:
-        """A whole run in one of `DIALECTS`; `types`: only frames of these types."""
+        """Return the view of a whole run in one of `DIALECTS`.
+
+        With `types`, the view has only frames of these types.
+        """
         return RunViews(self.agui).of_run(run_id, dialect, framing, types)
 
     async def stream(self, view: View, start: StartPosition) -> EventStream:
-        """A client's stream of the view, from that position on.
+        """Open a client's stream of the view; the stream begins at the start position.
 
         Raises:
             BusError: the view cannot be followed now.

@@ -25,12 +25,12 @@ from penstock_edge.surfaces.v1.routes import V1
 log = logging.getLogger(__name__)
 
 
-# A new surface is a folder and a row here.
+# To add a surface, add its folder and its class here.
 SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui, FirstPage)
 
 
 class EdgeService(Service):
-    """Serves runs to clients. All its state can be read from the bus by another edge."""
+    """The service that serves runs to clients. Another edge can read all its state from the bus."""
 
     name = "edge"
     settings_type: ClassVar[type[Settings]] = EdgeSettings
@@ -46,7 +46,7 @@ class EdgeService(Service):
         self.routes = [route for surface in self._surfaces for route in surface.routes(around)]
 
     async def start(self) -> None:
-        """Begin the background work: keep-alives, rotation of old streams, count of runs."""
+        """Start the background work: keep-alives, rotation of old streams, the count of runs."""
         if not is_tried():
             log.warning(
                 "uvicorn: an untried version; events are written by ASGI, at twice the cost"
@@ -62,11 +62,11 @@ class EdgeService(Service):
         self._edge.hubs.on_loss(loss)
 
     async def drain(self, grace_s: float) -> None:
-        """Open no more streams, and ask the clients of the open ones to reconnect elsewhere."""
+        """Refuse new streams, and ask the clients of open streams to reconnect to other edges."""
         await self._edge.streams.drain(grace_s)
 
     async def stop(self) -> None:
-        """End every stream between two frames; clients reconnect with their cursors."""
+        """End all streams between two frames, so that clients can reconnect with their cursors."""
         await self.cancel("maintain-streams", "open-runs")
         await self._edge.hubs.close()
         await self._edge.many.feed.close()

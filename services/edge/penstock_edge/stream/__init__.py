@@ -1,1 +1,1 @@
-"""Streams: one reading that many clients share, and the responses that write it to each client."""
+"""Streams: hubs read and encode messages once for many clients, and responses write the result."""

@@ -1,13 +1,13 @@
-"""One client of a hub: which items it gets next, whether it is too slow, and why its stream ends.
+"""A client of a hub: the items it gets next, whether it is too slow, and why its stream ends.
 
 A client is in one of three phases:
 
-- it replays: it is behind the ring, and reads the stream itself (`Replay`);
-- it is live: it has a position in the hub's ring (`Live`);
-- it is over (None).
+- `Replay`: the client's position is before the ring, and the client reads the JetStream stream;
+- `Live`: the client has a position in the hub's ring;
+- None: the client's stream has ended.
 
-It begins with a replay. It goes from replay to live when it reaches the ring, and back when the
-ring has evicted what it has not been given.
+A client begins with a replay. When the replay reaches the ring, the client becomes live. If the
+ring then evicts items that the client does not have yet, the client replays again.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _BEFORE_ALL: Final = Cursor(0, 0)
 
 
 class End(Enum):
-    """Why a client's stream is over."""
+    """Why a client's stream has ended."""
 
-    COMPLETE = "complete"  # the client was given all that it asked for
+    COMPLETE = "complete"  # the client has all items that the request asked for
     LEFT = "left"  # the client has closed the connection
     EXPIRED = "expired"  # the client's credential has expired or was revoked
     AGED = "aged"  # the stream was open for long enough; the client reconnects
-    DRAINED = "drained"  # this edge shuts down; the client reconnects to another one
+    DRAINED = "drained"  # this edge shuts down; the client reconnects to another edge
     SLOW = "slow"  # the client does not read
     STOPPED = "stopped"  # the hub was stopped
     FAILED = "failed"  # the hub has failed
@@ -58,17 +58,17 @@ _MOVED: Final = {ReconnectReason.AGE: End.AGED, ReconnectReason.DRAIN: End.DRAIN
 
 @dataclass(slots=True)
 class Live:
-    """The phase of a client that takes its items from the ring."""
+    """The phase in which a client takes items from the ring."""
 
     at: RingPosition
-    taken_bytes: ByteOffset  # the bytes of all items before `at`
-    idle: bool = False  # at the ring's end, with nothing to write
+    taken_bytes: ByteOffset  # the number of bytes of all items before `at`
+    idle: bool = False  # the client is at the ring's end, and has nothing to write
 
 
 class Client:
-    """Gives the bytes of one client's stream, in order; never waits for another client.
+    """Provides the bytes of one client's stream in order, and never waits for another client.
 
-    `take` is called by one task, the response. Everything else may be called at any time.
+    Only one task, the response, may call `take`. Any task may call the other methods at any time.
     """
 
     def __init__(
@@ -79,20 +79,20 @@ class Client:
         turns: ReadScheduler,
     ) -> None:
         self.hub = hub
-        self.resumable = False  # until the response says that the client knows its cursor
+        self.resumable = False  # the response sets True if the client knows its cursor
         self.task: asyncio.Task[None] | None = None  # is cancelled when the client is dropped
-        self.direct: Direct | None = None  # once the head is sent, where the server allows it
+        self.direct: Direct | None = None  # is set after the head is sent, if uvicorn allows it
         self.end: End | None = None
         self._on_leave = on_leave
         self._turns = turns
         self._turn: Turn = nullcontext
         self._start = StreamSequence(start.start)
         self._phase: Replay | Live | None = Replay(hub, self._start)
-        self._next = self._start  # one more than the sequence of the newest item that was given
-        self._after: Cursor | None = start.after  # until the items reach it, none is written
-        self._live_after: int | None = start.live_after  # until the live marker is written
+        self._next = self._start  # one more than the sequence of the newest item that was taken
+        self._after: Cursor | None = start.after  # frames up to this cursor are not written
+        self._live_after: int | None = start.live_after  # None after the live marker is written
         self._end_after: int | None = None
-        self._was_last = False  # the newest item that was given ends the stream
+        self._was_last = False  # whether the newest item that was taken ends the stream
         self._notices = b""
         self._keep_alive_due = False
         self._wake = asyncio.Event()
@@ -107,7 +107,7 @@ class Client:
     # Called by the response
 
     async def take(self) -> bytes | None:
-        """The bytes to write next; None when the stream is over."""
+        """Wait for the bytes to write next, and return them; None when the stream has ended."""
         while self._phase is not None:
             if self._is_complete():
                 self._finish(End.COMPLETE)
@@ -121,28 +121,32 @@ class Client:
         return None
 
     def read_for(self, who: Identity) -> None:
-        """The stream is read in this caller's turns."""
+        """Read the stream in the turns of this caller."""
         self._turn = self._turns.named(who)
 
     def begin_write(self) -> None:
-        """A write is handed to the connection, which may not take it at once."""
+        """Note that a write begins; the connection may not accept the bytes at once."""
         self._writing_since = asyncio.get_running_loop().time()
 
     def wrote(self) -> None:
-        """The connection has taken the write."""
+        """Note that the connection has accepted the bytes of the write."""
         self._writing_since = None
         self._wrote_at = asyncio.get_running_loop().time()
 
     def interruption(self) -> bytes:
-        """Frames that say that the stream is incomplete; none for a client that can reconnect."""
+        """Return the frames that mark the stream as incomplete.
+
+        The result is empty if the client can reconnect and continue.
+        """
         frames = b"".join(self.hub.view.encoding().interruption())
-        # The last write may have ended inside a frame. An empty line between frames means nothing.
+        # The last write may have ended inside a frame. The empty line ends this frame; between two
+        # frames, an empty line has no meaning.
         return frames and b"\n\n" + frames
 
     # Called by the hub, the beat and the surfaces
 
     def wake(self) -> int:
-        """Look for new items; returns how many were written at once."""
+        """Make the client look for new items; return the number of items written at once."""
         live = self._phase
         if isinstance(live, Live) and live.idle and self.direct is not None:
             written = self._write_at_once(live, self.direct)
@@ -152,31 +156,34 @@ class Client:
         return 0
 
     def end_after(self, sequence: int) -> None:
-        """The stream ends once the message of this stream sequence, if it comes, was given."""
+        """End the stream after the message with this stream sequence.
+
+        If this client does not get that message, the stream ends after the first later item.
+        """
         self._end_after = sequence
         self._wake.set()
 
     def warn(self, code: str, message: str) -> None:
-        """The client is given a notice of the edge's own between two events."""
+        """Write a notice of the edge to the client, between two events."""
         self._notices += self.hub.view.notice(code, message)
         self._wake.set()
 
     def expire(self) -> None:
-        """The stream ends because the caller may not read it any more."""
+        """End the stream, because the caller's credential is no longer valid."""
         self._end_with(End.EXPIRED)
 
     def ask_to_reconnect(self, reason: ReconnectReason) -> None:
-        """The stream ends, and the client is told to reconnect."""
+        """End the stream, and ask the client to reconnect."""
         self._end_with(_MOVED[reason])
 
     def leave(self) -> None:
-        """The client has closed the connection, or its response is over."""
+        """Leave the hub: the client has closed the connection, or the response is complete."""
         self._finish(End.LEFT)
         self._wake.set()
         self._on_leave(self)
 
     def maintain(self, period_s: float, settings: EdgeSettings) -> None:
-        """To be called every `period_s`: drops a slow client, and keeps an idle stream alive."""
+        """Drop the client if it is slow, and keep an idle stream alive; called every `period_s`."""
         now = asyncio.get_running_loop().time()
         if self._writing_since is not None:
             self._drop_if_slow(now - self._writing_since, period_s, settings)
@@ -191,7 +198,7 @@ class Client:
         return self._was_last or (self._end_after is not None and self._next > self._end_after)
 
     def _end_with(self, end: End) -> None:
-        """End the stream after a farewell, unless it has ended already."""
+        """End the stream after `_farewell` was written, unless the stream has ended already."""
         self.end = self.end or end
         self._wake.set()
 
@@ -201,16 +208,20 @@ class Client:
         self._phase = None
 
     def _farewell(self) -> bytes:
-        """When to reconnect; or, to a client that cannot, that its stream is incomplete."""
+        """Return the last bytes of a stream that ends too early.
+
+        A stream that moves to another edge ends with the time of the reconnection. Any other stream
+        ends with the frames of `interruption`.
+        """
         if self.end in (End.AGED, End.DRAINED):
             return self.hub.view.framing.reconnect(retry_ms())
         return self.interruption()
 
     def _drop_if_slow(self, hangs_s: float, period_s: float, settings: EdgeSettings) -> None:
-        """Drop the client if one write hangs for too long.
+        """Drop the client if one write has lasted for too long.
 
-        Too long is `write_timeout_s`, and `period_s` where more than `max_pending_bytes` wait
-        behind the write.
+        The limit is `write_timeout_s`. If more than `max_pending_bytes` wait behind the write, and
+        the client can reconnect, the limit is `period_s`.
         """
         resumable = self.hub.view.delivery is Delivery.RESUMABLE
         behind = resumable and self._pending_bytes > settings.max_pending_bytes
@@ -228,14 +239,14 @@ class Client:
 
     @property
     def _pending_bytes(self) -> int:
-        """The bytes that the hub has encoded and this client does not have; 0 during a replay."""
+        """The number of bytes in the ring that this client has not taken; 0 during a replay."""
         live = self._phase
         return self.hub.ring.delivered_bytes - live.taken_bytes if isinstance(live, Live) else 0
 
     # Notices, keep-alives and the live marker
 
     def _notice(self) -> bytes:
-        """The bytes that must be written before the next item, if there are any."""
+        """Return the bytes to write before the next item; empty if there are none."""
         if self._notices:
             notices, self._notices = self._notices, b""
             return notices
@@ -245,9 +256,10 @@ class Client:
         return self._live_marker() if self._is_live_unmarked() else b""
 
     def _is_live_unmarked(self) -> bool:
-        """Whether the replay is over, although no item of this client's has shown that.
+        """Return whether the live marker is due, although no item of this client shows this.
 
-        The last message of the replay may not be among those that this client is given.
+        If the last message of the replay is not one of this client's messages, no item follows that
+        could show the end of the replay.
         """
         if self._live_after is None or not isinstance(self._phase, Live):
             return False
@@ -255,14 +267,14 @@ class Client:
         return at_end and self.hub.floor > self._live_after
 
     def _live_marker(self) -> bytes:
-        """The marker, which is written once."""
+        """Return the live marker, and note that the marker is written."""
         self._live_after = None
         return self.hub.view.framing.live_marker
 
     # The items
 
     async def _items(self, phase: Replay | Live) -> bytes:
-        """The bytes of the next items; empty when `take` must look again."""
+        """Return the bytes of the next items; empty if `take` must look again."""
         if isinstance(phase, Replay):
             return await self._replayed(phase)
         ring = self.hub.ring
@@ -285,7 +297,7 @@ class Client:
         if isinstance(found, Reached):
             if found.truncated:
                 self.warn("history_truncated", "some events are not kept")
-            if self._phase is replay:  # the client may have left meanwhile
+            if self._phase is replay:  # False if the client has left meanwhile
                 at = self.hub.ring.position(self._next)
                 self._phase = Live(at, self.hub.ring.offset_before(at))
             return b""
@@ -295,18 +307,19 @@ class Client:
         return self._own_part(found, b"".join([item.body for item in found]))
 
     def _fall_behind(self) -> None:
-        """The ring has evicted items that the client was not given: read them from the stream."""
+        """Replay the items that the ring evicted before the client has taken them."""
         start = self._next
         if self.hub.view.reads_from is ReadFrom.START:
-            # The run is encoded again from its start, but only what is new is written.
+            # The run is encoded again from its start, but only new frames are written.
             self._after = max(self._after or _BEFORE_ALL, Cursor(self._next - 1, LAST_FRAME))
             self._next = start = self._start
         self._phase = Replay(self.hub, start)
 
     def _write_at_once(self, live: Live, direct: Direct) -> int:
-        """Write the next chunk past the response's task, if it can be written as it is.
+        """Write the next chunk to the connection without waking the response's task.
 
-        Returns the number of its items; 0 when the task has to take it.
+        Returns:
+            The number of items in the chunk; 0 if the task must take the chunk.
         """
         ring = self.hub.ring
         chunk = ring.chunk(live.at) if live.at >= ring.base else None
@@ -321,10 +334,10 @@ class Client:
         return len(chunk.items)
 
     def _takes_unchanged(self, chunk: Chunk) -> bool:
-        """Whether the chunk's bytes are all that this client is to be given next.
+        """Return whether this client gets the chunk's bytes next, without any change.
 
-        They are not when the task was woken for something else, when items before a cursor are
-        left out, when a live marker goes between them, or when the stream may end with them.
+        The result is False if the task was woken for another reason, if frames up to a cursor must
+        be left out, if the live marker must be written, or if the stream may end with this chunk.
         """
         is_plain = self._after is None and self._live_after is None and self._end_after is None
         return (
@@ -338,7 +351,7 @@ class Client:
         self._next = StreamSequence(newest.sequence + 1)
 
     def _own_part(self, items: tuple[Item, ...], body: bytes) -> bytes:
-        """The part of these items that this client does not have, with the live marker in it."""
+        """Return the bytes of these items that this client needs, with the live marker if due."""
         self._was_last = items[-1].last
         self._count(len(items))
         after, live_after = self._after, self._live_after

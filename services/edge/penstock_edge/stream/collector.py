@@ -1,10 +1,11 @@
 """Keeps the pauses of Python's garbage collector short, however many streams are open.
 
-The collector tracks 180 objects for each open stream. A full collection takes 0.1 ms for a stream,
-so 1 s for 10,000, in which the process does nothing else; and it runs each time the number of
-objects has grown by a quarter. But the objects of an open stream live long, and those of an ended
-stream form no cycle, so reference counts free them. Therefore objects that were collected once are
-frozen: later collections skip them.
+The collector tracks 180 objects for each open stream. A full collection takes 0.1 ms for each
+stream, so 1 s for 10,000 streams. During this time the process does nothing else. A full collection
+runs each time the number of objects has grown by a quarter. But the objects of an open stream are
+needed for long, and the objects of an ended stream form no cycle, so reference counts free these
+objects. Therefore objects that have survived one full collection are frozen: later collections skip
+frozen objects.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ WHOLE_S = 3600.0
 
 
 class Collector:
-    """Collects new objects only, and all objects once in `whole_s`, for cycles by mistake."""
+    """Makes the garbage collector look only at new objects, and at all objects once in `whole_s`.
+
+    The collection of all objects frees cycles that were made by mistake.
+    """
 
     def __init__(self, whole_s: float = WHOLE_S) -> None:
         self._whole_s = whole_s
         self._due = time.monotonic() + whole_s
 
     def install(self) -> None:
-        """Freeze the imported modules, and begin to watch collections."""
+        """Freeze the present objects, such as imported modules, and begin to watch collections."""
         gc.collect()
         gc.freeze()
         gc.callbacks.append(self._on_collection)

@@ -21,9 +21,9 @@ EXPIRES: Final = "token_expires"
 def while_valid(
     scope: Scope, end: Callable[[], object], warn: Callable[[str, str], object] | None = None
 ) -> Iterator[None]:
-    """Within the block, `end` is called once when the caller's credential is no longer valid.
+    """Call `end` once if the caller's credential becomes invalid within the block.
 
-    `warn` is called with a code and a message some time before a stream token expires.
+    Some time before a stream token expires, `warn` is called with a code and a message.
     """
     if identity_of(scope).expires_at is None:
         yield
@@ -37,7 +37,7 @@ def while_valid(
         try:
             await over(scope, warn_of_expiry)
         except Exception:
-            # If nobody watches the credential, the stream must not outlive it.
+            # The stream must end now: nothing else would end it when the credential expires.
             log.exception("a stream is ended: its credential cannot be watched")
         end()
 

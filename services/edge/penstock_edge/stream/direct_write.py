@@ -1,9 +1,10 @@
-"""Writes an event to a client's transport without waking its task: half the cost of ASGI's `send`.
+"""Writes events directly to a client's transport, at half the cost of ASGI's `send`.
 
-The head and the end of a response, and all writes that a connection does not take at once, go
-through ASGI. In between, an event is framed as an HTTP chunk once for all clients, and goes to the
-transport directly. This needs objects of uvicorn that are not public. So it is used only with the
-versions in `TRIED`, and any other version is served by ASGI alone.
+A direct write does not wake the task of the response. The head and the end of a response use ASGI,
+and so do all writes that a connection does not accept at once. In between, an event is framed as an
+HTTP chunk once for all clients, and each client's transport gets this chunk directly. Direct writes
+need objects of uvicorn that are not public. So they are used only with the versions in `TRIED`.
+With any other version, all writes use ASGI.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ TRIED = ("0.54.",)
 
 
 class Direct:
-    """The connection of one response whose head is sent, and whose body is chunked."""
+    """The connection of one chunked response whose head has been sent."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
 
     def write(self, chunk: bytes) -> bool:
-        """Write an HTTP chunk; False if the connection does not take it now."""
+        """Write an HTTP chunk; return False if the connection does not accept the chunk now."""
         cycle = self._cycle
         if (
             cycle.disconnected
@@ -35,18 +36,21 @@ class Direct:
         return True
 
     def close_after(self) -> None:
-        """Close the connection after the response, so that the next one may reach another edge."""
+        """Close the connection after the response.
+
+        The client's next request then opens a new connection, which may reach another edge.
+        """
         self._cycle.keep_alive = False
 
 
 def is_tried() -> bool:
-    """Whether this version of uvicorn is one of `TRIED`."""
+    """Return whether this version of uvicorn is one of `TRIED`."""
     return uvicorn.__version__.startswith(TRIED)
 
 
 def direct_of(receive: Receive) -> Direct | None:
-    """The connection of a response whose head is sent; None if ASGI must be used."""
-    # Middleware wraps `send`, but not `receive`.
+    """Return the connection of a response whose head has been sent; None if ASGI must be used."""
+    # Middleware wraps `send`, but not `receive`. So `receive` is a method of uvicorn's own object.
     cycle = getattr(receive, "__self__", None)
     if is_tried() and isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding:
         return Direct(cycle)
@@ -54,5 +58,5 @@ def direct_of(receive: Receive) -> Direct | None:
 
 
 def http_chunk(body: bytes) -> bytes:
-    """The body as one chunk of a chunked response (RFC 9112, section 7.1)."""
+    """Frame the body as one chunk of a chunked response (RFC 9112, section 7.1)."""
     return b"%x\r\n%b\r\n" % (len(body), body)

@@ -1,8 +1,8 @@
-"""One reading and one encoding for each view (a run in a dialect, say), shared by its clients.
+"""A hub reads and encodes one view, for example a run in a dialect, for all clients of this view.
 
-The hub keeps a ring of recent items, and a client only has a position in it. So what is pending
-for a client costs no memory, and a thousand clients at the same position are given the same bytes.
-A client whose position is before the ring reads the stream itself, at its own pace.
+The hub keeps a ring of recent items, and each client only has a position in the ring. So a client
+needs no memory for pending items, and a thousand clients at the same position write the same bytes.
+A client whose position is before the ring reads the JetStream stream at its own pace.
 """
 
 from __future__ import annotations
@@ -28,36 +28,40 @@ from penstock_edge.views.view import View
 
 log = logging.getLogger(__name__)
 
-SLICE: Final = 100  # clients that are woken before the event loop has its turn
+SLICE: Final = 100  # the number of clients to wake before other tasks may run
 
 
 class HubClient(Protocol):
-    """A client, as its hub sees it."""
+    """The part of a client that the hub uses."""
 
     def wake(self) -> int:
-        """The ring has more, or the hub is over; returns how many items were written at once."""
+        """Tell the client to look at the ring, which has new items or will not get any more.
+
+        Returns:
+            The number of items that the client has written at once.
+        """
         ...
 
 
 class State(Enum):
-    """What a hub does. It never goes back to an earlier state."""
+    """The states of a hub, in order. A hub never returns to an earlier state."""
 
     NEW = "new"
     STARTING = "starting"
     FOLLOWING = "following"
     OVER = "over"  # the last item was encoded, or the hub was stopped
-    FAILED = "failed"  # an error stopped it; the next client gets a new hub
+    FAILED = "failed"  # an error stopped the hub; the next client gets a new hub
 
 
 class SourceFailed(Exception):
-    """The source delivers nothing more, because of an error."""
+    """An error ended the delivery of the source's messages."""
 
 
 class _Arrivals:
-    """The messages that a source has delivered. It has no reference to the hub.
+    """The messages that a source has delivered to a hub. This object has no reference to the hub.
 
-    With one, a hub and its source would form a cycle, and a finished hub's ring would stay in
-    memory until the garbage collector runs.
+    If it had such a reference, a hub and its source would form a cycle, and the ring of a finished
+    hub would stay in memory until the garbage collector runs.
     """
 
     def __init__(self) -> None:
@@ -74,7 +78,11 @@ class _Arrivals:
         self._some.set()
 
     async def take(self) -> list[Stored]:
-        """The next messages. Raises SourceFailed after the last one, if the source has failed."""
+        """Wait for the next messages, and return them.
+
+        Raises:
+            SourceFailed: the source has failed, and all its messages have been taken.
+        """
         await self._some.wait()
         self._some.clear()
         batch, self._batch = self._batch, []
@@ -86,7 +94,7 @@ class _Arrivals:
 
 
 class Hub:
-    """Follows one view for as long as it has clients, and for a short time after that."""
+    """Follows one view while the view has clients, and for a short time after the last one left."""
 
     def __init__(
         self, bus: Bus, view: View, start: StartPosition, ring_bytes: int, budget: RingBudget
@@ -94,7 +102,7 @@ class Hub:
         self.view = view
         self.clients: set[HubClient] = set()
         self.ring = Ring()
-        # Every message from here on is in the ring, or will be.
+        # The ring has, or will get, every message from this stream sequence on.
         self.floor = StreamSequence(start.start)
         self._bus = bus
         self._state = State.NEW
@@ -110,26 +118,26 @@ class Hub:
 
     @property
     def closed(self) -> bool:
-        """True when no item will be added any more."""
+        """Whether no item will be added to the ring any more."""
         return self._state in (State.OVER, State.FAILED)
 
     @property
     def failed(self) -> bool:
-        """True when an error has closed it, so that the next client needs a new hub."""
+        """Whether an error has closed this hub, so that the next client needs a new hub."""
         return self._state is State.FAILED
 
     async def start(self) -> None:
-        """Begin to follow; concurrent callers wait for the same beginning.
+        """Begin to follow the view; concurrent callers wait for the same beginning.
 
         Raises:
-            BusError: the source cannot be followed. The hub must be stopped.
+            BusError: the source cannot be followed. The caller must stop the hub.
         """
         if self._state is State.NEW:
             self._state = State.STARTING
             self._starting = asyncio.create_task(self._begin())
             self._working = asyncio.create_task(self._work())
         if self._starting is not None:
-            # One client that leaves must not cancel the start for the others.
+            # If one client leaves, this must not cancel the start for the other clients.
             await asyncio.shield(self._starting)
             self._starting = None
 
@@ -140,27 +148,28 @@ class Hub:
             self._state = State.FOLLOWING
 
     async def stop(self) -> None:
-        """End every client's stream between two frames; a client may reconnect with its cursor."""
+        """End the streams of all clients between two frames; clients may reconnect with cursors."""
         self._close(State.OVER)
         self._budget.forget(self)
         for task in (self._starting, self._working):
             if task is not None:
                 task.cancel()
-        # A task's exception holds its frame, and with it this hub and its ring.
+        # The exception in a task refers to a frame of the stack, which refers to this hub and so
+        # would keep the ring in memory.
         self._starting = self._working = None
         await self._source.stop()
 
     def history(self, start: StreamSequence, turn: Turn) -> History:
-        """A reading of the stream's messages from there on, for one client."""
+        """Return a reader of the view's stored messages from `start` on, for one client."""
         source = self._source
         return History(
             self._bus, self.view.followed.stream, source.patterns, start, source.keep, turn
         )
 
     def joins(self, last: Stored | None) -> bool:
-        """Whether the ring's oldest item directly follows this message.
+        """Return whether the ring's oldest item directly follows this message.
 
-        It may not, when the client has read from a replica that lags behind.
+        The result may be False if the client has read from a replica that lags behind.
         """
         if last is None:
             return True
@@ -169,11 +178,11 @@ class Hub:
         return self._first is None or self.view.followed.follows(last, self._first)
 
     async def encode(self, encoding: Encoding, stored: Stored) -> Item:
-        """One message as an item; a message that cannot be read becomes a notice."""
+        """Encode one message as an item; a message that cannot be read becomes a notice."""
         return await encode(self._bus, self.view, encoding, stored)
 
     def evict_all(self) -> int:
-        """Evict all that can be evicted; returns the bytes that the ring still holds."""
+        """Evict as many items as possible; return the number of bytes that the ring still has."""
         self._evict(0, least=0)
         return self.ring.held_bytes
 
@@ -202,7 +211,7 @@ class Hub:
     def _evict(self, limit_bytes: int, least: int) -> None:
         newest = self.ring.newest
         if self.view.reads_frames and newest is not None and newest.last:
-            # The run's terminal event is not in RAW: a client could not read it from there.
+            # The run's terminal event is not in RAW, so a client could not replay an evicted one.
             least = 1
         if self.ring.evict(limit_bytes, least):
             assert self.ring.evicted is not None

@@ -1,4 +1,4 @@
-"""The hubs of one process: which views are followed, and by which clients."""
+"""The hubs of one process, one for each view that clients follow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKS_PER_KEEP_ALIVE: Final = 3
 
 
 class Hubs:
-    """Every hub of this process, and the beat that keeps idle streams alive."""
+    """All hubs of this process, and the periodic work on their clients (`maintain`)."""
 
     def __init__(
         self, bus: Bus, settings: EdgeSettings, turns: ReadScheduler | None = None
@@ -36,7 +36,7 @@ class Hubs:
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def join(self, view: View, start: StartPosition) -> Client:
-        """A client of the view, from its start position on.
+        """Add a client to the hub of the view; the client's stream begins at the start position.
 
         Raises:
             BusError: the view cannot be followed now.
@@ -56,15 +56,15 @@ class Hubs:
             self._forget(hub)
             client.leave()
             raise
-        except asyncio.CancelledError:  # this client has left; others may wait for the same start
+        except asyncio.CancelledError:  # only this client left; others may wait for the same start
             client.leave()
             raise
         return client
 
     async def maintain(self) -> None:
-        """Three times in `keep_alive_s`: keep idle streams alive, drop slow clients, end old ones.
+        """Keep idle streams alive, drop slow clients and end old streams.
 
-        Runs until it is cancelled.
+        This happens three times in `keep_alive_s`, until the task is cancelled.
         """
         period_s = self._settings.keep_alive_s / CHECKS_PER_KEEP_ALIVE
         while True:
@@ -77,20 +77,21 @@ class Hubs:
                     await asyncio.sleep(0)
 
     def on_loss(self, loss: Loss) -> None:
-        """After NATS has lost the end of a stream: end the client streams that cannot continue.
+        """End the client streams that cannot continue after NATS has lost the end of a stream.
 
-        Their clients reconnect, and the answer says what was lost. The stream of one run continues
-        by itself: its events have numbers, so an event that is published again is recognized. A
-        stream over source frames or many runs cannot continue, nor one whose clients may have to
-        read the stream again.
+        The clients of these streams reconnect, and the response names the loss. The client streams
+        of one run continue: the run's events have numbers, so an event that is published again is
+        recognized. Client streams of source frames or of many runs cannot continue. The same is
+        true for a run if its ring has evicted items, because then its clients may have to read the
+        JetStream stream again.
         """
         for key, hub in tuple(self._hubs.items()):
             view = hub.view
             if view.followed.stream != loss.stream:
                 continue
             if isinstance(view.reads, RunEvents) and not hub.ring.base and hub.clients:
-                # A new client begins among the events that are published again, which have other
-                # stream sequences. So it needs a hub of its own.
+                # The events that are published again have other stream sequences. A new client
+                # begins at such a sequence, so new clients need a new hub.
                 del self._hubs[key]
                 self._detached.add(hub)
             else:

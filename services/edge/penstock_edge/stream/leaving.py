@@ -6,6 +6,6 @@ from starlette.types import Receive
 
 
 async def until_closed(receive: Receive) -> None:
-    """Return when the client has closed the connection."""
+    """Wait until the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

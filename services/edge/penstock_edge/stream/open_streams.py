@@ -1,8 +1,9 @@
-"""The open streams of this process: how many there may be, and when their clients must reconnect.
+"""Limits the number of open streams of this process, and asks clients to reconnect.
 
 A stream is closed when it is old, so that clients spread over all edges, and when this edge drains.
-Its client then reconnects, perhaps to another edge, and continues at its cursor. A stream whose
-client cannot do so is left open until it ends by itself, or the process ends.
+The client of the closed stream reconnects, perhaps to another edge, and continues at its cursor. If
+a client cannot continue at a cursor, its stream stays open until the stream's end or the end of the
+process.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
-JITTER: Final = 0.2  # a part of the age, so that streams of one moment are not closed in one
-# The part of the grace period in which streams are closed. Earlier, a load balancer may not know
-# yet that this edge drains, and would route the clients back to it. Later, the last bytes of a
-# response might not be written before the process ends.
+# The greatest part of the age that is subtracted at random: streams that were opened together must
+# not be closed together.
+JITTER: Final = 0.2
+# Streams are closed in this part of the grace period. Before it, a load balancer may not know yet
+# that this edge drains, and would route the clients back to this edge. After it, the process might
+# end before the last bytes of a response are written.
 DRAINED_BETWEEN: Final = (0.2, 0.8)
 RETRY_MS: Final = (500, 3000)
 TICK_S: Final = 0.05
@@ -39,32 +42,35 @@ class ReconnectReason(StrEnum):
 
 
 class Stream(Protocol):
-    """One client's stream."""
+    """The stream of one client."""
 
     @property
     def resumable(self) -> bool:
-        """Whether its client can reconnect and continue at its cursor."""
+        """Whether the client can reconnect and continue at its cursor."""
         ...
 
     def ask_to_reconnect(self, reason: ReconnectReason) -> None:
-        """End between two frames, and ask the client to reconnect. May be called again."""
+        """End the stream between two frames, and ask the client to reconnect.
+
+        A further call changes nothing.
+        """
         ...
 
 
 class OpenStreams:
-    """All open streams of this process. `max_age_s` 0: no stream is too old."""
+    """All open streams of this process. If `max_age_s` is 0, no stream is too old."""
 
     def __init__(self, max_streams: int, max_age_s: float) -> None:
         self.max_streams = max_streams
         self._max_age_s = max_age_s
         self._close_at: dict[Stream, float] = {}
-        self._grace_s: float | None = None  # once the edge drains
+        self._grace_s: float | None = None  # is set when the edge begins to drain
 
     def __len__(self) -> int:
         return len(self._close_at)
 
     def fit(self, max_files: int) -> None:
-        """Lower the limit to the number of files that this process may open."""
+        """Lower the limit of streams if this process may not open enough files for all streams."""
         room = max(max_files - OTHER_FILES, 1)
         if room < self.max_streams:
             log.warning(
@@ -75,9 +81,9 @@ class OpenStreams:
             self.max_streams = room
 
     def require_room(self, scope: Scope) -> None:
-        """Require that one more stream may be open; the request of this scope counts as one then.
+        """Require that one more stream may be opened, and count the request as an open stream.
 
-        Handlers call this before they begin any work.
+        Handlers call this method before they begin any work.
 
         Raises:
             Problem: 503 if this edge opens no more streams; 429 if the user has too many.
@@ -91,21 +97,22 @@ class OpenStreams:
         take_stream(scope)
 
     def add(self, stream: Stream) -> None:
-        """The stream is open from now on."""
+        """Add a stream that is open from now on."""
         self._close_at[stream] = self._when()
 
     def discard(self, stream: Stream) -> None:
-        """The stream is over."""
+        """Remove a stream that has ended."""
         self._close_at.pop(stream, None)
 
     def rotate(self) -> None:
-        """Ask the clients of old streams to reconnect. To be called from time to time."""
+        """Ask the clients of old streams to reconnect; must be called periodically."""
         self._close_due(ReconnectReason.AGE)
 
     async def drain(self, grace_s: float) -> None:
-        """Open no more streams, and ask all clients that can to reconnect, spread over the grace.
+        """Refuse new streams, and ask the clients that can continue elsewhere to reconnect.
 
-        Returns when no stream is open, at the latest after `grace_s`.
+        The requests to reconnect are spread over the grace period. The method returns when no
+        stream is open, at the latest after `grace_s`.
         """
         self._grace_s = grace_s
         for stream in self._close_at:
@@ -133,5 +140,8 @@ class OpenStreams:
 
 
 def retry_ms() -> int:
-    """After how long a client should reconnect; random, so that not all reconnect at once."""
+    """Return the time after which a client should reconnect, in milliseconds.
+
+    The time is random, so that clients do not all reconnect at once.
+    """
     return random.randint(*RETRY_MS)

@@ -1,8 +1,9 @@
-"""Events as JSON pages, for clients that do not stream.
+"""Reads events as JSON pages, for clients that do not stream.
 
 A page is read in batches, within an allowance. If the allowance is spent before the page is full,
-the page has the events found so far, and `next` is the position of the reading. So a client that
-continues with `next` reaches the end, however few of the events are for it.
+the page has the events found until then, and `next` is the position that the reading has reached.
+So a client that continues with `next` reaches the end, even if few of the events are for the
+client.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NO_END: Final = sys.maxsize
 
 @dataclass(slots=True)
 class _Page:
-    """A page while it is filled. `cursor`: the client has all frames up to it."""
+    """A page while it is filled. With this page, the client has all frames up to `cursor`."""
 
     bus: Bus
     view: View
@@ -40,10 +41,13 @@ class _Page:
     allowance: Allowance
     events: list[Any] = field(default_factory=list)
     ended: bool = False  # the run's terminal event is in the page
-    advanced: bool = False  # the cursor is beyond the one that the client has sent
+    advanced: bool = False  # `cursor` is beyond the cursor that the client has sent
 
     async def add(self, batch: Sequence[Stored]) -> bool:
-        """Add the frames of these messages; False once the page is full or the run has ended."""
+        """Add the frames of these messages; return False if the page must end.
+
+        A page ends when it is full, when the run has ended, or when the allowance is spent.
+        """
         for stored in batch:
             item = await encode(self.bus, self.view, self.encoding, stored)
             for index, data in enumerate(item.frames):
@@ -64,10 +68,11 @@ class _Page:
         return True
 
     def reach(self, sequence: int) -> bool:
-        """Note that all messages up to this one were read; False if the page must end with it.
+        """Note that all messages up to this sequence were read; return False if the page must end.
 
-        A dialect with state is read from the run's start. Up to the client's own cursor that is no
-        progress. If the page ended there, the client would never get beyond.
+        The page must end if the allowance is spent and `cursor` is beyond the client's own cursor.
+        A dialect with state is read from the run's start. If a page could end before the client's
+        own cursor, the client would get the same `next` again and never any new events.
         """
         if not self.allowance.spent:
             return True
@@ -77,7 +82,7 @@ class _Page:
         return not self.advanced
 
     def body(self) -> dict[str, Any]:
-        """`{events, next}`."""
+        """Return the page as `{events, next}`; `next` is None if no page follows."""
         following = None if self.ended or self.cursor is None else str(self.cursor)
         return {"events": self.events, "next": following}
 
@@ -93,11 +98,13 @@ async def page(
     source: Source | None = None,
     end: int = NO_END,
 ) -> dict[str, Any]:
-    """`{events, next}` of a view whose framing is `PageItems`: the data of up to `limit` frames.
+    """Return a page `{events, next}` of a view; `events` are the data of up to `limit` frames.
 
-    `next` is null once the run's end is in the page. Otherwise it is a cursor: a request with it
-    returns what follows. `source`: selects the messages of a view over many runs; it need not be
-    started. `end`: only messages below this stream sequence. Each batch is read within a `turn`.
+    The framing of the view must be `PageItems`. `next` is null if the page has the run's terminal
+    event, or if there are no events yet. Otherwise `next` is a cursor, with which a request gets
+    the next page. For a view over many runs, `source` selects the messages; the source need not be
+    started. Only messages below the stream sequence `end` are read. Each batch is read within a
+    `turn`.
 
     Raises:
         BusError: the stream cannot be read now.

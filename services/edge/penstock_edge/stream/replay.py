@@ -1,4 +1,4 @@
-"""A client that is behind the ring reads the stream itself, until it has reached the ring."""
+"""The replay of a client: it reads the JetStream stream from the client's position to the ring."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ log = logging.getLogger(__name__)
 LAG_RETRY_S: Final = 0.05
 LAG_TRIES: Final = 40
 UNAVAILABLE_RETRY_S: Final = 0.5
-PIECE_BYTES: Final = 256 * 1024  # the most that is encoded of the past for one write
+PIECE_BYTES: Final = 256 * 1024  # a replay stops encoding for one write at this size
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The replay has reached the ring; `truncated`: without some messages, which are not kept."""
+    """The replay has reached the ring. `truncated`: some messages before the ring are missing."""
 
     truncated: bool = False
 
 
 class Replay:
-    """Reads and encodes the messages from `start` to the ring's oldest, for one client.
+    """Reads and encodes the messages from `start` to the ring's oldest item, for one client.
 
-    A client reads as fast as it takes what it is given, and holds at most one batch.
+    The next batch is read when the client has taken the items of the batch before. So a replay has
+    at most one batch in memory.
     """
 
     def __init__(self, hub: Hub, start: StreamSequence) -> None:
@@ -42,13 +43,14 @@ class Replay:
         self._history: History | None = None
         self._unencoded: list[Stored] = []  # newest first, so that the next one is popped
         self._encoding: Encoding | None = None
-        self._newest: Stored | None = None  # of what was encoded
+        self._newest: Stored | None = None  # the newest message that was encoded
         self._lags = 0
 
     async def take(self, turn: Turn) -> tuple[Item, ...] | Reached:
-        """The next items; none when the bus must be asked again; Reached at the ring.
+        """Return the next items, or Reached if the replay has reached the ring.
 
-        The stream is read within a `turn`.
+        The result is empty if this call found no items but the next call may. The stream is read
+        within a `turn`.
         """
         if self._encoding is None:
             if self._start >= self._hub.floor:
@@ -69,7 +71,7 @@ class Replay:
         return ()
 
     async def _read(self, turn: Turn) -> bool:
-        """Read a batch; False when nothing was read and the stream may have more."""
+        """Read a batch; return False if it has no messages but the stream may have more."""
         if self._history is None:
             self._history = self._hub.history(self._next, turn)
         try:
@@ -79,12 +81,15 @@ class Replay:
             await asyncio.sleep(UNAVAILABLE_RETRY_S)
             return False
         self._unencoded = step.kept[::-1]
-        # A batch may hold no message of this client's. The caller gets no items then, and so looks
-        # whether the client is still there before the next batch is read.
+        # A batch may have no message of this client. The caller then gets no items, and checks that
+        # the client has not left before the next batch is read.
         return step.is_last or bool(step.kept)
 
     async def _encode(self, encoding: Encoding) -> tuple[Item, ...]:
-        """Encode up to 256 KiB: a client that does not read must not hold much more."""
+        """Encode the next messages, until the items have 256 KiB.
+
+        Without a limit, a client that does not read could use much more memory.
+        """
         self._lags = 0
         items: list[Item] = []
         size_bytes = 0

@@ -1,4 +1,4 @@
-"""A client's stream as an HTTP response of type `text/event-stream`."""
+"""HTTP responses of type `text/event-stream`, which write a client's stream."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from penstock_edge.stream.leaving import until_closed
 from penstock_edge.views.view import Delivery
 
 SLICE_BYTES = 256 * 1024
-DROPPED_S = 5.0  # the time that a slow connection gets for the comment
+DROPPED_S = 5.0  # seconds to write the comment `DROPPED` to a slow connection
 DROPPED = sse.comment(
     "dropped: this connection reads too slowly; reconnect with Last-Event-ID to continue"
 )
 
 
 class EventStream:
-    """The response of one client; it ends when the client's stream is over.
+    """The response for one client, which ends when the client's stream ends.
 
-    `ended`: the run is over. If the client has all of it already, the answer is 204, which keeps an
-    EventSource from reconnecting. So the first bytes are taken before the head is sent.
+    `ended` means that the run has ended. If the client then has all events already, the status is
+    204, so that an EventSource does not reconnect. For this reason the first bytes of an ended run
+    are taken before the head is sent.
     """
 
     def __init__(self, client: Client, *, ended: bool = False) -> None:
@@ -34,13 +35,17 @@ class EventStream:
         self._ended = ended
 
     def discard(self) -> None:
-        """Leave the hub: this response will not be sent."""
+        """Leave the hub, because this response will not be sent."""
         self._client.leave()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application of this one response; it ends when the credential does."""
+        """Send the response, as an ASGI application.
+
+        The response also ends when the caller's credential becomes invalid.
+        """
         client = self._client
-        # A client of a POST does not reconnect by itself, and the same request would not continue.
+        # The client of a POST does not reconnect by itself. The same POST would also not continue
+        # at the client's position.
         client.resumable = scope["method"] == "GET" and client.hub.view.framing.resumable
         client.read_for(identity_of(scope))
         with while_valid(scope, client.expire, client.warn):
@@ -72,7 +77,7 @@ class EventStream:
         except asyncio.CancelledError:
             if client.end is not End.SLOW:
                 raise
-            # The hub's beat has cancelled this task, not the server: the task goes on.
+            # `Client.maintain` has cancelled this task, not the server: the task continues.
             if task := asyncio.current_task():
                 task.uncancel()
             await self._say_dropped(send, mid_frame)
@@ -86,7 +91,11 @@ class EventStream:
         self._client.wrote()
 
     async def _say_dropped(self, send: Send, mid_frame: bool) -> None:
-        """Say why the stream ends, unless a frame is half written or the connection is stuck."""
+        """Write the reason why the stream ends.
+
+        Nothing is written if the last write ended inside a frame, or if the connection does not
+        accept the bytes in time.
+        """
         resumable = self._client.hub.view.delivery is Delivery.RESUMABLE
         text = DROPPED if resumable else self._client.interruption()
         body = b"" if mid_frame else text
@@ -100,14 +109,14 @@ class EventStream:
 
 
 class Prefaced:
-    """A stream with some bytes before its body."""
+    """A stream's response with additional bytes before its body."""
 
     def __init__(self, stream: ASGIApp, preface: bytes) -> None:
         self._stream = stream
         self._preface = preface
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application of this one response."""
+        """Send the response, as an ASGI application."""
 
         async def send_both(message: Message) -> None:
             await send(message)
@@ -119,7 +128,7 @@ class Prefaced:
 
 
 def head(status: int, run_id: str = "") -> Message:
-    """The head of a response: 200 with `text/event-stream`, or 204."""
+    """Return the head of a response: 200 with `text/event-stream`, or 204."""
     headers = [(b"penstock-run-id", run_id.encode())] if run_id else []
     if status == 200:
         headers += [

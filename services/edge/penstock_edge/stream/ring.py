@@ -1,4 +1,4 @@
-"""The newest items of a hub, and the chunks in which its clients take them."""
+"""The ring of a hub's newest items, and the chunks in which clients take these items."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penstock_edge.views.items import Item
 from penstock_edge.views.positions import ByteOffset, RingPosition, StreamSequence
 
 CHUNK_BYTES: Final = 256 * 1024
-KNOWN_CHUNKS: Final = 4  # most clients are at the ring's end, and take the same chunk
-ITEM_BYTES: Final = 200  # the memory that an item takes besides its frames
+KNOWN_CHUNKS: Final = 4  # few are enough: most clients are at the ring's end
+ITEM_BYTES: Final = 200  # the memory that an item needs in addition to its frames
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Items that are written together. `end` is the ring's position after them."""
+    """Items that are written together. `end` is the position in the ring after these items."""
 
     body: bytes
     end: RingPosition
@@ -26,25 +26,25 @@ class Chunk:
 
     @property
     def framed(self) -> bytes:
-        """The body as an HTTP chunk, made once for all clients that take it."""
+        """The body as an HTTP chunk, which is made once for all clients."""
         if not self._framed:
             self._framed = http_chunk(self.body)
         return self._framed
 
 
 class Ring:
-    """Items in the order of their stream, the oldest of which are evicted when it is too large."""
+    """Items in the order of their stream. If there are too many, the oldest items are evicted."""
 
     def __init__(self) -> None:
-        self.base = RingPosition(0)  # the position of the oldest item that is still here
-        self.held_bytes = 0
-        self.delivered_bytes = ByteOffset(0)  # of all items that were ever appended
-        self.evicted: StreamSequence | None = None  # the newest message that was evicted
+        self.base = RingPosition(0)  # the position of the oldest item in the ring
+        self.held_bytes = 0  # the memory of all items in the ring
+        self.delivered_bytes = ByteOffset(0)  # the bytes of all items that were ever appended
+        self.evicted: StreamSequence | None = None  # the sequence of the newest evicted item
         self._items: list[Item] = []
         self._chunks: dict[RingPosition, Chunk] = {}
 
     def append(self, item: Item) -> None:
-        """Add the item that follows the newest one."""
+        """Add an item after the newest item."""
         size_bytes = len(item.body)
         self._items.append(item)
         self.held_bytes += size_bytes + ITEM_BYTES
@@ -53,9 +53,10 @@ class Ring:
         self._chunks.clear()
 
     def evict(self, limit_bytes: int, least: int) -> bool:
-        """Remove the oldest items until the rest fits, or only `least` are left.
+        """Evict the oldest items until the others fit in `limit_bytes`, or only `least` are left.
 
-        Returns whether any was removed.
+        Returns:
+            Whether any item was evicted.
         """
         count = 0
         while self.held_bytes > limit_bytes and count < len(self._items) - least:
@@ -70,7 +71,10 @@ class Ring:
         return True
 
     def chunk(self, at: RingPosition) -> Chunk | None:
-        """The items from a position on, up to 256 KiB or one item; None at the ring's end."""
+        """Return the chunk that begins at this position; None at the ring's end.
+
+        A chunk has at most 256 KiB, unless its first item alone is larger.
+        """
         known = self._chunks.get(at)
         if known is None:
             items = self._items[at - self.base :]
@@ -82,12 +86,12 @@ class Ring:
         return known
 
     def position(self, sequence: StreamSequence) -> RingPosition:
-        """The position of the first item at or after this stream sequence."""
+        """Return the position of the first item at or after this stream sequence."""
         index = bisect_left(self._items, int(sequence), key=lambda item: item.sequence)
         return RingPosition(self.base + index)
 
     def offset_before(self, at: RingPosition) -> ByteOffset:
-        """The bytes of all items before a position."""
+        """Return the number of bytes of all items before `at`, including evicted items."""
         index = at - self.base
         if index >= len(self._items):
             return self.delivered_bytes
@@ -96,7 +100,7 @@ class Ring:
 
     @property
     def newest(self) -> Item | None:
-        """The item that was appended last, unless it was evicted."""
+        """The item that was appended last; None if the ring is empty."""
         return self._items[-1] if self._items else None
 
 

@@ -1,4 +1,4 @@
-"""Limits the bytes that the rings of all hubs hold together."""
+"""Limits the memory that the rings of all hubs use together."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from penstock.telemetry import RING_BYTES
 
 
 class Emptiable(Protocol):
-    """A hub, whose ring can be emptied: clients read its frames from the stream again."""
+    """A hub whose ring can be emptied, because clients can replay the evicted items."""
 
     def evict_all(self) -> int:
-        """Evict all that can be evicted; returns the bytes that are still held."""
+        """Evict as many items as possible; return the number of bytes that the ring still has."""
         ...
 
 
 class RingBudget:
-    """While all rings hold more than the limit, empties the one that was silent for longest.
+    """Empties rings while all rings together have more bytes than the limit.
 
-    Its frames were written long ago, so only a client that reconnects may still need them. The
-    rings that clients read from now stay whole.
+    The ring with no new items for the longest time is emptied first. Its frames were written long
+    ago, so only a client that reconnects may still need these frames. The rings that clients read
+    now are not emptied.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._held: dict[Emptiable, int] = {}  # the first was silent for longest
-        self._emptied: dict[Emptiable, int] = {}  # emptied already: no bytes can be freed here
+        self._held: dict[Emptiable, int] = {}  # the first hub has the oldest newest item
+        self._emptied: dict[Emptiable, int] = {}  # hubs whose rings have been emptied
         self.held_bytes = 0
 
     def hold(self, hub: Emptiable, held_bytes: int) -> None:
-        """The hub has written to its ring, which holds so many bytes now."""
+        """Note that the hub has added items to its ring, which now has this many bytes."""
         self.forget(hub)
         self.held_bytes += held_bytes
         self._held[hub] = held_bytes
@@ -41,6 +42,6 @@ class RingBudget:
         RING_BYTES.set(self.held_bytes)
 
     def forget(self, hub: Emptiable) -> None:
-        """The hub was stopped."""
+        """Stop counting the bytes of a hub."""
         self.held_bytes -= self._held.pop(hub, 0) + self._emptied.pop(hub, 0)
         RING_BYTES.set(self.held_bytes)

@@ -1,4 +1,4 @@
-"""A view as one response body, which is sent when the view is over."""
+"""Responses with one body, which is sent when the view has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock_edge.stream.leaving import until_closed
 
 
 class Body(Protocol):
-    """Collects what a client takes, and makes the response from it."""
+    """Collects the bytes that a client takes from a view, and makes the response from them."""
 
     def add(self, taken: bytes) -> None:
         """Add the next bytes.
@@ -27,7 +27,7 @@ class Body(Protocol):
         ...
 
     def response(self) -> Response:
-        """The response, once the view is over.
+        """Return the response; called when the view has ended.
 
         Raises:
             Problem: the view ended in an error; the response is this problem.
@@ -36,7 +36,7 @@ class Body(Protocol):
 
 
 class Json:
-    """The bytes as they are, which are JSON."""
+    """A body of JSON, which is sent without any change."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -46,12 +46,12 @@ class Json:
         self._pieces.append(taken)
 
     def response(self) -> Response:
-        """All bytes."""
+        """Return the response with all bytes."""
         return Response(b"".join(self._pieces), media_type="application/json")
 
 
 class SingleBody:
-    """The response of one client. `shape`: how a Problem looks on this surface."""
+    """The response for one client. `shape` writes a Problem in the form that the surface uses."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class SingleBody:
         self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application of this one response."""
+        """Send the response, as an ASGI application."""
         client = self._client
         client.read_for(identity_of(scope))
         leaving = asyncio.create_task(self._watch(receive))

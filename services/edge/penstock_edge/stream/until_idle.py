@@ -1,4 +1,4 @@
-"""A session's stream that ends when no run of it is active or queued."""
+"""Ends a session's stream when no run of the session is active or queued."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ LOOK_S: Final = 0.5
 
 
 class UntilIdle:
-    """One client's response, which ends after the last event once no run is active or queued."""
+    """The response for one client, which ends when no run of the session is active or queued.
+
+    The client gets the session's last event before the response ends.
+    """
 
     def __init__(self, stream: ASGIApp, client: Client, bus: Bus, session: Session) -> None:
         self._stream = stream
@@ -27,7 +30,7 @@ class UntilIdle:
         self._session = session
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application of this one response."""
+        """Send the response, as an ASGI application."""
         watching = asyncio.create_task(self._watch())
         try:
             await self._stream(scope, receive, send)
@@ -41,7 +44,7 @@ class UntilIdle:
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                # Without this, a record that cannot be read would keep the stream open for ever.
+                # If this error ended the task, the stream would stay open for ever.
                 name = self._session.session_id[:128]
                 log.warning(
                     "whether session %r is idle is not known: %r; asking again", name, error

@@ -1,4 +1,4 @@
-"""A stream that a client opens before the run that it will follow has begun."""
+"""The response for a client that opens a stream before the run has begun."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from penstock_edge.views.framing import NAMED_SSE
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S: Final = 1.0  # a notice may be lost, so the bus is also asked without one
+LOOK_AGAIN_S: Final = 1.0  # notices may be lost, so the bus is also asked after this time
 
 
 class WaitEnd(Enum):
-    """Why a client waits no longer although nothing has begun."""
+    """Why a client's wait ends although no run has begun."""
 
     LEFT = "left"  # the client has closed the connection
     EXPIRED = "expired"  # the client's credential has expired or was revoked
@@ -33,9 +33,9 @@ class WaitEnd(Enum):
 
 
 class WaitingStream:
-    """Sends the head at once, and keep-alives until `begun` returns a stream; then that stream.
+    """Sends the head at once, then keep-alives until `begun` returns a stream, then this stream.
 
-    `notices`: a core subject. After each message on it, `begun` is called again.
+    After each message on the core subject `notices`, `begun` is called again.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class WaitingStream:
         self._begun = begun
         self._keep_alive_s = keep_alive_s
         self._streams = streams
-        self._moved = asyncio.Event()  # a notice came, or the wait has ended
+        self._moved = asyncio.Event()  # is set when a notice comes, or when the wait ends
         self._end: WaitEnd | None = None
-        self.resumable = True  # the client has no frame yet, so it can miss none
+        self.resumable = True  # the client has no frame yet, so a reconnection loses no frame
 
     def ask_to_reconnect(self, reason: ReconnectReason) -> None:
         """End the response, and ask the client to reconnect."""
         self._finish(WaitEnd.MOVED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application of this one response."""
+        """Send the response, as an ASGI application."""
         await send(head(200))
         leaving = asyncio.create_task(self._watch(receive))
         self._streams.add(self)
@@ -80,7 +80,7 @@ class WaitingStream:
         await stream(scope, receive, send_body)
 
     async def _stream(self, scope: Scope, send: Send) -> EventStream | None:
-        """The stream that has begun; None if the wait has ended before."""
+        """Wait, and return the stream that has begun; None if the wait ends before."""
         stream: EventStream | None = None
         try:
             with while_valid(scope, lambda: self._finish(WaitEnd.EXPIRED)):
@@ -90,17 +90,18 @@ class WaitingStream:
                 finally:
                     await subscription.unsubscribe()
         except (BusError, Problem) as error:
-            # The head is sent, so no error can be. The client reconnects, and loses no cursor.
+            # The head has been sent, so an error response is not possible any more. The client
+            # reconnects. It has no cursor yet, so it loses nothing.
             log.warning("waiting for %s: %s", self._notices, error)
         except BaseException:
             if stream is not None:
-                # Without this, the hub would keep a client that nobody reads for.
+                # Without this call, the hub would keep a client for which no response exists.
                 stream.discard()
             raise
         return stream
 
     async def _wait(self, send: Send) -> EventStream | None:
-        """The stream that has begun; None if the wait has ended before."""
+        """Send keep-alives until a stream has begun; return None if the wait ends before."""
         loop = asyncio.get_running_loop()
         wrote_at = loop.time()
         wait_s = min(LOOK_AGAIN_S, self._keep_alive_s / 3)

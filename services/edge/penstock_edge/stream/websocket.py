@@ -1,9 +1,10 @@
-"""A client's stream as a WebSocket: a text message for each event; a close code says why it ends.
+"""Writes a client's stream to a WebSocket: a text message for each event, and then a close code.
 
-1000: the stream is over (`until=idle`). 1001: it was open for long enough. 1003: the client has
-sent a message. 1008: the credential is no longer valid. 1009: the client has sent a large message.
-1012: this edge shuts down. 1013: the client reads too slowly, or the stream failed. After 1001,
-1008, 1012 and 1013 a client reconnects with its cursor.
+The close code is the reason why the stream ends. 1000: the stream is complete (`until=idle`). 1001:
+the connection was open for long enough. 1003: the client has sent a message. 1008: the credential
+is no longer valid. 1009: the client has sent a large message. 1012: this edge shuts down. 1013: the
+client reads too slowly, or the stream failed. After 1001, 1008, 1012 and 1013, a client reconnects
+with its cursor.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class EventSocket:
         self._refused: tuple[int, str] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application of this one connection; it ends when the credential does."""
+        """Serve the connection, as an ASGI application.
+
+        The connection also ends when the caller's credential becomes invalid.
+        """
         client = self._client
         client.resumable = client.hub.view.framing.resumable
         client.read_for(identity_of(scope))
@@ -76,7 +80,7 @@ class EventSocket:
         except asyncio.CancelledError:
             if client.end is not End.SLOW:
                 raise
-            # The hub's beat has cancelled this task, not the server: the task goes on.
+            # `Client.maintain` has cancelled this task, not the server: the task continues.
             if task := asyncio.current_task():
                 task.uncancel()
             await self._close(websocket, TOO_SLOW)
@@ -86,7 +90,10 @@ class EventSocket:
             client.leave()
 
     async def _listen(self, websocket: WebSocket) -> None:
-        """Wait until the client closes the connection, or sends a message, which it must not."""
+        """Wait until the client closes the connection or sends a message; then leave the hub.
+
+        Clients must not send messages, so a message ends the connection.
+        """
         message = await websocket.receive()
         if message["type"] == "websocket.receive":
             received = message.get("bytes") or (message.get("text") or "").encode()
