@@ -20,8 +20,8 @@ class Budget:
 
     One holder that takes as much as possible gets half of the limit, two such holders get a third
     each, and a new holder finds room (the dynamic threshold of Choudhury and Hahne, IEEE/ACM ToN
-    6(2), 1998, with alpha 1). A holder without bytes may always take some, so all holders together
-    can exceed the limit by one step each.
+    6(2), 1998, with alpha 1). A holder without bytes may always take some bytes, so the holders can
+    exceed the limit by one `take` of each holder.
     """
 
     limit_bytes: int

@@ -39,7 +39,10 @@ class NotPermitted(BusUnavailable):
 
 
 class NoJetStream(BusUnavailable):
-    """The server or the account has no JetStream, or the server disabled it with a full disk."""
+    """The server or the account has no JetStream.
+
+    A server also disables JetStream when its disk is full.
+    """
 
 
 class OutcomeUnknown(BusError):

@@ -21,7 +21,7 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     def dump(self) -> bytes:
-        """The record as JSON."""
+        """Return the record as JSON."""
         return self.model_dump_json(exclude_none=True).encode()
 
 
@@ -190,7 +190,7 @@ class ApprovalRecord(Record):
     reason: str | None = None
 
     def going_on(self) -> ContinueCommand | None:
-        """The command that carries the decision out; None while it is not decided."""
+        """Return the command that carries the decision out; None while there is no decision."""
         if self.status != "decided" or self.decision is None:
             return None
         note = self.decision.note

@@ -87,7 +87,7 @@ def control(run_id: str) -> str:
 
 
 def handover() -> str:
-    """Return the subject of core requests to any connector to take over another connector's leg."""
+    """Return the subject of core requests that ask any other connector to take over a leg."""
     return "handover.leg"
 
 

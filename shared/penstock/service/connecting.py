@@ -62,7 +62,7 @@ def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = Fa
 
 @dataclass(slots=True)
 class Waiting:
-    """Represents a service that still waits for NATS in the answers to probes."""
+    """Answers probes in place of a service while the service waits for NATS."""
 
     name: str
     not_ready: list[str] = field(default_factory=lambda: ["it connects to NATS"])

@@ -1,8 +1,9 @@
 """Runs the process of services: starts services, serves their routes, drains and stops services.
 
-After SIGTERM or SIGINT the services are at once not ready and drain concurrently for up to
-`PENSTOCK_DRAIN_S`. Then the services stop in the reverse order of their start, each within a time
-limit. A second signal ends the drain and begins the stop. A third signal ends the process at once.
+After SIGTERM or SIGINT the services report at once that they are not ready, and drain concurrently
+for up to `PENSTOCK_DRAIN_S`. Then the services stop in the reverse order of their start, each
+within a time limit. A second signal ends the drain and begins the stop. A third signal ends the
+process at once.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ async def serve(
         # opens the probe port to other machines on purpose.
         reachable = insecure or auth_config.asks
         # A kubelet uses the pod's address, and a metrics scraper may use any host name. So every
-        # host name is allowed where the other port requires authentication.
+        # host name is allowed where the other port requires authentication. Elsewhere a browser
+        # page of a foreign host name (DNS rebinding) must not be able to read the probes.
         names = ("*",) if auth_config.asks else auth_config.hosts
         probes = Server(
             probe_routes(probed),

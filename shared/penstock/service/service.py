@@ -92,7 +92,7 @@ class Service(ABC):
 
     @property
     def notices(self) -> list[str]:
-        """The notices for operators about losses of NATS's data, although the service works."""
+        """The notices for operators about lost data of NATS; the service works nevertheless."""
         return self.bus.continuity.notices
 
     def spawn(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:

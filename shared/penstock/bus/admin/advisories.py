@@ -60,7 +60,8 @@ def exhausted(
         await bury(service, message, why)
         if stream == streams.COMMANDS:
             await end(message, why)
-            # No consumer acknowledges the message any more, so COMMANDS would keep it forever.
+            # No consumer acknowledges the message any more. Without this deletion, COMMANDS would
+            # keep the message forever.
             await leader.delete(bus, stream, message.sequence)
 
     return WorkQueue(

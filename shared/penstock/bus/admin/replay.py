@@ -2,8 +2,8 @@
 
 A replay may be repeated safely. The dead letter is marked before and after the publish, and the
 published message carries a message id that is made from the dead letter. After the stream's
-duplicate window the receiving service still processes the message only once (by claims of starts,
-`sent` records of decisions, an approval's record).
+duplicate window the receiving service still processes the message only once, since it checks the
+claim of a start, the `sent` record of a decision, or the record of an approval.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.bus.state.deadletters import DeadLetter, Letter
 from penstock.bus.state.kv import Buckets
 from penstock.bus.write import objects
 
-# services with a replay queue, in which they process an event again
+# The services with a replay queue, from which a service takes an event to process it again.
 TAKE_BACK = frozenset({"approvals"})
 
 

@@ -36,7 +36,7 @@ LIMIT_S = 30.0  # also the default leeway of JWTs, PENSTOCK_AUTH_LEEWAY_S
 ASK_S = 5.0  # between two requests
 FIRST_ASKED = 3  # requests at the start, since the first answer is often late
 KEPT = 12  # exchanges in an estimate: the exchanges of one minute
-DRIFT = 1e-3  # two clocks drift apart by less than this, also while NTP slews one of them
+DRIFT = 1e-3  # two clocks drift apart at less than this rate, even while NTP slews a clock
 JUMP_S = 1.0  # a smaller difference may be a slow answer, or a clock that NTP slews
 
 
@@ -122,7 +122,7 @@ class Clock:
         self._asked_at_s = float("-inf")  # the time of the last answered request
         self._jumped_at_s = float("-inf")
         self._asking = asyncio.Lock()
-        self._said_s: float | None = None  # the difference in the last line of the log
+        self._said_s: float | None = None  # the logged difference; None while the clocks agree
 
     def time(self) -> float:
         """Return the server's time in Unix seconds."""

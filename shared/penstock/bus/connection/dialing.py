@@ -45,7 +45,7 @@ class Dialer:
 
     @property
     def where(self) -> str:
-        """The URL of the servers, without a password in it."""
+        """The URL of the servers, without a password."""
         return re.sub(r"//[^@/]*@", "//", self._settings.url)
 
     async def connect(
@@ -96,7 +96,7 @@ class Dialer:
 
         Raises:
             NotThereYet: the server's JetStream does not answer yet.
-            StartUpError: the server lacks something. The text says what to do.
+            StartUpError: the server lacks something that Penstock needs. The text contains advice.
         """
         connection = self._connection
         version = connection.connected_server_version

@@ -1,11 +1,11 @@
 """Checks whether the streams are still the same as at the start; a NATS may restart without data.
 
 A process knows sequences of the streams that existed when the process started, such as the last
-sequences of its runs. If the process used them with new streams of the same names, it would
-continue numbers from the middle, and skip messages that it has not read. So the process compares
-the streams after each reconnect, before any other request, and holds all requests back while a
-stream is missing or was made anew. The process makes no missing stream itself: an operator may
-still restore the data, and a new empty stream would hide the loss.
+sequences of its runs. If the process used these sequences with new streams of the same names, the
+process would continue numbers from the middle, and skip messages that it has not read. So the
+process compares the streams after each reconnect, before any other request, and holds all requests
+back while a stream is missing or was made anew. The process makes no missing stream itself: an
+operator may still restore the data, and a new empty stream would hide the loss.
 """
 
 from __future__ import annotations

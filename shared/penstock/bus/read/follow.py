@@ -2,9 +2,9 @@
 
 A followed run needs one core subscription and no JetStream consumer. Core messages can be lost (by
 a reconnect, or by a slow reader), so each live message must be the direct successor of the message
-before it. If a live message is not, and after each reconnect and each silence, the stream itself is
-read. During a longer silence the stream is read less often, so 10,000 idle runs cost next to
-nothing.
+before it. When a live message is no direct successor, and after each reconnect and each silence,
+the stream itself is read. During a longer silence the stream is read less often, so 10,000 idle
+runs cost next to nothing.
 """
 
 from __future__ import annotations

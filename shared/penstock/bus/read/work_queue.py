@@ -134,7 +134,7 @@ class WorkQueue:
         consumer does not exist yet.
 
         Raises:
-            BusError: the server cannot be asked.
+            BusError: the server does not answer or refuses the request.
         """
         try:
             info = await self._bus.jetstream.api(f"CONSUMER.INFO.{self._stream}.{self._durable}")

@@ -161,7 +161,7 @@ class Continuity:
 
     async def _look(self) -> Snapshot:
         # The known sequences are read before the streams' ends. Other processes write meanwhile,
-        # and in the reverse order their new messages would make a complete stream look too short.
+        # and in the reverse order the new messages would make a complete stream look too short.
         look = Snapshot(own={stream: self._own(stream) for stream in NUMBERED})
         for entry in await self._bus.bucket(BUCKET).entries():
             look.take(entry)

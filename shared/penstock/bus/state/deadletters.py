@@ -172,7 +172,7 @@ async def kept(bus: HasJetStream) -> int:
     """Return the number of dead letters, including replayed dead letters.
 
     Raises:
-        BusError: the server cannot be asked.
+        BusError: the server does not answer or refuses the request.
     """
     info = await bus.jetstream.api(f"STREAM.INFO.{streams.DEADLETTERS}")
     return int(info["state"]["messages"])

@@ -29,10 +29,10 @@ class FairShare:
     names take one more part each. `start` is awaited with each part that this member gains, and
     `stop` with each part that this member loses or must release.
 
-    The parts are `parts`, or 0 to n - 1 when the key `<group>.parts` holds n. A member writes the
-    number of parts that it knows as the note of its lease, and divides the parts with the members
-    that know the same number. So some member takes every part while not all members know a new
-    number, and also beside members of an older version, which cannot read the new number.
+    The parts are `parts`, or 0 to n - 1 when the key `<group>.parts` holds n. Each member writes
+    its number of parts into the note of its lease, and divides the parts with the members that have
+    the same number. So every part is taken even while only some members have read a new number, and
+    beside members of an older version, which cannot read a new number.
 
     A member acts on changes of the group at once; every `renew_s` seconds it renews its leases. A
     member whose process is found to have ended loses its leases within two seconds. A member that
@@ -87,7 +87,8 @@ class FairShare:
                 self._renew_at = time.monotonic() + self._renew_s
                 await self._attempt(self._renew)
                 if not self._is_renewed:
-                    # There may be an election, so the next attempt follows soon after its end.
+                    # There may be an election of a leader. An early retry renews the leases shortly
+                    # after the end of the election.
                     self._renew_at = time.monotonic() + min(self._renew_s, RENEW_AGAIN_S)
                 await self._attempt(self._balance)
                 while await self._something_changes():

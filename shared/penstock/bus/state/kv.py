@@ -54,7 +54,7 @@ class Bucket:
         """Return the entry of a key as the stream's leader has it; None when the key has no value.
 
         Raises:
-            BusError: the leader cannot be asked.
+            BusError: the leader does not answer or refuses the request.
         """
         stored = await self._last(key)
         values = await self._values([stored]) if stored is not None else []
@@ -93,7 +93,7 @@ class Bucket:
 
         Raises:
             OutcomeUnknown: no answer came, and the key's last write is not this one.
-            BusError: nothing was stored, or the leader cannot be asked.
+            BusError: nothing was stored, or the leader does not answer.
         """
         write = secrets.token_hex(8)
         headers = {**(further or {}), _WRITE: write, EXPECTED_SEQUENCE: str(revision)}

@@ -1,4 +1,4 @@
-"""Implements leases in KV, which show what processes run and which process works on what partition.
+"""Implements leases in KV: a lease shows that a process runs, or that it works on a partition.
 
 A lease only saves duplicate work; fences keep the results right without any lease. A holder counts
 its lease as held until the TTL has passed since the holder sent the last renewal that was answered.
@@ -56,10 +56,10 @@ class Lease:
     def sees_others(self) -> bool:
         """Whether a missing lease of another process means that the other process has ended.
 
-        False within half a TTL after this lease was taken or was renewed late: the bus may have
-        been away for all processes, and the other processes may be about to renew their leases.
-        Also False within a TTL after a jump of NATS's clock, because the jump may have expired all
-        leases at once. Call `Clock.look` first.
+        False while this process does not hold its lease. False within half a TTL after this lease
+        was taken or was renewed late: the bus may have been away for all processes, and the other
+        processes may be about to renew their leases. Also False within a TTL after a jump of NATS's
+        clock, because the jump may have expired all leases at once. Call `Clock.look` first.
         """
         steady = time.monotonic() >= self._steady_since + self._ttl_s / 2
         return self.held and steady and self._bus.clock.steady_for(self._ttl_s)

@@ -37,7 +37,7 @@ class Loss:
     stream: str
     stands: int  # the last message that is left
     known: int  # the highest sequence that is known to have existed
-    skipped_to: int  # no sequence after `stands` up to this one is used (again)
+    skipped_to: int  # no sequence after `stands` up to `skipped_to` is used any more
     found_at: str  # RFC 3339, by NATS's clock
 
     def covers(self, sequence: int) -> bool:
@@ -63,7 +63,7 @@ def _loss(found: dict[str, Any]) -> Loss:
 class Snapshot:
     """The ends of the streams and the bucket's content at one moment.
 
-    `own` is what this process knew before it asked the server.
+    `own` has the sequences that this process knew before it read the streams' ends.
     """
 
     own: dict[str, int]  # the highest sequence that this process knows, by stream

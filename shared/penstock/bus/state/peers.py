@@ -150,8 +150,8 @@ class Peers:
     def _whom(self) -> set[str]:
         """Return the members to send a request to.
 
-        These are the next members in the order of names, and all members whose last requests had no
-        responders and that have neither answered nor been found to have ended since.
+        These are the next members in the order of names, all members whose last request had no
+        responders, and all members that were passed to `suspect` and have not answered.
         """
         known = sorted(self._revisions)
         after = [name for name in known if name > self._me] + [

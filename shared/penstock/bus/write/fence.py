@@ -69,7 +69,7 @@ async def tail(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
     Waits while the bus is away.
 
     Raises:
-        BusError: the server refuses to answer.
+        BusError: the server refuses the request.
     """
     while True:
         try:

@@ -37,8 +37,8 @@ BATCH_ID = "Nats-Batch-Id"
 BATCH_SEQUENCE = "Nats-Batch-Sequence"
 BATCH_COMMIT = "Nats-Batch-Commit"
 MAX_BATCH = 1000
-# The bytes that are left for headers. The server counts headers as payload, and nats-py does not
-# count them. The server closes the connection of a client that exceeds max_payload.
+# The bytes of max_payload that are kept free for headers. The server counts headers as payload, but
+# nats-py does not. The server closes the connection of a client that exceeds max_payload.
 HEADERS_BYTES = 8 * 1024
 
 # The errors by err_code of nats-server's errors.json. In all of these cases nothing was stored.

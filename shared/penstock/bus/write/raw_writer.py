@@ -60,7 +60,7 @@ class RawWriter:
         """Return a writer that continues after the last stored frame. Waits while the bus is away.
 
         Raises:
-            BusError: the server refuses to answer.
+            BusError: the server refuses the request.
         """
         stored = await tail(bus, streams.RAW, subjects.raw_stored(run_id, writer))
         return cls(bus, run_id, writer, connection, stored.sequence if stored else 0)
@@ -119,7 +119,7 @@ class RawWriter:
         Waits while the bus is away.
 
         Raises:
-            BusError: the server refuses to answer.
+            BusError: the server refuses the request.
         """
         pattern = subjects.raw_stored(self.run_id, self.writer)
         return not self._is_foreign(await tail(self.bus, streams.RAW, pattern))
@@ -130,7 +130,7 @@ class RawWriter:
         Waits while the bus is away.
 
         Raises:
-            BusError: the server refuses to answer.
+            BusError: the server refuses the request.
         """
         pattern = subjects.raw_stored(self.run_id, self.writer)
         stored = await tail(self.bus, streams.RAW, pattern)
