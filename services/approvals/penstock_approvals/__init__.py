@@ -1,1 +1,1 @@
-"""The approvals service: a person decides each pause once, and it is sent upstream at most once."""
+"""The approvals service takes one decision for each pause and sends it upstream at most once."""

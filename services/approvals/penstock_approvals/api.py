@@ -176,8 +176,7 @@ class Api:
     async def _found(self, request: Request) -> ApprovalRecord:
         """Return the approval of the path. Raises Problem 404, also for another user's approval."""
         approval_id = request.path_params["approval_id"]
-        # The bus refuses a key with other characters, which an id that a client made up may
-        # contain.
+        # A client may make up an id with characters that the bus refuses in a key.
         known = _is_key(approval_id)
         record = await _asked(self._approvals.get(approval_id)) if known else None
         if record is None:

@@ -93,7 +93,7 @@ class Approvals:
             await self._on_ended(run_id)
 
     async def _point_to(self, record: ApprovalRecord, run: RunRecord, item_id: str) -> None:
-        """Write the aliases: an answer in an upstream's protocol finds the approval by an alias."""
+        """Write the aliases by which an answer in an upstream's protocol finds the approval."""
         named = (run.agent, run.session_id, item_id)
         pointer = {
             "approval_id": record.approval_id,
@@ -149,7 +149,7 @@ class Approvals:
         return await self._records.replace(held, held.record.model_copy(update=update))
 
     async def _withdraw(self, run_id: str, approval_id: str) -> None:
-        """Withdraw a pending request and announce the withdrawal, also an earlier withdrawal."""
+        """Withdraw a pending request; announce the withdrawal, even if it happened earlier."""
         record = await self._withdrawn(approval_id)
         if record is not None:
             data = {"approval_id": record.approval_id, "reason": record.reason}
@@ -184,7 +184,8 @@ class Approvals:
     async def decide(self, approval_id: str, request: DecideRequest) -> DecideReply:
         """Take the decision if it is the approval's first decision and fits the request.
 
-        The outbox has an entry for a taken decision; `send_on` sends the decision at once.
+        The decision is not sent here. The outbox has an entry for a taken decision, and `send_on`
+        sends the decision at once.
 
         Raises:
             UnreadableRecord, ObjectGone: the record cannot be read.

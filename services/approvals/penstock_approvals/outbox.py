@@ -1,4 +1,4 @@
-"""The outbox sends a decision whose process ended after it took, and before it sent, the decision.
+"""The outbox sends a decision if the process that took the decision ended before sending it.
 
 An entry `outbox.<approval>` is written before the decision is taken and deleted after the decision
 was sent. The entry's value is the server's time at which the entry was written, in Unix seconds.
@@ -19,7 +19,7 @@ from penstock_approvals.records import BUCKET, ApprovalRecords, UnreadableRecord
 
 log = logging.getLogger(__name__)
 
-ABANDONED_S = 30.0  # an entry of this age whose decision was not taken is deleted
+ABANDONED_S = 30.0  # an entry of this age is deleted if no decision was taken
 _PREFIX = "outbox."
 
 
@@ -32,7 +32,7 @@ class Phase(Enum):
 
 
 def phase_of(record: ApprovalRecord | None, written_s: float, now_s: float) -> Phase:
-    """Return the phase of the entry for this approval; the entry was written at `written_s`."""
+    """Return the phase of an entry: `record` is its approval, `written_s` when it was written."""
     if record is not None and record.status == "decided":
         return Phase.TO_SEND
     return Phase.ABANDONED if written_s < now_s - ABANDONED_S else Phase.UNDECIDED
@@ -101,7 +101,7 @@ class Outbox:
                 if not self._bus.ready:
                     raise
                 self._report(entry, error, stuck)
-            except Exception as error:  # one entry must not block the others
+            except Exception as error:  # one entry must not block the other entries
                 self._report(entry, error, stuck)
         self._reported = stuck
         telemetry.OUTBOX_STUCK.set(len(stuck))

@@ -30,7 +30,7 @@ STREAM = "KV_approvals"
 
 
 class Restore:
-    """Restores records once after each known loss, also a loss from before this process started."""
+    """Restores records once after each known loss, even if the loss is older than this process."""
 
     def __init__(self, bus: Bus, approvals: Approvals) -> None:
         self._bus = bus
@@ -54,7 +54,7 @@ class Restore:
         try:
             await step
         except (ObjectGone, LookupError, UnreadableRecord, ValueError) as error:
-            # One approval that cannot be restored must not block the others.
+            # An approval that cannot be restored must not block the other approvals.
             log.error("%s: its approval cannot be written again: %r", what, error)
 
     async def _request_again(self, value: bytes) -> None:
@@ -99,7 +99,10 @@ class Restore:
     async def _last(
         self, type_: str, run_id: str, approval_id: str
     ) -> tuple[Stored, dict[str, Any]] | None:
-        """Return the run's last event of that type, and its body; None for another approval."""
+        """Return the run's last event of the type, if it names the approval; otherwise None.
+
+        Returns the event as stored, and its body.
+        """
         stored = await self._bus.tail(EVENTS, event(type_, run_id))
         if stored is None:
             return None

@@ -19,7 +19,7 @@ MAX_BYTES = 512 * 1024  # a decision is sent in one message
 
 
 class Unfit(ValueError):
-    """The decision does not fit the request. The text names the item."""
+    """The decision does not fit the request. The error's text names the item."""
 
 
 def check(approval: ApprovalRecord, request: DecideRequest) -> None:
@@ -68,7 +68,7 @@ def _check_schema(schema: dict[str, Any], item: Decided) -> None:
 
 
 def outcome(items: Sequence[Decided]) -> Literal["approved", "rejected", "mixed"]:
-    """Return the outcome of all items together: "mixed" if some are approved and some rejected."""
+    """Return the outcome of all items; "mixed" if some are approved and some are rejected."""
     decisions = {item.decision for item in items}
     if decisions == {"approve"}:
         return "approved"

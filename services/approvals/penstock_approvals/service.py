@@ -64,7 +64,7 @@ class ApprovalsService(Service):
         self.spawn("replays", self.replays(self._on_event).run)
 
     async def stop(self) -> None:
-        """Take no more decisions, and send on those that were taken."""
+        """Stop taking decisions, and send the decisions that were taken."""
         if self._listening is not None:
             await self._listening.unsubscribe()
         await self.cancel("requests", "replays")

@@ -10,7 +10,8 @@ from penstock.settings import Settings
 class NormalizerSettings(Settings):
     """Each field is read from the environment variable `PENSTOCK_<NAME>`."""
 
-    # Longer than an election of NATS, during which no lease can be renewed.
+    # The time is longer than an election of NATS, because no lease can be renewed during an
+    # election.
     partition_ttl_s: float = Field(
         12.0,
         ge=1,

@@ -246,7 +246,7 @@ OPERATIONS: Final = operations_of(Sessions, Tokens)
 
 
 def auth_routes(auth: Auth) -> list[Route]:
-    """Return the routes of credentials. The routes of stream tokens need `auth.tokens`."""
+    """Return the routes of credentials; the routes of stream tokens only if `auth` has tokens."""
     tokens = routes_of(Tokens(auth.tokens)) if auth.tokens is not None else []
     return [*routes_of(Sessions(auth)), *tokens]
 
@@ -254,7 +254,8 @@ def auth_routes(auth: Auth) -> list[Route]:
 def _manager(request: Request) -> Identity:
     """Return the caller. Raises Problem 409 for `anonymous`.
 
-    A token of `anonymous` would still be valid when callers must authenticate later."""
+    A token of `anonymous` would stay valid after authentication is configured.
+    """
     identity = identity_of(request)
     if identity.kind == "anonymous":
         raise Problem(409, "nobody is asked who they are here, so no token is needed")
@@ -273,13 +274,13 @@ def _shown(token: StreamToken) -> dict[str, Any]:
     times = {
         name: _time(getattr(token, name)) for name in ("created_at", "expires_at", "last_used_at")
     }
-    # The answer always names the users whose runs the token may follow, also the default user.
+    # Without users, the token may follow the runs of its own user, whom the answer then names.
     users = EVERYBODY if EVERYBODY in token.users else token.users or (token.user_id,)
     return asdict(token) | times | {"users": users}
 
 
 def _time(at_s: float | None) -> str | None:
-    """Return the time as ISO 8601 in UTC; a time after the year 9999 becomes its end."""
+    """Return the time as ISO 8601 in UTC; a time after the year 9999 is cut to `LAST_S`."""
     if at_s is None:
         return None
     at = datetime.fromtimestamp(min(at_s, LAST_S), UTC)

@@ -1,4 +1,4 @@
-"""End the work for a request when the request's client disconnects."""
+"""Cancel the work for a request when the client disconnects."""
 
 from __future__ import annotations
 

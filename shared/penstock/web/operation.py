@@ -67,7 +67,8 @@ class Operation:
     answers: Mapping[int, Answer]
     # The caller needs all of these scopes. There is no default, so that each operation decides.
     scopes: tuple[Permission, ...]
-    # The caller needs at least one of these scopes. The handler checks which one the request needs.
+    # The caller needs at least one of these scopes. The handler checks which scope the request
+    # needs.
     any_scope: tuple[Permission, ...] = ()
     # Scopes that the handler requires of some requests only, each with the reason.
     sometimes: Mapping[Permission, str] = field(default_factory=dict)
@@ -80,8 +81,8 @@ class Operation:
     body_types: tuple[str, ...] = (JSON,)  # media types
     body_required: bool = True
     example: Any = None  # an example of the body
-    websocket: bool = False  # the path is opened as a WebSocket, which is a GET in OpenAPI
-    given: Mapping[str, str] = field(default_factory=dict)  # further path parameters, constant
+    websocket: bool = False  # whether the path is a WebSocket (a GET in OpenAPI)
+    given: Mapping[str, str] = field(default_factory=dict)  # values of further path parameters
     published: bool = True  # whether the OpenAPI document contains the operation
 
     def __post_init__(self) -> None:

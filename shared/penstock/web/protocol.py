@@ -38,7 +38,7 @@ class HttpProtocol(HttpToolsProtocol):
       most 256 KiB) are parsed before they are counted, because they may contain a body, too.
     - Framing of a chunked body (chunk sizes, extensions, trailers): at most `MAX_HEAD_BYTES` and
       `FRAMING_PER_BYTE` for each byte of the body, else the connection is closed. Trailers are
-        dropped.
+      dropped.
     - The head must be complete within `head_s` after the connection was opened, or after the first
       byte of a later request, else 408. It makes no difference how often bytes arrive.
     - The body must be complete within `body_s`, plus one second for every `BODY_BYTES_PER_S` bytes
@@ -54,7 +54,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
-    _completed = False  # whether the last read completed a head; then most bytes are no head
+    _completed = False  # whether the last read completed a head, and so may contain a body
     _framing_bytes = 0  # bytes of framing, minus the framing that the body's bytes allow
     _left_s = 0.0  # the time left for the body at `_looked_at`
     _looked_at = 0.0
@@ -166,7 +166,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def refusing_quietly(app: ASGIApp) -> ASGIApp:
-    """Wrap the app so that refused WebSockets and clients that disconnect are no logged errors.
+    """Wrap the app: do not log refused WebSockets and clients that disconnect as errors.
 
     uvicorn 0.54 treats a handshake that got an HTTP response as unanswered, and a client that
     disconnects before its answer as a failure of the application.

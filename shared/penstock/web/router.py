@@ -72,7 +72,7 @@ class Table:
     """Finds routes by path. A path without parameters is found in one look-up."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        """Raises ValueError where two routes serve the same method of the same path."""
+        """Make the table. Raises ValueError if two routes serve the same method and path."""
         self._fixed: dict[str, _Path] = {}
         self._patterns: dict[int, list[_Path]] = {}  # by the number of slashes
         self._tails: list[_Path] = []  # paths whose last parameter is any number of segments
@@ -113,7 +113,7 @@ class Router:
     """
 
     def __init__(self, routes: Iterable[Route], auth: Auth) -> None:
-        """Raises ValueError where two routes serve the same method of the same path."""
+        """Make a router. Raises ValueError if two routes serve the same method and path."""
         self._table = Table(routes)
         self._auth = auth
 

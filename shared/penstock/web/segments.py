@@ -13,8 +13,8 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# The mark is a control character. No HTTP parser accepts this character unencoded, and an encoded
-# one (`%1A`) is replaced by a mark, too. So a client cannot send a mark.
+# The mark begins with a control character. No HTTP parser accepts this character unencoded, and the
+# encoded character (`%1A`) is replaced by a mark of its own. So a client cannot send a mark.
 _MARK: Final = "\x1a"
 _ENCODED: Final = re.compile(rb"%2[Ff]|%1[Aa]")
 _MARKED: Final = re.compile(f"{_MARK}(.)")

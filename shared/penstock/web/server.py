@@ -130,14 +130,14 @@ class Server:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # A caller must not become local by a header, so the peer's address is used as it
-                # is.
+                # Whether a caller is local depends on the peer's address. A header could be forged.
                 proxy_headers=False,
                 lifespan="off",
                 ws_ping_interval=ws_ping_s,
                 ws_ping_timeout=ws_ping_s,
                 ws_max_size=WS_MAX_BYTES,
-                # Compression windows would cost more memory than the rest of a connection.
+                # No compression, because its windows would take more memory than the rest of a
+                # connection.
                 ws_per_message_deflate=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=2,

@@ -62,7 +62,8 @@ STORY = (
 def steps(message: str, results: Sequence[str]) -> Iterator[Step]:
     """Return the steps of the model's next turn.
 
-    `results`: the results of the tools that were called since the user's message."""
+    `results`: the results of the tools that were called since the user's message.
+    """
     for pattern, scene in _SCENES:
         if match := pattern.search(message):
             return scene(match, results)

@@ -11,7 +11,7 @@ import orjson
 
 from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem
 
-# An approval's id is made from the run's id and its leg, so that every fold makes the same id.
+# An approval's id is made from the run's id and the leg, so that every fold makes the same id.
 APPROVAL_NAMESPACE = uuid.UUID("6f9d1c1e-5b5b-5d38-9c52-3f3a8c7e1a10")
 
 
@@ -19,8 +19,8 @@ APPROVAL_NAMESPACE = uuid.UUID("6f9d1c1e-5b5b-5d38-9c52-3f3a8c7e1a10")
 class PendingApproval:
     """The request that a run waits for, from `approval.requested` until its next leg opens.
 
-    The approvals service announces the pause (`lifecycle.paused`) once it has recorded the
-    request, and the decision (`approval.decided`) once a person has decided.
+    The approvals service announces the pause (`lifecycle.paused`) after it has recorded the
+    request, and announces the decision (`approval.decided`) after a person has decided.
     """
 
     approval_id: str

@@ -1,7 +1,7 @@
 """Fold a run's source frames, in the order of RAW, into the run's canonical events. Pure.
 
-The fold is deterministic: the same frames give the same events, with the same numbers and times.
-So any normalizer can rebuild a run at any time by folding its frames again.
+The fold is deterministic: the same frames give the same events, with the same numbers and times. So
+any normalizer can rebuild a run at any time by folding the run's frames again.
 
 A decoder reads the responses of one upstream. The fold decides everything that depends on the whole
 run: the sequence numbers, the one terminal event and the events that may follow it, when the run
@@ -60,9 +60,9 @@ class RunFold:
     run_id: str
     decoders: DecoderFor
     max_frame_bytes: int = MAX_FRAME_BYTES
-    sequence: int = 0  # of the last event
-    raw_sequence: int = 0  # of the last frame that was fed
-    raw_first: int = 0  # of the run's first frame
+    sequence: int = 0  # the number of the last event
+    raw_sequence: int = 0  # the position in RAW of the last frame that was fed
+    raw_first: int = 0  # the position in RAW of the run's first frame
     timestamp: str = ""
     leg: int = 0
     attempt: int = 1  # the number of connectors that have begun to produce this leg
@@ -70,7 +70,7 @@ class RunFold:
     pending: PendingApproval | None = None
     ended: str | None = None  # the terminal event's type
     broken_off: bool = False
-    error: Exception | None = None  # what the decoder raised on the last frame
+    error: Exception | None = None  # the exception that the decoder raised on the last frame
     _early: list[RawFrame] = field(default_factory=list)
     _decoder: Decoder | None = None
     _response: _Response | None = None
@@ -110,7 +110,7 @@ class RunFold:
         try:
             draft = next(drafts, None)
         except Exception as error:
-            # A decoder must not raise. If one does, only its own run fails.
+            # A decoder must not raise. If a decoder raises, only this run fails.
             self.error = error
             return None
         return self._placed(draft) if draft is not None else None
@@ -326,7 +326,7 @@ class RunFold:
             return self._placed(self._failed(error=text, code="internal"))
         return self._placed(Draft("system.error", {"message": text, "code": "internal"}))
 
-    # when frames are missing
+    # the end of a run whose frames are missing
 
     def break_off(
         self, frame: RawFrame, facts: JsonObject, code: str, error: str

@@ -10,7 +10,7 @@ from penstock_normalizer.partitions.checkpoint_history import CheckpointHistory
 
 log = logging.getLogger(__name__)
 
-REMEMBER_S = 10.0  # how often a checkpoint is added to the history
+REMEMBER_S = 10.0  # the time between two additions to the history
 
 
 class Checkpoint:
@@ -53,7 +53,7 @@ class Checkpoint:
             self.position = 0
 
     async def go_back(self) -> list[Loss]:
-        """Move the checkpoint back to frames whose events are all left, if EVENTS has lost its end.
+        """Move the checkpoint back before the lost events, if EVENTS has lost its end.
 
         Returns the losses, of all streams, that the partition has not handled yet. Raises BusError.
         """

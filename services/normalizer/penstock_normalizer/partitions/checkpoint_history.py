@@ -23,7 +23,7 @@ MAX_POINTS = 48
 class CheckpointHistory:
     """Earlier checkpoints, the oldest first, and the losses that the partition has handled."""
 
-    points: list[tuple[int, int]] = field(default_factory=list)  # sequences in RAW, in EVENTS
+    points: list[tuple[int, int]] = field(default_factory=list)  # sequences in RAW and in EVENTS
     settled: list[str] = field(default_factory=list)  # handled losses, as stream and time
 
     @classmethod
@@ -37,7 +37,7 @@ class CheckpointHistory:
         return orjson.dumps({"points": self.points, "settled": self.settled})
 
     def add(self, raw: int, events: int) -> None:
-        """Add a checkpoint. If there are too many, remove every second one of the older half."""
+        """Add a checkpoint. If there are too many, thin out the older half of the checkpoints."""
         self.points.append((raw, events))
         if len(self.points) > MAX_POINTS:
             half = MAX_POINTS // 2

@@ -73,7 +73,7 @@ class Partition:
             self._checkpoint.position + 1,
             self._hand_out,
         )
-        if self.phase is PartitionPhase.RESUMING:  # not halted meanwhile
+        if self.phase is PartitionPhase.RESUMING:  # unless halted meanwhile
             self.phase = PartitionPhase.READING
         try:
             async with asyncio.TaskGroup() as loops:
@@ -95,8 +95,8 @@ class Partition:
             if self._bus.ready:
                 await self._checkpoint.write(self._floor)
         finally:
-            # All partitions share the budget. A share that is not given back would be lost for the
-            # other partitions.
+            # All partitions share the budget. Memory that is not given back here would be missing
+            # for the other partitions until the process ends.
             for run, _ in self._runs.values():
                 run.backlog.drop()
             self._runs.clear()
@@ -143,7 +143,7 @@ class Partition:
         self._seen = stored.sequence
         run_id = subjects.run_id_of(stored.subject)
         if run_id == NOBODY:
-            return  # a filler of the bus, which is no run's frame
+            return  # a filler that the bus has written after a loss
         known = self._runs.get(run_id)
         if known is None:
             known = self._runs[run_id] = self._begin(run_id)
@@ -181,7 +181,7 @@ class Partition:
             self._forget_idle_runs()
 
     async def _pass_over_other_partitions(self) -> None:
-        """Count the last frames of RAW as seen if they are all of other partitions.
+        """Count the end of RAW as seen if the partition has no further frames before it.
 
         Otherwise, once RAW has deleted these frames, this partition would seem to have lost frames.
         """

@@ -1,4 +1,4 @@
-"""End a run whose command NATS has stopped delivering, because no connector will execute it.
+"""End a run whose command NATS has stopped delivering: no connector will execute the command.
 
 A service that gives up a command ends the command's run itself. This module handles a command that
 no service could give up, because the service's process ended on each delivery.
@@ -23,8 +23,8 @@ _OPEN_A_LEG = frozenset({"start", "continue"})
 async def end_abandoned_run(bus: Bus, stored: Stored, error: Exception) -> None:
     """End the run of an abandoned start or continue command, unless the command's leg was opened.
 
-    `stored` is the command, and `error` the reason why it was given up. A repeat changes nothing.
-    Raises BusError.
+    `stored` is the command, and `error` is the reason why the command was given up. A repeat
+    changes nothing. Raises BusError.
     """
     _, service, kind, run_id = stored.subject.split(".")
     if service != "connector" or kind not in _OPEN_A_LEG:

@@ -36,7 +36,7 @@ async def end_expired_runs(bus: Bus, partition: int, checkpoint: int) -> None:
         *(partition, checkpoint + 1, state["first_seq"] - 1),
     )
     count = await partitions(bus)
-    # The list of runs may be long, so it is read in batches.
+    # The list of runs may be long, so the records are read in batches.
     async for stored in direct.replay(bus, "KV_runs", "$KV.runs.>"):
         if not stored.payload:
             continue  # a deleted record

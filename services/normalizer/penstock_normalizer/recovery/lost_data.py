@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 RUNS = "KV_runs"
 # The streams that contain a run's state. Connectors and approvals handle losses of other streams.
 RELEVANT = (streams.RAW, streams.EVENTS, streams.COMMANDS, RUNS)
-# A message up to this much older than a loss may be lost, too: clocks differ, and the message may
-# have been on its way.
+# Runs that were changed up to this long before a loss are checked, too, because clocks differ, and
+# messages may have been on their way.
 MARGIN = timedelta(minutes=5)
 TEXT = (
     "NATS has lost source frames of this run (a power cut, or an older store that was put back): "
@@ -53,7 +53,7 @@ async def repair_runs(bus: Bus, partition: int, losses: Iterable[Loss]) -> None:
         if not await _repaired(bus, record, since)
     ]
     if too_young:
-        await asyncio.sleep(MIN_AGE_S)  # their commands may be on their way
+        await asyncio.sleep(MIN_AGE_S)  # the commands of young runs may be on their way
     for record in too_young:
         await _repaired(bus, record, since, wait_for_young=False)
 
@@ -84,7 +84,7 @@ async def _records(bus: Bus, partition: int) -> AsyncIterator[RunRecord]:
 async def _repaired(
     bus: Bus, record: RunRecord, since: datetime, *, wait_for_young: bool = True
 ) -> bool:
-    """Compare a run with its events, and repair or end the run; False if it is still too young."""
+    """Compare a run with its events, and repair or end it; return False if it is too young yet."""
     updated = datetime.fromisoformat(record.updated_at)
     if record.status in ENDED and updated < since:
         return True

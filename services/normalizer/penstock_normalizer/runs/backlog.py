@@ -55,7 +55,7 @@ class Backlog:
         return self._frames[0].sequence - 1 if self._frames else self._done
 
     def push(self, stored: Stored) -> None:
-        """Add the next frame, or only its position if the budget is used up."""
+        """Add the next frame; keep only the frame's position if the budget is used up."""
         if not self._arrived:
             self._done = stored.sequence - 1
         if not self._is_behind and self._budget.admits(self._held_bytes):
@@ -96,7 +96,7 @@ class Backlog:
             if stored.sequence <= self._arrived:  # later frames will be pushed
                 self._hold(stored)
         if found[-1].sequence >= self._arrived:
-            self._loaded = self._arrived  # RAW has no frame between these
+            self._loaded = self._arrived  # RAW has no further frame up to `_arrived`
 
     def after(self, count: int) -> Stored | None:
         """Return the frame after the first `count` frames; None if it is not in memory."""

@@ -34,11 +34,11 @@ class BlockedRun:
 
     @property
     def is_first_failure(self) -> bool:
-        """Whether the run has failed once; only the first failure is logged with its traceback."""
+        """Whether the run has failed only once. The traceback is logged for the first failure."""
         return self._failures == 1
 
     def unblocked(self) -> None:
-        """Forget the failures, because the run continues or this process leaves the run."""
+        """Forget the failures: the run continues, or this process works on the run no more."""
         if self._since is not None:
             telemetry.RUNS_STANDING.dec()
         self._since, self._failures = None, 0

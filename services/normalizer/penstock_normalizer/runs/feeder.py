@@ -14,7 +14,7 @@ from penstock_normalizer.runs.run_output import RunOutput
 
 log = logging.getLogger(__name__)
 
-# A function that stores a message that cannot be processed as a dead letter.
+# A function that makes a dead letter of a message that cannot be processed.
 GiveUp = Callable[[Stored, Exception], Awaitable[None]]
 
 
@@ -43,7 +43,7 @@ class Feeder:
         return before is None or int(before) == self._last_of_writer.get(_writer(stored), 0)
 
     def skip(self, stored: Stored) -> None:
-        """Count a frame that cannot be parsed as fed; such a frame makes no events."""
+        """Skip a frame that cannot be parsed, but count the frame as fed."""
         self._last_of_writer[_writer(stored)] = stored.sequence
 
     async def feed(

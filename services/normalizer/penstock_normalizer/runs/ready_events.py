@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from penstock_normalizer.fold.envelope import CanonicalEvent
 
-# While one run folds, all other runs of the process wait. This many events take some 20 ms.
+# While one run folds, all other runs of the process wait. To fold this many events takes some 20
+# ms.
 MAX_EVENTS = 500
 MAX_BYTES = 4 * 1024 * 1024
 

@@ -58,7 +58,7 @@ class Rebuild:
         fold, published = self._new_fold(), self._output.events
         self._feeder.restart()
         if frame.opens_run and not published.first and not await self._has_earlier_frames(frame):
-            return fold  # the run begins; if this frame is a repeat, the fence refuses its event
+            return fold  # if this first frame was published before, the fence refuses the event
         await published.read_tail()
         await self._show_in_index()
         is_begun = frame.opens_run
@@ -105,7 +105,7 @@ class Rebuild:
         return early is not None and early.sequence < frame.sequence
 
     async def _show_in_index(self) -> None:
-        """Update the run's record in the list of runs to the published events.
+        """Update the run's record in the list of runs to the run's last lifecycle event.
 
         A run's record is written after the run's first events are published. The normalizer that
         published these events may have failed, or lost the partition, before it wrote the record.
@@ -117,7 +117,7 @@ class Rebuild:
                 await self._index.update_from_stored(self._run_id, last)
 
     def _continue_numbers(self, fold: RunFold, frame: RawFrame) -> None:
-        """Continue the published numbers, because another version may make more or fewer events."""
+        """Continue the published events' numbers: another version may have made more or fewer."""
         published = self._output.events
         if published.sequence and published.raw_position < frame.sequence:
             fold.sequence = published.sequence

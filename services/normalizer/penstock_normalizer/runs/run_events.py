@@ -25,13 +25,13 @@ from penstock_normalizer.fold.run_fold import RunFold
 
 log = logging.getLogger(__name__)
 
-# An atomic batch takes 4 to 7 ms, independent of its size. Fewer than these events are faster one
-# by one.
+# An atomic batch takes 4 to 7 ms, independent of its size. Fewer events than this are published
+# faster one by one.
 BATCH_FROM = 50
 
 
 class StaleFold(BusError):
-    """The published events do not fit the fold: the fold lacks some of the run's frames."""
+    """The published events do not fit the fold, because the fold lacks some of the run's frames."""
 
 
 class RunEvents:
@@ -46,7 +46,7 @@ class RunEvents:
         self._pattern = subjects.events_of_run(run_id)
         self.first = 0  # stream sequence of the run's first event
         self.last = 0  # stream sequence of the last event: the fence of the next append
-        self.sequence = 0  # the run's own number of the last event
+        self.sequence = 0  # the last event's number in its run
         self.last_type = ""
         self.raw_first = 0  # the frame of the first event, by its sequence in RAW
         self.raw_position = 0  # the frame of the last event, by its sequence in RAW
@@ -67,10 +67,10 @@ class RunEvents:
         self.last_type = headers["ce-type"]
 
     async def append(self, fold: RunFold, events: list[tuple[CanonicalEvent, int]]) -> None:
-        """Publish each of these events once. Waits while EVENTS does not take events.
+        """Publish each of these events once. Waits as long as EVENTS refuses events.
 
         `events` are pairs of an event and the sequence of its frame in RAW. Raises StaleFold when
-        another normalizer has published events that do not fit, MessageTooLarge.
+        another normalizer has published events that do not fit, and MessageTooLarge.
         """
         level = logging.WARNING
         waiting = events

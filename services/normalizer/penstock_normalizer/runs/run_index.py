@@ -32,14 +32,14 @@ _STATUS: Mapping[str, RunStatus] = {
 
 
 class RunIndex:
-    """Updates a run's record to the run's last lifecycle event, and never to an earlier event."""
+    """Updates the records of runs: each record follows the run's last lifecycle event."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._bucket = bus.bucket("runs")
 
     async def record(self, run_id: str) -> RunRecord | None:
-        """Return a run's record, or None. Raises BusError, and ValueError if unparsable."""
+        """Return the run's record; None if it has none. Raises BusError, ValueError if invalid."""
         entry = await self._bucket.get(run_id)
         return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
@@ -86,7 +86,7 @@ class RunIndex:
                 await asyncio.sleep(RETRY_S)
 
     async def update_from_stored(self, run_id: str, lifecycle: Stored) -> None:
-        """Update a run's record to a lifecycle event of EVENTS; create the record if it is lost.
+        """Update a run's record to a lifecycle event of EVENTS; create a lost record again.
 
         Raises BusError, ObjectGone, and ValueError if the record cannot be parsed.
         """

@@ -83,8 +83,8 @@ class Auth:
         """
         identity = await self._identify(scope, public=public, stream_token=stream_token)
         if identity.kind in ("cookie", "anonymous"):
-            # A browser sends the cookie, and reaches a server without authentication, for any page.
-            # A bearer token is sent only by a caller that has the token.
+            # A page of any origin can make a browser send the cookie, or call a server without
+            # authentication. A bearer token is sent only by a caller that has the token.
             self._check_page(scope, identity)
         return identity
 

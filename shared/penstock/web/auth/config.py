@@ -12,8 +12,8 @@ SameSite = Literal["lax", "strict", "none"]
 class AuthConfig:
     """The configuration of authentication. `AuthSettings` describes the fields.
 
-    This class checks nothing, because `AuthSettings` has checked the values. It is a class of its
-    own so that `penstock.web` and `penstock.settings` need not import each other.
+    `AuthSettings` has checked the values. This class exists so that `penstock.web` and
+    `penstock.settings` need not import each other.
     """
 
     jwt_secret: str | None = field(default=None, repr=False)
@@ -40,7 +40,7 @@ class AuthConfig:
 
     @property
     def configured(self) -> bool:
-        """Whether a key is configured with which tokens are checked."""
+        """Whether there is a key for the check of tokens."""
         return self.jwt_secret is not None or self.jwks_url is not None
 
     @property

@@ -27,8 +27,8 @@ def find(scope: Mapping[str, Any], cookie_name: str, *, stream_token: bool) -> C
 
     `stream_token`: a stream token in the URL is allowed. The header `Authorization` takes
     precedence over the cookie, because browsers send the cookie with every request. Raises Refused:
-    401 for a JWT in the URL, or for a token in a URL that no token opens; 400 for contradicting
-    credentials.
+    401 for a JWT in the URL, or for a token in the URL of a route that accepts none; 400 for
+    contradicting credentials.
     """
     in_url = _in_url(scope)
     bearer = _bearer(scope)

@@ -43,7 +43,7 @@ class Csrf:
         return f"{nonce}.{self._sign(session, nonce)}"
 
     def holds(self, session: str, header: str | None, cookie: str | None) -> bool:
-        """Return whether header and cookie are the same token, and it is of this session."""
+        """Return whether header and cookie contain the same token, issued to this session."""
         if not header or not cookie or not _equal(header, cookie):
             return False
         nonce, _, signature = header.partition(".")

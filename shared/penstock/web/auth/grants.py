@@ -52,8 +52,8 @@ class Grant:
     def check_subjects(self, subjects: Sequence[str]) -> None:
         """Check that the token may follow these subjects, or all subjects if `subjects` is empty.
 
-        Raises Problem 403 if not, and for a token that is limited to some runs or sessions: such a
-        token follows each run or session on a stream of its own.
+        Raises Problem 403 if the token may not, or if the token is limited to some runs or
+        sessions. Each of these runs and sessions has a stream of its own.
         """
         if self.runs or self.sessions:
             raise Problem(403, "this token is for some runs or sessions: follow each by itself")

@@ -1,4 +1,4 @@
-"""Read an issuer's keys from its JWKS URL (RFC 7517), cache the keys, and notice key rotation."""
+"""Read and cache an issuer's keys from its JWKS URL (RFC 7517); read again after a rotation."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _key(jwk: Any, algorithm: str) -> Any:
         and jwk.get("crv") == curve
         and jwk.get("alg", algorithm) == algorithm
         and jwk.get("use", "sig") == "sig"
-        and "d" not in jwk  # anybody can sign with a published private key
+        and "d" not in jwk  # anybody could sign with a published private key
     )
     if not fits:
         return None

@@ -18,7 +18,7 @@ CLAIMS: Final = ("scope", "scopes", "scp")
 
 
 def granted(claims: Mapping[str, Any], default: frozenset[str] = DEFAULT) -> frozenset[str]:
-    """Return the scopes that the claims name; `default` if there is no scope claim.
+    """Return the scopes that the claims of a token name; `default` without a scope claim.
 
     Unknown words are ignored, because they may be scopes of other services.
 

@@ -129,7 +129,7 @@ class StreamTokens:
         sessions: Sequence[str] = (),
         users: Sequence[str] = (),
     ) -> tuple[str, StreamToken]:
-        """Return a new token and its record. Later, the token cannot be read from the store.
+        """Return a new token and its record. The store contains only a hash of the token.
 
         `users`: the users whose runs the token may follow; if empty, the owner. Raises Problem: 403
         if the owner may not see the runs of these users, 409 if the owner has too many tokens.
@@ -251,7 +251,7 @@ class StreamTokens:
         return None if record.expires_at <= self.now() else _Found(record, digest, stored.revision)
 
     async def _read(self, who: Identity) -> list[StreamToken]:
-        """Return all tokens of all users; one user's reads take place one after another."""
+        """Return all tokens of all users; the reads for one user are done one after another."""
         async with self._turns.of(who.user_id):
             return await self._all()
 
