@@ -105,7 +105,7 @@ def problem_response(problem: Problem) -> Response:
 
 
 def invalid(error: ValidationError) -> Problem:
-    """Return 422 with every invalid field."""
+    """Return 422 that names every invalid field."""
     errors = [
         {"field": ".".join(map(str, e["loc"])) or "body", "message": e["msg"]}
         for e in error.errors()

@@ -139,7 +139,7 @@ async def _prepare(settings: Settings) -> None:
     Services have no permission to make streams. This process has the lock on the data folder, so
     every process that held one of these leases has ended.
     """
-    # Streams that have lost their end are repaired by this connection, because no service runs yet.
+    # This connection repairs streams that have lost their end, because no service runs yet.
     wanted = bus_settings(settings, f"penstock-up-{os.getpid()}", OPERATOR, repairs=True)
     bus = await Bus.connect(wanted)
     try:
@@ -187,7 +187,7 @@ async def _greet(
 
 
 async def _warn(agents: list[AgentConfig], ready: asyncio.Event) -> None:
-    """Log which agents of the file cannot work as configured; the start does not wait for it."""
+    """Log which agents of the file cannot work as configured. Services do not wait for this."""
     try:
         findings = await check_all(agents)
     except Exception:

@@ -93,7 +93,7 @@ def ask(output: Output, approval: Record) -> list[Item] | None:
     """Ask the person at the terminal about each item; return None if the person does not answer."""
     items: list[Item] = []
     for item in approval["items"]:
-        if len(approval["items"]) > 1:  # a single item was just shown
+        if len(approval["items"]) > 1:  # the event has shown a single item already
             output.pieces([(f"{render.item(item)}\n", "bold yellow")])
         answered = _ask_value(output, item) if item["kind"] in _WANTS_VALUE else _ask(output)
         if answered is None:

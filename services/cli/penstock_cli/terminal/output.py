@@ -52,7 +52,7 @@ class Output:
             table.add_column(column, no_wrap=True)
         for row in rows:
             table.add_row(*(Text(short(cell, 60)) for cell in row))
-        # A pipe has no width; 200 columns make sure that ids are not cut in a pipe.
+        # A pipe has no width. With 200 columns, ids are complete also in a pipe.
         Console(highlight=False, width=None if self._console.is_terminal else 200).print(table)
 
     def notice(self, text: str) -> None:

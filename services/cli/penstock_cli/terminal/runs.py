@@ -20,7 +20,7 @@ EXIT_CODES = {"completed": 0, "failed": 1, "cancelled": 3, "paused": WAITS}
 _APPROVAL_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 
-# A function that decides an approval; it returns None if other people should decide.
+# A function that decides an approval. The function returns None if other people should decide.
 Answer = Callable[[Mapping[str, Any]], list[Item] | None]
 
 
@@ -59,7 +59,7 @@ class Follower:
                 f"Stop it: {command(self._api.url, 'cancel', run_id)}"
             )
             return INTERRUPTED
-        return EXIT_CODES.get(self._api.run(run_id)["status"], 1)  # the cursor was at the run's end
+        return EXIT_CODES.get(self._api.run(run_id)["status"], 1)  # the cursor was at the end
 
     def _on_event(self, run_id: str, event: dict[str, Any]) -> int | None:
         if self._output.as_json:
@@ -76,7 +76,7 @@ class Follower:
     def _on_pause(self, approval_id: str) -> int | None:
         approval = self._approval(approval_id)
         if approval["status"] != "pending":
-            return None  # an earlier request that was decided since
+            return None  # this earlier request has been decided since
         if self._answered(approval):
             return None
         url = self._api.url

@@ -65,7 +65,7 @@ class RunFold:
     raw_first: int = 0  # the position in RAW of the run's first frame
     timestamp: str = ""
     leg: int = 0
-    attempt: int = 1  # the number of connectors that have begun to produce this leg
+    attempt: int = 1  # how many times connectors have begun to produce this leg
     facts: JsonObject = field(default_factory=dict)  # the payload of the first `open`
     pending: PendingApproval | None = None
     ended: str | None = None  # the terminal event's type

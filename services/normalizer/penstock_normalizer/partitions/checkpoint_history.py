@@ -37,7 +37,7 @@ class CheckpointHistory:
         return orjson.dumps({"points": self.points, "settled": self.settled})
 
     def add(self, raw: int, events: int) -> None:
-        """Add a checkpoint. If there are too many, thin out the older half of the checkpoints."""
+        """Add a checkpoint. If there are too many, remove every second one of the older half."""
         self.points.append((raw, events))
         if len(self.points) > MAX_POINTS:
             half = MAX_POINTS // 2

@@ -73,7 +73,7 @@ class Partition:
             self._checkpoint.position + 1,
             self._hand_out,
         )
-        if self.phase is PartitionPhase.RESUMING:  # unless halted meanwhile
+        if self.phase is PartitionPhase.RESUMING:  # unless it was halted
             self.phase = PartitionPhase.READING
         try:
             async with asyncio.TaskGroup() as loops:

@@ -1,4 +1,4 @@
-"""Find the credential of a request, and refuse credentials in places where none is allowed."""
+"""Find the credential of a request, and refuse a credential in a place that is not allowed."""
 
 from __future__ import annotations
 
