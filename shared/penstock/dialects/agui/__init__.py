@@ -1,1 +1,1 @@
-"""AG-UI: the protocol between agents and the frontends that show them."""
+"""Decodes and encodes the events of AG-UI, the protocol between agents and their frontends."""

@@ -1,16 +1,17 @@
-"""Ids of messages and tool calls in a thread, and of interrupts.
+"""Makes the ids that an AG-UI client gets: of messages and tool calls in a thread, of interrupts.
 
-Canonical ids are unique in their run only (`msg-1-1`), and an upstream may use the same id in each
-run. An AG-UI client keeps all the messages of a thread by id, and appends to an id that it knows:
-without a qualifier it would glue the answers of two runs together. So the encoder qualifies each id
-of a run with that run:
+Canonical ids are unique only in their run (`msg-1-1`), and an upstream may use the same id in each
+run. An AG-UI client keeps all messages of a thread by id, and appends new text to the message whose
+id it gets again. If two runs used the same id, the client would join the answers of both runs to
+one message. So the encoder qualifies each id of a run with the run:
 
     <the last 12 characters of the run's id> "." <canonical id>
 
-What a client sends back goes to an AG-UI upstream without the qualifier (`own_messages`).
+The messages that a client sends back go to an AG-UI upstream without the qualifier
+(`own_messages`).
 
-An interrupt names the approval and its item: `<approval id> "/" <item id>`. An approval id is a
-UUID; an item id is the upstream's and may hold anything, "/" too.
+The id of an interrupt consists of the approval and its item: `<approval id> "/" <item id>`. An
+approval id is a UUID. An item id comes from the upstream and may contain any characters, also "/".
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ JsonObject = dict[str, Any]
 
 SCOPE_LENGTH: Final = 12
 
-# The authors of such messages gave them their ids.
+# The roles of messages whose ids come from a client and not from a run.
 _CLIENTS: Final = frozenset({"user", "system", "developer"})
 _SCOPED = re.compile(rf"[0-9A-Za-z_-]{{{SCOPE_LENGTH}}}\.(.*)", re.DOTALL)
 
 
 def scope_of(run_id: str) -> str:
-    """The beginning of this run's ids."""
+    """Returns the qualifier with which the ids of this run begin, with the dot."""
     return f"{run_id[-SCOPE_LENGTH:].rjust(SCOPE_LENGTH, '0')}."
 
 
 def unscoped(id: str) -> str:
-    """The canonical id in one that an encoder made; an id without a qualifier stays as it is."""
+    """Returns an id without its qualifier, or the id itself if it has no qualifier."""
     match = _SCOPED.fullmatch(id)
     return match[1] if match else id
 
 
 @dataclass(slots=True)
 class Names:
-    """The names by which the client knows the ids of one run.
+    """Maps the ids of one run to names, which are the ids that the client gets.
 
-    An id that the run itself has begun to use (`begin`) has the run's scope. Another id came with a
-    snapshot of the conversation: it belongs to an earlier run or to the client, and keeps the name
-    that the snapshot gave it. Message ids and call ids are one set, since a client makes a message
-    of a call's id where no message asks for the call.
+    An id that the run itself has begun to use (`begin`) gets the qualifier of the run (`scope`).
+    All other ids come from a snapshot of the conversation. Such an id belongs to an earlier run or
+    to the client, and keeps the name that it got with the snapshot. Message ids and call ids share
+    one map, because a client makes a message with the call's id if no message asks for the call.
     """
 
     scope: str = ""
@@ -56,31 +57,32 @@ class Names:
     _restated: dict[str, str] = field(default_factory=dict)
 
     def begin(self, id: str) -> str:
-        """The name of an id that the run begins to use."""
+        """Makes and returns the name of an id that the run begins to use."""
         name = self._own[id] = self.scope + id
         return name
 
     def of(self, id: str) -> str:
-        """The name of an id that an event refers to."""
+        """Returns the name of an id that an event refers to; makes a name for an unknown id."""
         return self._own.get(id) or self._restated.get(id) or self.begin(id)
 
     def restate(self, messages: Sequence[JsonObject]) -> Restated:
-        """The messages of a snapshot with the names of their ids. Changes nothing here."""
+        """Returns the messages of a snapshot with names as their ids. Does not change this map."""
         return Restated(self.scope, self._own, messages)
 
     def keep(self, restated: Restated) -> None:
-        """Takes the names of a snapshot that the client received."""
+        """Keeps the names of a snapshot that the client gets."""
         self._restated = restated.names
 
 
 class Restated:
-    """The messages of a conversation with the names of their ids; `messages` are copies.
+    """Copies the messages of a conversation and replaces their ids by names (see `Names`).
 
-    `own` are the ids that the run has begun to use. `known` are messages whose ids have names
-    already: the same ids keep these names, in the same order. An id that occurs more than once is
-    used by several runs: the last one is this run's, if it is one of `own`, and a number
-    distinguishes each earlier one, as in `000000000001.m1`. A foreign id that looks qualified gets
-    the number 0. Without the number, `own_messages` would remove its beginning.
+    `own` has the ids that the run has begun to use. `known` has messages whose ids are already
+    names: equal ids keep these names, in the same order. If an id occurs more than once, several
+    runs use the id. The last occurrence then belongs to this run, if the id is in `own`, and each
+    earlier occurrence gets a number as its qualifier, as in `000000000001.m1`. An id of another
+    origin that looks qualified gets the number 0. Without the number, `own_messages` would remove
+    the beginning of this id.
     """
 
     def __init__(
@@ -97,17 +99,20 @@ class Restated:
         self._total_calls = Counter(id for each in messages for id in _ids(_calls(each)))
         self._seen: Counter[str] = Counter()
         self._seen_calls: Counter[str] = Counter()
-        self._called: dict[str, str] = {}  # the name of the last call of each id so far
+        self._called: dict[str, str] = {}  # by call id: the name of the last call so far
         self.names: dict[str, str] = {}
         self.messages = [self._message(each) for each in messages]
 
     @property
     def sure(self) -> Sequence[JsonObject] | None:
-        """The first messages, whose ids the client knows; None where they are all but the last.
+        """The messages before the first one whose id the client may not know.
 
-        A client keeps known messages in their place and appends the others. An answer of an earlier
-        run would change its place, since this run cannot find the client's id of it. A client that
-        first gets the messages before it takes all others in their order.
+        None if there is no such message before the last message.
+
+        A client keeps the messages that it knows in their place and appends all others. This run
+        does not know which id the client has for an answer of an earlier run. So the client would
+        append this answer and change its place. If the client first gets only the messages before
+        the answer, it takes all other messages from the whole snapshot, in the right order.
         """
         for at, message in enumerate(self.messages[:-1]):
             id = message.get("id")
@@ -153,7 +158,7 @@ class Restated:
 
 
 def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
-    """The names of the messages and calls, by their ids without a qualifier."""
+    """Returns the names of the messages and calls, by their ids without the qualifier."""
     found: dict[str, list[str]] = {}
     for message in messages:
         for name in _ids((message, *_calls(message))):
@@ -164,14 +169,14 @@ def _by_own_id(messages: Sequence[JsonObject]) -> dict[str, list[str]]:
 
 
 def ids_of_run(run_id: str, messages: Sequence[JsonObject]) -> set[str]:
-    """The ids in the messages that are qualified with this run, without the qualifier."""
+    """Returns those ids in the messages that belong to this run, without the qualifier."""
     scope = scope_of(run_id)
     names = (name for each in messages for name in _ids((each, *_calls(each))))
     return {name.removeprefix(scope) for name in names if name.startswith(scope)}
 
 
 def call_name(messages: Sequence[JsonObject], id: str) -> str:
-    """The name of the last call of that id in the messages; the id itself where there is none."""
+    """Returns the name of the last call with this id in the messages; the id if there is none."""
     for message in reversed(messages):
         for name in _ids(_calls(message)):
             if unscoped(name) == id:
@@ -189,10 +194,10 @@ def _calls(message: JsonObject) -> list[JsonObject]:
 
 
 def own_messages(messages: Sequence[Any]) -> list[Any]:
-    """Messages from a client with the ids that an AG-UI upstream knows: without one qualifier.
+    """Returns the messages of a client with the ids of an AG-UI upstream, without the qualifier.
 
-    A value that is no message, or has an id that is no text, stays as it is. Changed messages are
-    copies.
+    If an id has several qualifiers, only the first is removed. Values that are not messages, and
+    ids that are not strings, stay unchanged. Changed messages are copies.
     """
     return [_own_message(each) if isinstance(each, dict) else each for each in messages]
 
@@ -217,11 +222,11 @@ def _own_ids(given: JsonObject, keys: Sequence[str]) -> JsonObject:
 
 
 def interrupt_id(approval_id: str, item_id: str) -> str:
-    """The id of the interrupt for one item of an approval."""
+    """Returns the id of the interrupt for one item of an approval."""
     return f"{approval_id}/{item_id}"
 
 
 def parse_interrupt_id(interrupt: str) -> tuple[str, str | None]:
-    """Approval id and item id; no item for an interrupt that stands for the whole approval."""
+    """Returns approval id and item id; the item id is None for an interrupt of all items."""
     approval_id, slash, item_id = interrupt.partition("/")
     return approval_id, item_id if slash else None

@@ -1,4 +1,4 @@
-"""The state that an AG-UI server and its clients share, as a client holds it."""
+"""Computes the state that an AG-UI server shares with its clients, as a client does."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from penstock.dialects.patch import Document, DoesNotApply, is_patch
 
 
 class SharedState:
-    """The last snapshot with the patches after it."""
+    """Keeps the shared state: the last snapshot, changed by the patches after it."""
 
     def __init__(self) -> None:
         self._document: Document | None = None
 
     @property
     def is_known(self) -> bool:
-        """Whether a snapshot or a patch has come."""
+        """Whether a snapshot or a patch has arrived."""
         return self._document is not None
 
     @property
     def value(self) -> Json:
-        """The current state; None before the first one."""
+        """The current state; None before the first snapshot or patch."""
         return None if self._document is None else self._document.value
 
     def snapshot(self, value: Json) -> None:
-        """STATE_SNAPSHOT."""
+        """Handles STATE_SNAPSHOT: replaces the state."""
         self._document = Document(value)
 
     def delta(self, patch: Json) -> None:
-        """STATE_DELTA. As in the reference client, a patch that does not apply changes nothing."""
+        """Handles STATE_DELTA: changes the state by a patch.
+
+        As in the reference client, a patch that does not apply changes nothing.
+        """
         if is_patch(patch):
             self._document = self._document or Document({})
             with suppress(DoesNotApply):

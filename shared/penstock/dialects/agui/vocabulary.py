@@ -1,4 +1,4 @@
-"""The vocabulary of AG-UI 1.0, and its differences for older clients.
+"""Defines the names of AG-UI 1.0, and which of them older clients do not know.
 
 Source: the AG-UI 1.0 schema, and the behaviour of its TypeScript client 1.0.0 and 0.0.59.
 """
@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-# our streams declare it, since a translating proxy declares its own version
+# RUN_STARTED declares this version, not the version of an AG-UI upstream, because Penstock
+# translates the stream.
 PROTOCOL_VERSION: Final = "1.0"
 
-# The token counts of a run: ours, and the members of AG-UI's `TokenUsage`.
+# The token counts of a run: the canonical name of each, and its member of AG-UI's `TokenUsage`.
 TOKENS: Final[Mapping[str, str]] = {
     "input_tokens": "inputTokens",
     "output_tokens": "outputTokens",
@@ -27,11 +28,11 @@ CLIENT_KINDS: Final = frozenset(
     {"external", "long_running"}
 )  # kinds of items that a frontend answers by running a tool
 
-# Custom events that an agent's author emits, and not the framework.
+# Custom events that the author of an agent emits, not the framework.
 OWN_EVENTS: Final = frozenset({"agno.CustomEvent"})
 
-# Custom events about a framework's own work. AG-UI clients do not get them; the canonical stream
-# has them. Source: recordings of Agno 2.3 and 3.1, and of ADK 1.16 and 2.13.
+# Custom events about the internal work of a framework. AG-UI clients do not get these events, but
+# the canonical stream has them. Source: recordings of Agno 2.3 and 3.1, and of ADK 1.16 and 2.13.
 _AGNO_WORK: Final = (
     "CompactionCompleted",
     "CompactionStarted",
@@ -110,10 +111,10 @@ _VERSION = re.compile(r"\s*(\d{1,9})(?:\.|\s*$)")
 
 
 def is_modern(protocol_version: str | None) -> bool:
-    """Whether a client of this version knows the additions of 1.0.
+    """Returns whether a client of this protocol version knows the additions of 1.0.
 
-    Clients before 1.0 declare no version, and reject the outcome `cancelled`, `pendingToolCallIds`
-    and tool results in parts. Clients before 0.0.59 also reject SUBAGENT_*.
+    A client before 1.0 declares no version, and rejects the outcome `cancelled`,
+    `pendingToolCallIds` and tool results in parts. A client before 0.0.59 also rejects SUBAGENT_*.
     """
     match = _VERSION.match(protocol_version or "")
     return match is not None and int(match[1]) >= 1

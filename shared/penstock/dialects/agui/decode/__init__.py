@@ -1,4 +1,4 @@
-"""Events of an AG-UI server become canonical drafts."""
+"""Decodes the events of an AG-UI server into canonical drafts."""
 
 from penstock.dialects.agui.decode.decoder import AguiDecoder
 

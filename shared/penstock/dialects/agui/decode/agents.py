@@ -1,6 +1,6 @@
-"""The agent, its subagents, and the steps of each.
+"""Decodes the subagents of an agent, and the steps of the agent and of each subagent.
 
-A subagent becomes known by SUBAGENT_STARTED, or by the first event that names it.
+A subagent begins with SUBAGENT_STARTED, or with the first other event that names the subagent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Owner = str | None  # the upstream's id of a subagent; None for the agent itself
 
 @dataclass(slots=True)
 class _Agent:
-    """The agent (`key` is "") or a subagent, with its open steps, the innermost last."""
+    """The agent (`key` is "") or a subagent. The innermost of the open steps comes last."""
 
     source: Source
     key: str = ""
@@ -37,7 +37,7 @@ class _Agent:
 
 
 class Agents:
-    """The agents that take part in a run."""
+    """Keeps the agent of a run and its subagents."""
 
     def __init__(self, agent: AgentFacts) -> None:
         self._outer = _Agent(
@@ -59,17 +59,20 @@ class Agents:
         return self._outer.source
 
     def draft(self, body: AguiFrame, event_type: str, data: JsonObject) -> Draft:
-        """A draft with the source and step of the event's agent."""
+        """Returns a draft with the source and step of the event's agent."""
         agent = self._agent(owner_of(body))
         step_id = agent.steps[-1][1] if agent.steps else None
         return Draft(event_type, data, agent.source, agent.subrun, step_id)
 
     def subrun(self, owner: Owner) -> Subrun | None:
-        """The inner run of a subagent; None for the agent itself."""
+        """Returns the inner run of a subagent; None for the agent itself."""
         return self._agent(owner).subrun
 
     def meet(self, body: AguiFrame) -> list[Draft]:
-        """The start of a subagent that an event names before its SUBAGENT_STARTED."""
+        """Starts the subagent that the event names, if it is unknown.
+
+        SUBAGENT_* events have handlers of their own.
+        """
         owner = owner_of(body)
         if owner is None or owner in self._subagents or _is_about_subagent(body):
             return []
@@ -78,9 +81,9 @@ class Agents:
     # Subagents.
 
     def started(self, body: AguiFrame) -> list[Draft] | None:
-        """SUBAGENT_STARTED.
+        """Handles SUBAGENT_STARTED.
 
-        Emits nothing for a subagent that waited with the run and now continues.
+        Emits nothing for a subagent that waited during the pause and now continues.
         """
         owner = owner_of(body)
         if owner is None:
@@ -92,18 +95,18 @@ class Agents:
         return [*self._finish(owner, "cancelled"), self._dispatch(owner, body)]
 
     def finished(self, body: AguiFrame) -> list[Draft] | None:
-        """SUBAGENT_FINISHED: the subagent is done, or waits for the run's next leg."""
+        """Handles SUBAGENT_FINISHED: the subagent has ended, or waits for the run's next leg."""
         owner = owner_of(body)
         agent = self._subagents.get(owner) if owner else None
         if owner is None or agent is None:
             return None
         if obj(body.get("outcome")).get("type") == "suspended":
             agent.suspended = True
-            return None  # the caller emits the upstream's own event
+            return None  # so that the caller emits the upstream's event as a `custom.event`
         return self._finish(owner, "completed", result=body.get("result"))
 
     def failed(self, body: AguiFrame) -> list[Draft] | None:
-        """SUBAGENT_ERROR."""
+        """Handles SUBAGENT_ERROR."""
         owner = owner_of(body)
         if owner is None or owner not in self._subagents:
             return None
@@ -147,7 +150,7 @@ class Agents:
     # Steps.
 
     def step_started(self, body: AguiFrame) -> list[Draft] | None:
-        """STEP_STARTED. A step has a name and no other data.
+        """Handles STEP_STARTED. A step of AG-UI has a name and no other data.
 
         Raises:
             LimitReached: The agent has too many open steps.
@@ -163,9 +166,9 @@ class Agents:
         return [self.draft(body, "workflow.step_started", with_metadata(data, body))]
 
     def step_finished(self, body: AguiFrame) -> list[Draft] | None:
-        """STEP_FINISHED: ends the agent's last open step of that name.
+        """Handles STEP_FINISHED: ends the agent's last open step with the event's name.
 
-        AG-UI has no output of a step.
+        The output is None, because AG-UI has no outputs of steps.
         """
         agent = self._agent(owner_of(body))
         name = body.get("stepName")
@@ -181,7 +184,10 @@ class Agents:
     # Ends.
 
     def close(self, status: str, error: JsonObject | None = None) -> list[Draft]:
-        """Ends open steps, with the error if there is one, and subagents with the status."""
+        """Ends all open steps and all subagents.
+
+        The steps fail if there is an error, and else are completed. The subagents get the status.
+        """
         drafts = []
         for agent in (*reversed(self._subagents.values()), self._outer):
             while agent.steps:
@@ -199,7 +205,7 @@ class Agents:
         return Draft(kind, data, agent.source, agent.subrun, step_id)
 
     def dump(self) -> JsonObject:
-        """The state as JSON, for `load`."""
+        """Returns the state as JSON, for `load`."""
         return {
             "outer": asdict(self._outer),
             "subagents": {owner: asdict(agent) for owner, agent in self._subagents.items()},
@@ -221,7 +227,7 @@ class Agents:
 
 
 def owner_of(body: AguiFrame) -> Owner:
-    """The id of the subagent that an event belongs to."""
+    """Returns the id of the subagent that an event belongs to; None for the agent itself."""
     return string(body.get("subagentRunId"))
 
 

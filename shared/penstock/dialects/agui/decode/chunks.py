@@ -1,7 +1,8 @@
-"""Expands *_CHUNK events into the START, CONTENT and END events that they stand for.
+"""Expands *_CHUNK events into the START, CONTENT and END events that they abbreviate.
 
-It follows the reference client: a chunk without an id continues the one before. Any other event of
-the same run or subagent ends what chunks began, except for events that may come between chunks.
+The rules are those of the reference client. A chunk without an id continues the message or call of
+the chunk before. Any other event of the same agent or subagent ends this message or call, except
+for a few types that may come between chunks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from penstock.dialects.json import string
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a chunk stands for: the common prefix of the event types, and the key of its id."""
+    """A kind of chunk: prefix and content word of the event types, and the key of the id."""
 
     prefix: str
     content: str
@@ -33,13 +34,17 @@ _ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
 
 
 class Chunks:
-    """The open chunk of the run, and of each subagent."""
+    """Expands chunks, and keeps the open message or call of the agent and of each subagent."""
 
     def __init__(self) -> None:
         self._lanes: dict[str | None, tuple[_Kind, str]] = {}
 
     def expand(self, body: Any) -> list[Any]:
-        """The events that an event stands for. A chunk that continues nothing stays as it is."""
+        """Returns the start, content and end events that a chunk event abbreviates.
+
+        Returns any other event as it is, after the end of an open message or call. A chunk without
+        an id also stays as it is, if there is no chunk to continue.
+        """
         type_ = string(body.get("type"))
         kind = _CHUNKS.get(type_) if type_ else None
         if kind is not None:

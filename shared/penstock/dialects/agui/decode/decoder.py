@@ -1,14 +1,14 @@
 """Decodes AG-UI's events (1.0 and before) into canonical drafts.
 
-One table maps an event's type to its handler. Messages (`messages`), tool calls (`tools`),
-subagents and steps (`agents`) and pauses (`pauses`) have modules of their own. `chunks` expands
-chunks first.
+First, `chunks` expands chunk events. Then one table maps the type of an event to its handler.
+Further modules handle messages (`messages`), tool calls (`tools`), subagents and steps (`agents`)
+and pauses (`pauses`).
 
-The decoder leaves out what has no content or repeats other events: `timestamp` and `rawEvent` of an
-event, a message without text, REASONING_START and REASONING_END around their messages, the text
-that Agno repeats at a pause, and the arguments of a repeated call. An event that has no place in
-the contract, or is malformed, becomes `custom.event` with the event's type as its name and the
-event as its value. A CUSTOM event keeps its own name and value.
+The decoder leaves out data that has no content or that repeats other events: `timestamp` and
+`rawEvent` of an event, a message without text, REASONING_START and REASONING_END, the text that
+Agno repeats at a pause, and the arguments of a repeated call. An event that is malformed or has no
+place in the contract becomes a `custom.event`, with the event's type as the name and the event as
+the value. A CUSTOM event keeps its own name and value.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock.dialects.custom_events import from_custom
 from penstock.dialects.json import OBJECT, loads, obj, objects, present, string, strings, text
 from penstock.sse import Frame
 
-# None means that the event is malformed
+# A handler returns None for a malformed event, which then becomes a `custom.event`.
 Handler = Callable[[AguiFrame], Sequence[Draft | Pause] | None]
 
 _ON_INTERRUPT = "on_interrupt"
@@ -47,9 +47,10 @@ _ON_INTERRUPT = "on_interrupt"
 class AguiDecoder:
     """Decodes one run (see `penstock.dialects.base.Decoder`).
 
-    `AgentFacts.drop` names types to leave out that would become a `custom.event`.
-    `AgentFacts.client_tools` are the tools that the client runs; it decides where a server does not
-    say whether a call needs a result or a confirmation.
+    `AgentFacts.drop` names types that the decoder leaves out if they would become a `custom.event`.
+    `AgentFacts.client_tools` has the tools that the client runs. If a server does not say what an
+    open call waits for, a call of such a tool waits for its result, and any other call waits for a
+    confirmation.
     """
 
     def __init__(self, agent: AgentFacts) -> None:
@@ -67,7 +68,7 @@ class AguiDecoder:
         self._handlers = self._table()
 
     def open(self, leg: int) -> Sequence[Draft | Pause]:
-        """A leg begins, which is a run of its own for the upstream."""
+        """Begins a leg. For the upstream, each leg is a separate run."""
         self._waits = False
         self._chunks = Chunks()
         self._messages.open(leg)
@@ -76,14 +77,17 @@ class AguiDecoder:
         return []
 
     def decided(self, items: Mapping[str, JsonObject]) -> Sequence[Draft]:
-        """The results of calls that the client ran. The upstream sends no event for them."""
+        """Takes the decisions, and returns the results of the calls that the client ran.
+
+        The upstream sends no event for these calls.
+        """
         drafts: list[Draft] = []
         for item_id, decision in items.items():
             drafts += self._pauses.decided(item_id, decision)
         return drafts
 
     def feed(self, frame: Frame) -> Sequence[Draft | Pause]:
-        """The drafts of one frame. A frame after a terminal event or a pause makes none."""
+        """Returns the drafts of one frame; none for a frame after a terminal event or a pause."""
         if self._over or self._waits:
             return []
         try:
@@ -101,20 +105,20 @@ class AguiDecoder:
         return drafts
 
     def end(self) -> Sequence[Draft | Pause]:
-        """The response ended. A run that neither ended nor paused is lost."""
+        """Ends a leg whose response ended. A run that neither ended nor paused is lost."""
         if self._over or self._waits:
             return []
         message = "the upstream's stream ended without a final event"
         return self._fail({"error": message, "code": "upstream_lost"})
 
     def abort(self) -> Sequence[Draft | Pause]:
-        """The response was cut: closes open parts. The caller reports the reason."""
+        """Closes the open parts of a response that was cut off. The caller reports the reason."""
         if self._over or self._waits:
             return []
         return [*self._messages.close(_CUT["message"]), *self._agents.close("failed", _CUT)]
 
     def snapshot(self) -> JsonObject:
-        """The state between legs as JSON, for `restore`."""
+        """Returns the state between two legs as JSON, for `restore`."""
         return {
             "over": self._over,
             "thread_id": self._thread_id,
@@ -127,7 +131,7 @@ class AguiDecoder:
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Continues from a snapshot. `open` comes next."""
+        """Continues from a snapshot. The caller calls `open` next."""
         self._over = state["over"]
         self._thread_id = state["thread_id"]
         self._usage, self._models = dict(state["usage"]), list(state["models"])
@@ -137,7 +141,7 @@ class AguiDecoder:
         self._pauses.load(state["pauses"])
 
     def _table(self) -> dict[str, Handler]:
-        """The handler of each type. Any other type becomes `custom.event`."""
+        """Returns the handler of each known type. Any other type becomes a `custom.event`."""
         agents, messages, tools = self._agents, self._messages, self._tools
         return {
             "RUN_STARTED": self._started,
@@ -184,7 +188,7 @@ class AguiDecoder:
     # The run.
 
     def _started(self, body: AguiFrame) -> Sequence[Draft]:
-        """RUN_STARTED. The run has started already; only the upstream's ids are new."""
+        """Handles RUN_STARTED: takes the upstream's ids. The canonical run has already started."""
         self._agents.run_id = string(body.get("runId")) or self._agents.run_id
         self._thread_id = string(body.get("threadId")) or self._thread_id
         value = {
@@ -263,7 +267,7 @@ class AguiDecoder:
         return [*drafts, self._outer(event_type, with_metadata(data, body))]
 
     def _count(self, body: AguiFrame) -> None:
-        """Adds the token counts of a leg, which is a run of its own for the upstream."""
+        """Adds the token counts of a leg. The upstream counts each leg as a separate run."""
         models = objects(body.get("usage"))
         add_usage(self._usage, models)
         self._models += models
@@ -308,12 +312,13 @@ class AguiDecoder:
         if draft is not None:
             return [self._agents.draft(body, draft.type, draft.data)]
         if name in self._handlers or name in EventType.__members__ or "metadata" in body:
-            # the caller emits the whole event, since its name and value alone would be ambiguous
+            # The caller emits the whole event. The name and value alone could look like another
+            # event, and would lack the metadata.
             return None
         return self._custom(name, body, value)
 
     def _custom(self, name: str, body: Json, value: Json) -> list[Draft]:
-        """A `custom.event` of the upstream."""
+        """Returns a `custom.event` of the upstream; nothing if the configuration drops the name."""
         if name in self._drop:
             return []
         data = {"protocol": "agui", "name": name, "value": value}

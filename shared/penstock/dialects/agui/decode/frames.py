@@ -1,7 +1,7 @@
-"""The members of AG-UI's events that the decoder reads (AG-UI 1.0 and before).
+"""Declares the members of AG-UI's events that the decoder reads (AG-UI 1.0 and before).
 
-A member may be missing or have any type: the types only name the keys, so that mypy and
-tests/shared/dialects/test_declared_keys.py find a misspelt one.
+A member may be missing or have any type. The classes only declare the keys, so that mypy and
+tests/shared/dialects/test_declared_keys.py find a misspelt key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AguiFrame(TypedDict, total=False):
     usage: JsonValue
     message: JsonValue
     code: JsonValue
-    error: JsonValue  # beside TOOL_CALL_RESULT, by some servers
+    error: JsonValue  # some servers add it to TOOL_CALL_RESULT
     # STEP_*
     stepName: JsonValue
     # TEXT_MESSAGE_*, REASONING_*
@@ -76,7 +76,7 @@ class Interrupt(TypedDict, total=False):
 
 
 class GraphInterrupt(TypedDict, total=False):
-    """The value of LangGraph's interrupt, where its author made an object of it."""
+    """The value of a LangGraph interrupt, if the graph's author chose an object."""
 
     message: JsonValue
     question: JsonValue

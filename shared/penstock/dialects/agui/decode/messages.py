@@ -1,7 +1,7 @@
 """Decodes messages and thoughts.
 
-A message begins with its first text. A message without text makes no events, since servers open and
-close such messages only to attach tool calls to them.
+The decoder announces a message with its first text. A message without text makes no events, because
+servers begin and end such messages only to attach tool calls to them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
 from penstock.dialects.json import present, string
 from penstock.dialects.text_buffer import append_text
 
-# the retired THINKING events have no ids, so one train of thought is open at a time
+# The key of the thoughts of THINKING events. These events, which AG-UI 1.0 no longer has, carry no
+# ids, so only one train of thought can be open at a time.
 _THINKING = "THINKING"
 
 
 @dataclass(slots=True)
 class _Message:
-    """An open message. `start` is the event that began it."""
+    """An open message. `start` is the event that began the message."""
 
     id: str
     role: str
     start: AguiFrame
     parts: list[str] = field(default_factory=list)
-    begun: bool = False
-    echo_of: str | None = None  # the message whose complete text it repeats so far
+    begun: bool = False  # llm.message_started was emitted
+    # the id of the message before, if the text so far is equal to that message's complete text
+    echo_of: str | None = None
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class _Thoughts:
 
 
 class Messages:
-    """The messages and thoughts of the agent and its subagents."""
+    """Decodes the messages and thoughts of the agent and its subagents."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
@@ -51,24 +53,25 @@ class Messages:
         self._thoughts: dict[str, _Thoughts] = {}
         self._ids = Ids()
         self._thought_ids = Ids()
-        self._latest: dict[str, str] = {}  # upstream id to ours, also for ended messages
-        self._echo: tuple[_Message, AguiFrame] | None = None  # an ended message that is held back
-        self._last: tuple[str, str] | None = None  # id and text of the message just before
+        self._latest: dict[str, str] = {}  # upstream id to canonical id, also of ended messages
+        # an ended message that repeats the message before, and its end; see `release`
+        self._echo: tuple[_Message, AguiFrame] | None = None
+        self._last: tuple[str, str] | None = None  # id and text of the message before
         self.summary = ""  # the agent's last complete message
 
     def open(self, leg: int) -> None:
-        """A leg begins."""
+        """Begins a leg."""
         self._leg = leg
         self._last = None
 
     def message_id(self, upstream_id: str) -> str:
-        """Our id of a message."""
+        """Returns the canonical id of a message; the upstream's id if the message is unknown."""
         return self._latest.get(upstream_id, upstream_id)
 
     # Messages.
 
     def started(self, body: AguiFrame) -> list[Draft] | None:
-        """TEXT_MESSAGE_START. A message that is open stays open."""
+        """Handles TEXT_MESSAGE_START. If the message is already open, nothing changes."""
         upstream_id = string(body.get("messageId"))
         if upstream_id is None:
             return None
@@ -77,7 +80,7 @@ class Messages:
         return []
 
     def content(self, body: AguiFrame) -> list[Draft] | None:
-        """TEXT_MESSAGE_CONTENT. The hot path."""
+        """Handles TEXT_MESSAGE_CONTENT, the most frequent event."""
         upstream_id, delta = string(body.get("messageId")), body.get("delta")
         if upstream_id is None or not isinstance(delta, str):
             return None
@@ -90,7 +93,7 @@ class Messages:
         return self._emit_text(message, delta, body)
 
     def ended(self, body: AguiFrame) -> list[Draft] | None:
-        """TEXT_MESSAGE_END."""
+        """Handles TEXT_MESSAGE_END."""
         upstream_id = string(body.get("messageId"))
         message = self._messages.pop(upstream_id, None) if upstream_id else None
         if message is None:
@@ -101,10 +104,11 @@ class Messages:
         return self._end(message, body)
 
     def release(self, body: AguiFrame) -> list[Draft]:
-        """Emits or drops the message that was held back, when the next event shows which.
+        """Emits or drops a message that was held back because it repeats the message before.
 
-        Agno repeats the text before a paused call as another message, and attaches the call to it.
-        The repeated message is dropped, and the call is attached to the first message.
+        The event after the message decides. Before a call that pauses the run, Agno sends the last
+        text again as another message, and attaches the call to the second message. If the event
+        starts such a call, the decoder drops the second message and attaches the call to the first.
         """
         is_call = body.get("type") == "TOOL_CALL_START"
         if is_call:
@@ -131,7 +135,7 @@ class Messages:
         return message
 
     def _repeats(self, message: _Message, body: AguiFrame) -> bool:
-        """Whether the message so far repeats the complete text of the message before."""
+        """Returns whether the text so far is equal to the complete text of the message before."""
         if message.begun or self._last is None or owner_of(body) is not None:
             return False
         last_id, last_text = self._last
@@ -171,7 +175,7 @@ class Messages:
     # Thoughts.
 
     def thought_started(self, body: AguiFrame) -> list[Draft] | None:
-        """REASONING_MESSAGE_START. Emits nothing before the first thought."""
+        """Handles REASONING_MESSAGE_START. Emits nothing before the first thought."""
         upstream_id = string(body.get("messageId"))
         if upstream_id is None:
             return None
@@ -180,7 +184,7 @@ class Messages:
         return []
 
     def thought(self, body: AguiFrame) -> list[Draft] | None:
-        """REASONING_MESSAGE_CONTENT."""
+        """Handles REASONING_MESSAGE_CONTENT."""
         upstream_id, delta = string(body.get("messageId")), body.get("delta")
         if upstream_id is None or not isinstance(delta, str):
             return None
@@ -188,17 +192,17 @@ class Messages:
         return self._thought(thoughts, delta, body)
 
     def thought_ended(self, body: AguiFrame) -> list[Draft] | None:
-        """REASONING_MESSAGE_END."""
+        """Handles REASONING_MESSAGE_END."""
         upstream_id = string(body.get("messageId"))
         thoughts = self._thoughts.pop(upstream_id, None) if upstream_id else None
         return None if thoughts is None else self._end_thoughts(thoughts)
 
     def span(self, body: AguiFrame) -> list[Draft] | None:
-        """REASONING_START and REASONING_END. The messages between them have all content."""
+        """Ignores REASONING_START and REASONING_END: the events between them have the content."""
         return []
 
     def thinking_started(self, body: AguiFrame) -> list[Draft] | None:
-        """THINKING_START, which may have a title, and THINKING_TEXT_MESSAGE_START."""
+        """Handles THINKING_START, which may have a title, and THINKING_TEXT_MESSAGE_START."""
         open_ = self._thoughts.get(_THINKING)
         drafts = self._end_thoughts(self._thoughts.pop(_THINKING)) if open_ else []
         title = string(body.get("title")) or (open_.title if open_ and not open_.begun else None)
@@ -206,7 +210,7 @@ class Messages:
         return drafts
 
     def thinking(self, body: AguiFrame) -> list[Draft] | None:
-        """THINKING_TEXT_MESSAGE_CONTENT."""
+        """Handles THINKING_TEXT_MESSAGE_CONTENT."""
         delta = body.get("delta")
         if not isinstance(delta, str):
             return None
@@ -215,12 +219,13 @@ class Messages:
         return self._thought(thoughts, delta, body)
 
     def thinking_ended(self, body: AguiFrame) -> list[Draft] | None:
-        """THINKING_TEXT_MESSAGE_END, and THINKING_END after it."""
+        """Handles THINKING_TEXT_MESSAGE_END, and THINKING_END, which comes afterwards."""
         thoughts = self._thoughts.pop(_THINKING, None)
         return [] if thoughts is None else self._end_thoughts(thoughts)
 
     def _think(self, key: str, wanted_id: str, body: AguiFrame) -> _Thoughts:
-        # an id is taken with the first thought, since servers open more thoughts than they fill
+        # `_thought` makes the unique id with the first text, because servers also begin thoughts
+        # without any text
         thoughts = self._thoughts[key] = _Thoughts(wanted_id, owner_of(body))
         return thoughts
 
@@ -236,7 +241,7 @@ class Messages:
         return [self._agents.draft(body, "llm.reasoning", data)]
 
     def _end_thoughts(self, thoughts: _Thoughts) -> list[Draft]:
-        """Ends the thoughts with an event of its own: `final`, and an empty thought."""
+        """Ends begun thoughts with a further event that has an empty thought and `final`."""
         if not thoughts.begun:
             return []
         data = {"thought": "", "reasoning_id": thoughts.id, "final": True}
@@ -246,7 +251,7 @@ class Messages:
     def close(self, error: str | None = None) -> list[Draft]:
         """Ends open messages and thoughts.
 
-        `error` is the reason why the messages are incomplete.
+        `error` says why the messages are incomplete; None for complete messages.
         """
         drafts = self.release({})
         for thoughts in self._thoughts.values():
@@ -259,7 +264,7 @@ class Messages:
         return drafts
 
     def dump(self) -> JsonObject:
-        """The state between legs as JSON, when no message is open."""
+        """Returns the state between two legs as JSON, for `load`. No message may be open."""
         return {
             "ids": dict(self._ids.used),
             "thought_ids": dict(self._thought_ids.used),

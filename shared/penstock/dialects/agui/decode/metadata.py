@@ -1,4 +1,4 @@
-"""The `metadata` that any AG-UI event may carry."""
+"""Copies the `metadata` that any AG-UI event may carry."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from penstock.dialects.json import obj
 
 
 def with_metadata(data: JsonObject, body: AguiFrame) -> JsonObject:
-    """The data, with the event's `metadata` where it has some."""
+    """Returns the data, with the event's `metadata` if the event has any."""
     metadata = obj(body.get("metadata"))
     return {**data, "metadata": metadata} if metadata else data

@@ -1,6 +1,6 @@
-"""Reads what a paused AG-UI run waits for: interrupts, unanswered calls, LangGraph's older event.
+"""Reads the questions of a paused AG-UI run: interrupts, unanswered calls, LangGraph's older event.
 
-The pause's `resume` has under `items`, by item id, how the answer is sent:
+`items` of the pause's `resume` says for each item id how the answer is sent:
 
 - `{"style": "resume", "kind": …, "interrupt": …}`: an entry of `resume[]` in the next request
 - `{"style": "tool", "tool_call_id": …, "kind": …}`: a message of role `tool`
@@ -18,13 +18,13 @@ from penstock.dialects.agui.decode.tools import Call, Tools
 from penstock.dialects.base import Draft, Ids, Json, JsonObject, PauseItem, PauseKind
 from penstock.dialects.json import obj, objects, parsed, string, text
 
-# reasons of interrupts that need a yes or a no
+# the reasons of interrupts that a person answers with yes or no
 _CONFIRMATIONS = frozenset({"tool_call", "confirmation"})
 
 
 @dataclass(slots=True)
 class Question:
-    """One question, its call, and how its answer is sent."""
+    """One question, the call that it is about, and how the answer is sent (`answer`)."""
 
     item: PauseItem
     answer: JsonObject
@@ -32,7 +32,7 @@ class Question:
 
 
 class Pauses:
-    """The questions of the run, and the decisions on them."""
+    """Reads the questions of the run, and takes the decisions on them."""
 
     def __init__(self, agents: Agents, tools: Tools) -> None:
         self._agents = agents
@@ -41,15 +41,20 @@ class Pauses:
         self._waiting: dict[str, str] = {}  # item id to the upstream's id of the call
 
     def open(self) -> None:
-        """A leg begins."""
+        """Begins a leg."""
         self._interrupts = []
 
     def interrupted(self, value: Json) -> None:
-        """CUSTOM on_interrupt: ag-ui-langgraph reports that its graph waits, with JSON as text."""
+        """Handles CUSTOM on_interrupt: ag-ui-langgraph reports that its graph waits.
+
+        ag-ui-langgraph sends JSON values as text.
+        """
         self._interrupts.append(value)
 
     def questions(self, outcome: Outcome, pending: Iterable[str]) -> list[Question]:
-        """The questions that RUN_FINISHED leaves open, each under a unique id.
+        """Returns the questions that are open at RUN_FINISHED, each with a unique id.
+
+        `pending` has the `pendingToolCallIds` of the outcome.
 
         Raises:
             LimitReached: There are too many questions.
@@ -68,7 +73,7 @@ class Pauses:
         return [self._of_call(call, bool(named_ids), ids) for call in calls]
 
     def pause(self, questions: Iterable[Question]) -> list[Draft]:
-        """The pause, after the announcements of its calls."""
+        """Notes the calls of a pause, and returns the announcements of calls that need one."""
         drafts = []
         for question in questions:
             if question.call is not None:
@@ -80,9 +85,9 @@ class Pauses:
         return drafts
 
     def decided(self, item_id: str, decision: JsonObject) -> list[Draft]:
-        """Takes a decision.
+        """Takes a decision. Returns the result of the call, if the client ran the call.
 
-        Returns the result of a call that the client ran; a rejection is only noted.
+        Any other approval or rejection is only noted, because the upstream reports the result.
         """
         call = self._tools.find(self._waiting.pop(item_id, None))
         if call is None:
@@ -96,7 +101,7 @@ class Pauses:
         return []
 
     def dump(self) -> JsonObject:
-        """The state as JSON, for `load`."""
+        """Returns the state as JSON, for `load`."""
         return dict(self._waiting)
 
     def load(self, state: JsonObject) -> None:
@@ -124,14 +129,17 @@ class Pauses:
             yield _about(item, {"style": "resume", "kind": kind, "interrupt": interrupt}, call)
 
     def _of_call(self, call: Call, named: bool, ids: Ids) -> Question:
-        """The question of an unanswered call: its result, or (Agno) its confirmation."""
+        """Returns the question about an unanswered call: its result or, with Agno, a confirmation.
+
+        `named` says whether RUN_FINISHED listed the call as pending.
+        """
         kind: PauseKind = "external" if named or self._tools.is_clients(call) else "confirmation"
         item = PauseItem(ids.unique(call.upstream_id), kind, subrun=self._agents.subrun(call.owner))
         answer = {"style": "tool", "tool_call_id": call.upstream_id, "kind": kind}
         return _about(item, answer, call)
 
     def _of_value(self, value: Json, ids: Ids) -> Question:
-        """The question of a graph's interrupt, which holds any value and takes any answer."""
+        """Returns the question of a graph's interrupt, which may have any value and any answer."""
         value = parsed(value) if isinstance(value, str) else value
         graph: GraphInterrupt = obj(value)
         described = string(graph.get("message")) or string(graph.get("question"))
@@ -140,9 +148,10 @@ class Pauses:
 
 
 def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
-    """The text of a `tool` message that answers an item of style `tool`.
+    """Returns the text of the `tool` message that answers an item of style `tool`.
 
-    A value is sent as it is. A confirmation without a value is worded as Agno's interface reads it.
+    A value is sent as it is. A confirmation without a value is sent in the form that Agno's AG-UI
+    interface reads.
     """
     rejected, note = decision.get("decision") == "reject", string(decision.get("note"))
     value = decision.get("value")
@@ -154,7 +163,7 @@ def answer_text(kind: str | None, decision: Mapping[str, Json]) -> str:
 
 
 def _kind(interrupt: Interrupt, schema: JsonObject | None) -> PauseKind:
-    """The kind of an interrupt, from its schema or its reason."""
+    """Returns the kind of an interrupt, by its schema or else by its reason."""
     if schema is not None:
         return "confirmation" if "approved" in obj(schema.get("properties")) else "input"
     return "confirmation" if string(interrupt.get("reason")) in _CONFIRMATIONS else "input"

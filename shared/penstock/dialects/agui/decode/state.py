@@ -1,4 +1,4 @@
-"""The state that an AG-UI server shares with the clients of its stream."""
+"""Follows the state that an AG-UI server shares with the clients of its stream."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from penstock.dialects.base import Json, JsonObject
 
 
 class State:
-    """The server's state, read from the events of its stream."""
+    """Keeps the server's state, read from the events of a stream."""
 
     def __init__(self) -> None:
         self._state = SharedState()
 
     @property
     def value(self) -> Json:
-        """The current state. None until the server sends one."""
+        """The current state; None until the server sends a state."""
         return self._state.value
 
     def feed(self, body: JsonObject) -> None:

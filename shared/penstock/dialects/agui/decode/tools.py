@@ -1,4 +1,4 @@
-"""Decodes tool calls: each is announced once, and has one result."""
+"""Decodes tool calls so that each call is announced once and has one result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.dialects.text_buffer import append_text
 
 @dataclass(slots=True)
 class Call:
-    """A call without a result."""
+    """A call that has no result yet."""
 
     id: str
     upstream_id: str
@@ -29,18 +29,18 @@ class Call:
     parts: list[str] = field(default_factory=list)
     args: JsonObject = field(default_factory=dict)
     asked: bool = False  # llm.tool_call was emitted
-    passed: bool = False  # the agent has sent text since, so it does not wait for this call
+    passed: bool = False  # the agent sent text after the call, so it does not wait for the result
     kind: str | None = None  # the kind of the pause item that asks about the call
-    refusal: str | None = None  # the note of the rejection
+    refusal: str | None = None  # the note of the rejection; None if the call is not rejected
 
     @property
     def body(self) -> AguiFrame:
-        """An event body that names the call's owner."""
+        """An event body that names the subagent of the call."""
         return {"subagentRunId": self.owner}
 
 
 class Tools:
-    """The calls of a run, over all its legs."""
+    """Decodes the calls of a run, over all its legs."""
 
     def __init__(self, agents: Agents, messages: Messages, client_tools: frozenset[str]) -> None:
         self._agents = agents
@@ -51,7 +51,7 @@ class Tools:
         self._open: dict[str, Call] = {}  # by the upstream's id
         self._answered: set[str] = set()  # upstream ids
         self._fresh: list[Call] = []  # announced since the agent's last text
-        # upstream ids of calls whose answer may edit the arguments
+        # upstream ids of calls whose arguments a person may edit in the answer
         self._editable: set[str] = set()
         self._approved: dict[str, JsonObject | None] = {}  # arguments by upstream id, where known
         self._repeated: dict[
@@ -59,22 +59,22 @@ class Tools:
         ] = {}  # name and arguments of a repeated call
 
     def open(self, leg: int) -> None:
-        """A leg begins."""
+        """Begins a leg."""
         self._leg = leg
         self._repeated = {}
 
     def find(self, upstream_id: Json) -> Call | None:
-        """The open call of an upstream id."""
+        """Returns the open call with this upstream id; None if there is no such call."""
         return self._open.get(upstream_id) if isinstance(upstream_id, str) else None
 
     def is_clients(self, call: Call) -> bool:
-        """Whether the client runs the call's tool."""
+        """Returns whether the client runs the call's tool."""
         return call.tool in self._client_tools
 
     # Events.
 
     def started(self, body: AguiFrame) -> list[Draft] | None:
-        """TOOL_CALL_START: a new call, or a call that waited in an earlier leg and runs now."""
+        """Handles TOOL_CALL_START: a new call, or a call of an earlier leg that runs now."""
         upstream_id = string(body.get("toolCallId"))
         if upstream_id is None:
             return None
@@ -87,12 +87,15 @@ class Tools:
             data = {"tool_call_id": known.id, "status": "running"}
             return [self._agents.draft(body, "llm.tool_progress", data)]
         if known is not None and not known.asked:
-            return None  # the call is open already
+            return None  # the call has begun and not ended
         self._add(upstream_id, body)
         return []
 
     def arguments(self, body: AguiFrame) -> list[Draft] | None:
-        """TOOL_CALL_ARGS. Arguments of a repeated call are compared with the approved ones."""
+        """Handles TOOL_CALL_ARGS.
+
+        Keeps the arguments of a repeated call, to compare them with the approved arguments.
+        """
         call, delta = self.find(body.get("toolCallId")), body.get("delta")
         if call is None or not isinstance(delta, str):
             return None
@@ -106,12 +109,15 @@ class Tools:
         return [self._agents.draft(body, "llm.tool_args", with_metadata(data, body))]
 
     def ended(self, body: AguiFrame) -> list[Draft] | None:
-        """TOOL_CALL_END: announces the call."""
+        """Handles TOOL_CALL_END: announces the call."""
         call = self.find(body.get("toolCallId"))
         return None if call is None else [*self._announce(call), *self._compared(call, body)]
 
     def result(self, body: AguiFrame) -> list[Draft] | None:
-        """TOOL_CALL_RESULT. A second result of a call becomes the upstream's own event."""
+        """Handles TOOL_CALL_RESULT.
+
+        Returns None for a second result of a call, so that the caller emits a `custom.event`.
+        """
         upstream_id, content = string(body.get("toolCallId")), body.get("content")
         if upstream_id is None:
             return None
@@ -119,7 +125,7 @@ class Tools:
         if call is None:
             if upstream_id in self._answered:
                 return None
-            # the start of this call was not in the stream, and a result needs a call
+            # The stream did not contain the start of this call, and a result needs a call.
             call = self._add(upstream_id, body)
         drafts = [*self._announce(call), *self._compared(call, body)]
         outcome, error = "ok", string(body.get("error"))
@@ -140,7 +146,7 @@ class Tools:
         return [*drafts, self._agents.draft(body, "llm.tool_result", with_metadata(data, body))]
 
     def text_received(self) -> None:
-        """The agent sent text, so it does not wait for its earlier calls."""
+        """Notes that the agent sent text, and so does not wait for the earlier calls."""
         for call in self._fresh:
             call.passed = True
         self._fresh.clear()
@@ -148,9 +154,11 @@ class Tools:
     # Pauses.
 
     def waiting(self, ids: Iterable[str]) -> list[Call]:
-        """The calls that the client must answer: those named, else those left open in this leg.
+        """Returns the calls that the client must answer.
 
-        Calls of earlier legs are decided already, even if the upstream never sends their results.
+        These are the calls with these ids. If there are no ids, they are the announced calls of
+        this leg that are open and after which the agent sent no text. Calls of earlier legs are
+        already decided, even if the upstream never sends their results.
         """
         named = [self.find(each) or self._add(each, {}) for each in ids]
         return named or [
@@ -160,9 +168,9 @@ class Tools:
         ]
 
     def waits(self, call: Call, kind: str, *, editable: bool = False) -> list[Draft]:
-        """Notes that an item of the pause asks about the call.
+        """Notes that an item of the pause asks about the call. Announces the call if necessary.
 
-        `editable`: it may change arguments.
+        `editable` says whether the answer may change the arguments.
         """
         drafts = self._announce(call)
         call.kind = kind
@@ -171,9 +179,11 @@ class Tools:
         return drafts
 
     def approve(self, call: Call, value: Json) -> None:
-        """Notes an approval with its arguments: those that were shown, or those of the answer.
+        """Notes an approval and the approved arguments.
 
-        For other kinds only the server knows how an answer changes the arguments.
+        The approved arguments are those of the call, or those of an answer that may change them.
+        The decoder keeps no arguments for an answer whose effect on the arguments only the server
+        knows.
         """
         given = value if isinstance(value, dict) else {}
         args: JsonObject | None = call.args
@@ -190,25 +200,25 @@ class Tools:
         call.refusal = note or ""
 
     def answer(self, call: Call, decision: Mapping[str, Json]) -> Draft:
-        """The result of a call that the client ran. The upstream sends no event for it."""
+        """Returns the result of a call that the client ran. The upstream sends no such event."""
         value, outcome, error = decision.get("value"), "ok", None
         if decision.get("decision") == "reject":
             value, outcome, error = None, "rejected", string(decision.get("note")) or "rejected"
         return self._settled(call, value, outcome, error)
 
     def settle(self) -> list[Draft]:
-        """The results of rejected calls that the upstream never mentioned."""
+        """Returns the results of rejected calls for which the upstream sent no result."""
         refused = [call for call in self._open.values() if call.refusal is not None]
         return [
             self._settled(call, None, "rejected", call.refusal or "rejected") for call in refused
         ]
 
     def close(self) -> list[Draft]:
-        """Announces incomplete calls when the run ended well or paused."""
+        """Announces the calls that are not announced yet, when the run completes or pauses."""
         return [draft for call in list(self._open.values()) for draft in self._announce(call)]
 
     def dump(self) -> JsonObject:
-        """The state as JSON, for `load`."""
+        """Returns the state as JSON, for `load`."""
         return {
             "ids": dict(self._ids.used),
             "open": [asdict(call) for call in self._open.values()],
@@ -223,14 +233,14 @@ class Tools:
         self._open = {call["upstream_id"]: Call(**call) for call in state["open"]}
         self._fresh = [call for call in self._open.values() if call.asked and not call.passed]
         self._answered = set(state["answered"])
-        # older releases do not store these keys
+        # snapshots of older releases do not have these keys
         self._editable = set(state.get("editable", ()))
         self._approved = dict(state.get("approved", {}))
 
     def _compared(self, call: Call, body: AguiFrame) -> list[Draft]:
-        """Warns where a repeated call differs from the approved one.
+        """Returns a warning and the new arguments if a repeated call differs from the approved one.
 
-        The decoder then knows it as it ran.
+        Stores the call as it runs, so that the same difference causes no second warning.
         """
         repeated = self._repeated.pop(call.upstream_id, None)
         if repeated is None:
@@ -240,7 +250,7 @@ class Tools:
         repeated_args = _arguments(args_text)
         ran = repeated_args if repeated_args is not None else {"": args_text}
         if not args_text or approved is None or (repeated_args is None and not approved):
-            # the server repeats no arguments, or there are none to compare with
+            # the server repeats no arguments, or no approved arguments are known
             ran = approved or {}
         if tool == call.tool and same_args(approved or {}, ran):
             return []
@@ -302,7 +312,7 @@ class Tools:
 
 
 def _arguments(args_text: str) -> JsonObject | None:
-    """The arguments as an object, or None where they are none."""
+    """Returns the arguments as an object, {} for no text; None if the text is not an object."""
     if not args_text.strip():
         return {}
     try:

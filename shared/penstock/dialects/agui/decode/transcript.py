@@ -1,4 +1,4 @@
-"""The conversation as AG-UI messages, which stateless servers get with each request."""
+"""Collects the conversation as AG-UI messages. Stateless servers get it with each request."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from penstock.dialects.text_buffer import append_text
 
 
 class Transcript:
-    """The messages that a client of the stream would hold.
+    """Collects the messages that a client of the stream would have.
 
-    It takes events whose chunks are expanded (`chunks`). THINKING_* makes no message.
+    The events must have expanded chunks (see `chunks`). THINKING_* events make no message.
     """
 
     def __init__(self, messages: Iterable[JsonObject] = ()) -> None:
-        self.begun: set[str] = set()  # ids whose events came themselves, and not only in a snapshot
+        self.begun: set[str] = set()  # ids with events of their own, not only in a snapshot
         self._messages: list[JsonObject] = []
         self._by_id: dict[str, JsonObject] = {}
         self._calls: dict[str, JsonObject] = {}  # by id
         self._answered: set[str] = set()  # ids of calls
         self._writing: set[str] = set()  # calls with incomplete arguments
-        # text that is joined when it is read, by the object that holds it: pieces come often,
-        # readers seldom
+        # Pieces of text by the id and the key of their object. `messages` joins the pieces, because
+        # pieces arrive often and the messages are read seldom.
         self._pieces: dict[tuple[str, str], tuple[JsonObject, list[str]]] = {}
         self._become(messages)
 
     @property
     def messages(self) -> list[JsonObject]:
-        """The conversation so far."""
+        """The messages of the conversation so far."""
         for (_, key), (holder, pieces) in self._pieces.items():
             holder[key] = holder.get(key, "") + "".join(pieces)
         self._pieces.clear()
         return self._messages
 
     def feed(self, body: JsonObject) -> None:
-        """Takes one event. Events that are no part of the conversation change nothing."""
+        """Takes one event. Events that do not belong to the conversation change nothing."""
         make = _MAKERS.get(str(body.get("type")))
         if make is not None:
             make(self, body)
@@ -128,13 +128,13 @@ class Transcript:
 
 
 def tool_message(tool_call_id: str, content: Json) -> JsonObject:
-    """A message with a tool's result, as text or content parts."""
+    """Returns a message with a tool's result. `content` is text or a list of content parts."""
     id_ = f"{tool_call_id}-result"
     return {"id": id_, "role": "tool", "toolCallId": tool_call_id, "content": content}
 
 
 def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list[JsonObject]:
-    """Both lists with each id once. A later message replaces the earlier one in its place."""
+    """Joins two lists of messages. A later message with the same id replaces the earlier one."""
     found: dict[object, JsonObject] = {}
     for message in (*messages, *others):
         found[string(message.get("id")) or len(found)] = message
@@ -142,9 +142,9 @@ def merged(messages: Sequence[JsonObject], others: Iterable[JsonObject]) -> list
 
 
 def settled(messages: Sequence[JsonObject]) -> list[JsonObject]:
-    """The messages without calls that have no result, and without messages that are then empty.
+    """Returns the messages without calls that have no result, because models refuse such calls.
 
-    Models refuse a conversation with a call that has no result.
+    A message that would then be empty is left out.
     """
     results = {text(m.get("toolCallId")) for m in messages if m.get("role") == "tool"}
     kept = []

@@ -1,4 +1,4 @@
-"""Token counts. AG-UI has them by model; a run's usage is their sum."""
+"""Sums token counts. AG-UI has counts for each model, and the usage of a run is the sum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.dialects.base import MAX_COUNT, JsonObject
 
 
 def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
-    """Adds the counts of some models to `usage`."""
+    """Adds the token counts of these models to `usage`."""
     for model in models:
         for ours, theirs in TOKENS.items():
             count = model.get(theirs)
@@ -18,5 +18,5 @@ def add_usage(usage: JsonObject, models: Sequence[JsonObject]) -> None:
 
 
 def usage_metrics(models: Sequence[JsonObject]) -> JsonObject | None:
-    """The counts of each model, as the upstream sent them."""
+    """Returns the token counts of each model as received; None if there are no counts."""
     return {"models": list(models)} if models else None

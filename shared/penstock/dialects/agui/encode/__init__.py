@@ -1,4 +1,4 @@
-"""Canonical events become events of AG-UI, in one of two field profiles."""
+"""Encodes canonical events into AG-UI events, in one of two field profiles."""
 
 from penstock.dialects.agui.encode.encoder import AguiEncoder, Phase
 from penstock.dialects.agui.encode.prelude import prelude

@@ -1,4 +1,4 @@
-"""What the parts of an encoder share: the client, the current event's agent, and the open parts."""
+"""Holds the data that all modules of the encoder use: the client, the current event, open parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_FACTS: Final[JsonObject] = {}
 
 @dataclass(slots=True)
 class Context:
-    """The context of one run. `type` and `owner` (the inner run) are those of the current event."""
+    """The context of one run. `type` and `owner` (the inner run) describe the current event."""
 
     profile: Profile
     modern: bool
@@ -29,12 +29,12 @@ class Context:
 
     @property
     def scope(self) -> str:
-        """The beginning of this run's ids."""
+        """The qualifier with which this run's ids begin (see `ids`)."""
         return self.names.scope
 
     def custom(self, data: JsonObject) -> Emitted:
-        """A CUSTOM event for a type that AG-UI lacks, with the event's data as its value."""
-        ids: JsonObject = {  # as the client knows them
+        """Returns a CUSTOM event for a type that AG-UI lacks, with the event's data as value."""
+        ids: JsonObject = {  # the ids under which the client knows the call and the message
             key: self.names.of(data[key])
             for key in ("tool_call_id", "message_id")
             if isinstance(data.get(key), str)
@@ -47,11 +47,11 @@ class Context:
         )
 
     def mine(self, fields: JsonObject) -> JsonObject:
-        """The fields, with the inner run of the current event."""
+        """Adds the inner run of the current event to the fields, if the client knows subagents."""
         return self.tagged(fields, self.owner)
 
     def tagged(self, fields: JsonObject, owner: str | None) -> JsonObject:
-        """The fields, with the inner run that they come from where the client knows subagents."""
+        """Adds the inner run `owner` to the fields, if the client knows subagents."""
         if owner is not None and self.modern:
             fields["subagentRunId"] = owner
         return fields

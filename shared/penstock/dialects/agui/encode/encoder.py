@@ -1,12 +1,13 @@
 """Encodes canonical events into AG-UI events, in either field profile.
 
-A run becomes one AG-UI run for each leg: `lifecycle.paused` ends one with the outcome `interrupt`
-(or with success and pending calls, where a frontend must run tools), and `lifecycle.resumed` begins
-the next. Events between the two are left out, since clients refuse them there. A run that ends
-while it waits becomes RUN_STARTED and a terminal event.
+Each leg of a run becomes one AG-UI run. `lifecycle.paused` ends an AG-UI run with the outcome
+`interrupt`, or with success and pending calls if a frontend must run tools. `lifecycle.resumed`
+begins the next AG-UI run. The encoder leaves out events between the two, because clients refuse
+events outside a run. If a run ends while it waits, the encoder sends RUN_STARTED and a terminal
+event.
 
-A type that AG-UI lacks becomes CUSTOM, named `penstock.<category>.<action>`, with the event's data
-as its value.
+An event of a type that AG-UI lacks becomes CUSTOM, with the name `penstock.<category>.<action>` and
+with the event's data as the value.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from penstock.dialects.wire import epoch_s, frame
 from penstock.events import TERMINAL
 from penstock.sse import Frame
 
-# Replaces our own error texts, which name internals. The text is that of agent-runs-sse.md.
+# Replaces the texts of Penstock's internal errors, which may name internals. agent-runs-sse.md
+# prescribes this text.
 INTERNAL_ERROR: Final = "runtime execution failed"
 
 _ENDS_A_WAIT: Final = TERMINAL | {"lifecycle.resumed"}
 
 
 class Phase(Enum):
-    """The state of the run as the client sees it."""
+    """The phase of the run as the client sees it."""
 
     BEFORE = auto()
     RUNNING = auto()
@@ -53,10 +55,10 @@ class Phase(Enum):
 class AguiEncoder:
     """Encodes one run. `run_ids` returns the AG-UI runId of each leg, counted from 1.
 
-    A run that ends while it waits asks for the id of one further leg. `protocol_version` is what
-    the client declared, or None for a client before 1.0, which gets no SUBAGENT_*, no outcome
-    `cancelled`, no `pendingToolCallIds` and no results in parts. Ids of messages and tool calls are
-    made unique in the thread (see `ids`).
+    If a run ends while it waits, the encoder asks for the id of one further leg. `protocol_version`
+    is the version that the client declared, or None for a client before 1.0. Such a client gets no
+    SUBAGENT_*, no outcome `cancelled`, no `pendingToolCallIds` and no results in parts. The encoder
+    makes the ids of messages and tool calls unique in the thread (see `ids`).
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class AguiEncoder:
         self._handlers = self._table()
 
     def _table(self) -> Mapping[str, Callable[[JsonObject], Iterator[Emitted]]]:
-        """The handler of each type that AG-UI has. Any other type becomes CUSTOM."""
+        """Returns the handler of each type that AG-UI has. Any other type becomes CUSTOM."""
         passthrough = Passthrough(self._context)
         return {
             "lifecycle.started": _nothing,
@@ -109,9 +111,9 @@ class AguiEncoder:
         }
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """The frames of one canonical event, given as its envelope.
+        """Returns the frames of one canonical event, given as its envelope.
 
-        Empty for an event that is left out.
+        The result is empty for an event that the encoder leaves out.
         """
         name, context = event["event"], self._context
         context.type = f"{name['category']}.{name['action']}"
@@ -128,9 +130,9 @@ class AguiEncoder:
         return [self._frame(each, place) for each in emitted]
 
     def cut(self, message: str, code: str) -> Sequence[Frame]:
-        """Ends a stream that cannot continue to the run's end.
+        """Ends a stream that cannot continue to the run's end, with an error.
 
-        Without it a client assumes success.
+        If the stream ended without an error, the client would assume success.
         """
         if self.phase not in (Phase.BEFORE, Phase.RUNNING):
             return ()
@@ -141,16 +143,16 @@ class AguiEncoder:
 
     @property
     def scope(self) -> str:
-        """The beginning of this run's ids, once its first event is known."""
+        """The qualifier of this run's ids (see `ids`); "" before the first event."""
         return self._context.scope
 
     @property
     def place(self) -> Place:
-        """The place of an event without a time of its own."""
+        """The ids for an event without a time of its own."""
         return Place(self._thread_id, self._run_id, None)
 
     def reopened(self) -> Iterator[Emitted]:
-        """The starts of all open parts, for a client that joins now."""
+        """Emits the starts of all open parts, for a client that joins now or a new AG-UI run."""
         yield from self._steps.reopened()
         yield from self._messages.reopened()
         yield from self._tools.reopened()
@@ -160,7 +162,7 @@ class AguiEncoder:
         return frame(self.profile.body(type, fields, facts, place), type.value)
 
     def _begin(self, event: JsonObject) -> Iterator[Emitted]:
-        """RUN_STARTED, and the parts that were open when the run began to wait."""
+        """Emits RUN_STARTED, and the starts of the parts that are still open after a pause."""
         run_id = event.get("run_id") or ""
         if self.phase is Phase.BEFORE:
             self._context.names.scope = scope_of(run_id)
@@ -176,7 +178,7 @@ class AguiEncoder:
         yield from self.reopened()
 
     def _requested(self, data: JsonObject) -> Iterator[Emitted]:
-        """Keeps a request until the run pauses, since a policy may decide it without a person."""
+        """Keeps a request until the run pauses: a policy may decide the request without a pause."""
         self._requests[data["approval_id"]] = data
         yield from ()
 
@@ -233,9 +235,9 @@ class AguiEncoder:
     def _close(
         self, *, error: str | None = None, suspended: Sequence[str] | None = None
     ) -> Iterator[Emitted]:
-        """Ends all open parts.
+        """Emits the ends of all open parts.
 
-        `suspended`: the interrupts for which a run that continues later waits.
+        `suspended` has the ids of the interrupts if the run waits; None if the run ends.
         """
         yield from self._messages.close(error)
         yield from self._tools.close()
@@ -259,5 +261,5 @@ def _error(message: str, code: str, facts: JsonObject = NO_FACTS) -> Emitted:
 
 
 def _epoch_ms(event: JsonObject) -> int | None:
-    """An envelope's time in milliseconds since 1970; None for an event without a time."""
+    """Returns the time of an event in milliseconds since 1970; None if the event has no time."""
     return round(epoch_s(event) * 1000) if event.get("timestamp") is not None else None

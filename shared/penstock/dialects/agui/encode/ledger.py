@@ -1,6 +1,6 @@
-"""The open parts of an AG-UI run.
+"""Keeps the open parts of an AG-UI run: messages, thoughts, calls, steps and subagents.
 
-A client rejects a run that ends, or begins again, before they end.
+A client rejects a stream in which a run ends, or begins again, before all its parts end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.dialects.base import JsonObject
 
 @dataclass(slots=True)
 class Message:
-    """An open message. `text` is kept only in profiles of complete messages."""
+    """An open message. `text` is kept only in a profile of complete messages."""
 
     role: str
     owner: str | None  # the inner run of the message
@@ -23,7 +23,7 @@ class Message:
 
 @dataclass(slots=True)
 class Call:
-    """A tool call. It is kept after its end, since the result repeats its arguments."""
+    """A tool call. A call is kept after its end, because the result repeats the arguments."""
 
     tool: str
     message_id: str
@@ -35,7 +35,7 @@ class Call:
 
 @dataclass(slots=True)
 class Step:
-    """A step. Its name is unique among the open steps of its owner."""
+    """A step. The name is unique among the open steps of the same owner."""
 
     name: str
     owner: str | None
@@ -50,23 +50,26 @@ class Subagent:
 
 @dataclass(slots=True)
 class Ledger:
-    """The open parts by canonical id, in the order of opening."""
+    """Keeps the open parts by canonical id, in the order in which they began."""
 
     messages: dict[str, Message] = field(default_factory=dict)
-    thoughts: dict[str, str | None] = field(default_factory=dict)  # id to inner run
+    thoughts: dict[str, str | None] = field(default_factory=dict)  # inner run, by reasoning id
     calls: dict[str, Call] = field(default_factory=dict)
     steps: dict[str, Step] = field(default_factory=dict)
     subagents: dict[str, Subagent] = field(default_factory=dict)
     known_subagents: set[str] = field(default_factory=set)  # started in this AG-UI run
-    # by kind and id, also of ended parts
+    # the inner run of each part, by kind and id, also of ended parts
     owners: dict[str, str | None] = field(default_factory=dict)
 
     def owner_of(self, entity: str, owner: str | None) -> str | None:
-        """The inner run that opened the part first, since AG-UI lets no other continue it."""
+        """Returns the inner run that first opened the part, or `owner` if the part is new.
+
+        In AG-UI, no other inner run may continue the part.
+        """
         return self.owners.setdefault(entity, owner)
 
     def step_name(self, step_id: str, description: str, owner: str | None) -> str:
-        """The description, made unique among the open steps of the owner."""
+        """Returns the description, made unique among the open steps of the owner."""
         taken = {step.name for step in self.steps.values() if step.owner == owner}
         name = description or step_id
         while name in taken:

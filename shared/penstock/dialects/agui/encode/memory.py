@@ -1,6 +1,6 @@
-"""The messages and the state that an AG-UI client holds after the events of its stream.
+"""Computes the messages and the state that an AG-UI client has after the events of its stream.
 
-It repeats the reducer of the TypeScript client 1.0.0, for the events that our encoder makes.
+The rules are those of the TypeScript client 1.0.0, for the events that Penstock's encoder makes.
 """
 
 from __future__ import annotations
@@ -15,27 +15,31 @@ from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.patch import Document, DoesNotApply
 from penstock.dialects.text_buffer import append_text
 
-NOTHING: Final = object()  # no state is known; a state of null is another value
+NOTHING: Final = object()  # means that no state is known; None is the state null
 
 
 @dataclass(slots=True)
 class Memory:
-    """A client's conversation. `apply` takes the events in order; each costs its own size."""
+    """Computes a client's conversation from the events of its stream.
+
+    `apply` takes the events in order. The time for an event grows with the event's size, not with
+    the conversation.
+    """
 
     _messages: list[JsonObject] = field(default_factory=list)
     _by_id: dict[str, JsonObject] = field(default_factory=dict)  # the newest message of each id
     _calls: dict[str, tuple[JsonObject, JsonObject]] = field(default_factory=dict)
-    # text that is joined when it is read, by the object that holds it: pieces come often, readers
-    # seldom
+    # Pieces of text by their object and its key. `messages` joins the pieces, because pieces arrive
+    # often and the messages are read seldom.
     _pieces: dict[tuple[int, str], tuple[JsonObject, list[str]]] = field(default_factory=dict)
     run: JsonObject | None = None  # the last RUN_STARTED
-    end: JsonObject | None = None  # its RUN_FINISHED or RUN_ERROR
+    end: JsonObject | None = None  # RUN_FINISHED or RUN_ERROR of this run
     _state: SharedState = field(default_factory=SharedState)
     _contents: dict[str, Document] = field(default_factory=dict)  # of activities, by message id
 
     @property
     def messages(self) -> list[JsonObject]:
-        """The conversation so far."""
+        """The messages of the conversation so far."""
         for (_, key), (holder, pieces) in self._pieces.items():
             holder[key] = (holder.get(key) or "") + "".join(pieces)
         self._pieces.clear()
@@ -43,7 +47,7 @@ class Memory:
 
     @property
     def state(self) -> Json:
-        """The state, or NOTHING before the first one."""
+        """The state; NOTHING before the first state event."""
         return self._state.value if self._state.is_known else NOTHING
 
     def apply(self, event: JsonObject) -> None:
@@ -53,7 +57,7 @@ class Memory:
             handler(self, event)
 
     def hear(self, id: str, text: str) -> None:
-        """Adds the user's message, unless it is the last one already."""
+        """Adds a message of the user, unless the last message is a user's with the same text."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "user" or last.get("content") != text:
             self._append({"id": id, "role": "user", "content": text})
@@ -116,7 +120,7 @@ class Memory:
         _merge(call, event)
 
     def _parent(self, event: JsonObject) -> JsonObject:
-        """The message of a tool call: the named one, or a new one."""
+        """Returns the message of a tool call: the message that the event names, or a new one."""
         id = event.get("parentMessageId")
         existing = self._message(id) if id else None
         if existing is not None and existing["role"] == "assistant":
@@ -215,8 +219,8 @@ class Memory:
 
 
 def _place(messages: list[JsonObject], asking: JsonObject) -> int:
-    """The index for a tool's result: after the message of its call and earlier results."""
-    # backwards, since a result comes soon after its call
+    """Returns the index for a tool's result: after the message of the call and earlier results."""
+    # The search goes backwards, because a result usually comes soon after its call.
     at = end = len(messages)
     while messages[at - 1] is not asking:
         at -= 1
@@ -254,7 +258,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Memory, JsonObject], None]]] = {
 
 
 def remembered(events: Iterable[JsonObject]) -> Memory:
-    """The memory after these events."""
+    """Returns the memory after these events."""
     memory = Memory()
     for event in events:
         memory.apply(event)

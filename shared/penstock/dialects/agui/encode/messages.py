@@ -12,9 +12,9 @@ from penstock.dialects.text_buffer import append_text
 
 
 class Messages:
-    """The messages and thoughts of a run.
+    """Encodes the messages and thoughts of a run.
 
-    A profile of complete messages sends a message at its end.
+    In a profile of complete messages (`Profile.complete`), a message is sent at its end.
     """
 
     def __init__(self, context: Context) -> None:
@@ -22,13 +22,13 @@ class Messages:
         self._open = context.open
 
     def started(self, data: JsonObject) -> Iterator[Emitted]:
-        """llm.message_started."""
+        """Handles llm.message_started."""
         yield from self.end_thoughts()
         if data["message_id"] not in self._open.messages:
             yield from self._open_message(data["message_id"], data)
 
     def streamed(self, data: JsonObject) -> Iterator[Emitted]:
-        """llm.stream."""
+        """Handles llm.stream."""
         yield from self.end_thoughts()
         id, content = data["message_id"], data["content"]
         message = self._open.messages.get(id)
@@ -43,7 +43,7 @@ class Messages:
             yield EventType.TEXT_MESSAGE_CONTENT, fields, NO_FACTS
 
     def completed(self, data: JsonObject) -> Iterator[Emitted]:
-        """llm.message_completed."""
+        """Handles llm.message_completed."""
         yield from self.end_thoughts()
         id = data["message_id"]
         if id not in self._open.messages:
@@ -51,7 +51,7 @@ class Messages:
         yield from self._message_end(id, self._open.messages[id], data)
 
     def reopened(self) -> Iterator[Emitted]:
-        """The starts of open messages and thoughts."""
+        """Emits the starts of open messages and thoughts again."""
         if not self._context.profile.complete:
             for id, message in self._open.messages.items():
                 yield self._message_start(id, message)
@@ -59,7 +59,7 @@ class Messages:
             yield from self._thought_starts(id, owner)
 
     def close(self, error: str | None) -> Iterator[Emitted]:
-        """Ends open messages and thoughts. `error` is the reason why they are incomplete."""
+        """Ends open messages and thoughts. `error` says why a message is incomplete, if it is."""
         for id in list(self._open.thoughts):
             yield from self._thought_ends(id)
         for id, message in list(self._open.messages.items()):
@@ -101,7 +101,7 @@ class Messages:
     # Thoughts.
 
     def thought(self, data: JsonObject) -> Iterator[Emitted]:
-        """llm.reasoning."""
+        """Handles llm.reasoning."""
         id = data["reasoning_id"]
         if data["thought"]:
             if id not in self._open.thoughts:
@@ -113,7 +113,10 @@ class Messages:
             yield from self._thought_ends(id)
 
     def end_thoughts(self) -> Iterator[Emitted]:
-        """Ends the agent's thoughts when it speaks or acts, since clients show open thoughts."""
+        """Ends the agent's thoughts when the agent sends text or calls a tool.
+
+        Clients show thoughts as long as the thoughts are open.
+        """
         if self._open.thoughts:
             mine = [id for id, owner in self._open.thoughts.items() if owner == self._context.owner]
             for id in mine:

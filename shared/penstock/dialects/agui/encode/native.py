@@ -1,7 +1,7 @@
 """Checks which AG-UI values of an upstream can go to the client unchanged.
 
-A value is sent unchanged only where the client's schema accepts it without a warning. Any other
-value becomes part of a CUSTOM event, which may hold any JSON.
+A value is sent unchanged only if the client's schema accepts the value without a warning. Any other
+value becomes part of a CUSTOM event, which may contain any JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _flag(value: Json) -> bool:
 
 
 def _fits(value: Json, required: Shape, optional: Shape) -> bool:
-    """Whether the value is an object with all required members and no unknown ones."""
+    """Returns whether the value is an object with all required members and no unknown members."""
     if not isinstance(value, dict) or not required.keys() <= value.keys():
         return False
     known = {**required, **optional}
@@ -62,15 +62,15 @@ _NATIVE: Final[Mapping[EventType, tuple[Shape, Shape]]] = {
         {},
     ),
 }
-# Members that every event may have. The encoder writes them itself, or leaves them out.
+# Members that every event may have. The encoder writes these members itself, or leaves them out.
 _ENVELOPE: Final = frozenset({"type", "timestamp", "rawEvent", "subagentRunId", "metadata"})
 
 
 def native_event(name: str, value: Json) -> tuple[EventType, JsonObject] | None:
-    """The type and fields of an upstream's own event (`custom.event`, protocol `agui`).
+    """Returns type and fields of an AG-UI event from a `custom.event` of the protocol `agui`.
 
-    `name` is the type and `value` the event, or they are name and value of a CUSTOM event. None
-    where a client would not accept the fields of the type.
+    `name` and `value` are either the type of an event and the event, or the name and value of a
+    CUSTOM event. Returns None if a client would not accept the fields of the type.
     """
     shapes = _NATIVE.get(EventType(name)) if name in _NATIVE else None
     if shapes is None and name in EventType.__members__:
@@ -115,7 +115,10 @@ def _part(value: Json) -> bool:
 
 
 def are_parts(value: Json) -> bool:
-    """Whether the value is a list of content parts, a form of a tool result in AG-UI 1.0."""
+    """Returns whether the value is a nonempty list of content parts.
+
+    A tool result in AG-UI 1.0 may have this form.
+    """
     return isinstance(value, list) and bool(value) and all(map(_part, value))
 
 
@@ -168,9 +171,9 @@ _MESSAGES: Final[Mapping[str, tuple[Shape, Shape]]] = {
 
 
 def are_messages(value: Json, *, modern: bool) -> bool:
-    """Whether the value is a list of messages.
+    """Returns whether the value is a list of messages that the client accepts.
 
-    Clients before 1.0 take a tool's content only as text.
+    Clients before 1.0 accept the content of a tool message only as text.
     """
     return isinstance(value, list) and all(_message(each, modern) for each in value)
 

@@ -1,4 +1,4 @@
-"""Passes state, history and an AG-UI upstream's own events to the client where it accepts them."""
+"""Sends state, history and an AG-UI upstream's events unchanged if the client accepts them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from penstock.dialects.patch import is_patch
 
 
 class Passthrough:
-    """Events that are sent unchanged, or inside a CUSTOM event."""
+    """Encodes events whose values are sent unchanged, or inside a CUSTOM event."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._open = context.open
 
     def snapshot(self, data: JsonObject) -> Iterator[Emitted]:
-        """state.snapshot."""
+        """Handles state.snapshot."""
         yield EventType.STATE_SNAPSHOT, self._context.mine({"snapshot": data["snapshot"]}), NO_FACTS
 
     def delta(self, data: JsonObject) -> Iterator[Emitted]:
-        """state.delta."""
+        """Handles state.delta."""
         if is_patch(data["delta"]):
             yield EventType.STATE_DELTA, self._context.mine({"delta": data["delta"]}), NO_FACTS
         else:
             yield self._context.custom(data)
 
     def messages(self, data: JsonObject) -> Iterator[Emitted]:
-        """state.messages."""
+        """Handles state.messages."""
         messages = data["messages"]
         if not are_messages(messages, modern=self._context.modern):
             yield self._context.custom(data)
@@ -47,9 +47,10 @@ class Passthrough:
             yield self._context.custom({**data, "messages": restated.messages})
 
     def _keeps_what_is_open(self, messages: list[JsonObject]) -> bool:
-        """Whether a snapshot contains all open parts.
+        """Returns whether a snapshot contains all open messages and calls.
 
-        A client drops others, and then rejects their ends.
+        A client drops messages that the snapshot lacks, and would reject the later end of such a
+        message. A profile of complete messages sends no part before its end.
         """
         kept = {message["id"] for message in messages}
         kept.update(call["id"] for each in messages for call in each.get("toolCalls", ()))
@@ -59,7 +60,7 @@ class Passthrough:
         )
 
     def _restate_owners(self, messages: list[JsonObject]) -> None:
-        """Sets the owners of messages to those of a snapshot, as a client does."""
+        """Takes the inner runs of messages and calls from a snapshot, as a client does."""
         for message in messages:
             owner = message.get("subagentRunId")
             kind = "thought" if message["role"] == "reasoning" else "message"
@@ -69,9 +70,10 @@ class Passthrough:
                 self._open.owners[f"{entity} {id}"] = owner
 
     def custom_event(self, data: JsonObject) -> Iterator[Emitted]:
-        """custom.event.
+        """Handles custom.event.
 
-        An AG-UI upstream's own event is sent unchanged; a framework's work is left out.
+        Sends an event of an AG-UI upstream unchanged, if the client accepts the event. Leaves out
+        events about the internal work of a framework.
         """
         if data["name"] in INTERNAL_EVENTS:
             return

@@ -1,8 +1,8 @@
-"""Interrupts: what a pause asks of a client, and what the client's `resume[]` decided.
+"""Makes the interrupts of a pause, and reads the decisions from a client's `resume[]`.
 
-An interrupt stands for one item of an approval; `ids` defines its id. A confirmation is answered
-with `{"approved": bool, "reason"?: str, "editedArgs"?: object}`, and any other item with its value.
-The status `cancelled` is a rejection.
+Each item of an approval becomes one interrupt; `ids` defines the interrupt's id. A client answers a
+confirmation with `{"approved": bool, "reason"?: str, "editedArgs"?: object}`, and any other item
+with a value. The status `cancelled` is a rejection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.dialects.base import Json, JsonObject
 
 CONFIRMATIONS: Final = frozenset({"confirmation", "review"})
 
-# AG-UI's conventional reasons. The reasons of other kinds begin with our name.
+# AG-UI's usual reasons, by the kind of an item. The reasons of other kinds begin with `penstock:`.
 _REASONS: Final[Mapping[str, str]] = {
     "confirmation": "confirmation",
     "input": "input_required",
@@ -23,19 +23,20 @@ _REASONS: Final[Mapping[str, str]] = {
     "external": "tool_call",
     "long_running": "tool_call",
 }
-_YES_OR_NO: Final = ("approved", "accepted", "confirmed")  # our word, Agno's and ADK's
+_YES_OR_NO: Final = ("approved", "accepted", "confirmed")  # the keys of Penstock, Agno and ADK
 _NOTES: Final = ("reason", "note")
 _METADATA: Final = ("item_id", "kind", "digest", "tool", "args", "options", "editable")
 
 
 class UnclearAnswer(ValueError):
-    """A resume entry that says neither yes nor no. No call may run because of it."""
+    """A resume entry says neither yes nor no, so the call must not run."""
 
 
 def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: bool) -> JsonObject:
-    """The `Interrupt` of one item in the data of `approval.requested`.
+    """Returns the `Interrupt` of one item in the data of `approval.requested`.
 
-    `names` has the client's id of the tool call. A `modern` client also gets the inner run.
+    `names` has the id under which the client knows the tool call. A `modern` client also gets the
+    inner run.
     """
     kind = item["kind"]
     call_id = item.get("tool_call_id")
@@ -59,14 +60,17 @@ def interrupt(approval: JsonObject, item: JsonObject, *, names: Names, modern: b
 
 
 def interrupt_of_all(approval_id: str) -> JsonObject:
-    """The interrupt of an approval whose items are unknown, because its request has expired."""
+    """Returns the one interrupt of an approval whose items are unknown.
+
+    The items are unknown if the request has expired.
+    """
     return {"id": approval_id, "reason": "confirmation", "message": "A decision is needed."}
 
 
 def decided(item: JsonObject, entry: JsonObject) -> JsonObject:
-    """The decision that a `resume[]` entry makes on an item, in the shape that approvals take.
+    """Returns the decision of a `resume[]` entry on an item: `{item_id, decision, note, value}`.
 
-    `item` is an item of `approval.requested`. Returns `{item_id, decision, note, value}`.
+    `item` is an item of `approval.requested`. The approvals service takes the result as it is.
 
     Raises:
         UnclearAnswer: The answer to a confirmation is neither yes nor no.

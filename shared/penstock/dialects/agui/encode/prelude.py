@@ -1,8 +1,8 @@
-"""Brings a client without any events to the current state of a run.
+"""Makes the frames that bring a client without any events to the current state of a run.
 
-The client rejects a stream that begins in the middle, and shows repeated events twice. So the
-prelude restates the conversation: RUN_STARTED, MESSAGES_SNAPSHOT, STATE_SNAPSHOT, and one start for
-each open part. The run's own frames follow.
+A client rejects a stream that begins in the middle, and shows repeated events twice. So the prelude
+has the whole conversation: RUN_STARTED, MESSAGES_SNAPSHOT, STATE_SNAPSHOT, and one start for each
+open part. The frames of the run's later events follow.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.sse import Frame
 
 
 def remember(memory: Memory, encoder: AguiEncoder, events: Iterable[JsonObject]) -> None:
-    """Adds a run of the thread, or the next events of one, to a client's memory.
+    """Adds a run of the thread, or further events of a run, to a client's memory.
 
-    `events` are canonical, in order. `encoder` takes them.
+    `events` are the canonical events in order. `encoder` encodes these events.
     """
     for event in events:
         frames = encoder.feed(event)
@@ -37,11 +37,12 @@ def remember(memory: Memory, encoder: AguiEncoder, events: Iterable[JsonObject])
 def prelude(
     encoder: AguiEncoder, events: Iterable[JsonObject], memory: Memory | None = None
 ) -> list[Frame]:
-    """The frames that bring an empty client to the state of the run after `events`.
+    """Returns the frames that bring an empty client to the state of the run after `events`.
 
-    `encoder` is new, and encodes the later events afterwards. `memory` has the thread before this
-    run (other runs, see `remember`; the client's own messages and state). A run that waits or has
-    ended gets its last terminal event. Empty without events.
+    `encoder` is a new encoder. The caller uses the same encoder for the later events. `memory` has
+    the thread before this run: other runs (see `remember`), and the client's own messages and
+    state. If the run waits or has ended, the last frame is RUN_FINISHED or RUN_ERROR. The result is
+    empty if there are no events.
     """
     memory = memory or Memory()
     remember(memory, encoder, events)

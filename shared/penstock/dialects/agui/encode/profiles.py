@@ -1,10 +1,11 @@
-"""The two field profiles of AG-UI's events: strict `agui`, and `agui+runs`.
+"""Defines the two field profiles of AG-UI's events: the strict profile `agui`, and `agui+runs`.
 
-`agui` has exactly the fields that AG-UI describes; our own are under `metadata.penstock`.
-`agui+runs` has the fields of agent-runs-sse.md at the top, beside those that an AG-UI client needs,
-and sends messages and arguments when they are complete. Counters that the contract keeps internal
-are left out wherever an upstream's protocol puts them. Arguments, results, state and `ui_schema`
-are the agent's own data and stay as they are, whatever their keys.
+In `agui`, an event has exactly the fields that AG-UI describes; Penstock's own fields are under
+`metadata.penstock`. In `agui+runs`, an event has the fields of agent-runs-sse.md and the fields
+that an AG-UI client needs at the top level, and messages and arguments are sent when they are
+complete. `agui+runs` leaves out the counters that the contract keeps internal, wherever an
+upstream's protocol has them. Arguments, results, state and `ui_schema` are the agent's own data and
+stay unchanged, also if they have the keys of counters.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock.dialects.base import Json, JsonObject
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The ids and the time of an event."""
+    """The ids of an event's thread and run, and the time of the event."""
 
     thread_id: str
     run_id: str  # the AG-UI run's id
@@ -28,10 +29,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Writes an event of a type, from AG-UI's fields and further facts.
+    """Describes a field profile. `body` writes an event of a type from AG-UI's fields and facts.
 
-    `complete`: no deltas of text or arguments. `step`: the one step that each run has.
-    `id_first`: the order of lines in a stream, see `penstock.sse.encode`.
+    `complete`: messages and arguments are sent when they are complete, not in deltas.
+    `step`: the name of the step that each run has, if the upstream sends no step of the contract.
+    `id_first`: the order of lines in a stream (see `penstock.sse.encode`).
     """
 
     name: str
@@ -43,7 +45,7 @@ class Profile:
 
 # The strict profile.
 
-# The facts that go to `metadata.penstock`, by type.
+# The facts that the strict profile writes to `metadata.penstock`, by type.
 _KEPT: Final[Mapping[EventType, tuple[str, ...]]] = {
     EventType.RUN_STARTED: ("run_id", "leg", "agent"),
     EventType.RUN_FINISHED: ("approval_id", "reason", "by"),
@@ -94,20 +96,21 @@ COUNTERS: Final = frozenset(
         "cost",
         "latencyMs",
         "model",
-        # the same in the spelling of our upstreams
+        # the same counters as upstreams spell them
         "input_tokens",
         "output_tokens",
         "latency_ms",
     }
 )
-# custom events of these protocols hold whole frames of a framework
+# custom events of these protocols contain whole frames of a framework
 _FRAMED: Final = frozenset({"agno", "adk"})
 _MESSAGE_STATUS: Final = frozenset({"success", "partial_success", "failed"})
 _RESULT_TYPES: Final = frozenset({"execution_report", "clarification", "error_report", "unknown"})
 _CALL_STATUS: Final = {"ok": "success", "partial": "partial"}
 
-# The top-level keys of each documented event in the document's order, followed by those that an
-# AG-UI client needs (delta, toolCallId, content, outcome). Other types keep all keys.
+# The top-level keys of each event of agent-runs-sse.md in the document's order, followed by the
+# keys that an AG-UI client needs (delta, toolCallId, content, outcome). Events of other types keep
+# all keys.
 _CALL: Final = ("messageId", "toolCallId", "toolCallName")
 _KEYS: Final[Mapping[EventType, tuple[str, ...]]] = {
     EventType.RUN_STARTED: (),
@@ -210,7 +213,10 @@ _DOCUMENTED: Final[Mapping[EventType, Callable[[JsonObject, JsonObject], JsonObj
 
 
 def _custom_value(fields: JsonObject) -> Json:
-    """The value of a CUSTOM event, without the counters of our metrics and of upstream frames."""
+    """Returns the value of a CUSTOM event, without counters if it has metrics or upstream frames.
+
+    The events of an agent's author keep all their keys.
+    """
     name, value = fields["name"], fields["value"]
     if name == "penstock.system.metrics":
         return _without_counters(value)
@@ -222,7 +228,7 @@ def _custom_value(fields: JsonObject) -> Json:
 
 
 def _without_counters(value: Json) -> Json:
-    """The value without counters, at any depth."""
+    """Returns the value without counters at any depth."""
     if isinstance(value, dict):
         return {
             name: _without_counters(item) for name, item in value.items() if name not in COUNTERS

@@ -1,4 +1,4 @@
-"""Encodes steps and inner runs, which continue over a pause while AG-UI runs do not."""
+"""Encodes steps and inner runs. They continue over a pause, but an AG-UI run ends at a pause."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from penstock.events import TERMINAL
 
 PROFILE_STEP: Final = "\0step"  # no canonical event has this step id
 
-# The steps of agent-runs-sse.md. An upstream's own steps of these names are sent unchanged.
+# The steps of agent-runs-sse.md. If an upstream has a step of such a name, it is sent unchanged.
 CONTRACT_STEPS: Final = frozenset({"router", "worker"})
 
-# Events that open no step: they make no event, or another step begins anyway.
+# Events before which the profile's step does not begin. Before an event of `_ENDS` the step begins
+# only if the AG-UI run has had no step.
 _ENDS: Final = TERMINAL | {"lifecycle.paused"}
 _OUTSIDE: Final = frozenset({"lifecycle.started", "lifecycle.resumed", "approval.requested"})
 
-# Events of a server about its own run, before its first step begins.
+# Names of custom events that a server may send about its run before its own first step begins.
 _BEFORE_ITS_STEPS: Final = INTERNAL_EVENTS | {"RUN_STARTED"}
 
-# The origin of an inner run, if its upstream speaks AG-UI.
+# The fields that say where an inner run comes from. Only AG-UI upstreams send them.
 _PARENTS: Final = {
     "parent_tool_call_id": "parentToolCallId",
     "parent_message_id": "parentMessageId",
@@ -31,7 +32,7 @@ _PARENTS: Final = {
 
 
 class Steps:
-    """The steps and inner runs of a run."""
+    """Encodes the steps and inner runs of a run."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -39,7 +40,10 @@ class Steps:
         self._had_step = False  # this AG-UI run has had a step
 
     def step_started(self, data: JsonObject) -> Iterator[Emitted]:
-        """workflow.step_started. A profile with a step of its own sends other steps as CUSTOM."""
+        """Handles workflow.step_started.
+
+        A profile with a step of its own sends steps that the contract lacks as CUSTOM.
+        """
         if self._context.profile.step and not self._is_contracts(data):
             yield self._context.custom(data)
         elif data["step_id"] not in self._open.steps:
@@ -54,16 +58,16 @@ class Steps:
             yield self._step(EventType.STEP_STARTED, step, data)
 
     def _is_contracts(self, data: JsonObject) -> bool:
-        """Whether the contract has this step, and no open step has its name."""
+        """Returns whether the contract has this step, and no open step has the same name."""
         name = data.get("description")
         others = (step for id, step in self._open.steps.items() if id != PROFILE_STEP)
         return name in CONTRACT_STEPS and all(step.name != name for step in others)
 
     def enter(self, data: JsonObject) -> Iterator[Emitted]:
-        """Opens the profile's step before the current event, unless a step is open.
+        """Begins the profile's step before the current event, unless a step is open.
 
-        The step waits for the first event with content, since an upstream may begin with its own
-        step.
+        The step begins only before the first event with content, because the upstream may begin
+        with a step of its own.
         """
         name, type = self._context.profile.step, self._context.type
         if name is None or self._open.steps or type in _OUTSIDE:
@@ -78,7 +82,7 @@ class Steps:
         yield self._step(EventType.STEP_STARTED, step)
 
     def step_ended(self, data: JsonObject) -> Iterator[Emitted]:
-        """workflow.step_completed and workflow.step_failed."""
+        """Handles workflow.step_completed and workflow.step_failed."""
         step = self._open.steps.pop(data["step_id"], None)
         if step is None:
             yield self._context.custom(data)
@@ -86,17 +90,17 @@ class Steps:
             yield self._step(EventType.STEP_FINISHED, step, data)
 
     def begin(self) -> None:
-        """An AG-UI run begins: it knows the inner runs that continue."""
+        """Begins an AG-UI run. Its client gets the starts of the inner runs that continue."""
         self._had_step = False
         self._open.known_subagents.clear()
         self._open.known_subagents.update(self._open.subagents)
 
     def reopened(self) -> Iterator[Emitted]:
-        """The starts of inner runs and steps that continue."""
+        """Emits the starts of inner runs and steps that continue."""
         again: set[str] = set()
         for id, subagent in self._open.subagents.items():
             fields = {"subagentRunId": id, **subagent.started}
-            # the parent has ended and is unknown to the client
+            # if the parent has ended, the client of this AG-UI run does not know it
             if fields.get("parentSubagentRunId") not in again:
                 fields.pop("parentSubagentRunId", None)
             again.add(id)
@@ -105,9 +109,9 @@ class Steps:
             yield self._step(EventType.STEP_STARTED, step)
 
     def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
-        """Ends all steps and inner runs for the client.
+        """Emits the ends of all steps and inner runs.
 
-        Those of a run that waits stay open here.
+        The ledger keeps them, because they continue if the run only waits.
         """
         for step in reversed(self._open.steps.values()):
             yield self._step(EventType.STEP_FINISHED, step)
@@ -126,7 +130,7 @@ class Steps:
         return type, self._context.tagged({"stepName": step.name}, step.owner), facts
 
     def dispatched(self, data: JsonObject) -> Iterator[Emitted]:
-        """dispatch.worker. A client accepts an id once in an AG-UI run."""
+        """Handles dispatch.worker. A client accepts the same id only once in an AG-UI run."""
         id = data["subrun_id"]
         if not self._context.modern or id in self._open.known_subagents:
             yield self._context.custom(data)
@@ -144,7 +148,7 @@ class Steps:
         yield EventType.SUBAGENT_STARTED, {"subagentRunId": id, **started}, data
 
     def finished(self, data: JsonObject) -> Iterator[Emitted]:
-        """dispatch.finished."""
+        """Handles dispatch.finished."""
         id = data["subrun_id"]
         if self._open.subagents.pop(id, None) is None:
             yield self._context.custom(data)

@@ -1,4 +1,4 @@
-"""Encodes tool calls: arguments, ends and results."""
+"""Encodes tool calls: their starts, arguments, ends and results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from penstock.dialects.text_buffer import append_text
 
 
 class Tools:
-    """The calls of a run. A profile of complete messages sends arguments together with the call."""
+    """Encodes the calls of a run.
+
+    In a profile of complete messages, the arguments are sent together with the call.
+    """
 
     def __init__(self, context: Context, messages: Messages) -> None:
         self._context = context
@@ -24,7 +27,11 @@ class Tools:
         self._calls: dict[str, Call] = {}
 
     def arguments(self, data: JsonObject) -> Iterator[Emitted]:
-        """llm.tool_args. A value at a path is no text, so such arguments are sent with the call."""
+        """Handles llm.tool_args.
+
+        Arguments that are a value at a path cannot be sent as a piece of text. They are sent with
+        the call.
+        """
         delta = data.get("delta")
         id = data["tool_call_id"]
         if not delta or (id in self._calls and id not in self._open.calls):
@@ -43,7 +50,7 @@ class Tools:
             yield EventType.TOOL_CALL_ARGS, fields, _facts(call)
 
     def called(self, data: JsonObject) -> Iterator[Emitted]:
-        """llm.tool_call. Only the first one of an id makes events."""
+        """Handles llm.tool_call. Makes events only for the first call with an id."""
         id = data["tool_call_id"]
         call = self._open.calls.get(id)
         if call is None:
@@ -59,7 +66,7 @@ class Tools:
         yield from self._end(id, call, text if text is not None else dumped(call.args), data)
 
     def reopened(self) -> Iterator[Emitted]:
-        """The starts of calls with incomplete arguments."""
+        """Emits the starts of calls with incomplete arguments again."""
         if not self._context.profile.complete:
             for id, call in self._open.calls.items():
                 yield self._start(id, call)
@@ -100,7 +107,7 @@ class Tools:
         yield EventType.TOOL_CALL_END, fields, facts
 
     def answered(self, data: JsonObject) -> Iterator[Emitted]:
-        """llm.tool_result. An incomplete call is ended first."""
+        """Handles llm.tool_result. If the call is incomplete, first ends the call."""
         yield from self._messages.end_thoughts()
         id = data["tool_call_id"]
         call = self._open.calls.get(id)
@@ -111,9 +118,10 @@ class Tools:
         parts = data.get("content")
         message_id = data.get("message_id")
         if message_id in (None, "", id):
-            # a client makes a message of the call's id for a call without a message
+            # for a call without a message, the client makes a message with the call's id, so the
+            # message of the result needs another id
             message_id = f"{id}.result"
-        call_name = self._context.names.of(id)  # must come before the result begins to use an id
+        call_name = self._context.names.of(id)  # must come before `begin` names the result's id
         fields = {
             "messageId": self._context.names.begin(message_id),
             "toolCallId": call_name,
@@ -135,7 +143,7 @@ def _facts(call: Call) -> JsonObject:
 
 
 def _result_text(result: JsonObject) -> str:
-    """A tool's result as text: the text itself, any other value as JSON, or the error."""
+    """Returns a tool's result as text: a text as it is, any other value as JSON, or the error."""
     value = result.get("result")
     if value is None:
         return result.get("error") or ""

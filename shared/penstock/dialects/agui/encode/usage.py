@@ -1,4 +1,4 @@
-"""Token counts as AG-UI's clients take them."""
+"""Converts token counts into the form of AG-UI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_SAFE_INTEGER: Final = 2**53 - 1
 
 
 def token_usage(usage: JsonObject | None) -> JsonObject:
-    """The `TokenUsage` of a run's `usage`: only counts that a client accepts."""
+    """Returns the `TokenUsage` of a run's `usage`, with only those counts that a client accepts."""
     counts = {theirs: (usage or {}).get(ours) for ours, theirs in TOKENS.items()}
     return {
         name: count
