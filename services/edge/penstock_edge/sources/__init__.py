@@ -1,1 +1,1 @@
-"""Sources: the messages of runs, sessions and many runs, read from the bus."""
+"""Sources: they read the messages of runs, sessions and many runs from the bus."""

@@ -1,7 +1,8 @@
-"""The runs of the last ten minutes that are neither over nor paused, read once for all streams.
+"""Reads the active runs of the last ten minutes, once for all streams.
 
-Every stream that ends with its session (`until=idle`) asks twice a second. If each stream read the
-records of the last minutes itself, the cost would grow with the number of streams.
+A run is active if it has neither ended nor paused. Each stream with `until=idle` needs the active
+runs twice a second. If each stream read the records of the last minutes itself, the cost would grow
+with the number of streams.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ log = logging.getLogger(__name__)
 
 RUNS: Final = "KV_runs"
 PATTERN: Final = "$KV.runs.>"
-OLDEST_S: Final = 600.0  # records that were written earlier are left out
+OLDEST_S: Final = 600.0  # older records are left out
 _AT_REST: Final = ENDED | {"paused"}
 
 
 class ActiveRuns:
-    """The newest records of active runs, from the stream of KV `runs`."""
+    """The newest records of active runs, which are read from the stream of KV `runs`."""
 
     def __init__(self) -> None:
         self._next = 0
         self._lock = asyncio.Lock()
-        # By subject: when the record was read, and the record; the oldest first.
+        # Maps the subject to the time when the record was read, and the record. The oldest is
+        # first.
         self._records: dict[str, tuple[float, RunRecord]] = {}
 
     async def now(self, bus: Bus) -> list[RunRecord]:
-        """The records of the runs that are active now.
+        """Return the records of the runs that are active now.
 
         Raises:
             BusError: the stream cannot be read now.
@@ -62,14 +64,14 @@ class ActiveRuns:
         try:
             record = RunRecord.model_validate_json(payload)
         except ValidationError as error:
-            # Without this, one bad record would fail the requests of all sessions.
+            # If this error were raised, one bad record would fail the requests of all sessions.
             log.warning("%s cannot be read: %s", subject, error)
             return
         if record.status not in _AT_REST:
             self._records[subject] = (time.monotonic(), record)
 
     def _forget(self) -> None:
-        """Drop the records that are too old; the oldest come first."""
+        """Drop the records that are too old."""
         oldest = time.monotonic() - OLDEST_S
         for subject, (read_at, _) in list(self._records.items()):
             if read_at >= oldest:
@@ -81,7 +83,7 @@ _of: WeakKeyDictionary[Bus, ActiveRuns] = WeakKeyDictionary()
 
 
 async def active_runs(bus: Bus) -> list[RunRecord]:
-    """The records of the runs that are active now.
+    """Return the records of the runs that are active now.
 
     Raises:
         BusError: the stream cannot be read now.

@@ -1,4 +1,7 @@
-"""How much one request may read. After that it is answered with the events found so far."""
+"""Limits how much one request may read.
+
+When the limit is reached, the response has the events that were found until then.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Allowance:
-    """The events, bytes and seconds that are left. It is spent when one of the three is used up."""
+    """The events, bytes and seconds that a request may still use.
+
+    The allowance is spent when no events, no bytes or no seconds are left.
+    """
 
     events: int
     size_bytes: int
@@ -16,12 +22,12 @@ class Allowance:
     _begun: float = field(default_factory=time.monotonic)
 
     def take(self, events: int, size_bytes: int) -> None:
-        """Count what was read."""
+        """Subtract the events and bytes that were read."""
         self.events -= events
         self.size_bytes -= size_bytes
 
     @property
     def spent(self) -> bool:
-        """Whether the request must be answered now."""
+        """Whether nothing is left, so that the request must be answered now."""
         late = time.monotonic() - self._begun >= self.time_s
         return late or self.events <= 0 or self.size_bytes <= 0

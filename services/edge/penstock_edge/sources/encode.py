@@ -26,9 +26,10 @@ FOLD_RETRY_S: Final = 0.05
 
 
 async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> Item:
-    """One message as an item.
+    """Encode one message as an item.
 
-    If the message cannot be read, the item is a notice, so that a client sees where one is missing.
+    If the message cannot be read, the item is a notice, so that a client sees where a message is
+    missing.
     """
     try:
         if not is_raw(stored):
@@ -41,8 +42,8 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
         log.warning("%s %d: %s", stored.subject, stored.sequence, error)
         return Item(stored.sequence, [view.notice("payload_lost", str(error))])
     except Exception as error:
-        # An encoder may fail in any way on a body that is no event. Without this, the hub would
-        # fail at this message for each client that reconnects.
+        # If a body is not an event, an encoder may raise any exception. If the exception ended the
+        # hub, each client that reconnects would fail at the same message.
         expected = isinstance(error, (ValueError, KeyError, TypeError))
         text = "%s %d cannot be read: %r"
         log.warning(text, stored.subject, stored.sequence, error, exc_info=not expected)
@@ -51,7 +52,7 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
 
 
 async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequence) -> None:
-    """Fold the run's events from `start` on, up to the one before this message."""
+    """Fold the run's events from `start` on, up to the event before this message."""
     run = (subjects.events_of_run(subjects.run_id_of(upto.subject)),)
     newest = int(upto.headers[SEQUENCE]) - 1
     for _ in range(FOLD_TRIES):
@@ -62,7 +63,7 @@ async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequenc
             start = StreamSequence(found[-1].sequence + 1)
             if int(found[-1].headers[SEQUENCE]) == newest:
                 return
-        await asyncio.sleep(FOLD_RETRY_S)  # a replica lags behind the live messages
+        await asyncio.sleep(FOLD_RETRY_S)  # the replica that was read lags behind
     log.warning(
         "%s: some events before %d are no longer stored; frames may lack what depends on them",
         run[0],
@@ -71,7 +72,7 @@ async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequenc
 
 
 async def _with_object(bus: Bus, stored: Stored) -> Stored:
-    """The message with its payload, which may be in the object store.
+    """Return the message with its payload, which may be in the object store.
 
     Raises:
         BusError: the object store does not answer.

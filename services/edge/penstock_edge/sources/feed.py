@@ -1,8 +1,9 @@
-"""The feed: all events of all runs, followed once for all streams over many runs.
+"""The feed follows all events of all runs, once for all client streams over many runs.
 
-With a filtered subscription, a missing message cannot be noticed. The sequence of the whole stream
-has no gaps, so there it can. Therefore the process follows the whole stream once, while there are
-streams over many runs, and gives each message to the listeners that need it.
+A missing message cannot be noticed in a filtered subscription. It can be noticed in the whole
+stream, because the whole stream's sequence has no gaps. Therefore the process follows the whole
+stream once, as long as there are client streams over many runs. The feed passes each message to the
+listeners that need the message.
 """
 
 from __future__ import annotations
@@ -22,28 +23,32 @@ from penstock_edge.views.items import type_of
 from penstock_edge.views.positions import StreamSequence
 
 # The newest messages may not have reached every replica. So the feed, which notices gaps, reads
-# this many of them; its listeners, which do not notice gaps, read only the earlier ones.
+# this many of the newest messages. The listeners do not notice gaps, so they read only earlier
+# messages.
 RECENT: Final = 500
 RECENT_BYTES: Final = 4 * 1024 * 1024
 KNOWN_RUNS: Final = 20_000
 
 
 class Listener(Protocol):
-    """A source over many runs: of some types, or of one session id."""
+    """A source over many runs that needs events of some types, or of one session id."""
 
     session_id: str | None
 
     def wants(self, type: str) -> bool:
-        """Whether it needs the events of this `category.action`."""
+        """Return whether the listener needs the events of this `category.action`."""
         ...
 
     def receive(self, batch: list[Stored]) -> None:
-        """Take messages that it may need, in the stream's order. Must neither wait nor raise."""
+        """Take messages that the listener may need, in the stream's order.
+
+        This method must not block, and must not raise an exception.
+        """
         ...
 
 
 class Feed:
-    """The one reading of EVENTS in this process. It exists while it has listeners."""
+    """Follows EVENTS for all listeners in this process, as long as there is a listener."""
 
     def __init__(self, bus: Bus, probe_s: float = PROBE_S) -> None:
         self._bus = bus
@@ -56,11 +61,14 @@ class Feed:
         self._recent_bytes = 0
         self._by_type: set[Listener] = set()
         self._by_session: dict[str, set[Listener]] = {}
-        self._listeners_by_type: dict[str, tuple[Listener, ...]] = {}  # by type
-        self._session_of: dict[str, str] = {}  # by run
+        self._listeners_by_type: dict[str, tuple[Listener, ...]] = {}
+        self._session_of: dict[str, str] = {}  # maps run ids to session ids
 
     async def join(self, listener: Listener) -> StreamSequence:
-        """Add a listener; returns the stream sequence from which on it receives all messages.
+        """Add a listener.
+
+        Returns:
+            The stream sequence from which on the listener receives all messages that it needs.
 
         Raises:
             BusError: the stream cannot be followed now. The listener is not added.
@@ -73,7 +81,7 @@ class Feed:
         except BaseException:
             self._release()
             raise
-        # No `await` may come between these lines, or a message between them would be lost.
+        # If there were an `await` between the following lines, the listener could miss a message.
         self._add(listener)
         recent = list(self._recent)
         needed = [stored for stored in recent if listener in self._listeners_of(stored)]
@@ -82,7 +90,7 @@ class Feed:
         return StreamSequence(recent[0].sequence) if recent else self._next
 
     def leave(self, listener: Listener) -> None:
-        """Remove a listener, if it was added."""
+        """Remove a listener; do nothing if the listener was not added."""
         if listener in self._by_type:
             self._by_type.discard(listener)
             self._listeners_by_type.clear()
@@ -96,15 +104,16 @@ class Feed:
         self._release()
 
     def forget(self) -> None:
-        """Drop the newest messages: NATS has lost them, and they are published again.
+        """Drop the remembered messages, because NATS has lost them and they are published again.
 
-        Without this, a new listener would receive both the lost and the published ones.
+        Otherwise a new listener would receive both the lost messages and the messages that are
+        published again.
         """
         self._recent.clear()
         self._recent_bytes = 0
 
     async def close(self) -> None:
-        """Wait until the subscriptions that nobody needs any more are ended."""
+        """Wait until the subscriptions that no listener needs any more have ended."""
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _add(self, listener: Listener) -> None:
@@ -171,7 +180,7 @@ class Feed:
                 yield from listeners
 
     def _session(self, stored: Stored) -> str | None:
-        """The session id of the message's run; None if the message does not have it."""
+        """Return the session id of the message's run; None if the session id is not known."""
         run_id = subjects.run_id_of(stored.subject)
         known = self._session_of.get(run_id)
         if known is not None:

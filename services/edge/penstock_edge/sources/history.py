@@ -1,4 +1,4 @@
-"""The stored messages of one or many subjects, read in the order of their stream."""
+"""Reads the stored messages of one or many subjects in the order of their stream."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from penstock.bus.read.direct import read
 from penstock.web.read_scheduler import Turn
 
 BATCH = 100
-MAX_READ_BYTES = 256 * 1024  # the most that is held for a client that does not read
-LEAST = 4  # the fewest messages that are read of a pattern, where there are many patterns
-AT_ONCE = 16  # patterns that are read at the same time
+MAX_READ_BYTES = 256 * 1024  # limits the memory for a client that does not read
+LEAST = 4  # at least this many messages of a pattern are read, even if there are many patterns
+AT_ONCE = 16  # the number of patterns that are read at the same time
 
 Keep = Callable[[Stored], Awaitable[bool]]
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One pattern, and its messages that were read but not returned yet."""
+    """One pattern, and its messages that have been read but not returned yet."""
 
     pattern: str
-    next: int  # the stream sequence from which the next reading begins
-    known: int = 0  # all of its messages below this stream sequence have been read
+    next: int  # the stream sequence from which the next batch is read
+    known: int = 0  # all messages of the pattern below this stream sequence have been read
     held: deque[Stored] = field(default_factory=deque)
 
     def is_read(self, floor: int) -> bool:
-        """Whether all of its messages below the floor have been returned."""
+        """Return whether all messages of the pattern below the floor have been returned."""
         return self.known >= floor and not (self.held and self.held[0].sequence < floor)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The result of one reading.
+    """The result of one step of a History.
 
-    `kept`: the messages that `keep` has kept. `read`: the number of messages that were read.
-    `upto`: the stream sequence of the last one that was read, 0 if there was none. `is_last`: no
-    message follows below the floor.
+    `kept` has the messages that `keep` accepted. `read` is the number of messages that were read.
+    `upto` is the stream sequence of the last message that was read, or 0 if none was read.
+    `is_last` is True if there are no more messages below the floor.
     """
 
     kept: list[Stored]
@@ -51,10 +51,11 @@ class Step:
 
 
 class History:
-    """The messages of some patterns from the stream sequence `start` on, merged; each once.
+    """Reads the messages of some patterns from the stream sequence `start` on, in one order.
 
-    `patterns` is called before each batch. A pattern that is new then is read from the current
-    position on. `keep` decides which messages are returned. Each step is one `turn`.
+    Each message is returned once, even if several patterns match its subject. `patterns` is called
+    before each batch. If it returns a new pattern, this pattern is read from the current position
+    on. `keep` decides which messages are returned. Each step is one `turn`.
     """
 
     def __init__(
@@ -75,10 +76,11 @@ class History:
         self._lanes: dict[str, _Lane] = {}
 
     async def below(self, floor: int, limit: int = BATCH) -> list[Stored]:
-        """The next messages below this stream sequence; an empty list when there are no more.
+        """Return the next messages below this stream sequence; an empty list if there are no more.
 
-        All messages below the floor must be stored already. If `keep` keeps none of them, one call
-        reads up to the floor; a reader that must not do so calls `step`.
+        All messages below the floor must be stored already. If `keep` accepts none of these
+        messages, one call reads all messages up to the floor. A reader that must not read so many
+        at once calls `step`.
 
         Raises:
             BusError: the stream cannot be read now. The next call continues at the same position.
@@ -89,16 +91,17 @@ class History:
                 return step.kept
 
     async def step(self, floor: int, limit: int = BATCH) -> Step:
-        """Read up to `limit` messages below this stream sequence; only the last step reads none.
+        """Read up to `limit` messages below this stream sequence.
+
+        A step that reads no messages is the last step.
 
         Raises:
-            BusError: as `below`.
+            BusError: the stream cannot be read now. The next call continues at the same position.
         """
         async with self._turn():
             found: list[Stored] = []
-            while (
-                not found
-            ):  # all that was read may have been returned before, under another pattern
+            # All messages of a batch may have been returned before, under another pattern.
+            while not found:
                 await self._fill(floor, limit)
                 found = self._merge(floor, limit)
                 if not found and all(lane.is_read(floor) for lane in self._lanes.values()):
@@ -149,12 +152,12 @@ class History:
             if lane.held:
                 heapq.heappush(heads, (lane.held[0].sequence, at))
             elif lane.known < floor:
-                break  # its next messages are not read yet, and may come first
+                break  # the pattern's next messages are not read yet, and may come first
         return merged
 
 
 async def tail(bus: Bus, stream: str, patterns: Sequence[str]) -> int:
-    """The stream sequence of the newest message under these patterns, 0 if there is none.
+    """Return the stream sequence of the newest message under these patterns; 0 if there is none.
 
     Raises:
         BusError: the stream cannot be read now.

@@ -1,4 +1,4 @@
-"""Start positions: where a client begins to read, and whether its cursor is valid there."""
+"""Finds the position from which a client reads, and checks the client's cursor."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.items import type_of
 from penstock_edge.views.view import ReadFrom, View
 
-LAG_S = 0.1  # before a replica that lags behind is asked again
-RECOVERY_S = 20.0  # in this time the normalizer publishes lost events again, where it can
+LAG_S = 0.1  # the wait before a replica that lags behind is asked again
+RECOVERY_S = 20.0  # within this time, the normalizer publishes lost events again if it can
 
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where a client begins to read. All numbers are stream sequences."""
+    """The position from which a client reads. All numbers are stream sequences."""
 
     start: int
-    events_start: int  # where the search for the run's end begins, if `start` is a sequence of RAW
+    events_start: int  # if `start` is in RAW, the search for the run's end begins here in EVENTS
     after: Cursor | None = None  # frames up to this cursor are not written
     truncated: bool = False  # messages that the client does not have are no longer stored
-    ended: bool = False  # the run is over, or the session is idle
-    live_after: int | None = None  # the last message of the replay, if the client wants a marker
+    ended: bool = False  # the run has ended, or the session is idle
+    live_after: int | None = None  # the live marker follows this message; None for no marker
 
 
 async def start_of_new_run(bus: Bus, *, frames: bool = False) -> StartPosition:
-    """A position before all messages of a run, or leg, that is about to start.
+    """Return a position before all messages of a run, or of a leg, that is about to start.
 
-    `frames`: the position is in RAW, for a view over source frames.
+    With `frames`, the position is in RAW, for a view of source frames.
 
     Raises:
         BusError: the streams cannot be read now.
@@ -53,7 +53,7 @@ async def start_of_new_run(bus: Bus, *, frames: bool = False) -> StartPosition:
 async def with_live_marker(
     bus: Bus, stream: str, patterns: Collection[str], start: StartPosition
 ) -> StartPosition:
-    """The same position with `live_after`: the newest message that is stored now.
+    """Return the same position, with the newest stored message as `live_after`.
 
     Raises:
         BusError: the stream cannot be read now.
@@ -62,18 +62,23 @@ async def with_live_marker(
 
 
 async def start_from_now(bus: Bus) -> StartPosition:
-    """The position in EVENTS of the next message that is stored. Raises BusError."""
+    """Return the position in EVENTS of the next message that will be stored.
+
+    Raises:
+        BusError: the stream cannot be read now.
+    """
     return _start_from(await _end(bus, EVENTS))
 
 
 async def start_after(
     bus: Bus, after: Cursor, keep: Callable[[Stored], Awaitable[bool]] | None = None
 ) -> StartPosition:
-    """The position in EVENTS from which a client of many runs continues.
+    """Return the position in EVENTS from which a client of many runs continues.
 
     Raises:
-        Problem: 410 if NATS has lost the cursor's message, or has none yet with this sequence; 400
-            if `keep` refuses the message, so that the cursor is of another stream.
+        Problem: 410 if NATS has lost the cursor's message, or has no message with this sequence
+            yet; 400 if `keep` refuses the message, because the cursor then belongs to another
+            stream.
         BusError: the stream cannot be read now.
     """
     state = (await bus.api(f"STREAM.INFO.{EVENTS}"))["state"]
@@ -90,24 +95,25 @@ async def start_after(
 
 
 async def start_since(bus: Bus, since: datetime) -> StartPosition:
-    """The position of the first message of EVENTS that was stored at that time or later."""
+    """Return the position of the first message of EVENTS that was stored at this time or later."""
     found = await bus.since(EVENTS, since)
     if found is None:
         return await start_from_now(bus)
     state = (await bus.api(f"STREAM.INFO.{EVENTS}"))["state"]
-    # The oldest message of a stream whose beginning has expired: there may have been earlier ones.
+    # If this is the stream's oldest message and the stream's beginning has expired, there may have
+    # been earlier messages.
     truncated = 1 < found.sequence <= state["first_seq"]
     return replace(_start_from(found.sequence), truncated=truncated)
 
 
 def _start_from(sequence: int) -> StartPosition:
-    # The cursor keeps out older messages that may still be on their way to the ring.
+    # Older messages may still be on their way to the ring. With the cursor, they are not written.
     after = Cursor(sequence - 1, LAST_FRAME) if sequence > 1 else None
     return StartPosition(sequence, sequence, after)
 
 
 async def record_of(bus: Bus, run_id: str) -> RunRecord:
-    """The run's record.
+    """Return the run's record.
 
     Raises:
         Problem: 404 if there is no such run.
@@ -121,15 +127,21 @@ async def record_of(bus: Bus, run_id: str) -> RunRecord:
 
 
 async def lifecycle_of(bus: Bus, run_id: str) -> Stored | None:
-    """The run's newest lifecycle event; no other one follows the terminal one. Raises BusError."""
+    """Return the run's newest lifecycle event; None if no lifecycle event is stored.
+
+    If the run has ended, this is the terminal event, because no lifecycle event follows it.
+
+    Raises:
+        BusError: the stream cannot be read now.
+    """
     return await bus.tail(EVENTS, subjects.event("lifecycle.*", run_id))
 
 
 async def locate(bus: Bus, view: View, after: Cursor | None) -> StartPosition:
-    """The position in a run, which may be over, from which this client continues.
+    """Return the position from which a client reads a run; the run may have ended.
 
     Raises:
-        Problem: 404 for an unknown run; 410 if none of its events is stored any more, or NATS has
+        Problem: 404 for an unknown run; 410 if all events of the run have expired, or if NATS has
             lost the cursor's event; 400 for a cursor of another stream.
         BusError: the streams cannot be read now.
     """
@@ -147,8 +159,8 @@ async def locate(bus: Bus, view: View, after: Cursor | None) -> StartPosition:
     truncated = await _check(bus, view, begun, after)
     start = position.start if view.reads_from is ReadFrom.START or truncated else after.sequence
     if position.ended and lifecycle is not None and not view.reads_frames:
-        # Some frames come after the terminal event. With the cursor of one of them, the terminal
-        # event must be read all the same, or the stream would not end.
+        # Some frames come after the terminal event. If the cursor is that of such a frame, the
+        # terminal event must be read anyway, or the stream would not end.
         start = min(start, lifecycle.sequence)
     return replace(position, start=start, after=after, truncated=truncated)
 
@@ -168,7 +180,10 @@ async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:
 
 
 async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
-    """The first message from there on. A replica that lags behind is asked again."""
+    """Return the first message from `start` on; an empty list if there is none.
+
+    A replica that lags behind is asked again.
+    """
     stream, pattern = view.followed.stream, view.followed.pattern
     while True:
         found, _ = await read(bus, stream, pattern, start, 1)
@@ -179,7 +194,13 @@ async def _first_from(bus: Bus, view: View, start: int) -> list[Stored]:
 
 
 async def _not_begun(bus: Bus, view: View, record: RunRecord) -> StartPosition:
-    """No lifecycle event is stored: the run is queued, or its events have expired or are lost."""
+    """Return the position in a run of which no lifecycle event is stored.
+
+    Such a run is queued, or its events have expired or are lost.
+
+    Raises:
+        Problem: 410 if the run has ended; 503 if its events are lost and may be restored.
+    """
     loss = bus.continuity.covers(EVENTS, record.first_event or 0)
     if record.status in ENDED:
         if loss is not None and bus.clock.age_s(loss.found_at) < RECOVERY_S:
@@ -206,22 +227,22 @@ def _is_first(stored: Stored) -> bool:
 
 
 async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
-    """Whether some of the messages after the cursor have expired.
+    """Check a cursor of a run; return whether some of the messages after the cursor have expired.
 
     Raises:
-        Problem: 400 if the cursor is not of this run; 410 if NATS has lost its message.
+        Problem: 400 if the cursor is not of this run; 410 if NATS has lost the cursor's message.
     """
     stream, pattern = view.followed.stream, view.followed.pattern
     found, _ = await read(bus, stream, pattern, after.sequence, 1)
     if found and found[0].sequence == after.sequence:
         return False
-    # A replica that lags behind may not have the message yet. A client does not repeat a request
-    # that was answered by 400, so the leader is asked.
+    # A replica that lags behind may not have the message yet. So the leader is asked before the
+    # edge answers 400: a client does not repeat a request after 400.
     stored = await bus.at(stream, after.sequence)
     if stored is not None and subjects.run_id_of(stored.subject) == view.run_id:
         return False
     info = await bus.api(f"STREAM.INFO.{stream}")
-    # The terminal event has the sequence after that of the last source frame.
+    # In a view of frames, the terminal event has the sequence after the last source frame's.
     beyond = after.sequence > info["state"]["last_seq"] + view.reads_frames
     if beyond or bus.continuity.covers(stream, after.sequence):
         raise _lost(after)
@@ -232,7 +253,7 @@ async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
 
 
 async def _end(bus: Bus, stream: str) -> int:
-    """The stream sequence that the next message gets, or a lower one."""
+    """Return a stream sequence that is not above the sequence of the next message."""
     info = await bus.api(f"STREAM.INFO.{stream}")
     return int(info["state"]["last_seq"]) + 1
 

@@ -1,4 +1,4 @@
-"""Views over many runs: events of chosen types, or of a session's runs."""
+"""Views over many runs, with the events of chosen types or with all events of a session's runs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from penstock_edge.views.items import Encoding, Item, Render, rendered
 from penstock_edge.views.positions import StreamSequence
 from penstock_edge.views.view import Deliver, ManyRuns, ReadFrom, Source, View
 
-OPEN_RUNS: Final = 1000  # runs whose encoders are kept; another one is built again by folding
+# The encoders of this many runs are kept. The encoder of another run is built again by folding.
+OPEN_RUNS: Final = 1000
 
 
 @dataclass(slots=True)
 class ManyEncoding(Encoding):
-    """The events of many runs; the stream has no end.
+    """Encodes the events of many runs; the stream has no end.
 
-    In a dialect with state (`reads_from` START) each run has an encoder of its own.
+    In a dialect with state (`reads_from` is START), each run has a separate encoder.
     """
 
     encoder: Callable[[], Encoder]
@@ -40,7 +41,7 @@ class ManyEncoding(Encoding):
     _encoders: OrderedDict[str, Encoder] = field(default_factory=OrderedDict)
 
     def missing_from(self, stored: Stored) -> StreamSequence | None:
-        """The run's first event, if the run has no encoder here."""
+        """Return the run's first event if the run has no encoder yet; None if it has one."""
         if (
             self.reads_from is ReadFrom.CURSOR
             or subjects.run_id_of(stored.subject) in self._encoders
@@ -50,7 +51,7 @@ class ManyEncoding(Encoding):
         return StreamSequence(int(first)) if first else None
 
     def fold(self, stored: Stored) -> None:
-        """Encode an event whose frames no client is given.
+        """Encode an event whose frames no client gets.
 
         Raises:
             ValueError, KeyError, TypeError: the body is no event.
@@ -58,7 +59,7 @@ class ManyEncoding(Encoding):
         self._of(stored).feed(orjson.loads(stored.payload))
 
     def feed(self, stored: Stored) -> Item:
-        """One event as an item.
+        """Encode one event as an item.
 
         Raises:
             ValueError, KeyError, TypeError: the body is no event.
@@ -67,7 +68,7 @@ class ManyEncoding(Encoding):
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render))
 
     def interruption(self) -> list[bytes]:
-        """Nothing: a client reconnects with its cursor."""
+        """Return nothing: a client reconnects with its cursor."""
         return []
 
     def _of(self, stored: Stored) -> Encoder:
@@ -82,7 +83,7 @@ class ManyEncoding(Encoding):
 
 
 class FilteredSource(Source, ABC):
-    """Delivers the feed's messages that `keep` keeps. `keep` may have to read records in KV."""
+    """Delivers the feed's messages that `keep` accepts. `keep` may have to read records in KV."""
 
     session_id: str | None = None
 
@@ -96,29 +97,29 @@ class FilteredSource(Source, ABC):
 
     @abstractmethod
     def wants(self, type: str) -> bool:
-        """Whether the source needs the events of this `category.action`."""
+        """Return whether the source needs the events of this `category.action`."""
 
     @abstractmethod
     def patterns(self) -> Collection[str]:
-        """The stored subjects of the messages that are delivered."""
+        """Return the patterns of the stored messages that are delivered."""
 
     @abstractmethod
     async def keep(self, stored: Stored) -> bool:
-        """Whether the message is delivered."""
+        """Return whether the message is delivered."""
 
     @abstractmethod
     async def prepare(self) -> None:
-        """Read what `patterns` must know.
+        """Read the records that `patterns` needs.
 
         Raises:
             BusError: KV cannot be read now.
         """
 
     async def start(self) -> int:
-        """Begin to deliver; returns the stream sequence to begin with.
+        """Begin to deliver; return the stream sequence of the first message to be delivered.
 
         Raises:
-            BusError: the messages cannot be followed now. The source must be stopped.
+            BusError: the messages cannot be followed now. The caller must stop the source.
         """
         floor = await self._feed.join(self)
         await self.prepare()
@@ -127,19 +128,19 @@ class FilteredSource(Source, ABC):
         return floor
 
     async def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering messages."""
         self._feed.leave(self)
         if self._working:
             self._working.cancel()
-            self._working = None  # an exception in the task refers to this object
+            self._working = None  # an exception in the task would keep this object in memory
 
     def receive(self, batch: list[Stored]) -> None:
-        """Take messages from the feed, which may have to be delivered."""
+        """Take messages from the feed; `keep` decides later which of them are delivered."""
         self._received += batch
         self._wake.set()
 
     def _on_work_ended(self, task: asyncio.Task[None]) -> None:
-        # Without this the clients would wait in silence for events that nobody delivers.
+        # If the failure were not reported, clients would wait for events that never come.
         if not task.cancelled() and (error := task.exception()) is not None:
             self.on_failure(error)
 
@@ -153,7 +154,7 @@ class FilteredSource(Source, ABC):
 
 
 class TypesSource(FilteredSource):
-    """The events of some types, of all runs or of some owners' runs."""
+    """Delivers the events of some types, of all runs or of some owners' runs."""
 
     def __init__(
         self,
@@ -170,27 +171,27 @@ class TypesSource(FilteredSource):
         self._owners = owners
 
     def wants(self, type: str) -> bool:
-        """Whether one of the patterns matches it."""
+        """Return whether one of the source's types matches this `category.action`."""
         category, _, action = type.partition(".")
         return any(own[0] in ("*", category) and own[1] in ("*", action) for own in self._types)
 
     def patterns(self) -> Collection[str]:
-        """The types, of all runs."""
+        """Return a pattern for each type, over all runs."""
         return self._patterns
 
     async def keep(self, stored: Stored) -> bool:
-        """Whether the message's run belongs to one of the owners."""
+        """Return whether the message's run belongs to one of the owners."""
         if self._owners is None:
             return True
         record = await self._records.of(subjects.run_id_of(stored.subject))
         return record is not None and record.user_id in self._owners
 
     async def prepare(self) -> None:
-        """Nothing: the patterns are known."""
+        """Do nothing: the patterns are known from the beginning."""
 
 
 class SessionSource(FilteredSource):
-    """All events of a session's runs: those on record when it starts, and those that follow."""
+    """Delivers all events of a session's runs, including runs that begin later."""
 
     def __init__(
         self, bus: Bus, feed: Feed, records: RunRecords, session: Session, deliver: Deliver
@@ -200,19 +201,19 @@ class SessionSource(FilteredSource):
         self._bus = bus
         self._records = records
         self._session = session
-        self._runs: dict[str, bool] = {}  # by run id: whether it is one of the session's
+        self._runs: dict[str, bool] = {}  # maps run ids to whether the run is in the session
         self._patterns: dict[str, None] = {}
 
     def wants(self, type: str) -> bool:
-        """Every type."""
+        """Return True: the session's events of every type are needed."""
         return True
 
     def patterns(self) -> Collection[str]:
-        """The session's runs that are known by now."""
+        """Return a pattern for each run of the session that is known now."""
         return self._patterns
 
     async def keep(self, stored: Stored) -> bool:
-        """Whether the message's run is one of the session's."""
+        """Return whether the message's run belongs to the session."""
         run_id = subjects.run_id_of(stored.subject)
         if run_id not in self._runs:
             record = await self._records.of(run_id)
@@ -246,20 +247,26 @@ class ManyRunViews:
     def types(
         self, types: Sequence[str], owners: frozenset[str] | None, deliver: Deliver
     ) -> TypesSource:
-        """The events of these `category.action` patterns; of some owners' runs, if given."""
+        """Make a source of events whose types match these `category.action` patterns.
+
+        With `owners`, only events of these owners' runs are delivered.
+        """
         return TypesSource(self.feed, self.records, types, owners, deliver)
 
     def session(self, session: Session, deliver: Deliver) -> SessionSource:
-        """The events of a session's runs."""
+        """Make a source of the events of a session's runs."""
         return SessionSource(self.bus, self.feed, self.records, session, deliver)
 
     def of_types(
         self, types: Sequence[str], owners: frozenset[str] | None, framing: Framing
     ) -> View:
-        """Canonical events of these `category.action` patterns; of some owners' runs, if given."""
+        """Make a view of the canonical events that match these `category.action` patterns.
+
+        With `owners`, the view has only events of these owners' runs.
+        """
         chosen = sorted(set(types))
-        # A user's id may have any character. As JSON, different owners have different keys; with
-        # one key, clients would share a hub and so see each other's events.
+        # A user's id may have any character. JSON makes sure that different owners have different
+        # keys: clients with the same key share a hub, and so would see each other's events.
         owner_key = "*" if owners is None else orjson.dumps(sorted(owners)).decode()
         key = ("types", owner_key, *chosen)
         return _view(key, "canonical", framing, lambda deliver: self.types(chosen, owners, deliver))
@@ -267,7 +274,7 @@ class ManyRunViews:
     def of_session(
         self, session: Session, dialect: str, framing: Framing, types: frozenset[str] | None = None
     ) -> View:
-        """A session's runs, one after another, in a dialect of `CLIENT_DIALECTS`."""
+        """Make a view of the events of a session's runs, in a dialect of `CLIENT_DIALECTS`."""
         return _view(
             ("session", *session.key),
             dialect,

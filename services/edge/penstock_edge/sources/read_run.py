@@ -1,4 +1,4 @@
-"""The stored events of one run, for answers that are made from the whole run."""
+"""Reads all stored events of one run, for responses that need the whole run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Take = Callable[[str, dict[str, Any]], None]
 async def read_run(
     bus: Bus, run: RunRecord, allowance: Allowance, turn: Turn, take: Take | None = None
 ) -> list[dict[str, Any]]:
-    """The run's events in order; only the first ones if the allowance is spent before the end.
+    """Return the run's events in order; only the first events if the allowance does not suffice.
 
     Each batch is read within one of the caller's turns, so that other users do not wait for long.
-    If `take` is given, it is called with the type and the body of each event, also within the turn,
-    and the list is empty.
+    If `take` is given, the returned list is empty. Instead, `take` is called with the type and the
+    body of each event, also within the turn.
 
     Raises:
         BusError: the stream cannot be read now.

@@ -1,4 +1,4 @@
-"""The source of a view: one run's events, its source frames until its end, or many runs."""
+"""Makes the source of a view: a run's events, a run's source frames, or the events of many runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from penstock_edge.views.view import UPSTREAM, Deliver, ManyRuns, RunEvents, Run
 
 
 def ignore_failure(error: BaseException) -> None:
-    """For a source that is only asked for its patterns, or whose delivery cannot fail."""
+    """Do nothing.
+
+    This is the `on_failure` of a source that is used only for its patterns, or whose delivery
+    cannot fail.
+    """
 
 
 def source_of(bus: Bus, view: View, start: StartPosition, deliver: Deliver) -> Source:
-    """The source that delivers the messages of this view, from that position on."""
+    """Return the source that delivers the messages of this view, from the start position on."""
     match view.reads:
         case RunEvents():
             return EventsOfRun(bus, view.followed, start.start, deliver)
@@ -32,7 +36,7 @@ def source_of(bus: Bus, view: View, start: StartPosition, deliver: Deliver) -> S
 
 
 class EventsOfRun(Source):
-    """A run's canonical events."""
+    """Delivers a run's canonical events."""
 
     def __init__(self, bus: Bus, followed: Followed, start: int, deliver: Deliver) -> None:
         self.on_failure = ignore_failure
@@ -41,7 +45,7 @@ class EventsOfRun(Source):
         self._follow = Follow(bus, followed, start, deliver)
 
     async def start(self) -> int:
-        """Begin to deliver; returns the stream sequence to begin with.
+        """Begin to deliver; return the stream sequence of the first message to be delivered.
 
         Raises:
             BusError: the messages cannot be followed now.
@@ -50,23 +54,23 @@ class EventsOfRun(Source):
         return self._start
 
     def patterns(self) -> Collection[str]:
-        """The run's events."""
+        """Return the pattern of the run's events."""
         return self._patterns
 
     async def keep(self, stored: Stored) -> bool:
-        """True: all messages under the patterns are of this run."""
+        """Return True, because all messages under the patterns belong to this run."""
         return True
 
     async def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering messages."""
         await self._follow.stop()
 
 
 class FramesUntilEnd(Source):
-    """A run's source frames, and after the last one the run's terminal event.
+    """Delivers a run's source frames, and after the last frame the run's terminal event.
 
-    RAW does not show when a run is over: a leg may also end with a pause. So the run's events are
-    followed too. After the terminal event, the frames that RAW has by then are the last ones.
+    RAW does not show whether a run has ended, because a leg may also end with a pause. So the run's
+    events are followed, too. When the terminal event comes, RAW has all frames of the run.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class FramesUntilEnd(Source):
         self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Begin to deliver; returns the stream sequence to begin with.
+        """Begin to deliver; return the stream sequence of the first message to be delivered.
 
         Raises:
             BusError: the messages cannot be followed now.
@@ -94,20 +98,20 @@ class FramesUntilEnd(Source):
         return self._start
 
     def patterns(self) -> Collection[str]:
-        """The run's source frames."""
+        """Return the pattern of the run's source frames."""
         return (subjects.raw_stored(self._run_id, UPSTREAM),)
 
     async def keep(self, stored: Stored) -> bool:
-        """True: all messages under the patterns are of this run."""
+        """Return True, because all messages under the patterns belong to this run."""
         return True
 
     async def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering messages."""
         await self._frames.stop()
         await self._events.stop()
         if self._ending:
             self._ending.cancel()
-            self._ending = None  # an exception in the task refers to this object
+            self._ending = None  # an exception in the task would keep this object in memory
 
     def _on_frames(self, batch: list[Stored]) -> None:
         self._at = batch[-1].sequence
@@ -121,7 +125,7 @@ class FramesUntilEnd(Source):
             self._ending.add_done_callback(self._on_end_found)
 
     def _on_end_found(self, task: asyncio.Task[None]) -> None:
-        # Without this the stream would stay open after the end of its run.
+        # If the failure were not reported, the stream would stay open after the end of its run.
         if not task.cancelled() and (error := task.exception()) is not None:
             self.on_failure(error)
 

@@ -1,4 +1,4 @@
-"""A session's events from the first one on, for dialects whose frames depend on all of them."""
+"""Delivers all events of a session, for dialects whose frames depend on all earlier events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock_edge.views.view import Deliver, Source
 
 
 class SessionFromStart(Source):
-    """Delivers the session's stored events, then its live ones."""
+    """Delivers the session's stored events, then its live events."""
 
     def __init__(
         self, bus: Bus, many: ManyRunViews, session: Session, turns: ReadScheduler, deliver: Deliver
@@ -26,14 +26,14 @@ class SessionFromStart(Source):
         self._turn = partial(turns.of, session.owner)
         self._deliver = deliver
         self._live = many.session(session, self._on_live)
-        # Live events that wait until the stored ones are delivered; None after that.
+        # The live events that wait until all stored events are delivered; None after that.
         self._held: list[Stored] | None = []
 
     async def start(self) -> int:
-        """Deliver the stored events, and begin to deliver the live ones.
+        """Deliver the stored events, and begin to deliver the live events; return 1.
 
         Raises:
-            BusError: the events cannot be read now. The source must be stopped.
+            BusError: the events cannot be read now. The caller must stop the source.
         """
         self._live.on_failure = self.on_failure
         floor = await self._live.start()
@@ -46,15 +46,15 @@ class SessionFromStart(Source):
         return 1
 
     def patterns(self) -> Collection[str]:
-        """The session's runs that are known by now."""
+        """Return a pattern for each run of the session that is known now."""
         return self._live.patterns()
 
     async def keep(self, stored: Stored) -> bool:
-        """Whether the message's run is one of the session's."""
+        """Return whether the message's run belongs to the session."""
         return await self._live.keep(stored)
 
     async def prepare(self) -> None:
-        """Read what `patterns` must know, without beginning to deliver.
+        """Read the records that `patterns` needs, without beginning to deliver.
 
         Raises:
             BusError: KV cannot be read now.
@@ -62,7 +62,7 @@ class SessionFromStart(Source):
         await self._live.prepare()
 
     async def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering messages."""
         await self._live.stop()
 
     def _on_live(self, batch: list[Stored]) -> None:

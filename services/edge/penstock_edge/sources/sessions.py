@@ -1,4 +1,4 @@
-"""The records of runs and sessions, and whether any run of a session is active."""
+"""Reads the records of runs and sessions, and finds out whether a session is idle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _AT_REST: Final = TERMINAL | {"lifecycle.paused"}
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session of one owner; `agents`: the id of one agent, or the ids of all."""
+    """A session of one owner. `agents` has the id of one agent, or the ids of all agents."""
 
     owner: str
     session_id: str
@@ -45,11 +45,11 @@ class Session:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Part of a view's key."""
+        """The session's part of a view's key."""
         return (self.owner, self.session_id, *(("*",) if self.any_agent else self.agents))
 
     def has(self, record: RunRecord) -> bool:
-        """Whether the run belongs to this session."""
+        """Return whether the run belongs to this session."""
         return (
             record.session_id == self.session_id
             and record.user_id == self.owner
@@ -58,14 +58,17 @@ class Session:
 
 
 class RunRecords:
-    """The records of runs, cached: their owner, agent and session never change."""
+    """A cache of the records of runs: the owner, agent and session of a run never change."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._known: dict[str, RunRecord] = {}
 
     async def of(self, run_id: str) -> RunRecord | None:
-        """The run's record, whose status may be old; None if there is none. Waits for the bus."""
+        """Return the run's record; None if there is none, or if it cannot be read.
+
+        The status in the record may be outdated. If the bus does not answer, the method waits.
+        """
         known = self._known.get(run_id)
         while known is None:
             try:
@@ -88,7 +91,7 @@ class RunRecords:
 
 
 async def records_of(bus: Bus, session: Session) -> list[SessionRecord]:
-    """The session's records, one for each agent that has runs in it.
+    """Return the session's records, one for each agent that has runs in the session.
 
     Raises:
         BusError: KV cannot be read now.
@@ -99,7 +102,7 @@ async def records_of(bus: Bus, session: Session) -> list[SessionRecord]:
 
 
 async def is_cut(bus: Bus, records: Sequence[SessionRecord]) -> bool:
-    """Whether the session's first events have expired.
+    """Return whether the session's first events have expired.
 
     Raises:
         BusError: KV or the stream cannot be read now.
@@ -115,16 +118,16 @@ async def _is_run_cut(bus: Bus, run_id: str) -> bool:
     if found:
         return found[0].headers[SEQUENCE] != "1"
     entry = await bus.bucket("runs").get(run_id)
-    # A run without events has not begun, or all of its events have expired.
+    # A run without stored events has not begun, or all its events have expired.
     return entry is None or RunRecord.model_validate_json(entry.value).first_event is not None
 
 
 async def idle_since(bus: Bus, session: Session) -> int | None:
-    """None while a leg of the session is active or queued.
+    """Return the stream sequence of the last event that ended or paused a run of the session.
 
-    Otherwise the stream sequence of the last event that ended or paused a run; 0 if there is none.
-    A client that has read up to this event has everything until the next start or decision. A
-    paused run counts as idle: it waits for a person.
+    The result is None while a leg of the session is active or queued, and 0 if the session is idle
+    but has no such event. A client that has read up to this event has all events until the next
+    start or decision. A paused run counts as idle, because it waits for a person.
 
     Raises:
         BusError: KV or the stream cannot be read now.
@@ -133,7 +136,8 @@ async def idle_since(bus: Bus, session: Session) -> int | None:
     if any(record.queue for record in records):
         return None
     newest = [run_id for record in records for run_id in record.runs[-NEWEST:]]
-    # This is cheap, so it comes first: a stream that waits for a queued run asks twice a second.
+    # This check is cheap, so it comes first: a stream that waits for a queued run makes it twice a
+    # second.
     if await _is_queued(bus, session, set(newest)):
         return None
     last = await asyncio.gather(*(lifecycle_of(bus, run_id) for run_id in newest))
@@ -146,7 +150,7 @@ async def idle_since(bus: Bus, session: Session) -> int | None:
 
 
 async def _is_decided(bus: Bus, lifecycle: Stored) -> bool:
-    """Whether the run's pause is decided, so that its next leg is about to begin."""
+    """Return whether the run's pause is decided, so that the run's next leg is about to begin."""
     if type_of(lifecycle) != "lifecycle.paused":
         return False
     try:
@@ -160,7 +164,7 @@ async def _is_decided(bus: Bus, lifecycle: Stored) -> bool:
 
 
 async def _is_queued(bus: Bus, session: Session, known: set[str]) -> bool:
-    """Whether a run of the session was started that no connector has taken yet."""
+    """Return whether the session has a started run that no connector has claimed yet."""
     return any(
         record.run_id not in known and session.has(record) for record in await active_runs(bus)
     )

@@ -41,7 +41,7 @@ class Source(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering messages."""
         ...
 
 
