@@ -208,6 +208,7 @@ async def test_starts_that_wait_at_a_full_connector_begin_at_one_that_joins(
     async with pipeline(fresh_nats.url, agents(upstream), services, max_legs=2) as penstock:
         runs = [await penstock.start_run("agno", f"{n}", user_id="mallory") for n in range(10)]
         await waits(penstock.bus, 10)
+        await upstream.called(2)
         assert len(upstream.calls) == 2
         async with pipeline(fresh_nats.url, agents(upstream), (ConnectorService,), max_legs=20):
             await upstream.called(10)

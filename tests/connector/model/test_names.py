@@ -76,7 +76,11 @@ def test_the_model_has_every_step() -> None:
 
 
 class Recorded:
-    """The steps of this process' connector, in the order in which they were done."""
+    """The steps of this process' connector, in the order in which they were done.
+
+    It needs a NATS server of the test's own: on a shared one the connector's watchdog would also
+    take care of runs that other tests have left.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
@@ -95,12 +99,12 @@ class Recorded:
 
 
 async def test_what_a_connector_does_is_what_the_model_does(
-    nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
+    fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that pauses, is approved and ends."""
     upstream.script(plays(agno_pause()), plays(agno_approved()))
     recorded = Recorded(monkeypatch)
-    async with pipeline(nats_server.url, agents(upstream), (*OTHERS, ConnectorService)) as penstock:
+    async with pipeline(fresh_nats.url, agents(upstream), (*OTHERS, ConnectorService)) as penstock:
         run_id = await penstock.start_run("agno", "delete")
         *_, asked = await penstock.events_until(run_id, "lifecycle.paused")
         await penstock.decide(asked.data["approval_id"])
@@ -111,7 +115,7 @@ async def test_what_a_connector_does_is_what_the_model_does(
 
 @pytest.mark.parametrize("step", ["NOTE", "OPEN", "END", "LEAVE"])
 async def test_what_a_successor_does_is_what_the_model_does(
-    nats_server: NatsServer,
+    fresh_nats: NatsServer,
     upstream: Misbehaving,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -120,13 +124,13 @@ async def test_what_a_successor_does_is_what_the_model_does(
     """Another one was killed after a step of the first leg."""
     upstream.script(plays(agno_pause()), plays(agno_approved()))
     config = agents(upstream)
-    async with pipeline(nats_server.url, config, OTHERS) as penstock:
+    async with pipeline(fresh_nats.url, config, OTHERS) as penstock:
         dies = Hurt(Step[step], "after")
         async with connector_process(penstock.bus, config, tmp_path, dies, ack_wait_s=1) as victim:
             run_id = await penstock.start_run("agno", "delete")
             await victim.died()
         recorded = Recorded(monkeypatch)
-        async with pipeline(nats_server.url, config, (ConnectorService,), **FAST, ack_wait_s=1):
+        async with pipeline(fresh_nats.url, config, (ConnectorService,), **FAST, ack_wait_s=1):
             events = await penstock.events_until(
                 run_id, lambda event: event.type in ("lifecycle.paused", "lifecycle.failed")
             )
