@@ -340,8 +340,17 @@ def test_cancelling_what_is_over_comes_too_late(penstock: Invoke, api: PenstockA
     assert penstock("cancel", RUN_ID).exit_code == 1
 
 
+# A process that is started in the background of a shell ignores SIGINT, and its children inherit
+# that. So the terminal client is started with Python's own handler, as a terminal would start it.
+INTERRUPTIBLE = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("penstock_cli", run_name="__main__", alter_sys=True)
+"""
+
+
 def spawn(api: PenstockApi, *arguments: str, **more: Any) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "penstock_cli", *arguments, "--url", api.url]
+    command = [sys.executable, "-c", INTERRUPTIBLE, *arguments, "--url", api.url]
     return subprocess.Popen(command, stderr=subprocess.PIPE, **more)
 
 
