@@ -13,7 +13,7 @@ import orjson
 from penstock.dialects.base import Json, JsonObject
 
 NOT_APPROVED = "not_what_was_approved"
-MAX_SHOWN_BYTES = 16_384  # of arguments in `detail`; for larger arguments only the digest is shown
+MAX_SHOWN_BYTES = 16_384  # for larger arguments, `detail` has only their digest
 _MAX_READABLE = 300  # characters of a call in `message`
 _LEVELS_AROUND = 8  # an event wraps fewer levels around the arguments
 _UNSHOWN = b"(nested too deeply to be shown)"

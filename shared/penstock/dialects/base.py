@@ -16,7 +16,8 @@ JsonObject = dict[str, Any]
 # mypy refuses `object` for a parameter of this type. So mypy reports the misspelt key.
 JsonValue = dict[str, Any] | list[Any] | str | int | float | bool | None
 
-# Limits on what a decoder keeps and searches through for one run; docs/decisions/0032 says why.
+# Limits of the data that a decoder keeps and searches for one run. docs/decisions/0032 has the
+# reasons.
 MAX_OPEN: Final = 1_000
 MAX_ITEMS: Final = 10_000
 MAX_NAME_CHARS: Final = 1_024
@@ -269,7 +270,7 @@ class Encoder(Protocol):
     """
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the frames of one canonical event, given as its envelope.
+        """Returns the frames of one canonical event. `event` is the envelope of the event.
 
         The result is empty if the dialect omits the event.
         """

@@ -15,10 +15,10 @@ from typing import Final
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj
 
-MAX_SIZE: Final = 16 * 1024 * 1024  # of a document: values, and characters of text
-MAX_LEVELS: Final = 200  # of a document; orjson writes at most 254 levels
+MAX_SIZE: Final = 16 * 1024 * 1024  # values and characters of text in a document
+MAX_LEVELS: Final = 200  # levels of a document; orjson writes at most 254 levels
 MAX_COPIED: Final = 10_000  # the size of the value that one operation copies or moves further down
-MAX_KEYS: Final = 100  # of a path in `apply_each`, which may add a level for each key
+MAX_KEYS: Final = 100  # keys in a path of `apply_each`, which may add a level for each key
 
 _POINTER = re.compile(r"(?:/(?:[^/~]|~[01])*)*")  # RFC 6901
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -96,7 +96,7 @@ class Document:
 
         The encoders of Agno and ADK use this method, because their clients get whole values instead
         of patches, and a nearly correct state serves a client better than no state. `move`, `copy`
-        and `test` change nothing; no known server sends them for its state. Returns the outermost
+        and `test` change nothing; no known server sends these for its state. Returns the outermost
         keys where a value may have changed.
         """
         changed: dict[str, None] = {}

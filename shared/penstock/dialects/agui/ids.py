@@ -48,8 +48,8 @@ class Names:
 
     An id that the run itself has begun to use (`begin`) gets the qualifier of the run (`scope`).
     All other ids come from a snapshot of the conversation. Such an id belongs to an earlier run or
-    to the client, and keeps the name that it got with the snapshot. Message ids and call ids share
-    one map, because a client makes a message with the call's id if no message asks for the call.
+    to the client, and keeps the name from the snapshot. Message ids and call ids share one map,
+    because a client makes a message with the call's id if no message asks for the call.
     """
 
     scope: str = ""
@@ -112,7 +112,7 @@ class Restated:
         A client keeps the messages that it knows in their place and appends all others. This run
         does not know which id the client has for an answer of an earlier run. So the client would
         append this answer and change its place. If the client first gets only the messages before
-        the answer, it takes all other messages from the whole snapshot, in the right order.
+        the answer, the client takes all other messages from the whole snapshot, in the right order.
         """
         for at, message in enumerate(self.messages[:-1]):
             id = message.get("id")

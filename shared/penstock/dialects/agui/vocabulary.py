@@ -1,4 +1,4 @@
-"""Defines the names of AG-UI 1.0, and which of them older clients do not know.
+"""Defines the names of AG-UI 1.0, and the check for older clients, which do not know all names.
 
 Source: the AG-UI 1.0 schema, and the behaviour of its TypeScript client 1.0.0 and 0.0.59.
 """

@@ -43,7 +43,7 @@ class ExecutionsEncoder:
     """Encodes each event into one frame. Keeps no state."""
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the one frame of a canonical event, given as its envelope."""
+        """Returns the one frame of a canonical event. `event` is the envelope of the event."""
         name = event["event"]
         type = f"{name['category']}.{name['action']}"
         body = {

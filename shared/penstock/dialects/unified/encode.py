@@ -51,10 +51,10 @@ class UnifiedEncoder:
     _open: dict[str, _Message] = field(default_factory=dict)  # by canonical message id
     # by canonical message id: how many messages have begun under the id
     _begun: Counter[str] = field(default_factory=Counter)
-    _warnings: list[Payload] = field(default_factory=list)  # wait until no message is open
+    _warnings: list[Payload] = field(default_factory=list)  # warnings until no message is open
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the frames of one canonical event, given as its envelope.
+        """Returns the frames of one canonical event. `event` is the envelope of the event.
 
         The result is empty if the dialect omits the event.
         """

@@ -36,7 +36,7 @@ class Calls:
     def announce(
         self, upstream_id: str | None, name: str, args: Json, reserved: str | None = None
     ) -> Call | None:
-        """Adds a call and returns it; returns None if the call is already open.
+        """Adds and returns a new call; returns None if the call is already open.
 
         If an upstream id repeats with another name or other arguments, or after the result of the
         first call, the id belongs to a new call: some models number their calls from `call_0` in
@@ -76,7 +76,7 @@ class Calls:
         )
 
     def refuse(self, call_id: str) -> None:
-        """Marks an open call as rejected. `call_id` is the id of `Call.id`."""
+        """Marks an open call as rejected. `call_id` is `Call.id`, not the upstream's id."""
         for call in self._open:
             if call.id == call_id:
                 call.refused = True

@@ -61,7 +61,7 @@ class AdkDecoder:
     def __init__(self, agent: AgentFacts) -> None:
         self._drop = agent.drop
         self._leg = 0
-        self._n_frames = 0  # in this leg
+        self._n_frames = 0  # frames of this leg
         self._over = False
         self._ids = Ids()
         self._tools = Tools()

@@ -64,7 +64,7 @@ _REQUESTS: Final[tuple[RequestKey, ...]] = ("requestedToolConfirmations", "reque
 class Constants:
     """Keeps the invocation, model and metadata, which every event repeats.
 
-    So the decoder reports each of them only when it changes.
+    The decoder reports a repeated value only when the value changes.
     """
 
     def __init__(self) -> None:

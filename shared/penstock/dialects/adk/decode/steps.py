@@ -47,7 +47,8 @@ class Place(NamedTuple):
     def beside(self, other: Place) -> bool:
         """Returns whether agents at both places may run at the same time.
 
-        They may if the two paths, or the two branches, differ and neither contains the other.
+        The result is True if both places have a path and neither path contains the other, or if
+        both places have a branch and neither branch contains the other.
         """
         return _apart(self.path, other.path, "/") or _apart(self.branch, other.branch, ".")
 

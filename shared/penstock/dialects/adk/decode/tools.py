@@ -54,7 +54,7 @@ class Tools:
         self._calls = Calls()
         self._ids = Ids()
         self._requests: dict[str, _Request] = {}
-        self._approved: dict[str, JsonObject] = {}  # by our call id: the tool and its arguments
+        self._approved: dict[str, JsonObject] = {}  # by `Call.id`: the approved tool and arguments
 
     def arguments(self, call: FunctionCall, event: Event) -> None:
         """Emits streamed arguments under the id of the first piece.
@@ -218,7 +218,7 @@ class Tools:
         return Pause([request.item for request in open_requests], resume, open_requests[0].source)
 
     def without_request(self, requests: JsonObject) -> JsonObject:
-        """Returns those of the requests, by call id, that have no `adk_request_*` call."""
+        """Returns the requests, by call id, for which no `adk_request_*` call came."""
         requested_calls = {request.item.tool_call_id for request in self._requests.values()}
         calls = {call_id: self._calls.find(string(call_id)) for call_id in requests}
         return {

@@ -88,15 +88,15 @@ class AdkEncoder:
     _agent: str = ""  # the run's agent, for events without a source
     _messages: dict[str, _OpenText] = field(default_factory=dict)
     _thoughts: dict[str, _OpenText] = field(default_factory=dict)
-    _texts: list[str] = field(default_factory=list)  # of all complete messages
+    _texts: list[str] = field(default_factory=list)  # texts of all complete messages
     _waiting: dict[str, JsonObject] = field(default_factory=dict)  # calls that wait for a decision
-    _requested_items: list[JsonObject] = field(default_factory=list)  # of the open approval
+    _requested_items: list[JsonObject] = field(default_factory=list)  # items of the open approval
     # by call id: the item id that the client gets in place of the call id
     _names: dict[str, str] = field(default_factory=dict)
     _state: Document = field(default_factory=lambda: Document({}))
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the frames of one canonical event, given as its envelope.
+        """Returns the frames of one canonical event. `event` is the envelope of the event.
 
         The frames have no event name. The result is empty if the dialect omits the event.
         """

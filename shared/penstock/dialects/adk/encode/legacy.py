@@ -28,7 +28,7 @@ class LegacyEncoder:
     _agent: str = ""  # the run's agent, for events without a source
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the frame of one canonical event, given as its envelope.
+        """Returns the frame of one canonical event. `event` is the envelope of the event.
 
         The result is empty for an event without a legacy type, and for a message without text.
         """

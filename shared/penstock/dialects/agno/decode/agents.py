@@ -85,7 +85,7 @@ class Run:
     finished: bool = False
     message: Message | None = None
     spoke: bool = False  # a message has begun, in any leg
-    last_text: str = ""  # of the last complete message
+    last_text: str = ""  # text of the last complete message
     reasoning_id: str | None = None  # the open train of thought
     announced: bool = False  # ReasoningStarted came, so tool calls do not end the thoughts
     thoughts: list[str] = field(default_factory=list)  # all, because ReasoningStep repeats them
@@ -118,7 +118,7 @@ class Agents:
         self._outer_announced = False  # a frame of this leg named the outer run
         self.outer = Run(kind=agent.kind)
         self.session_id: str | None = None
-        self.last_message_text = ""  # of the last complete message of any run
+        self.last_message_text = ""  # text of the last complete message of any run
 
     def open(self) -> None:
         """Begins a leg. The upstream's id of the outer run may differ from the leg before."""

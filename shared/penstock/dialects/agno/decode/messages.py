@@ -3,7 +3,7 @@
 A message ends at RunContentCompleted, and also when a tool call starts. Agno sends
 RunContentCompleted only once, at the very end. A message that stayed open until then would contain
 the text before and after a call under one id. Clients that show messages and calls in order would
-then show the answer above the call whose result it uses.
+then show the answer above the call, although the answer uses the call's result.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _NOT_OF_THE_RUN: Final = frozenset({"event", "created_at", "reason", "error"})
 def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None) -> JsonObject:
     """Returns the run as one object.
 
-    Its status is COMPLETED, PAUSED, ERROR or CANCELLED, or RUNNING while the run continues.
+    `status` is COMPLETED, PAUSED, ERROR or CANCELLED, or RUNNING while the run continues.
     `events` are envelopes from the run's start up to its end or a pause. `encoder` is a new encoder
     with the surface's kind and names. As in Agno, the text of an error is the content. `input` is
     the user's message. `messages` is the conversation; a workflow has no `messages`.

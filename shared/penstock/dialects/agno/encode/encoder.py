@@ -57,7 +57,7 @@ OMITTED: Final[Mapping[str, str]] = {
 class _Speaker:
     """What one run has sent in this response."""
 
-    spoke: bool = False  # has text in this response
+    spoke: bool = False  # text was sent in this response
     in_turn: bool = False  # RunContent was sent since the last result of a tool
     citations: JsonObject = field(default_factory=lambda: pauses.citations(None))
 
@@ -90,7 +90,7 @@ class AgnoEncoder:
     """Encodes the events of one run (see `penstock.dialects.base.Encoder`).
 
     `kind` is the kind of the surface: agent, team or workflow. `name`, `model` and `model_provider`
-    come from the configuration. They are "" if the configuration does not set them.
+    come from the configuration. Each of the three is "" if the configuration does not set it.
     """
 
     kind: str = "agent"
@@ -101,19 +101,19 @@ class AgnoEncoder:
     _started_s: float = 0
     _first_text_s: float | None = None
     _spoke: bool = False  # the outer run has sent text, in any response
-    _thoughts: list[str] = field(default_factory=list)  # of the outer run
-    # by inner run; "" is the outer run
+    _thoughts: list[str] = field(default_factory=list)  # thoughts of the outer run
+    # by the id of the inner run; "" for the outer run
     _speakers: dict[str, _Speaker] = field(default_factory=dict)
     _streamed: set[str] = field(default_factory=set)  # open messages that were sent in pieces
     _calls: dict[str, _Call] = field(default_factory=dict)
-    _items: list[JsonObject] = field(default_factory=list)  # of the open request
+    _items: list[JsonObject] = field(default_factory=list)  # items of the open approval
     _state: Document = field(default_factory=lambda: Document({}))
 
     def __post_init__(self) -> None:
         self._address = Address(self.kind, self.name)
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the frames of one canonical event, given as its envelope.
+        """Returns the frames of one canonical event. `event` is the envelope of the event.
 
         The result is empty if the dialect omits the event.
         """
@@ -136,7 +136,7 @@ class AgnoEncoder:
         yield self._address.frame(event, "RunContinued")
 
     def _dispatched(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Starts an inner run. First starts the calls that run, because one of them starts the run.
+        """Starts an inner run, after the starts of the running calls: one of them starts the run.
 
         The frame's sender is the worker. The worker's name is also its id in this frame, because
         only later events of the worker have its id.

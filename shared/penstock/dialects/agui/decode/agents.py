@@ -69,7 +69,7 @@ class Agents:
         return self._agent(owner).subrun
 
     def meet(self, body: AguiFrame) -> list[Draft]:
-        """Starts the subagent that the event names, if it is unknown.
+        """Starts the subagent that the event names, if the subagent is unknown.
 
         SUBAGENT_* events have handlers of their own.
         """

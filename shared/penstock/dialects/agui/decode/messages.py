@@ -198,7 +198,7 @@ class Messages:
         return None if thoughts is None else self._end_thoughts(thoughts)
 
     def span(self, body: AguiFrame) -> list[Draft] | None:
-        """Ignores REASONING_START and REASONING_END: the events between them have the content."""
+        """Ignores REASONING_START and REASONING_END: the events in between have the content."""
         return []
 
     def thinking_started(self, body: AguiFrame) -> list[Draft] | None:

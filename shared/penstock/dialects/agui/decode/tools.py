@@ -49,11 +49,12 @@ class Tools:
         self._leg = 0
         self._ids = Ids()
         self._open: dict[str, Call] = {}  # by the upstream's id
-        self._answered: set[str] = set()  # upstream ids
-        self._fresh: list[Call] = []  # announced since the agent's last text
+        self._answered: set[str] = set()  # upstream ids of calls that have a result
+        self._fresh: list[Call] = []  # calls that were announced after the agent's last text
         # upstream ids of calls whose arguments a person may edit in the answer
         self._editable: set[str] = set()
-        self._approved: dict[str, JsonObject | None] = {}  # arguments by upstream id, where known
+        # by upstream id: the approved arguments, or None if they are unknown
+        self._approved: dict[str, JsonObject | None] = {}
         self._repeated: dict[
             str, tuple[str, list[str]]
         ] = {}  # name and arguments of a repeated call
@@ -156,9 +157,9 @@ class Tools:
     def waiting(self, ids: Iterable[str]) -> list[Call]:
         """Returns the calls that the client must answer.
 
-        These are the calls with these ids. If there are no ids, they are the announced calls of
-        this leg that are open and after which the agent sent no text. Calls of earlier legs are
-        already decided, even if the upstream never sends their results.
+        If there are ids, the result has the calls with these ids. If there are no ids, the result
+        has the open calls of this leg that are announced and after which the agent sent no text.
+        Calls of earlier legs are already decided, even if the upstream never sends their results.
         """
         named = [self.find(each) or self._add(each, {}) for each in ids]
         return named or [
@@ -181,9 +182,9 @@ class Tools:
     def approve(self, call: Call, value: Json) -> None:
         """Notes an approval and the approved arguments.
 
-        The approved arguments are those of the call, or those of an answer that may change them.
-        The decoder keeps no arguments for an answer whose effect on the arguments only the server
-        knows.
+        If the answer may change the arguments, the approved arguments are those of the answer, else
+        those of the call. If only the server knows how an answer changes the arguments, the decoder
+        keeps None.
         """
         given = value if isinstance(value, dict) else {}
         args: JsonObject | None = call.args

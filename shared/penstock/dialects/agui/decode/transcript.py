@@ -1,4 +1,7 @@
-"""Collects the conversation as AG-UI messages. Stateless servers get it with each request."""
+"""Collects the conversation as AG-UI messages.
+
+A stateless server gets the whole conversation with each request.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class Transcript:
         self._messages: list[JsonObject] = []
         self._by_id: dict[str, JsonObject] = {}
         self._calls: dict[str, JsonObject] = {}  # by id
-        self._answered: set[str] = set()  # ids of calls
+        self._answered: set[str] = set()  # ids of calls that have a result
         self._writing: set[str] = set()  # calls with incomplete arguments
         # Pieces of text by the id and the key of their object. `messages` joins the pieces, because
         # pieces arrive often and the messages are read seldom.

@@ -111,7 +111,7 @@ class AguiEncoder:
         }
 
     def feed(self, event: JsonObject) -> Sequence[Frame]:
-        """Returns the frames of one canonical event, given as its envelope.
+        """Returns the frames of one canonical event. `event` is the envelope of the event.
 
         The result is empty for an event that the encoder leaves out.
         """

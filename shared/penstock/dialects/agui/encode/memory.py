@@ -35,7 +35,8 @@ class Memory:
     run: JsonObject | None = None  # the last RUN_STARTED
     end: JsonObject | None = None  # RUN_FINISHED or RUN_ERROR of this run
     _state: SharedState = field(default_factory=SharedState)
-    _contents: dict[str, Document] = field(default_factory=dict)  # of activities, by message id
+    # the contents of activities, by message id
+    _contents: dict[str, Document] = field(default_factory=dict)
 
     @property
     def messages(self) -> list[JsonObject]:

@@ -1,4 +1,7 @@
-"""Encodes steps and inner runs. They continue over a pause, but an AG-UI run ends at a pause."""
+"""Encodes steps and inner runs.
+
+Steps and inner runs continue over a pause, but an AG-UI run ends at a pause.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from penstock.events import TERMINAL
 
 PROFILE_STEP: Final = "\0step"  # no canonical event has this step id
 
-# The steps of agent-runs-sse.md. If an upstream has a step of such a name, it is sent unchanged.
+# The steps of agent-runs-sse.md. A step of the upstream with one of these names is sent unchanged.
 CONTRACT_STEPS: Final = frozenset({"router", "worker"})
 
 # Events before which the profile's step does not begin. Before an event of `_ENDS` the step begins
@@ -90,7 +93,7 @@ class Steps:
             yield self._step(EventType.STEP_FINISHED, step, data)
 
     def begin(self) -> None:
-        """Begins an AG-UI run. Its client gets the starts of the inner runs that continue."""
+        """Begins an AG-UI run, in which the client knows only the inner runs that continue."""
         self._had_step = False
         self._open.known_subagents.clear()
         self._open.known_subagents.update(self._open.subagents)
@@ -111,7 +114,7 @@ class Steps:
     def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
         """Emits the ends of all steps and inner runs.
 
-        The ledger keeps them, because they continue if the run only waits.
+        The ledger keeps the steps and inner runs, because they continue if the run only waits.
         """
         for step in reversed(self._open.steps.values()):
             yield self._step(EventType.STEP_FINISHED, step)

@@ -29,8 +29,8 @@ class Tools:
     def arguments(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles llm.tool_args.
 
-        Arguments that are a value at a path cannot be sent as a piece of text. They are sent with
-        the call.
+        Arguments that are a value at a path cannot be sent as a piece of text. The encoder sends
+        such arguments with the call.
         """
         delta = data.get("delta")
         id = data["tool_call_id"]
