@@ -105,7 +105,7 @@ class Restated:
 
     @property
     def sure(self) -> Sequence[JsonObject] | None:
-        """The messages before the first one whose id the client may not know.
+        """The messages before the first message whose id the client may not know.
 
         None if there is no such message before the last message.
 

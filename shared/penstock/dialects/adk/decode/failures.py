@@ -29,7 +29,7 @@ _UNESCAPED = '{"error":'
 
 @dataclass(slots=True)
 class PendingError:
-    """An `errorCode` of an event. The run has failed only if an error frame follows the event."""
+    """An `errorCode`. Only the next frame, or the end of the stream, shows if the run failed."""
 
     code: str
     message: str

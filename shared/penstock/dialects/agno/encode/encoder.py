@@ -55,7 +55,7 @@ OMITTED: Final[Mapping[str, str]] = {
 
 @dataclass(slots=True)
 class _Speaker:
-    """What one run has sent in this response."""
+    """Keeps which text and citations one run has sent in this response."""
 
     spoke: bool = False  # text was sent in this response
     in_turn: bool = False  # RunContent was sent since the last result of a tool

@@ -148,7 +148,7 @@ class AguiEncoder:
 
     @property
     def place(self) -> Place:
-        """The ids for an event without a time of its own."""
+        """The thread id and run id for an event that has no time."""
         return Place(self._thread_id, self._run_id, None)
 
     def reopened(self) -> Iterator[Emitted]:
