@@ -1,1 +1,1 @@
-"""Runs: what a caller may do with them, and how they are started, cancelled and decided."""
+"""Runs: starting, cancelling and deciding runs, and checking what a caller may do with a run."""

@@ -1,4 +1,4 @@
-"""Turns the refusals of a start's fields into a 422 that names each field."""
+"""Turns the refusals of fields in the body of a start into a 422 that names each field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def named_in_422(*prefix: str) -> Iterator[None]:
     """Turn NotAccepted within the block into a Problem; `prefix` is the fields' path in the body.
 
     Raises:
-        Problem: 422. Its `errors` have FastAPI's shape: type, loc, msg.
+        Problem: 422. The `errors` of the Problem have FastAPI's shape: type, loc, msg.
     """
     try:
         yield

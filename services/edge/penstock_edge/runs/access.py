@@ -1,4 +1,4 @@
-"""What a caller may do with runs."""
+"""Checks what a caller may do with runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock_edge.views.dialects import RAW_DIALECT
 
 
 async def run_of(bus: Bus, who: Identity, run_id: str) -> RunRecord:
-    """The record of a run that the caller may see.
+    """Return the record of a run, if the caller may see the run.
 
     Raises:
-        Problem: 404 or 403, as `check_run` does.
+        Problem: 404 if there is no such run; 404 or 403 as `check_run` raises these.
         BusError: KV cannot be read now.
     """
     record = await record_of(bus, run_id)
@@ -22,10 +22,10 @@ async def run_of(bus: Bus, who: Identity, run_id: str) -> RunRecord:
 
 
 def require_dialect(who: Identity, dialect: str) -> None:
-    """Require the scope `raw` for the upstream's own bytes.
+    """Require the scope `raw` if the dialect is that of the upstream's own bytes.
 
     Raises:
-        Problem: 403 without the scope.
+        Problem: 403 if the caller lacks the scope.
     """
     if dialect == RAW_DIALECT:
         require(who, "raw")

@@ -1,7 +1,8 @@
-"""The AG-UI runIds of legs, as their clients have given them.
+"""Stores the AG-UI runIds that clients have set for legs.
 
-KV `aliases`, key hash of (agui, run, leg): `{"run_id", "leg", "agui_run_id"}`. The edge writes the
-record before the leg begins, so that every reader of the leg finds the same name.
+The entry in KV `aliases` has the key hash of (agui, run, leg) and the value
+`{"run_id", "leg", "agui_run_id"}`. The edge writes the entry before the leg begins, so that every
+reader of the leg finds the same runId.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ RETRY_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class AguiNames(LegNames):
-    """The names of threads and legs, from KV."""
+    """Reads and writes the AG-UI ids of threads and legs in KV."""
 
     bus: Bus
     records: RunRecords
 
     async def thread_of(self, run_id: str) -> str:
-        """The session of a run; its own id where the run has no record. Waits for the bus."""
+        """Return the session id of a run; the run's own id if the run has no record.
+
+        The method waits if the bus does not answer.
+        """
         record = await self.records.of(run_id)
         return run_id if record is None else record.session_id
 
     async def name(self, run_id: str, leg: int) -> str:
-        """The AG-UI runId of a leg. Waits for the bus."""
+        """Return the AG-UI runId of a leg; wait if the bus does not answer."""
         while True:
             try:
                 entry = await self.bus.bucket("aliases").get(_key(run_id, leg))
@@ -50,19 +54,19 @@ class AguiNames(LegNames):
             return str(orjson.loads(entry.value)["agui_run_id"])
 
     async def write(self, run_id: str, leg: int, name: str) -> int:
-        """Record the client's name for a leg that is about to begin; returns the KV revision.
+        """Write the client's runId for a leg that is about to begin; return the KV revision.
 
         Raises:
-            BusError: the name was not written, or may not have been.
+            BusError: the runId was not written, or it is not known whether it was written.
         """
         value = orjson.dumps({"run_id": run_id, "leg": leg, "agui_run_id": name})
         return await self.bus.bucket("aliases").put(_key(run_id, leg), value)
 
     async def withdraw(self, run_id: str, leg: int, revision: int) -> None:
-        """Delete the name that was written as this revision: the client has not begun the leg.
+        """Delete the runId that was written with this revision, if the client's leg did not begin.
 
         Raises:
-            BusError: the name may still be there.
+            BusError: the runId may not have been deleted.
         """
         await self.bus.bucket("aliases").delete(_key(run_id, leg), revision)
 

@@ -1,4 +1,4 @@
-"""Cancels a run: commands the connector, and ends the run itself if no connector does."""
+"""Cancels a run: sends a command to the connector, and ends the run if no connector does."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ WRITER: Final = "edge"
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The run, and when it was cancelled; None if its end is not known yet."""
+    """The run's record, and the time of the cancellation; None if it is not confirmed yet."""
 
     record: RunRecord
     at: str | None
 
 
 class Canceller:
-    """Cancels runs. Of several concurrent calls for one run, one succeeds."""
+    """Cancels runs. If several concurrent calls cancel the same run, only one call succeeds."""
 
     def __init__(self, bus: Bus, wait_s: float) -> None:
         self._bus = bus
         self._wait_s = wait_s
 
     async def cancel(self, run_id: str, who: Identity) -> Cancelled:
-        """Cancel the run, and wait for its end.
+        """Cancel the run, and wait for the run's end.
 
-        If no connector has ended the run after `wait_s`, the edge ends it, and waits for at most
-        5 seconds more.
+        If no connector has ended the run after `wait_s`, the edge ends the run, and waits for at
+        most 5 seconds more.
 
         Raises:
-            Problem: 404 for a run that is unknown or not the caller's; 409 if the run has ended,
-                also by another caller's cancel.
-            BusError: the command, or the end, could not be written.
+            Problem: 404 if the run is unknown or the caller may not see it; 409 if the run has
+                ended, even if another caller's request has just cancelled it.
+            BusError: the command or the end of the run could not be written.
         """
         record = await run_of(self._bus, who, run_id)
         run_id = record.run_id  # in the spelling of the bus
@@ -82,7 +82,8 @@ class Canceller:
                 await self._command(CancelCommand(run_id=record.run_id, by=by))
             event = await _within(end, self._wait_s)
             if event is None:
-                # No connector has ended the run; perhaps none is there. So the edge ends it.
+                # No connector has ended the run, perhaps because none is running. So the edge ends
+                # the run.
                 await self._force(record, by)
                 event = await _within(end, FORCED_WAIT_S)
         finally:

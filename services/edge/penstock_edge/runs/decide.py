@@ -1,4 +1,4 @@
-"""Finds the pause of a run, and hands decisions to the approvals service."""
+"""Finds the pause of a run, and sends decisions to the approvals service."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ ANSWER_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The pause of a run. `shown`: maps the upstream's ids of what is asked to the items' ids."""
+    """The pause of a run. `shown` maps the upstream's ids of requests to the ids of items."""
 
     approval: ApprovalRecord
     shown: Mapping[str, str]
 
     @property
     def items(self) -> list[dict[str, Any]]:
-        """The items, as in the event approval.requested."""
+        """The items of the event approval.requested."""
         return self.approval.items
 
 
 async def pause_of(bus: Bus, run_id: str, fits: Callable[[Pause], bool]) -> Pause:
-    """The run's last pause, whether it is decided or not.
+    """Return the run's last pause, whether the pause is decided or not.
 
-    An answer may arrive before the record of its pause. So the record is waited for, for at most
-    two seconds, until there is a pause that `fits` accepts.
+    An answer may arrive before the record of the answered pause is written. So this function waits
+    at most two seconds for a pause that `fits` accepts. After that, it returns the last pause even
+    if `fits` does not accept this pause.
 
     Raises:
         Problem: 409 if the run has ended, or is not paused.
@@ -79,7 +80,10 @@ async def _pause_of(bus: Bus, run_id: str) -> Pause | None:
 
 
 async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:
-    """The ids that an Agno upstream gives its requirements, and the items that they stand for."""
+    """Map the ids of an Agno upstream's requirements to the ids of the items.
+
+    The result is empty if the upstream has another protocol, or the pause's record is missing.
+    """
     kept = await kept_pause(bus, approval.run_id)
     if kept is None or kept.approval_id != approval.approval_id or kept.protocol != "agno":
         return {}
@@ -94,7 +98,7 @@ async def _shown(bus: Bus, approval: ApprovalRecord) -> Mapping[str, str]:
 
 
 async def kept_pause(bus: Bus, run_id: str) -> PauseRecord | None:
-    """The record of the run's last pause, None if there is none.
+    """Return the record of the run's last pause; None if there is none.
 
     Raises:
         BusError: KV cannot be read now.
@@ -109,11 +113,11 @@ async def kept_pause(bus: Bus, run_id: str) -> PauseRecord | None:
 async def find_alias(
     bus: Bus, user_id: str, agent: str, session_id: str, item_id: str
 ) -> Entry | None:
-    """The alias of a pause's item: the user's own, otherwise another user's.
+    """Return the alias of a pause's item: the user's own alias, else another user's alias.
 
-    The caller must check that the user may see the approval of another user's alias. That one is
-    found for callers that act for other users, and for aliases that were written before the owner
-    was part of the key.
+    The result is None if there is no alias. The caller of this function must check that the user
+    may see the approval, because the alias may be another user's. Such an alias is needed for users
+    that act for others, and for aliases that were written before the owner was part of the key.
 
     Raises:
         BusError: KV cannot be read now.
@@ -124,10 +128,10 @@ async def find_alias(
 
 
 async def start_of_next_leg(bus: Bus, run_id: str, *, frames: bool = False) -> StartPosition:
-    """A position before all messages of the run's next leg.
+    """Return a position before all messages of the run's next leg.
 
-    `frames`: after all source frames that are stored. Otherwise the run's first event, since the
-    encoders of legs need all earlier events.
+    With `frames`, this is the position after all stored source frames. Otherwise it is the position
+    of the run's first event, because the encoders of legs need all earlier events.
 
     Raises:
         BusError: the streams cannot be read now.
@@ -137,21 +141,21 @@ async def start_of_next_leg(bus: Bus, run_id: str, *, frames: bool = False) -> S
     if lifecycle is None:
         return position
     if frames:
-        # The run's end can only come after its pause.
+        # The run's terminal event comes after the pause, so the search for it begins at the pause.
         return StartPosition(position.start, lifecycle.sequence)
     first = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
     return StartPosition(first, first)
 
 
 async def forward_decision(bus: Bus, approval_id: str, request: DecideRequest) -> None:
-    """Hand a decision to the approvals service.
+    """Send a decision to the approvals service; if there is no reply, send the decision once more.
 
-    The approvals pod may be killed after it has written the decision and before it replies. The
-    idempotency key makes one retry safe.
+    The approvals service may be killed after it has written the decision and before it replies. The
+    idempotency key makes the second request safe.
 
     Raises:
-        Problem: 404, 409 or 422, as the approvals service answers; 503 if it answers neither
-            request, so that it is not known whether the decision was taken.
+        Problem: 404, 409 or 422, as the approvals service answers; 503 if the approvals service
+            answers neither request, so that it is not known whether the decision was accepted.
         BusError: the request was not sent.
     """
     keyed = request.model_copy(update={"idempotency_key": uuid4().hex})
@@ -165,7 +169,7 @@ async def forward_decision(bus: Bus, approval_id: str, request: DecideRequest) -
 
 
 async def _request(bus: Bus, approval_id: str, request: DecideRequest) -> Msg | None:
-    """The approvals service's reply; None if none came in time."""
+    """Return the reply of the approvals service; None if no reply came in time."""
     try:
         return await bus.request(decide(approval_id), request.dump(), ANSWER_S)
     except OutcomeUnknown:

@@ -1,10 +1,11 @@
 """Counts the open and queued runs of each user, over the whole installation.
 
-Every edge counts from the stream of KV `runs`, in which the normalizer records the end of each run.
-A run that is about to be started is counted before its record is written, so that many concurrent
-starts cannot exceed the limit. At the limit, the runs that were counted for longest are looked up
-before a start is refused: a run that is over, or was lost because its edge ended between the record
-and the command, no longer counts.
+Every edge counts runs in the stream of KV `runs`, in which the normalizer records the end of each
+run. A run that is about to be started is counted before its record is written, so that many
+concurrent starts cannot exceed the limit. If a user is at the limit, the user's oldest runs are
+looked up before a start is refused. The edge then stops counting a run that has ended. It also
+stops counting a run that is lost because its edge ended after it wrote the record and before it
+published the command.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ log = logging.getLogger(__name__)
 
 RUNS: Final = "KV_runs"
 PREFIX: Final = "$KV.runs."
-LOST_S: Final = 30.0  # longer than a start takes from the record to the command
+LOST_S: Final = 30.0  # longer than the time between a start's record and its command
 LOOK_S: Final = 1.0  # the least time between two look-ups of one user's runs
-LOOKED_UP: Final = 20  # runs in one look-up
+LOOKED_UP: Final = 20  # the greatest number of runs in one look-up
 RETRY_AFTER_S: Final = 5
 
 Status = Literal["starting", "queued", "running"]
-# A paused run only has records, so it is not counted.
+# A paused run consists only of records: no connector works on it. So it is not counted.
 COUNTED: Final[Mapping[str, Status]] = {"queued": "queued", "running": "running"}
 
 
@@ -48,7 +49,7 @@ class _Open:
 @dataclass(slots=True)
 class _User:
     runs: dict[str, _Open] = field(default_factory=dict)
-    queued: int = 0  # runs that no connector has taken yet; those with status "starting", too
+    queued: int = 0  # the number of runs that no connector has claimed yet, or that are "starting"
     looked_at: float = 0.0
 
     def put(self, run_id: str, status: Status) -> None:
@@ -63,17 +64,20 @@ class _User:
 
 
 class OpenRuns:
-    """The counts, and two limits. 0 means no limit. Runs of `anonymous` are not counted."""
+    """Counts the open runs of each user, and checks two limits; a limit of 0 means no limit.
+
+    Runs of the user `anonymous` are not counted.
+    """
 
     def __init__(self, bus: Bus, max_open: int, max_queued: int) -> None:
         self._bus = bus
         self._max_open = max_open
         self._max_queued = max_queued
         self._users: dict[str, _User] = {}
-        self._owners: dict[str, str] = {}  # by run id, of the runs that are counted
+        self._owners: dict[str, str] = {}  # maps the ids of counted runs to their users
 
     async def follow(self) -> None:
-        """Read the records of KV `runs`, and follow their changes, until it is cancelled."""
+        """Read the records of KV `runs`, and follow their changes, until the task is cancelled."""
         if self._has_limits:
             await Reader(self._bus, RUNS, f"{PREFIX}>", 1, self._on_record).run()
 
@@ -82,12 +86,12 @@ class OpenRuns:
         return bool(self._max_open or self._max_queued)
 
     def count(self, user_id: str) -> tuple[int, int]:
-        """The numbers of the user's open runs, and of the queued ones among them."""
+        """Return the number of the user's open runs, and how many of these runs are queued."""
         user = self._users.get(user_id)
         return (len(user.runs), user.queued) if user else (0, 0)
 
     async def has_room(self, user_id: str) -> bool:
-        """Whether the user may start one more run.
+        """Return whether the user may start one more run.
 
         Raises:
             BusError: the user is at the limit, and the runs cannot be looked up now.
@@ -122,7 +126,10 @@ class OpenRuns:
             self._count(run_id, user_id, "starting")
 
     def forget(self, run_id: str) -> None:
-        """Stop counting a run whose record was not written. A run with a record stays counted."""
+        """Stop counting a run whose record was not written.
+
+        If the run's record was written, the run is still counted.
+        """
         user = self._users.get(self._owners.get(run_id, ""))
         if user is not None and user.runs[run_id].status == "starting":
             self._drop(run_id)
@@ -167,7 +174,7 @@ class OpenRuns:
             del self._users[user_id]
 
     async def _look_up(self, user_id: str) -> None:
-        """Read the records of the runs that were counted for longest, and correct their count."""
+        """Read the records of the user's oldest counted runs, and correct the counts."""
         user, now = self._users.get(user_id), time.monotonic()
         if user is None or now - user.looked_at < LOOK_S:
             return
@@ -180,14 +187,18 @@ class OpenRuns:
         if entry is None or await self._is_lost(run_id, entry.value):
             self._drop(run_id)
         else:
-            self._note(run_id, entry.value)  # counted as new, so the next look-up takes other runs
+            # The run now counts as new, so the next look-up reads the records of other runs.
+            self._note(run_id, entry.value)
 
     async def _is_lost(self, run_id: str, value: bytes) -> bool:
-        """Whether no connector will ever take the run, since its command was not published."""
+        """Return whether no connector will ever claim the run, as its command was not published.
+
+        The result is also True if the record cannot be read.
+        """
         try:
             record = RunRecord.model_validate_json(value)
         except ValidationError as error:
-            # Without this, one bad record would refuse all starts of its user.
+            # If the run counted, one bad record could make the edge refuse all starts of its user.
             log.warning("the record of run %s cannot be read; it is not counted: %s", run_id, error)
             return True
         if record.status != "queued":
@@ -195,7 +206,7 @@ class OpenRuns:
         start = subjects.command("connector", "start", record.run_id)
         if await self._bus.tail(COMMANDS, start) is not None:
             return False
-        # A connector that has taken the command has written to RAW, or is about to.
+        # A connector that has claimed the run has written to RAW, or is about to write.
         if await self._bus.tail(RAW, subjects.raw_of_run(record.run_id)) is not None:
             return False
         log.warning(

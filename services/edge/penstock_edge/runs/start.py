@@ -1,4 +1,4 @@
-"""Starts runs: writes the record and the command, and finds the first run of a repeated request."""
+"""Starts runs: writes the record and the command; a repeated request gets the first run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ RETRY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A request for a run. `key` is the idempotency key, `request` the bytes that belong to it."""
+    """A request for a run.
+
+    `key` is the idempotency key. `request` has the bytes of the request, which must be the same
+    each time the key is used.
+    """
 
     agent: AgentConfig
     message: str
@@ -46,12 +50,12 @@ class Start:
     body: str | None = None
     key: str | None = None
     request: bytes = b""
-    prepare: Callable[[str], Awaitable[object]] | None = None  # is called with the new run's id
+    prepare: Callable[[str], Awaitable[object]] | None = None  # called with the run's id
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The run; `new`: this request has created it, no earlier one with the same key."""
+    """The record of a run. `new`: this request created the run, not an earlier one of the key."""
 
     record: RunRecord
     new: bool
@@ -69,16 +73,18 @@ class Starter:
         """Start a new run, or return the run of an earlier request with the same key.
 
         Raises:
-            Problem: 409 if the key came with another request before; 422 for a session or user that
-                the agent's server has no path for; 429 if the user has too many runs.
-            BusError: the run was not started; or, for OutcomeUnknown, may not have been.
+            Problem: 409 if the key came with another request before; 422 if the agent server has no
+                path for the session id or the user id; 429 if the user has too many runs.
+            BusError: the run was not started; for OutcomeUnknown, it is not known whether the run
+                was started.
         """
         require_reachable(start.agent, start.user_id, start.session_id)
-        # Lists sort runs by id, so all edges take the time from the same clock.
+        # Lists sort runs by id, and the id contains the time. So all edges use the same clock.
         run_id = str(uuid_utils.uuid7(nanoseconds=round(self._bus.clock.time() * 1e9)))
         if not await self._open_runs.has_room(start.user_id) and not await self._is_repeat(start):
             self._open_runs.refuse(start.user_id)
-        # No `await` may come before this line, or many concurrent starts would all find room.
+        # If there were an `await` between the check and this line, many concurrent starts could
+        # all pass the check.
         self._open_runs.begin(start.user_id, run_id)
         try:
             started = await self._start(start, run_id)
@@ -98,8 +104,9 @@ class Starter:
             update={"callers_known": self._callers_known}
         )
         record, revision = await self._record(command)
-        # An earlier attempt may have failed before its command, so a repeat publishes it again. Two
-        # commands for one run are harmless: connectors claim a run once.
+        # An earlier attempt may have failed before it published the command. So a repeated request
+        # publishes the command again. Two commands for one run are harmless, because a run is
+        # claimed only once.
         if record.status == "queued":
             await self._command(start, command, revision)
         return Started(record, new)
@@ -107,9 +114,10 @@ class Starter:
     async def _command(self, start: Start, command: StartCommand, revision: int | None) -> None:
         """Prepare the run, and publish its command.
 
-        `revision` is that of the record, if this request has created it. If the command was
-        certainly not published, the record is deleted, so that lists do not show a run that never
-        begins. An earlier request may have published the command, so its record stays.
+        `revision`: the record's revision if this request created the record, else None. If the
+        command was certainly not published, the record of this request is deleted: otherwise lists
+        would show a run that never begins. The record of an earlier request is not deleted, because
+        that request may have published the command.
         """
         try:
             if start.prepare is not None:
@@ -124,7 +132,7 @@ class Starter:
             raise
 
     async def _is_repeat(self, start: Start) -> bool:
-        """Whether a run is recorded for the key, so that the request starts no new one."""
+        """Return whether the key has a run already, so that the request starts no new run."""
         if start.key is None:
             return False
         entry = await self._bus.bucket("idempotency").get(_key_of(start))
@@ -133,7 +141,11 @@ class Starter:
         return await self._bus.bucket("runs").get(orjson.loads(entry.value)["run_id"]) is not None
 
     async def _first_of(self, start: Start, run_id: str) -> tuple[str, bool]:
-        """The id of the key's first run, and whether it is this one."""
+        """Return the id of the key's first run, and whether `run_id` is this run.
+
+        Raises:
+            Problem: 409 if the key came with another request before, 503 if the key has expired.
+        """
         bucket = self._bus.bucket("idempotency")
         key = _key_of(start)
         digest = hashlib.sha256(start.request).hexdigest()
@@ -149,7 +161,11 @@ class Starter:
         return str(first["run_id"]), False
 
     async def _record(self, command: StartCommand) -> tuple[RunRecord, int | None]:
-        """The run's record, and its revision if this request has created it."""
+        """Create the run's record, if there is none.
+
+        Returns:
+            The record, and the record's revision if this request created the record, else None.
+        """
         record = RunRecord(
             run_id=command.run_id,
             agent=command.agent,
@@ -183,14 +199,18 @@ class Starter:
             except OutcomeUnknown as error:
                 failure = error
             except (BusUnavailable, StreamFull) as error:
-                if not isinstance(failure, OutcomeUnknown):  # an earlier try may have succeeded
+                # If the outcome of an earlier try is unknown, the command may be published.
+                if not isinstance(failure, OutcomeUnknown):
                     failure = error
             await asyncio.sleep(RETRY_S)
         assert failure is not None
         raise failure
 
     async def _delete_record(self, run_id: str, revision: int | None) -> None:
-        """Delete the record of a run that has not begun, if it has not changed and KV answers."""
+        """Delete the record of a run that has not begun.
+
+        The record is not deleted if it has changed, or if KV does not answer.
+        """
         if revision is None:
             return
         with suppress(BusError):
@@ -198,13 +218,13 @@ class Starter:
 
 
 def require_reachable(agent: AgentConfig, user_id: str, session_id: str | None) -> None:
-    """Require ids that an ADK server has a path for.
+    """Require that the paths of an ADK server can contain the ids.
 
-    An ADK server decodes `%2F` before it looks for the route. So it answers 404 to every request
-    for an id with a slash.
+    An ADK server decodes `%2F` before it looks for the route. So the ADK server answers 404 to
+    every request for an id with a slash.
 
     Raises:
-        Problem: 422 for such an id.
+        Problem: 422 if the agent is an ADK agent and an id has a slash.
     """
     if agent.protocol != "adk":
         return
@@ -225,7 +245,8 @@ def _command(start: Start, run_id: str, created_at: str) -> StartCommand:
     return StartCommand(
         run_id=run_id,
         agent=start.agent.id,
-        # Derived from the run's id, so that a repeat has the same session.
+        # A new session's id is derived from the run's id, so that a repeated request has the same
+        # session.
         session_id=start.session_id or str(uuid.uuid5(uuid.UUID(run_id), "session")),
         user_id=start.user_id,
         message=start.message,

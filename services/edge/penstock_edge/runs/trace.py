@@ -14,10 +14,10 @@ _current: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
 
 def enter(header: str | None) -> None:
-    """Remember the `traceparent` of this task's request; an invalid one is ignored."""
+    """Remember the `traceparent` of this task's request; ignore an invalid header."""
     _current.set(header if header is not None and _VALID.fullmatch(header) else None)
 
 
 def traceparent() -> str:
-    """The `traceparent` of the request; otherwise a new one that is not sampled."""
+    """Return the `traceparent` of the request, else a new `traceparent` that is not sampled."""
     return _current.get() or f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"

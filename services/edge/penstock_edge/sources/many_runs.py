@@ -41,7 +41,10 @@ class ManyEncoding(Encoding):
     _encoders: OrderedDict[str, Encoder] = field(default_factory=OrderedDict)
 
     def missing_from(self, stored: Stored) -> StreamSequence | None:
-        """Return the run's first event if the run has no encoder yet; None if it has one."""
+        """Return the sequence of the run's first event if the run has no encoder here.
+
+        The result is None if the run has an encoder, or if the dialect has no state.
+        """
         if (
             self.reads_from is ReadFrom.CURSOR
             or subjects.run_id_of(stored.subject) in self._encoders

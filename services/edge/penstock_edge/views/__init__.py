@@ -1,1 +1,1 @@
-"""Views: the messages that clients read, their encoding, framing and positions. Pure."""
+"""Views: they define which messages clients read, and how these are encoded and framed. Pure."""

@@ -1,4 +1,4 @@
-"""Runs and threads for AG-UI clients: a leg, a whole run, or a thread's runs in turn. Pure."""
+"""Views for AG-UI clients: a leg, a whole run, or a thread's runs one after another. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from penstock_edge.views.view import Deliver, Delivery, ManyRuns, ReadFrom, RunE
 log = logging.getLogger(__name__)
 
 CUT: Final = "stream_interrupted"
-# A client of POST must ignore event names, so it gets none. It gets cursors, since it can continue
-# on the thread's stream.
+# Clients of the POST ignore event names, so frames have no names. Frames have cursors, because a
+# client of the POST can continue on the thread's stream.
 UNNAMED: Final = Sse(named=False)
 
 Event = dict[str, Any]
@@ -36,43 +36,50 @@ _BEGIN_A_LEG: Final = frozenset({"lifecycle.started", "lifecycle.resumed"})
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """The clients of a profile that declare this version of the protocol."""
+    """The clients of one profile that declare the same version of the protocol."""
 
     profile: Profile = STRICT
     protocol_version: str | None = None
 
     @property
     def key(self) -> tuple[str, str]:
-        """Part of a view's key: the frames depend on nothing else of the version."""
+        """The audience's part of a view's key.
+
+        The frames depend on the version only as far as `is_modern` does.
+        """
         return self.profile.name, f"modern={is_modern(self.protocol_version)}"
 
 
 class LegNames(Protocol):
-    """The ids that AG-UI clients have for threads and legs. Both calls wait for the bus."""
+    """Looks up the ids that AG-UI clients use for threads and legs.
+
+    Both methods wait if the bus does not answer.
+    """
 
     async def thread_of(self, run_id: str) -> str:
-        """The thread of a run."""
+        """Return the thread id of a run."""
         ...
 
     async def name(self, run_id: str, leg: int) -> str:
-        """The AG-UI runId of a leg."""
+        """Return the AG-UI runId of a leg."""
         ...
 
 
 def default_name(run_id: str, leg: int) -> str:
-    """The AG-UI runId of a leg that no client has named."""
+    """Return the AG-UI runId of a leg for which no client has set a runId."""
     return run_id if leg == 1 else f"{run_id}-{leg}"
 
 
-# Ids of ended runs that a reading remembers. Events may follow the end of a run for some seconds.
+# A reading remembers the ids of this many ended runs, because events may follow the end of a run
+# for some seconds.
 ENDED_RUNS: Final = 10_000
 
 
 @dataclass(slots=True)
 class RunEncoders:
-    """The encoders of the runs of one reading, one for each run.
+    """The encoders of one reading, one for each run.
 
-    The encoder of an ended run can be dropped (`forget`): no frame of the run follows.
+    The encoder of an ended run can be dropped (`forget`), because the run has no more frames.
     """
 
     names: LegNames
@@ -82,11 +89,11 @@ class RunEncoders:
     _ended: dict[str, None] = field(default_factory=dict)  # the oldest first
 
     def __len__(self) -> int:
-        """How many encoders are kept."""
+        """Return the number of encoders that are kept."""
         return len(self._encoders)
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up what the message's run and leg are called. Waits for the bus."""
+        """Look up the AG-UI ids of the message's run and leg; wait if the bus does not answer."""
         run_id = subjects.run_id_of(stored.subject)
         if run_id in self._ended:
             return
@@ -102,15 +109,18 @@ class RunEncoders:
             self._names[run_id, leg] = await self.names.name(run_id, leg)
 
     def of(self, run_id: str) -> AguiEncoder:
-        """The encoder of a run that was prepared."""
+        """Return the encoder of a run; `prepare` must have been called for a message of the run."""
         return self._encoders[run_id]
 
     def has_ended(self, run_id: str) -> bool:
-        """Whether the run has ended, and its encoder was dropped."""
+        """Return whether the run has ended, and its encoder was dropped."""
         return run_id in self._ended
 
     def forget(self, run_id: str) -> None:
-        """The run has ended: drop its encoder. Without this a thread would keep one per run."""
+        """Drop the encoder of a run that has ended.
+
+        Otherwise the reading of a thread would keep one encoder for each run.
+        """
         del self._encoders[run_id]
         for key in [key for key in self._names if key[0] == run_id]:
             del self._names[key]
@@ -119,7 +129,10 @@ class RunEncoders:
             del self._ended[next(iter(self._ended))]
 
     def interrupted(self) -> list[Frame]:
-        """An error: the stream ends before the run, and a client would take that for success."""
+        """Return the frames of an error, for a stream that ends before its run.
+
+        Without an error, a client would conclude that the run has succeeded.
+        """
         open_ = [each for each in self._encoders.values() if each.phase is Phase.RUNNING]
         encoder = open_[0] if open_ else AguiEncoder(self.audience.profile, "", lambda leg: "")
         return list(encoder.cut(INTERRUPTED, CUT))
@@ -127,58 +140,66 @@ class RunEncoders:
 
 @dataclass(slots=True)
 class RunEncoder(Encoder):
-    """The encoder of one run, which is made when its first message is prepared."""
+    """An encoder of one run that uses the run's encoder in `encoders`.
+
+    That encoder exists only after `RunEncoders.prepare` was called for a message of the run.
+    """
 
     encoders: RunEncoders
     run_id: str
 
     def feed(self, event: Event) -> Sequence[Frame]:
-        """The frames of one event."""
+        """Return the frames of one event."""
         return self.encoders.of(self.run_id).feed(event)
 
     def interrupted(self) -> list[bytes]:
-        """An error, which ends the stream of a leg: its client does not reconnect by itself."""
+        """Return an error that ends the stream of a leg.
+
+        The client of such a stream does not reconnect by itself.
+        """
         return [sse.encode(each.data) for each in self.encoders.interrupted()]
 
 
 @dataclass(slots=True)
 class AguiRun(EventEncoding):
-    """A whole run with its pauses."""
+    """Encodes a whole run with its pauses."""
 
     encoders: RunEncoders
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up the names of the run and its leg. Waits for the bus."""
+        """Look up the AG-UI ids of the run and its leg; wait if the bus does not answer."""
         await self.encoders.prepare(stored)
 
 
 @dataclass(slots=True)
 class AguiLeg(EncodedLeg):
-    """One leg of a run."""
+    """Encodes one leg of a run."""
 
     encoders: RunEncoders
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up the names of the run and its leg. Waits for the bus."""
+        """Look up the AG-UI ids of the run and its leg; wait if the bus does not answer."""
         await self.encoders.prepare(stored)
 
 
 @dataclass(slots=True)
 class RunsInTurn:
-    """The runs of a thread, one after another: AG-UI clients cannot take two at once.
+    """Encodes the runs of a thread one after another.
 
-    Events of another run are held until the open one ends or pauses. `feed_event` gives an event
-    to its encoder.
+    AG-UI clients cannot process two runs at once. So events of another run are held until the open
+    run ends or pauses. `feed_event` encodes one event with the encoder of the event's run.
     """
 
     encoders: RunEncoders
     feed_event: FeedEvent = AguiEncoder.feed
-    current: AguiEncoder | None = None  # the encoder that was fed last
-    _held: list[tuple[str, Event]] = field(default_factory=list)  # each with its run
+    current: AguiEncoder | None = None  # the encoder of the newest encoded event
+    _held: list[tuple[str, Event]] = field(default_factory=list)  # events, each with its run id
     _open: str | None = None
 
     def feed(self, run_id: str, event: Event) -> list[Frame]:
-        """The frames of this event, and of the held events that can follow it.
+        """Return the frames of this event, and of the held events that can follow now.
+
+        The result is empty if this event is held.
 
         Raises:
             ValueError, KeyError, TypeError: the body is no event.
@@ -212,17 +233,17 @@ class RunsInTurn:
 
 @dataclass(slots=True)
 class ThreadEncoding(Encoding):
-    """All runs of a thread, read from its start; the stream has no end."""
+    """Encodes all runs of a thread, which must be read from its start; the stream has no end."""
 
     turns: RunsInTurn
     render: Render
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up the names of the run and its leg. Waits for the bus."""
+        """Look up the AG-UI ids of the run and its leg; wait if the bus does not answer."""
         await self.turns.encoders.prepare(stored)
 
     def feed(self, stored: Stored) -> Item:
-        """The frames of one event.
+        """Return the item of one event, with the frames that can be written now.
 
         Raises:
             ValueError, KeyError, TypeError: the body is no event.
@@ -232,22 +253,22 @@ class ThreadEncoding(Encoding):
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render))
 
     def interruption(self) -> list[bytes]:
-        """Nothing: a client reconnects with its cursor."""
+        """Return nothing: a client reconnects with its cursor."""
         return []
 
 
 @dataclass(frozen=True, slots=True)
 class AguiViews:
-    """Makes the views; `PROFILES` has the names of their dialects."""
+    """Makes the views for AG-UI clients. The names of the dialects are those in `PROFILES`."""
 
     names: LegNames
 
     def encoders(self, audience: Audience) -> RunEncoders:
-        """Encoders for these clients."""
+        """Make the encoders of one reading for these clients."""
         return RunEncoders(self.names, audience)
 
     def of_run(self, run_id: str, dialect: str, framing: Framing) -> View:
-        """A whole run with its pauses; any client takes the frames of the strict profile."""
+        """Make the view of a whole run with its pauses, in the profile that the dialect names."""
         audience = Audience(PROFILES[dialect])
         if isinstance(framing, Sse):
             framing = replace(framing, id_first=audience.profile.id_first)
@@ -260,7 +281,7 @@ class AguiViews:
         return self._run(key, run_id, audience, framing, encoding, Delivery.RESUMABLE)
 
     def of_leg(self, run_id: str, leg: int, audience: Audience) -> View:
-        """One leg: an AG-UI run."""
+        """Make the view of one leg, which is one run for AG-UI clients."""
         key = (run_id, *audience.key, f"leg {leg}")
 
         def encoding() -> Encoding:
@@ -277,7 +298,7 @@ class AguiViews:
         framing: Framing,
         source: Callable[[Deliver], Source],
     ) -> View:
-        """The runs of a thread, one after another; `key` is the session's."""
+        """Make the view of a thread's runs, one after another; `key` is the key of the session."""
         return View(
             ("thread", *key, *audience.key, framing.key),
             audience.profile.name,
@@ -310,7 +331,11 @@ class AguiViews:
 
 
 def _notice(framing: Framing) -> Callable[[str, str], bytes]:
-    """A comment, since no event may precede RUN_STARTED; on a page, where any may, CUSTOM."""
+    """Return the function that writes the edge's notices in this framing.
+
+    A notice in a stream is a comment, because no event may come before RUN_STARTED. A notice on a
+    page is a CUSTOM event, because a page may begin with any event.
+    """
 
     def comment(code: str, message: str) -> bytes:
         return sse.comment(f"{code}: {message}")

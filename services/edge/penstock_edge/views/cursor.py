@@ -1,4 +1,4 @@
-"""A client's cursor: the `id:` of the last frame that it has."""
+"""The cursor of a client: the `id:` of the last frame that the client has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _FORM = re.compile(r"([1-9][0-9]{0,17})-([0-9]{1,9})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """`<stream sequence>-<frame index>`: the same for every dialect over the same stream."""
+    """A cursor `<stream sequence>-<frame index>`.
+
+    The stream sequence is that of the message in JetStream, whatever the dialect is.
+    """
 
     sequence: int
     frame: int
@@ -23,7 +26,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The cursor that `str` has written.
+        """Parse a cursor from the text that `str` returns for a cursor.
 
         Raises:
             ValueError: the text is no cursor.

@@ -1,4 +1,4 @@
-"""The table of client dialects: how a run is encoded in each of them. Pure."""
+"""The views of whole runs, in each dialect for clients. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class RunViews:
     def of_run(
         self, run_id: str, dialect: str, framing: Framing, types: frozenset[str] | None = None
     ) -> View:
-        """The run in this dialect; `types`: only frames of these types, where frames have types."""
+        """Make the view of the run in this dialect.
+
+        With `types`, the view has only frames of these types, if frames of the dialect have types.
+        """
         if dialect in PROFILES:
             return self.agui.of_run(run_id, dialect, framing)
         return run_view(run_id, dialect, framing, types)
@@ -41,7 +44,11 @@ def run_view(
     framing: Framing = NAMED_SSE,
     types: frozenset[str] | None = None,
 ) -> View:
-    """A whole run: its events in a dialect of `CLIENT_DIALECTS`, or the upstream's own frames."""
+    """Make the view of a whole run.
+
+    The view has the run's events in a dialect of `CLIENT_DIALECTS`, or the upstream's own frames if
+    the dialect is `RAW_DIALECT`.
+    """
     if dialect == RAW_DIALECT:
         return _raw_view(run_id)
     known = CLIENT_DIALECTS[dialect]
@@ -58,22 +65,26 @@ def run_view(
 
 
 def _raw_view(run_id: str) -> View:
-    """The upstream's own frames. A frame that is split over messages needs the earlier ones."""
+    """Make the view of the upstream's own frames.
+
+    A frame may be split over several messages, so the messages are read from the run's start.
+    """
     return View(
         (run_id, RAW_DIALECT),
         RAW_DIALECT,
         RunFrames(run_id),
         RawEncoding,
-        # A client would take an event of ours for one of the upstream's, so it is a comment.
+        # A notice is a comment: a client could not distinguish an event of the edge from the
+        # upstream's events.
         lambda code, message: sse.comment(f"{code}: {message}"),
         ReadFrom.START,
     )
 
 
 def upstream_leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str, ...] = ()) -> View:
-    """One leg's body, byte for byte.
+    """Make the view of one leg's body, byte for byte.
 
-    `timeout_s` and `hosts` are the agent's, for the text of the error frame.
+    The error frame names the agent's timeout `timeout_s`, and must not name the agent's `hosts`.
     """
     return View(
         (run_id, "leg", str(leg)),
@@ -88,14 +99,18 @@ def upstream_leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str,
 
 
 def reads_from_of(dialect: str) -> ReadFrom:
-    """Where a reading of this dialect of `CLIENT_DIALECTS` must begin."""
+    """Return from where messages must be read for this dialect of `CLIENT_DIALECTS`."""
     return ReadFrom.START if CLIENT_DIALECTS[dialect].stateful else ReadFrom.CURSOR
 
 
 def notices(
     dialect: str, framing: Framing, run_id: str, session_id: str = ""
 ) -> Callable[[str, str], bytes]:
-    """Makes the edge's own notices in that dialect; a comment where it has no event for them."""
+    """Return the function that writes the edge's notices in this dialect.
+
+    If the dialect has no event for a notice, the notice is an SSE comment. If the framing has no
+    comments either, the notice is empty.
+    """
     known = CLIENT_DIALECTS[dialect]
     if not known.has_warnings:
         has_comments = isinstance(framing, Sse)
@@ -106,7 +121,10 @@ def notices(
 
 
 def rendering(framing: Framing, types: frozenset[str] | None) -> Render:
-    """Writes a dialect's frames in that framing; only those of `types`, where these are given."""
+    """Return the function that writes a dialect's frames in this framing.
+
+    With `types`, frames of other types are written as no bytes.
+    """
     if types is None:
         return framing.event
     return partial(selected, render=framing.event, types=types)

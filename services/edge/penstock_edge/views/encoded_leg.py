@@ -1,4 +1,4 @@
-"""One leg of a run in a client's dialect; the ADK, Agno and AG-UI surfaces stream it. Pure."""
+"""Encodes one leg of a run in a dialect, for the ADK, Agno and AG-UI surfaces. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PAUSED = "lifecycle.paused"
 
 @dataclass(slots=True)
 class EncodedLeg(Encoding):
-    """Canonical events as frames of one leg: from its first event to its pause or the run's end.
+    """Encodes the canonical events of one leg, up to the leg's pause or the run's end.
 
-    Events of earlier legs are folded into the encoder, and nothing is written for them. Where a
-    policy decides at once, the run is not paused, so the stream continues with the next leg.
+    Events of earlier legs are folded into the encoder, and no frames are written for these events.
+    If a policy decides at once, the run does not pause, so the stream continues with the next leg.
 
-    `interrupted` returns the frames that end a stream too early. These clients have no cursor, and
-    take an end without such a frame for success.
+    `interrupted` returns the frames for a stream that ends too early. The clients of such streams
+    do not reconnect. Without these frames, a client would conclude that the run has succeeded.
     """
 
     encoder: Encoder
@@ -33,7 +33,7 @@ class EncodedLeg(Encoding):
     interrupted: Callable[[], list[bytes]]
 
     def feed(self, stored: Stored) -> Item:
-        """The frames of one event.
+        """Return the item of one event.
 
         Raises:
             ValueError, KeyError, TypeError: the body is not an event.
@@ -46,19 +46,19 @@ class EncodedLeg(Encoding):
         return Item(stored.sequence, body, last=ends_leg(stored))
 
     def interruption(self) -> list[bytes]:
-        """The frames that say that the stream ends before the leg."""
+        """Return the frames for a stream that ends before its leg."""
         return self.interrupted()
 
 
 def is_before(event: dict[str, Any], stored: Stored, leg: int) -> bool:
-    """Whether the event belongs to an earlier leg.
+    """Return whether the event belongs to an earlier leg.
 
-    The end of the run belongs to every leg, because a run may end before this leg is opened.
+    The result is False for the run's terminal event, because a run may end before this leg opens.
     """
     return type_of(stored) not in TERMINAL and bool(event["leg"] < leg)
 
 
 def ends_leg(stored: Stored) -> bool:
-    """Whether the event is the pause after a leg, or the end of the run."""
+    """Return whether the event is the pause after a leg, or the run's terminal event."""
     type = type_of(stored)
     return type in TERMINAL or type == PAUSED

@@ -1,4 +1,4 @@
-"""How frames look on the wire: lines of SSE, messages of a WebSocket, or items of a page. Pure."""
+"""Writes frames as lines of SSE, messages of a WebSocket, or items of a page. Pure."""
 
 from __future__ import annotations
 
@@ -17,44 +17,47 @@ MESSAGE_END: Final = b"\n"  # separates the messages of one write; JSON bodies h
 
 
 class Framing(Protocol):
-    """Makes the bytes of one kind of stream."""
+    """Writes the bytes of one kind of stream."""
 
     @property
     def key(self) -> str:
-        """A text that differs from the keys of all other framings; part of a view's key."""
+        """The framing's part of a view's key, which differs for all framings."""
         ...
 
     @property
     def keep_alive(self) -> bytes:
-        """The bytes for a silent stream; empty where the stream gets no keep-alives."""
+        """The bytes that keep a silent stream alive; empty if there are no keep-alives."""
         ...
 
     @property
     def live_marker(self) -> bytes:
-        """Says that the replay is over, and that all that follows is live."""
+        """The bytes that mark the end of the replay: all events after the marker are live."""
         ...
 
     @property
     def resumable(self) -> bool:
-        """Whether frames have their cursors, so that a client can continue after a cut."""
+        """Whether frames have cursors, so that a client can continue after a lost connection."""
         ...
 
     def reconnect(self, retry_ms: int) -> bytes:
-        """Says after how long the client should reconnect."""
+        """Return the bytes that ask the client to reconnect after this time."""
         ...
 
     def event(self, frame: Frame, id: str) -> bytes:
-        """A frame with its cursor."""
+        """Return the bytes of a frame and its cursor `id`."""
         ...
 
     def notice(self, frame: Frame) -> bytes:
-        """A frame of the edge's own, which has no cursor."""
+        """Return the bytes of a frame that the edge itself adds; such a frame has no cursor."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sse:
-    """`text/event-stream`. `named`: with `event:` lines. `id_first`: see `sse.encode`."""
+    """The framing `text/event-stream`.
+
+    With `named`, frames have `event:` lines. For `id_first`, see `sse.encode`.
+    """
 
     named: bool = True
     id_first: bool = False
@@ -63,70 +66,73 @@ class Sse:
 
     @property
     def key(self) -> str:
-        """Part of a view's key."""
+        """The framing's part of a view's key."""
         return f"named={self.named}, id_first={self.id_first}"
 
     @property
     def live_marker(self) -> bytes:
-        """Has no id, so that an EventSource keeps its last one."""
+        """The marker as an event without an id, so that an EventSource keeps its last cursor."""
         return self.notice(Frame(LIVE, LIVE_EVENT))
 
     def reconnect(self, retry_ms: int) -> bytes:
-        """A `retry:` line."""
+        """Return a `retry:` line."""
         return sse.retry(retry_ms)
 
     def event(self, frame: Frame, id: str) -> bytes:
-        """`event`, `data`, `id`."""
+        """Return the lines `event`, `data` and `id`."""
         name = frame.event if self.named else None
         return sse.encode(frame.data, event=name, id=id, id_first=self.id_first)
 
     def notice(self, frame: Frame) -> bytes:
-        """`event`, `data`."""
+        """Return the lines `event` and `data`."""
         return sse.encode(frame.data, event=frame.event if self.named else None)
 
 
 NAMED_SSE: Final = Sse()
-# For a body that belongs to another protocol: the edge adds nothing to it, not even keep-alives.
+# The framing for a body of another protocol: the edge adds no other bytes, not even keep-alives.
 VERBATIM_SSE: Final = Sse(keep_alive=b"")
 
 
 @dataclass(frozen=True, slots=True)
 class WebSocketMessages:
-    """A WebSocket message for each frame. `cursors`: another one follows with its cursor."""
+    """The framing with one WebSocket message for each frame.
+
+    With `cursors`, a second message with the cursor follows the message of each event.
+    """
 
     cursors: bool = False
-    keep_alive: bytes = b""  # the protocol has pings
+    keep_alive: bytes = b""  # not needed, because WebSockets have pings
     live_marker: bytes = LIVE + MESSAGE_END
 
     @property
     def resumable(self) -> bool:
-        """Only with cursors."""
+        """Whether the client gets cursors."""
         return self.cursors
 
     def reconnect(self, retry_ms: int) -> bytes:
-        """Nothing: the close code says it."""
+        """Return nothing: the close code asks the client to reconnect."""
         return b""
 
     @property
     def key(self) -> str:
-        """Part of a view's key."""
+        """The framing's part of a view's key."""
         return f"messages, cursors={self.cursors}"
 
     def event(self, frame: Frame, id: str) -> bytes:
-        """The frame's data and nothing else; then `{"cursor": …}` as a message of its own."""
+        """Return a message with the frame's data alone; with `cursors`, also `{"cursor": …}`."""
         message = _message(frame)
         if self.cursors:
             message += orjson.dumps({"cursor": id}) + MESSAGE_END
         return message
 
     def notice(self, frame: Frame) -> bytes:
-        """The frame's data."""
+        """Return a message with the frame's data."""
         return _message(frame)
 
 
 @dataclass(frozen=True, slots=True)
 class PageItems:
-    """The items of a JSON page: the frames' data alone."""
+    """The framing of a JSON page, whose items are the frames' data alone."""
 
     key: str = "page"
     keep_alive: bytes = b""
@@ -134,20 +140,20 @@ class PageItems:
     resumable: bool = False
 
     def reconnect(self, retry_ms: int) -> bytes:
-        """Nothing: a page is never cut."""
+        """Return nothing: a page always has an end, so there is no reconnection."""
         return b""
 
     def event(self, frame: Frame, id: str) -> bytes:
-        """The frame's data."""
+        """Return the frame's data."""
         return frame.data
 
     def notice(self, frame: Frame) -> bytes:
-        """The frame's data."""
+        """Return the frame's data."""
         return frame.data
 
 
 def split(body: bytes) -> Sequence[str]:
-    """The WebSocket messages of one write."""
+    """Split the bytes of one write into WebSocket messages."""
     return body.decode().split("\n")[:-1]
 
 

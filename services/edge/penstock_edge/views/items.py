@@ -1,4 +1,4 @@
-"""Items: messages of the bus, each encoded once for all clients that read it. Pure."""
+"""Items: messages of the bus, each of which is encoded once for all clients. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from penstock_edge.views.positions import StreamSequence
 
 @dataclass(slots=True)
 class Item:
-    """One encoded message. `frames` are bytes as they are written; an index counts in its cursor.
+    """One encoded message. `frames` are written as they are; a cursor has the index of a frame.
 
-    `last`: the stream ends with this item. `offset`: the bytes of its hub's items up to its end.
+    If `last` is True, the stream ends with this item. `offset` is the number of bytes of all items
+    that the hub has encoded, up to the end of this item.
     """
 
     sequence: int
@@ -34,7 +35,7 @@ class Item:
         self.body = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
 
     def after(self, cursor: Cursor) -> bytes:
-        """The bytes that a client with this cursor does not have yet."""
+        """Return the item's bytes that a client with this cursor does not have yet."""
         if self.sequence != cursor.sequence:
             return self.body if self.sequence > cursor.sequence else b""
         return b"".join(self.frames[cursor.frame + 1 :])
@@ -44,19 +45,29 @@ class Encoding(Protocol):
     """Encodes the messages of one reading, in order."""
 
     async def prepare(self, stored: Stored) -> None:
-        """Look up what this message does not contain but its frames need. Waits for the bus."""
+        """Look up values that the frames need but the message does not contain.
+
+        The method waits if the bus does not answer.
+        """
         return
 
     def missing_from(self, stored: Stored) -> StreamSequence | None:
-        """The first message that must be folded before this one; None if none is missing."""
+        """Return the sequence of the first message that must be folded before this message.
+
+        The result is None if no message is missing.
+        """
         return None
 
     def fold(self, stored: Stored) -> None:
-        """Encode a message whose frames no client is given. Raises as `feed` does."""
+        """Encode a message whose frames no client gets.
+
+        Raises:
+            ValueError, KeyError, TypeError: the message cannot be read.
+        """
         return
 
     def feed(self, stored: Stored) -> Item:
-        """One message as an item.
+        """Encode one message as an item.
 
         Raises:
             ValueError, KeyError, TypeError: the message cannot be read.
@@ -64,33 +75,37 @@ class Encoding(Protocol):
         ...
 
     def interruption(self) -> list[bytes]:
-        """Says that the stream is incomplete; nothing where clients can reconnect."""
+        """Return the frames that mark the stream as incomplete; none if clients can reconnect."""
         ...
 
 
-# Makes the bytes of a frame and its cursor; empty for a frame that the client has not asked for.
+# Returns the bytes of a frame and its cursor; empty if the client has not asked for the frame.
 Render = Callable[[Frame, str], bytes]
 
 
 def selected(frame: Frame, id: str, *, render: Render, types: frozenset[str]) -> bytes:
-    """Only frames of these types. The others are counted, so that cursors are the same."""
+    """Return the bytes of a frame if it is one of these types; empty for any other frame.
+
+    Other frames still count in the indexes of cursors. So the cursors of a stream are the same,
+    whatever types the client selects.
+    """
     return render(frame, id) if frame.event in types else b""
 
 
 def rendered(frames: Sequence[Frame], sequence: int, render: Render) -> list[bytes]:
-    """The frames of one message, each with its cursor."""
+    """Return the bytes of a message's frames, each with its cursor."""
     return [render(frame, f"{sequence}-{index}") for index, frame in enumerate(frames)]
 
 
 @dataclass(slots=True)
 class EventEncoding(Encoding):
-    """Canonical events of one run in a dialect."""
+    """Encodes the canonical events of one run in a dialect."""
 
     encoder: Encoder
     render: Render
 
     def feed(self, stored: Stored) -> Item:
-        """One event as an item.
+        """Encode one event as an item.
 
         Raises:
             ValueError, KeyError, TypeError: the body is no event.
@@ -100,19 +115,19 @@ class EventEncoding(Encoding):
         return Item(stored.sequence, written, type_of(stored) in TERMINAL)
 
     def interruption(self) -> list[bytes]:
-        """Nothing: a client reconnects with its cursor."""
+        """Return nothing: a client reconnects with its cursor."""
         return []
 
 
 def type_of(stored: Stored) -> str:
-    """The `category.action` of a canonical event."""
+    """Return the `category.action` of a canonical event."""
     return stored.subject.rpartition(".")[0]
 
 
 def notice(encoder: Encoder, run_id: str, code: str, message: str, session_id: str = "") -> Frame:
-    """A `system.warning` that only this client gets; it is not on the bus and has no sequence.
+    """Return the frame of a `system.warning` that is not on the bus and has no sequence.
 
-    A dialect that has no frame for a warning gets a `system.error`.
+    If the dialect has no frame for a warning, the frame is that of a `system.error`.
     """
     event = {
         "run_id": run_id,

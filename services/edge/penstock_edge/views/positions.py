@@ -1,4 +1,4 @@
-"""Three kinds of positions. Each is a type, so that mypy finds one that is used as another."""
+"""Three types of positions. With separate types, mypy finds a position of the wrong type."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ StreamSequence = NewType("StreamSequence", int)
 # The number of an item among all items that a hub has encoded: 0, 1, 2 …
 RingPosition = NewType("RingPosition", int)
 
-# The bytes of all items that a hub has encoded, up to some point.
+# The number of bytes of the items that a hub has encoded before some position.
 ByteOffset = NewType("ByteOffset", int)

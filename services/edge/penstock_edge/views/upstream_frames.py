@@ -1,4 +1,4 @@
-"""The upstream's own frames: byte for byte for `/run_sse`, with cursors for `raw`. Pure."""
+"""Encodes the upstream's own frames, unchanged for `/run_sse` or with cursors for `raw`. Pure."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from penstock.bus.messages import RawFrame, now, raw_frame
 from penstock.redaction import redacted_value
 from penstock_edge.views.items import Encoding, Item, type_of
 
-# ADK up to 1.22 does not escape the error text. Such a frame is no JSON, so only its start is read.
+# ADK up to 1.22 does not escape the text of an error frame. Such a frame is not JSON, so only its
+# beginning is compared.
 _UPSTREAM_ERROR = re.compile(rb'\s*\{\s*"error"\s*:')
 
 INTERRUPTED = "The stream was interrupted; the run goes on"
 
 
 def is_raw(stored: Stored) -> bool:
-    """True for a source frame, false for the run's terminal event after them."""
+    """Return True for a source frame, False for the run's terminal event after all frames."""
     return stored.subject.startswith("rawp.")
 
 
 @dataclass(slots=True)
 class RawEncoding(Encoding):
-    """The frames of all legs, with `id: <RAW sequence>-<n>`. A comment says why a leg was cut.
+    """Encodes the frames of all legs, each with `id: <RAW sequence>-<n>`.
 
-    A frame may span messages, so a reading must begin at the run's start.
+    If the upstream was lost, a comment gives the reason. A frame may be split over several
+    messages, so the messages must be read from the run's start.
     """
 
     _parser: sse.Parser = field(default_factory=sse.Parser)
@@ -46,7 +48,7 @@ class RawEncoding(Encoding):
             return Item(stored.sequence, [], last=True)
         raw = raw_frame(stored)
         if raw.connection != self._connection:
-            # The earlier connection may have ended inside a frame, which stays incomplete.
+            # The earlier connection may have ended inside a frame. This frame is dropped.
             self._parser, self._connection = sse.Parser(), raw.connection
         frames: list[bytes] = []
         if raw.is_body:
@@ -61,7 +63,7 @@ class RawEncoding(Encoding):
         return Item(raw.sequence, frames)
 
     def interruption(self) -> list[bytes]:
-        """Nothing: a client reconnects with its cursor."""
+        """Return nothing: a client reconnects with its cursor."""
         return []
 
     def _frames(self, payload: bytes) -> list[sse.Frame]:
@@ -78,15 +80,16 @@ def _name(frame: sse.Frame) -> str | None:
 
 @dataclass(slots=True)
 class LegEncoding(Encoding):
-    """One leg's body, byte for byte, and after it at most one error frame of the edge's.
+    """Relays the body of one leg byte for byte, and adds at most one error frame at the end.
 
-    adk-streaming.md allows nothing else: no ids and no comments. The error frame says why the leg
-    was cut. It begins at a frame boundary, and is left out if the upstream's last frame is one.
+    adk-streaming.md allows no other additions, such as ids or comments. The error frame gives the
+    reason why the leg was interrupted. It begins at a frame boundary. It is left out if the
+    upstream's last frame is an error frame, too.
     """
 
     leg: int
     timeout_s: float
-    hosts: tuple[str, ...] = ()  # of the agent's server; the error frame must not name them
+    hosts: tuple[str, ...] = ()  # the agent server's hosts, which the error frame must not name
     _parser: sse.Parser | None = field(default_factory=sse.Parser)
     _connection: str = ""
     _last_frame: bytes = b""
@@ -116,7 +119,11 @@ class LegEncoding(Encoding):
         return Item(raw.sequence, [])
 
     def interruption(self) -> list[bytes]:
-        """An error frame: the client has no cursor, and would take a clean end for success."""
+        """Return an error frame.
+
+        The client has no cursor. Without an error frame, it would conclude that the run has
+        succeeded.
+        """
         return self._error(_stream_error(INTERRUPTED), now())
 
     def _end(self, raw: RawFrame) -> list[bytes]:
@@ -125,7 +132,7 @@ class LegEncoding(Encoding):
         return []
 
     def _ended(self, stored: Stored) -> Item:
-        """The run has ended, but no frame has ended this leg."""
+        """Return the last item of a leg that no frame has ended, although the run has ended."""
         event = orjson.loads(stored.payload)
         error = {
             "lifecycle.failed": event["data"].get("error", "The run failed"),
@@ -135,7 +142,7 @@ class LegEncoding(Encoding):
         return Item(stored.sequence, frames, last=True)
 
     def _boundary(self, connection: str) -> bytes:
-        """An empty line if the leg's earlier connection was cut inside a frame."""
+        """Return an empty line if the leg's earlier connection broke inside a frame."""
         if connection == self._connection:
             return b""
         is_half = self._connection and self._parser is not None and not self._parser.at_boundary
@@ -167,7 +174,7 @@ class LegEncoding(Encoding):
 
 
 def _error_of(lost: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """adk-streaming.md's error for the reason why the connector has lost the upstream."""
+    """Return adk-streaming.md's error for the reason why the connector has lost the upstream."""
     match lost.get("code"):
         case "timeout":
             text = f"Request timeout after {timeout_s:g} seconds"

@@ -1,4 +1,4 @@
-"""A view: which messages clients read, in which dialect, and how they are written. Pure."""
+"""A view defines which messages clients read, in which dialect, and in which framing. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ Deliver = Callable[[list[Stored]], None]
 class Source(Protocol):
     """Delivers messages in order, each once, until it is stopped."""
 
-    # Is called once if an error ends the delivery. Without it the clients would wait in silence.
+    # Is called once if an error ends the delivery. Otherwise the clients would wait for messages
+    # that never come.
     on_failure: Callable[[BaseException], None]
 
     async def start(self) -> int:
-        """Begin to deliver; returns the stream sequence of the first message to be delivered.
+        """Begin to deliver; return the stream sequence of the first message to be delivered.
 
         Raises:
             BusError: the messages cannot be followed now.
@@ -33,11 +34,15 @@ class Source(Protocol):
         ...
 
     def patterns(self) -> Collection[str]:
-        """The stored subjects of the messages; after `start`, also those of their history."""
+        """Return the patterns of the stored messages.
+
+        After `start`, the patterns also match the earlier messages that the source does not
+        deliver.
+        """
         ...
 
     async def keep(self, stored: Stored) -> bool:
-        """Whether a message under these patterns is one that the source would deliver."""
+        """Return whether the source would deliver this message, which matches a pattern."""
         ...
 
     async def stop(self) -> None:
@@ -53,7 +58,7 @@ class RunEvents:
 
     @property
     def followed(self) -> Followed:
-        """Where the messages are."""
+        """The stream and the subjects of the events."""
         return events(self.run_id)
 
 
@@ -65,53 +70,53 @@ class RunFrames:
 
     @property
     def followed(self) -> Followed:
-        """Where the frames are."""
+        """The stream and the subjects of the frames."""
         return raw(self.run_id, UPSTREAM)
 
 
 @dataclass(frozen=True, slots=True)
 class ManyRuns:
-    """Events of many runs, in EVENTS; `open` makes the source that selects them."""
+    """Events of many runs, in EVENTS; `open` makes the source that selects these events."""
 
     open: Callable[[Deliver], Source]
     run_id: str = ""  # a response over many runs names no run
 
     @property
     def followed(self) -> Followed:
-        """All of EVENTS: the feed finds gaps in it, so the hub does not look for any."""
+        """All of EVENTS. The feed finds gaps in EVENTS, so the hub does not look for gaps."""
         return Followed(EVENTS, ">", "live.>", lambda before, after: True)
 
 
 class ReadFrom(Enum):
-    """From where the messages must be encoded for a client that has a cursor."""
+    """The message from which on messages must be encoded for a client with a cursor."""
 
     CURSOR = "cursor"
     START = "start"  # the dialect's frames depend on all earlier messages
 
 
 class Delivery(Enum):
-    """What a client can do after its stream has ended too early."""
+    """Whether a client can continue after its stream has ended too early."""
 
     RESUMABLE = "resumable"  # the client can reconnect and continue
-    ONCE = "once"  # the client cannot: the stream itself must say that it is incomplete
+    ONCE = "once"  # the client cannot continue, so the last frame must be an error
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One run, or many, as clients read them. Clients of the same `key` share one hub."""
+    """One run, or many runs, in the form that clients read. Clients of a `key` share one hub."""
 
     key: tuple[str, ...]
     dialect: str
     reads: RunEvents | RunFrames | ManyRuns
-    encoding: Callable[[], Encoding]  # each reading has an encoding of its own
-    notice: Callable[[str, str], bytes]  # from a code and a message; the notice has no cursor
+    encoding: Callable[[], Encoding]  # makes a new encoding for each reading
+    notice: Callable[[str, str], bytes]  # writes a code and a message as a notice without a cursor
     reads_from: ReadFrom = ReadFrom.CURSOR
     framing: Framing = field(default_factory=Sse)
     delivery: Delivery = Delivery.RESUMABLE
 
     @property
     def run_id(self) -> str:
-        """The run; empty for many runs."""
+        """The id of the run; empty for many runs."""
         return self.reads.run_id
 
     @property
@@ -121,5 +126,5 @@ class View:
 
     @property
     def reads_frames(self) -> bool:
-        """Whether stream sequences are those of RAW."""
+        """Whether the view's stream sequences are sequences of RAW, not of EVENTS."""
         return isinstance(self.reads, RunFrames)
