@@ -30,7 +30,7 @@ SURFACES: Final[tuple[type[Surface], ...]] = (V1, Executions, Adk, Agno, Agui, F
 
 
 class EdgeService(Service):
-    """The service that serves runs to clients. Another edge can read all its state from the bus."""
+    """The service that serves runs to clients. All state is on the bus, so any edge can read it."""
 
     name = "edge"
     settings_type: ClassVar[type[Settings]] = EdgeSettings

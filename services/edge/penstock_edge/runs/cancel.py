@@ -25,7 +25,10 @@ WRITER: Final = "edge"
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The run's record, and the time of the cancellation; None if it is not confirmed yet."""
+    """The run's record, and the time of the cancellation.
+
+    `at` is None if the cancellation is not confirmed yet.
+    """
 
     record: RunRecord
     at: str | None
@@ -50,7 +53,7 @@ class Canceller:
             BusError: the command or the end of the run could not be written.
         """
         record = await run_of(self._bus, who, run_id)
-        run_id = record.run_id  # in the spelling of the bus
+        run_id = record.run_id  # in small letters, as on the bus
         position = await start_of_new_run(self._bus)
         before = await lifecycle_of(self._bus, run_id)
         if before is not None and type_of(before) in TERMINAL:

@@ -55,7 +55,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The record of a run. `new`: this request created the run, not an earlier one of the key."""
+    """The record of a run. `new`: whether this request created the run.
+
+    If `new` is False, an earlier request with the same idempotency key has created the run.
+    """
 
     record: RunRecord
     new: bool

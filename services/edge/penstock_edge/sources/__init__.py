@@ -1,1 +1,1 @@
-"""Sources: they read the messages of runs, sessions and many runs from the bus."""
+"""Sources read the messages of runs, sessions and many runs from the bus."""

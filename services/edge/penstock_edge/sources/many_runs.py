@@ -57,7 +57,7 @@ class ManyEncoding(Encoding):
         """Encode an event whose frames no client gets.
 
         Raises:
-            ValueError, KeyError, TypeError: the body is no event.
+            ValueError, KeyError, TypeError: the body is not an event.
         """
         self._of(stored).feed(orjson.loads(stored.payload))
 
@@ -65,7 +65,7 @@ class ManyEncoding(Encoding):
         """Encode one event as an item.
 
         Raises:
-            ValueError, KeyError, TypeError: the body is no event.
+            ValueError, KeyError, TypeError: the body is not an event.
         """
         frames = self._of(stored).feed(orjson.loads(stored.payload))
         return Item(stored.sequence, rendered(frames, stored.sequence, self.render))

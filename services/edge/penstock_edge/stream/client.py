@@ -1,4 +1,4 @@
-"""A client of a hub: the items it gets next, whether it is too slow, and why its stream ends.
+"""A client of a hub takes items from the ring or from a replay, until the client's stream ends.
 
 A client is in one of three phases:
 
@@ -143,7 +143,7 @@ class Client:
         # frames, an empty line has no meaning.
         return frames and b"\n\n" + frames
 
-    # Called by the hub, the beat and the surfaces
+    # Called by the hub, by `Hubs.maintain` and by the surfaces
 
     def wake(self) -> int:
         """Make the client look for new items; return the number of items written at once."""
@@ -210,8 +210,8 @@ class Client:
     def _farewell(self) -> bytes:
         """Return the last bytes of a stream that ends too early.
 
-        A stream that moves to another edge ends with the time of the reconnection. Any other stream
-        ends with the frames of `interruption`.
+        If the client is asked to reconnect, these bytes name the time until the reconnection.
+        Otherwise they are the frames of `interruption`.
         """
         if self.end in (End.AGED, End.DRAINED):
             return self.hub.view.framing.reconnect(retry_ms())

@@ -211,7 +211,7 @@ class Hub:
     def _evict(self, limit_bytes: int, least: int) -> None:
         newest = self.ring.newest
         if self.view.reads_frames and newest is not None and newest.last:
-            # The run's terminal event is not in RAW, so a client could not replay an evicted one.
+            # The run's terminal event is not in RAW. If it were evicted, no client could replay it.
             least = 1
         if self.ring.evict(limit_bytes, least):
             assert self.ring.evicted is not None

@@ -81,7 +81,7 @@ class OpenStreams:
             self.max_streams = room
 
     def require_room(self, scope: Scope) -> None:
-        """Require that one more stream may be opened, and count the request as an open stream.
+        """Require that one more stream may be opened, and count this stream for the user.
 
         Handlers call this method before they begin any work.
 

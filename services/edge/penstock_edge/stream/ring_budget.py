@@ -25,7 +25,7 @@ class RingBudget:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._held: dict[Emptiable, int] = {}  # the first hub has the oldest newest item
+        self._held: dict[Emptiable, int] = {}  # the hub that added an item last is last
         self._emptied: dict[Emptiable, int] = {}  # hubs whose rings have been emptied
         self.held_bytes = 0
 

@@ -101,7 +101,10 @@ class WaitingStream:
         return stream
 
     async def _wait(self, send: Send) -> EventStream | None:
-        """Send keep-alives until a stream has begun; return None if the wait ends before."""
+        """Send keep-alives until a stream has begun, and return this stream.
+
+        The result is None if the wait ends before.
+        """
         loop = asyncio.get_running_loop()
         wrote_at = loop.time()
         wait_s = min(LOOK_AGAIN_S, self._keep_alive_s / 3)

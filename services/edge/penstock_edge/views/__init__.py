@@ -1,1 +1,1 @@
-"""Views: they define which messages clients read, and how these are encoded and framed. Pure."""
+"""Views define which messages clients read, and how messages are encoded and framed. Pure."""

@@ -202,7 +202,7 @@ class RunsInTurn:
         The result is empty if this event is held.
 
         Raises:
-            ValueError, KeyError, TypeError: the body is no event.
+            ValueError, KeyError, TypeError: the body is not an event.
         """
         self._held.append((run_id, event))
         frames: list[Frame] = []
@@ -246,7 +246,7 @@ class ThreadEncoding(Encoding):
         """Return the item of one event, with the frames that can be written now.
 
         Raises:
-            ValueError, KeyError, TypeError: the body is no event.
+            ValueError, KeyError, TypeError: the body is not an event.
         """
         run_id = subjects.run_id_of(stored.subject)
         frames = self.turns.feed(run_id, orjson.loads(stored.payload))

@@ -29,7 +29,7 @@ class Cursor:
         """Parse a cursor from the text that `str` returns for a cursor.
 
         Raises:
-            ValueError: the text is no cursor.
+            ValueError: the text is not a cursor.
         """
         match = _FORM.fullmatch(text.strip())
         if match is None:

@@ -99,7 +99,7 @@ def upstream_leg_view(run_id: str, leg: int, timeout_s: float, hosts: tuple[str,
 
 
 def reads_from_of(dialect: str) -> ReadFrom:
-    """Return from where messages must be read for this dialect of `CLIENT_DIALECTS`."""
+    """Return whether this dialect of `CLIENT_DIALECTS` is read from the cursor or the start."""
     return ReadFrom.START if CLIENT_DIALECTS[dialect].stateful else ReadFrom.CURSOR
 
 

@@ -108,7 +108,7 @@ class EventEncoding(Encoding):
         """Encode one event as an item.
 
         Raises:
-            ValueError, KeyError, TypeError: the body is no event.
+            ValueError, KeyError, TypeError: the body is not an event.
         """
         frames = self.encoder.feed(orjson.loads(stored.payload))
         written = rendered(frames, stored.sequence, self.render)

@@ -39,10 +39,10 @@ class RawEncoding(Encoding):
     _connection: str = ""
 
     def feed(self, stored: Stored) -> Item:
-        """An item for each message.
+        """Encode one message as an item.
 
         Raises:
-            KeyError, ValueError: the message is no source frame.
+            KeyError, ValueError: the message is not a source frame.
         """
         if not is_raw(stored):
             return Item(stored.sequence, [], last=True)
@@ -95,10 +95,10 @@ class LegEncoding(Encoding):
     _last_frame: bytes = b""
 
     def feed(self, stored: Stored) -> Item:
-        """An item for each message.
+        """Encode one message as an item.
 
         Raises:
-            KeyError, ValueError: the message is no source frame.
+            KeyError, ValueError: the message is not a source frame.
         """
         if not is_raw(stored):
             return self._ended(stored)

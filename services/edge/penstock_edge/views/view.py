@@ -36,8 +36,8 @@ class Source(Protocol):
     def patterns(self) -> Collection[str]:
         """Return the patterns of the stored messages.
 
-        After `start`, the patterns also match the earlier messages that the source does not
-        deliver.
+        After `start`, the patterns also match the earlier messages, which the source does not
+        deliver and which clients replay.
         """
         ...
 
@@ -88,7 +88,7 @@ class ManyRuns:
 
 
 class ReadFrom(Enum):
-    """The message from which on messages must be encoded for a client with a cursor."""
+    """Whether messages are encoded from the client's cursor on, or from the run's start on."""
 
     CURSOR = "cursor"
     START = "start"  # the dialect's frames depend on all earlier messages

@@ -109,7 +109,10 @@ def _excludes_objects(schema: Any) -> bool:
 
 
 def _result(response: Any, schema: Any) -> Any:
-    """Return the value in `{"result": …}`; the whole response if the schema has a `result`."""
+    """Return the value in `{"result": …}`; any other response unchanged.
+
+    If the schema has a field `result`, the response is not wrapped, so it is returned unchanged.
+    """
     if not isinstance(response, dict) or set(response) != {"result"}:
         return response
     fields = schema.get("properties", {}) if isinstance(schema, dict) else {}

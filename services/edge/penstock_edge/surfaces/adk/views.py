@@ -1,6 +1,6 @@
 """Views for clients of ADK: one leg in ADK's events, or a whole run in the legacy events.
 
-The agent's protocol may be any.
+The agent may have any protocol.
 """
 
 from __future__ import annotations

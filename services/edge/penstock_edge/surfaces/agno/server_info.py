@@ -59,6 +59,6 @@ class ServerInfo:
     async def health(self, request: Request) -> ASGIApp:
         """Respond with 200, which shows that this edge answers.
 
-        Whether the edge can serve runs is the answer of `/readyz`.
+        The response does not show whether the edge can serve runs: `/readyz` does.
         """
         return json_response({"status": "ok", "instantiated_at": self._since})
