@@ -22,10 +22,10 @@ def agent_by_id(config: Config, id: str) -> AgentConfig:
 def agent_of_kind(config: Config, kind: str, name: str) -> AgentConfig:
     """Return the agent, team or workflow with this id in the configuration.
 
-    If none has this id, the one whose upstream has this name is returned.
+    If no agent of this kind has the id, the agent whose upstream has this name is returned.
 
     Raises:
-        Problem: 404 if there is none of this kind with the id or the upstream name.
+        Problem: 404 if no agent of this kind has the id or the upstream name.
     """
     agents = [each for each in config.agents if each.kind == kind]
     found = [each for each in agents if each.id == name] or [

@@ -2,7 +2,7 @@
 
 The GET replays the session's latest run, with its pauses, from the run's first event. If the
 session has no run, the GET waits for a run. A client that reconnects with a cursor gets the rest of
-the run to which the cursor belongs. If the client has the whole run, it gets the next run.
+the run to which the cursor belongs. If the client has the whole run, the client gets the next run.
 """
 
 from __future__ import annotations

@@ -137,7 +137,10 @@ class Sessions:
         )
     )
     async def index(self, request: Request) -> ASGIApp:
-        """Respond with a page of the user's sessions, the newest first unless the query differs."""
+        """Respond with a page of the user's sessions, in the order that the query asks for.
+
+        Without an order in the query, the newest session is first.
+        """
         who, owner, agents = self._asked(request)
         if who.grant is not None:
             who.grant.check_subjects([])

@@ -148,7 +148,8 @@ class Threads:
         """Respond with the stream after the cursor.
 
         With `?prelude=1`, the stream begins with the present state of the thread instead. A request
-        with a cursor gets no prelude, because an EventSource that reconnects sends both.
+        with a cursor gets no prelude: an EventSource that reconnects sends its first URL, with
+        `?prelude=1`, and its cursor.
         """
         session = self._session(request, request.path_params["agent"])
         query = request.query_params
@@ -171,7 +172,7 @@ class Threads:
         return await self._stream(request, session, view, start, prelude_bytes)
 
     def _session(self, request: Request, agent: str | None) -> Session:
-        """Return the thread that the path names, of this agent, or of all agents if it is None.
+        """Return the thread that the path names, of one agent, or of all if `agent` is None.
 
         Raises:
             Problem: 403 for another user's thread, 404 for an unknown agent, 422 if the thread id

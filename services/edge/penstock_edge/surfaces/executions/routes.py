@@ -107,7 +107,8 @@ class TriggerAndCancel:
         """Cancel the run; the response is sent when the run is cancelled.
 
         Raises:
-            Problem: 404 for an unknown run, 503 if the cancellation is not confirmed in time.
+            Problem: 404 for an unknown run, 409 if the run has ended, 503 if the cancellation is
+                not confirmed in time.
         """
         edge = self._edge
         who = identity_of(request)

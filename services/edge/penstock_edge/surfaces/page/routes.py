@@ -1,7 +1,7 @@
 """Serve the page's static files.
 
 The files are public, because they contain no data: the page's scripts request all data from the
-API. The files are served even if the bus does not answer, so that the page can show this.
+API. The files are served even if the bus does not answer: the page then shows that it does not.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class FirstPage(Surface):
         """Return a route for each file.
 
         The handlers are not wrapped in `around`, which answers 503 if the bus does not answer: the
-        page must load then, too, because it shows this state.
+        page must load then, too, because it shows that the bus does not answer.
         """
         return [
             Route(operation, File(FOLDER / PATHS[operation.path]).__call__)
