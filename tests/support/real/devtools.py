@@ -140,7 +140,9 @@ async def page_at(url: str, folder: Path) -> AsyncIterator[Page]:
         port_file = folder / "profile" / "DevToolsActivePort"
 
         async def port() -> str | None:
-            return port_file.read_text().splitlines()[0] if port_file.exists() else None
+            # Chromium makes the file before it writes the port into it.
+            lines = port_file.read_text().splitlines() if port_file.exists() else []
+            return lines[0] if lines else None
 
         found = await eventually(port, DEADLINE_S, "Chromium tells its port")
         async with httpx.AsyncClient(trust_env=False) as http:
