@@ -21,7 +21,7 @@ from penstock_connector.secrets import without_secrets
 __all__ = ["TIMEOUT_S", "Finding", "Verdict", "check", "check_all"]
 
 TIMEOUT_S: Final = 5.0  # for one request; a check makes a few
-AT_A_TIME: Final = 8
+AT_A_TIME: Final = 8  # agents that are checked side by side
 
 _CHECKS: Final[Mapping[str, Callable[[Probe, AgentConfig], Awaitable[Finding]]]] = {
     "agno": agno.check,
@@ -31,7 +31,7 @@ _CHECKS: Final[Mapping[str, Callable[[Probe, AgentConfig], Awaitable[Finding]]]]
 
 
 async def check_all(agents: Sequence[AgentConfig], timeout_s: float = TIMEOUT_S) -> list[Finding]:
-    """The findings about the agents, in their order."""
+    """Check the agents; return one finding for each, in the order of the agents."""
     turns = asyncio.Semaphore(AT_A_TIME)
     # redirects are not followed, since the connector does not follow them either
     async with httpx.AsyncClient(timeout=timeout_s, follow_redirects=False) as client:
@@ -46,7 +46,7 @@ async def check_all(agents: Sequence[AgentConfig], timeout_s: float = TIMEOUT_S)
 async def check(
     client: httpx.AsyncClient, agent: AgentConfig, timeout_s: float = TIMEOUT_S
 ) -> Finding:
-    """The finding about one agent. Its text holds none of the agent's credentials."""
+    """Check one agent. The text of the finding holds none of the agent's credentials."""
     probe = Probe(client, agent.url, agent.headers, timeout_s)
     try:
         found = await _CHECKS[agent.protocol](probe, agent)

@@ -1,6 +1,6 @@
-"""AG-UI: one URL that takes a POST, which starts a run. The protocol has no other request.
+"""AG-UI: a POST to one URL starts a run. The protocol has no other request.
 
-So the check sends a GET to the URL, which such a server answers with 405. If the server publishes
+So the check sends a GET to the URL. An AG-UI server answers a GET with 405. If the server publishes
 an OpenAPI document, the document tells what the POST takes.
 """
 
@@ -35,7 +35,7 @@ async def check(probe: Probe, agent: AgentConfig) -> Finding:
         text = f"{probe.url} redirects to {to}, and redirects are not followed: set `url: {to}`"
         return Finding(agent.id, "wrong_agent", text)
     others = listed(probe.origin + path for path in paths)
-    if _takes_post(answer):  # also where the document does not name the path
+    if _takes_post(answer):  # also if the OpenAPI document does not name the path
         more = f" (its OpenAPI document names {others})" if paths else ""
         text = f"{probe.url} takes a POST; whether it speaks AG-UI, only a run shows{more}"
         return Finding(agent.id, "unproven", text)
@@ -50,7 +50,7 @@ async def check(probe: Probe, agent: AgentConfig) -> Finding:
 
 
 def _leads_to(path: str, url: str) -> bool:
-    """Whether the URL has that path, in which `{name}` is any segment."""
+    """Whether the URL has that path. A `{name}` in the path matches any segment."""
     pattern = re.sub(r"\\{[^/]*\\}", "[^/]+", re.escape(path))
     return re.fullmatch(pattern, urlsplit(url).path or "/") is not None
 

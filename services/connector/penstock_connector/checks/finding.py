@@ -14,9 +14,10 @@ MAX_SHOWN_CHARACTERS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result for one agent. `text` says what is wrong, and what to change.
+    """The result of the check of one agent. `text` says what is wrong, and what to change.
 
-    `unproven`: nothing is wrong, but only a run could show that the server speaks the protocol.
+    The verdict `unproven` means that the check found nothing wrong, but that only a run could show
+    whether the server speaks the protocol.
     """
 
     agent: str

@@ -1,4 +1,4 @@
-"""Recognizes the servers that answer at an address, to advise where the configured one does not."""
+"""Recognizes which server answers at an address, to advise when it is not the configured one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def adk_server(answer: Answer, base: str) -> AdkServer | None:
 
 
 def agui_paths(document: Any) -> list[str]:
-    """The paths of an OpenAPI document whose POST takes the body of an AG-UI run."""
+    """Return the paths in an OpenAPI document whose POST takes the body of an AG-UI run."""
     paths = document.get("paths") if isinstance(document, dict) else None
     return [
         path
@@ -73,7 +73,7 @@ def agui_paths(document: Any) -> list[str]:
 
 
 async def what_answers(probe: Probe, agent: AgentConfig) -> str | None:
-    """Which server answers at the address, and what to set then; None for an unknown server."""
+    """Say which server answers, and what to change in the configuration; None if it is unknown."""
     try:
         for base in probe.bases:
             if (adk := adk_server(await probe.get(f"{base}/list-apps"), base)) is not None:
@@ -104,7 +104,7 @@ def _changes(agent: AgentConfig, protocol: str, base: str, known: list[str]) -> 
 
 
 def refusal_of(answer: Answer, agent: AgentConfig) -> Finding | None:
-    """The finding for a server that refuses our credentials; None where it does not."""
+    """The finding for a server that refuses our credentials; None if the server accepts them."""
     if not answer.is_refused:
         return None
     sent = ", ".join(agent.headers) or "none are"

@@ -13,9 +13,10 @@ import orjson
 
 from penstock_connector.checks.finding import shown
 
-MAX_BYTES: Final = 4 * 1024 * 1024  # a large AgentOS describes itself in some 100 KiB
+# The most that is read of a response. A large AgentOS describes itself in some 100 KiB.
+MAX_BYTES: Final = 4 * 1024 * 1024
 
-MAX_TEXT_BYTES: Final = 2000
+MAX_TEXT_BYTES: Final = 2000  # of a response, kept as the text of its `Answer`
 
 
 class NotReached(Exception):
@@ -24,7 +25,7 @@ class NotReached(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response. `json` is None where the body is no JSON (or `null`)."""
+    """A response. `json` is None if the body is no JSON, or is `null`."""
 
     url: str
     status: int
@@ -34,7 +35,7 @@ class Answer:
 
     @property
     def is_success(self) -> bool:
-        """2xx."""
+        """Whether the status is 2xx."""
         return 200 <= self.status < 300
 
     @property
@@ -75,10 +76,10 @@ class Probe:
         return tuple(dict.fromkeys((self.url.rstrip("/"), self.origin)))
 
     async def get(self, url: str) -> Answer:
-        """The response to a GET; each URL is asked once.
+        """Send a GET and return the response. Each URL is requested once.
 
-        `url` must begin with `url` or `origin`. Otherwise the agent's headers, which may hold
-        credentials, would go to another server.
+        The argument must begin with `self.url` or `self.origin`. Otherwise the agent's headers,
+        which may hold credentials, would go to another server.
 
         Raises:
             NotReached: no HTTP response came.

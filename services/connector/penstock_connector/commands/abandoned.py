@@ -1,4 +1,7 @@
-"""Runs that no command moves any more: those of dead letters, and those the watchdog finds."""
+"""Handles runs that no command moves any more.
+
+The command of such a run is a dead letter, or the watchdog has found that the run is stuck.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ class DeadLetters:
         self._context = context
 
     async def ends_its_run(self, stored: Stored) -> bool:
-        """Whether the run has no other end. A continue without a decision changes nothing."""
+        """Whether the dead letter must end its run, since nothing else will end it.
+
+        A continue command without a decision does not end its run: the run still waits.
+        """
         if ".continue." not in stored.subject:
             return ".start." in stored.subject
         orders, run_id = self._context.orders, run_id_of(stored.subject)
@@ -71,9 +77,9 @@ class DeadLetters:
 
 
 class AbandonedRuns:
-    """What the watchdog does about a run that nothing else moves. See `succession/watchdog.py`.
+    """Moves or ends the runs that the watchdog finds. See `succession/watchdog.py`.
 
-    All methods raise BusError, and Retry where another connector is at work.
+    All methods raise BusError, and Retry if another connector works on the run.
     """
 
     def __init__(self, context: Context, continues: Continues) -> None:
@@ -82,20 +88,21 @@ class AbandonedRuns:
         self._continues = continues
 
     async def take_over(self, run_id: str, last: Stored) -> None:
-        """Go on with an open leg whose connector is dead, or end it."""
+        """Continue an open leg whose connector is dead, or end the leg."""
         with self._context.registry.exclusively(run_id):
             await self._context.takeover.take_over_unless_held(run_id, last)
 
     async def send(self, run_id: str, approval_id: str) -> None:
-        """Send a decision whose command was lost, as its record says; else end the run.
+        """Send a decision whose command was lost; end the run if the decision cannot be sent.
 
-        The claim in KV `sent` guards this as it guards a command. If the command still comes, or
-        another connector does the same, the decision goes upstream once.
+        The command is made again from the decision's record. The claim in KV `sent` is taken, as
+        for every continue command. So if the lost command still comes, or another connector sends
+        the decision too, the decision goes upstream only once.
         """
         sent = await self._stores.sendings.read(approval_id)
         command = await self._context.orders.decisions.command(approval_id)
         if command is not None and (sent is None or sent.state == "claimed"):
-            # the leg's place in the session's queue is behind all that are in the queue
+            # With the last sequence of COMMANDS, the leg's place is behind all legs in the queue.
             state = (await self._context.bus.api(f"STREAM.INFO.{COMMANDS}"))["state"]
             subject = command_subject("connector", "continue", run_id)
             stored = Stored(subject, int(state["last_seq"]), {}, command.dump())
@@ -111,8 +118,8 @@ class AbandonedRuns:
     async def end(self, run_id: str, stuck: Stuck, approval_id: str | None) -> None:
         """End a run whose start, or whose decision, was lost on its way.
 
-        The claim by which a command would begin is taken first. Without it, a command that still
-        comes would begin a run that has ended.
+        A command begins with a claim, so this claim is taken first. If it were not taken, a command
+        that still comes would begin a run that has ended.
         """
         with self._context.registry.exclusively(run_id):
             if stuck is Stuck.NEVER_STARTED:

@@ -1,7 +1,7 @@
 """`command.connector.cancel.<run>`: any connector takes it, and asks the run's holder to cancel.
 
-The command is finished when the leg has ended, and not before. The holder may end right after it
-has accepted the cancel; then the command is delivered again.
+The command is finished when the leg has ended, and not before. The holder's process may end right
+after the holder has accepted the cancel. Then the command is delivered again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock_connector.succession.takeover import DIED
 
 log = logging.getLogger(__name__)
 
-CONTROL_TIMEOUT_S: Final = 2.0
+CONTROL_TIMEOUT_S: Final = 2.0  # for the holder's answer to a request to cancel
 ENDING_S: Final = 1.0  # between two looks whether a cancelled leg has ended
 
 
@@ -36,11 +36,12 @@ class Reply(Enum):
 class Decision(Enum):
     """What is to be done with a cancel command."""
 
-    WAIT_FOR_END = "wait_for_end"  # the holder ends the leg
+    WAIT_FOR_END = "wait_for_end"  # the holder has accepted the cancel, and ends the leg
     WAIT = "wait"  # the holder does not answer, or does not listen yet
     END_UNSTARTED = "end_unstarted"  # the run has no `open`, so its start is claimed and it ends
     CANCEL_BETWEEN_LEGS = "cancel_between_legs"  # the run waits for a decision, or is over
-    END_UNCALLED = "end_uncalled"  # a connector that cancelled the start ended after its `open`
+    # A connector claimed the start as cancelled, wrote the `open`, and ended before the run's end.
+    END_UNCALLED = "end_uncalled"
     TAKE_OVER = "take_over"  # the leg's holder is dead: the leg is taken over and cancelled
     NOTHING = "nothing"  # the run has ended
 
@@ -70,7 +71,7 @@ def decide(seen: Seen) -> Decision:
         is_over = seen.last is not None and not seen.is_open and seen.has_ended
         return Decision.NOTHING if is_over else Decision.WAIT
     if seen.last is None:
-        # a run without frames has ended if NATS has lost them, and it was ended for that
+        # NATS may have lost the frames of a run that has ended.
         return Decision.NOTHING if seen.has_ended else Decision.END_UNSTARTED
     if not seen.is_open:
         return Decision.CANCEL_BETWEEN_LEGS
@@ -80,7 +81,7 @@ def decide(seen: Seen) -> Decision:
 
 
 class Cancels:
-    """Carries out cancel commands. Each is safe to be delivered again."""
+    """Carries out cancel commands. A cancel command may be delivered more than once."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -142,8 +143,8 @@ class Cancels:
 
     async def _end_unstarted(self, command: CancelCommand, seen: Seen) -> None:
         claims, run_id = self._stores.claims, command.run_id
-        # The start is claimed first. Without this, a start command that comes later would begin a
-        # run that was cancelled.
+        # The start is claimed first. Without the claim, a start command that comes later would
+        # begin a run that was cancelled.
         claim = await claims.claim(run_id, "cancelled")
         if claim is not None and claim.state != "cancelled":
             if not await claims.take_over(run_id, "cancelled"):

@@ -24,7 +24,7 @@ class Decision(Enum):
 
     SEND = "send"  # the claim of the sending is ours: open the leg
     TAKE_OVER_SENDING = "take_over_sending"  # the claim is a dead connector's; nothing was sent
-    TAKE_OVER_LEG = "take_over_leg"  # the leg is open, or over: its holder may be dead
+    TAKE_OVER_LEG = "take_over_leg"  # the leg was opened, and its holder may be dead
     WAIT = "wait"  # another connector has the claim, and may still open the leg
     NOTHING = "nothing"  # what became of the sending is recorded
 
@@ -50,7 +50,9 @@ def decide(seen: Seen) -> Decision:
     return _WITHOUT_OPEN[seen.claimer]
 
 
-# The leg is not open, so nothing was sent. The fence refuses a claimer that was only silent.
+# The decisions while the leg is not open, by the liveness of the connector that claimed the
+# sending. Nothing was sent yet. A connector that was silent and lives after all may still try to
+# open the leg; the fence refuses its `open`.
 _WITHOUT_OPEN: Final = {
     Liveness.OURS: Decision.SEND,
     Liveness.ALIVE: Decision.WAIT,
@@ -63,8 +65,8 @@ class OpenDecision(Enum):
     """What is to be done with a decision whose sending is claimed by this connector."""
 
     OPEN = "open"
-    LOOK_AGAIN = "look_again"  # the leg is open although the sending was only claimed
-    END_AS_LOST = "end_as_lost"  # it may have been sent, and NATS has lost the frames of it
+    LOOK_AGAIN = "look_again"  # the leg was opened since the first look
+    END_AS_LOST = "end_as_lost"  # it may have been sent, and NATS has lost the leg's frames
     REFUSE = "refuse"  # the run has ended
 
 
@@ -82,7 +84,7 @@ def decide_to_open(
 
 
 class Continues:
-    """Carries out continue commands. Each is safe to be delivered again."""
+    """Carries out continue commands. A continue command may be delivered more than once."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -104,10 +106,10 @@ class Continues:
         }
 
     async def handle(self, stored: Stored) -> None:
-        """Carry the command out; returns when the leg is open, or has no need to be.
+        """Carry the command out. Return when the leg is open, or need not be opened.
 
         Raises:
-            NotDecided: the command has no decision that says the same. The run goes on waiting.
+            NotDecided: no recorded decision says the same as the command. The run still waits.
             Retry: another connector is at work, or the run has moved on.
             BusError: the bus is away.
         """
@@ -115,7 +117,7 @@ class Continues:
             await self.carry_out(stored)
 
     async def carry_out(self, stored: Stored) -> None:
-        """As `handle`, without a count of the attempts."""
+        """Carry the command out as `handle` does, but do not count the attempts."""
         order = await self._context.orders.of_continue(stored)
         command = order.command
         assert isinstance(command, ContinueCommand)
@@ -124,10 +126,11 @@ class Continues:
             sent = await sendings.read(command.approval_id)
             if sent is not None and sent.state != "claimed":
                 return
-            # The decision is confirmed before its one sending is claimed. Without this order, a
-            # command without a decision would use the sending up.
+            # The decision is confirmed before the sending is claimed, since a sending is claimed
+            # once. In the other order, a command without a decision would use the sending up.
             command = await self._context.orders.decisions.confirmed(command)
-            # The claim comes before the reads. Without it, two connectors could both send.
+            # The claim comes before the reads. If the reads came first, two connectors could read
+            # the same state and both send the decision.
             sending = await sendings.claim(command.approval_id)
             seen = await self._see(command, sending)
             await self._actions[decide(seen)](order, command, seen)
@@ -147,7 +150,8 @@ class Continues:
         except (BusError, Retry):
             raise
         except Exception:
-            # Another connector may be able to send. Without this write it would wait for this one.
+            # Another connector may be able to send the decision. Without this write, that connector
+            # would wait for this one.
             await self._stores.sendings.give_back(command.approval_id)
             raise
 
@@ -176,8 +180,9 @@ class Continues:
         self, order: Order, command: ContinueCommand, *, was_claimed: bool
     ) -> None:
         run_id, runs = order.run_id, self._stores.runs
-        # The tail is read again: the sending may have been taken over since the first look, and its
-        # earlier claimer, which was only suspended, may have sent the decision meanwhile.
+        # The tail is read again. Since the first look, this connector may have taken the sending
+        # over from a connector that was only suspended. That connector may have continued and sent
+        # the decision in the meantime.
         last = await runs.tail(run_id)
         may_be_lost = has_ended = False
         if last is None or leg_of(last) < command.leg:
@@ -189,7 +194,7 @@ class Continues:
     async def _open(
         self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
     ) -> None:
-        await self._context.orders.pause(command)  # raises where the command has no pause
+        await self._context.orders.pause(command)  # raises LookupError without a pause
         facts = {
             "agent": command.agent,
             "approval_id": command.approval_id,
@@ -210,8 +215,8 @@ class Continues:
     async def _end_as_lost(
         self, order: Order, command: ContinueCommand, last: Stored | None, was_claimed: bool
     ) -> None:
-        # The record comes first. Without this order, a crash in between would leave a sending that
-        # looks as if it were still to be done.
+        # The result is recorded before the run is ended. In the other order, a crash between both
+        # writes would leave a sending that looks as if it were still to be done.
         await self._stores.sendings.record(command.approval_id, "outcome_unknown")
         if last is None:
             await self._context.open_and_end(order.run_id, HISTORY_LOST)

@@ -1,8 +1,10 @@
 """A fair queue of starts: while legs are scarce, users take turns.
 
-A connector fetches more starts than it has legs for, and they wait here. So a start of another user
-is seen behind many starts of the first. The next leg goes to the user with the fewest legs here; of
-several such users, to the one who got a leg the longest ago. A user's own starts keep their order.
+A connector fetches more starts than it has legs for, and the starts wait in this queue. So the
+connector also sees the start of a second user when the first user has sent many starts before. The
+next leg goes to the user with the fewest legs at this connector. If several users have equally few,
+the leg goes to the user whose last turn is the longest ago. The starts of one user keep their
+order.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def next_user(
     """The user whose start is next; None when no start waits. Pure.
 
     `waiting`: the stream sequence of each user's first start. `legs`: how many legs each user has.
-    `served`: a number per user that rises with each turn; that of the user's last turn.
+    `served`: the number of each user's last turn; turns are counted up over all users.
     """
     return min(
         waiting,
@@ -39,15 +41,16 @@ def next_user(
 @dataclass(order=True, slots=True)
 class _Waiting:
     sequence: int  # in the stream of commands
-    tie: int
+    tie: int  # rises with each start, and decides between two equal sequences
     run_id: str = field(compare=False)
     granted: asyncio.Future[None] = field(compare=False)
 
 
 class FairQueue:
-    """Lets as many starts go on as there is room for, at most `at_once` side by side.
+    """Gives starts their turn while there is room for legs, at most `at_once` side by side.
 
-    `room`: how many more legs may be held. `is_held`: whether the leg of a run is held now.
+    `room` returns how many more legs may be held. `is_held` returns whether the leg of a run is
+    held now.
     """
 
     def __init__(
@@ -57,9 +60,9 @@ class FairQueue:
         self._is_held = is_held
         self._at_once = at_once
         self._waiting: dict[str, list[_Waiting]] = {}  # a heap for each user
-        self._opening: Counter[str] = Counter()  # runs, from their turn to their leg
-        self._users: dict[str, str] = {}  # of the runs that had their turn here
-        self._held: Counter[str] = Counter()  # legs of each user, of these runs
+        self._opening: Counter[str] = Counter()  # runs after their turn, without a leg yet
+        self._users: dict[str, str] = {}  # the user of each run that has had its turn here
+        self._held: Counter[str] = Counter()  # how many of these runs each user has
         self._served: dict[str, int] = {}
         self._number = itertools.count(1)
         self._looking: asyncio.Task[None] | None = None
@@ -77,7 +80,9 @@ class FairQueue:
 
     @asynccontextmanager
     async def turn(self, user_id: str, run_id: str, sequence: int) -> AsyncIterator[None]:
-        """Wait for a turn. Within the context the leg is opened. `sequence`: of the start command.
+        """Wait for a turn. The caller opens the leg within the context.
+
+        `sequence` is the stream sequence of the start command.
 
         Raises:
             Retry: the connector stops, and begins no more starts.
@@ -132,7 +137,7 @@ class FairQueue:
             self._looking = None
 
     def _opened(self, run_id: str) -> None:
-        """Let the next start go on: this one's leg is held, or was not opened."""
+        """Let the next start have its turn: the leg of this run is held, or was not opened."""
         self._opening[run_id] -= 1
         if not self._opening[run_id]:
             del self._opening[run_id]

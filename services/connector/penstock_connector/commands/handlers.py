@@ -34,7 +34,7 @@ OPEN_AT_ONCE: Final = 64  # starts whose legs are opened side by side
 
 
 class Commands:
-    """The handlers of the three commands, and what goes on besides them."""
+    """Holds the handlers of the three commands, and the connector's background tasks."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Commands:
 
     @property
     def room(self) -> int:
-        """How many more starts are fetched: those that get a leg, and those that wait for one."""
+        """How many more starts are fetched: one for each free leg, and `max_waiting_starts`."""
         return max(self.registry.room, 0) + self._max_waiting
 
     @property
@@ -85,9 +85,9 @@ class Commands:
 
 
 def retried(handle: Callable[[Stored], Awaitable[None]]) -> Callable[[Stored], Awaitable[None]]:
-    """The handler, but a command that meets a bus which is away is delivered again.
+    """Return the handler with one change: if the bus is away, the command is delivered again.
 
-    Without this, a long outage of the bus would make commands dead letters.
+    Without this change, a long outage of the bus would make commands dead letters.
     """
 
     async def handled(stored: Stored) -> None:

@@ -1,13 +1,13 @@
 """Starts of a session begin in the order of their commands in the stream COMMANDS.
 
-The server may deliver any start to any connector. A connector that gets a later start of a session
-could begin it while the earlier one still waits at another connector, for a leg or for its
-redelivery. All connectors see the same sequences in COMMANDS. So a connector that gets a start
-first looks whether an earlier start of the session still waits in the stream.
+The server may deliver any start to any connector. So a connector could begin a later start of a
+session while an earlier start of the session still waits at another connector, for a leg or for its
+redelivery. All connectors see the same sequences in COMMANDS. Therefore a connector that gets a
+start first looks whether an earlier start of the session still waits in the stream.
 
 The subject of a command does not name its session. Each connector therefore reads every start
-command once, and keeps its sequence by session. This index is only a hint: each time, the connector
-asks the stream's leader whether the command still waits.
+command once, and keeps the command's sequence by session. This index is only a hint: each time, the
+connector asks the stream's leader whether the command still waits.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ from penstock_connector.state.run_state import Runs
 log = logging.getLogger(__name__)
 
 STARTS = command("connector", "start", "*")
-LAG_S = 0.05  # until a replica that lags is asked again
-LOOK_S, MAX_LOOK_S = 0.1, 1.0  # between two looks: for each start that is before, and at most
-REBUILD_FROM = 10_000  # starts that are kept; beyond it, those that have gone are forgotten
+LAG_S = 0.05  # the wait before a replica that lags is read again
+# Seconds between two looks: LOOK_S for each earlier start of the session, MAX_LOOK_S at most.
+LOOK_S, MAX_LOOK_S = 0.1, 1.0
+# The number of starts that the index may hold. A larger index is built again from the stream, which
+# leaves out the starts whose commands are finished.
+REBUILD_FROM = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,8 @@ class Earlier:
     """A start of the session that must begin first."""
 
     stored: Stored  # its command
-    count: int  # the earlier starts of the session, those that may have begun included
-    waited_s: float  # for how long the later start has waited
+    count: int  # of the session's earlier starts; some of them may have begun
+    waited_s: float  # how long the later start has waited for earlier starts
 
 
 class SessionOrder:
@@ -62,13 +65,13 @@ class SessionOrder:
         self._reading = asyncio.Lock()
         self._read_to = 0  # sequence in the stream
         self._starts: dict[int, _Start] = {}  # by sequence
-        self._sequences: dict[str, list[int]] = {}  # of each session, rising
+        self._sequences: dict[str, list[int]] = {}  # of the starts of each session, rising
         self._rebuild_from = REBUILD_FROM
-        self._waiting_since: dict[int, float] = {}  # by sequence, while an earlier one waits
+        self._waiting_since: dict[int, float] = {}  # by sequence, while an earlier start waits
         self._moved: dict[str, asyncio.Event] = {}  # by session, while a start of it waits here
 
     async def before(self, stored: Stored) -> Earlier | None:
-        """The first start of the same session that must begin before this one, if there is any.
+        """The first start of the session that must begin before this one; None if there is none.
 
         Raises:
             BusError: the bus is away.
@@ -111,10 +114,11 @@ class SessionOrder:
                 moved.set()
 
     async def _still_waits(self, sequence: int) -> Stored | None:
-        """The command of a start that has not begun; None when it no longer counts.
+        """The command of a start that has not begun; None when no start has to wait for it.
 
-        A run's `open` is written after its place in the session's queue, which keeps the order from
-        then on. The command of a cancelled run begins nothing, so no start waits for it.
+        A run's place in the session's queue is written before its `open`, and the queue keeps the
+        order from then on. So no start waits for a run with an `open`. The command of a cancelled
+        run begins nothing, so no start waits for that command either.
         """
         start = self._starts.get(sequence)
         if start is None:

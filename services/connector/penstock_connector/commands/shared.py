@@ -1,4 +1,4 @@
-"""What the commands share: their dependencies, and runs that end without a call upstream."""
+"""What the handlers of commands share: their dependencies, and how a run ends without a call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from penstock_connector.upstreams.agui import client_tools
 
 log = logging.getLogger(__name__)
 
-MAX_SHOWN_CHARACTERS: Final = 50_000  # of the message, in lifecycle.started: an `open` is one frame
+# Characters of the message that lifecycle.started shows. The `open` carries them, and is one frame.
+MAX_SHOWN_CHARACTERS: Final = 50_000
 
 HISTORY_LOST: Final = ending(
     "lifecycle.failed",
@@ -49,7 +50,7 @@ class Context:
     attempts: Attempts
 
     async def open_and_end(self, run_id: str, event: dict[str, Any]) -> None:
-        """Write all source frames of a run whose upstream is never called: `open` and its end.
+        """Write all source frames of a run whose upstream is never called: `open` and `event`.
 
         Raises:
             FenceConflict: another connector has opened the run.
@@ -71,11 +72,12 @@ class Context:
     async def may_be_lost(
         self, order: Order, bucket: Literal["KV_claims", "KV_sent"], *, was_claimed: bool
     ) -> bool:
-        """Whether the command may have been carried out, and RAW has lost the frames of it.
+        """Whether the command may have been carried out, while RAW has lost the leg's frames.
 
-        That is so when the command was stored before RAW lost data, and either an earlier connector
-        has claimed it, or the bucket of the claims has lost data as well. Then nobody knows whether
-        the server was called, and it is not called again.
+        Return True when the command was stored before RAW lost data, and an earlier connector may
+        have claimed the command. That connector's claim was found, or the bucket of the claims has
+        lost data as well. Then nobody knows whether the server was called, so the server is not
+        called again.
         """
         continuity = self.bus.continuity
         if not continuity.of(RAW):
@@ -92,7 +94,7 @@ class Context:
         return has_lost_data(RAW) and (was_claimed or has_lost_data(bucket))
 
     async def _asked_at(self, order: Order) -> str | None:
-        """When the command was stored; when that is lost, when its decision was taken."""
+        """When the command was stored. If COMMANDS has lost it: when its decision was taken."""
         stored = await self.bus.at(COMMANDS, order.record.sequence)
         if stored is not None and run_id_of(stored.subject) == order.run_id:
             return stored.stored_at
@@ -105,7 +107,7 @@ def facts_of_open(command: StartCommand, agent: AgentConfig | None) -> dict[str,
     """The payload of the first leg's `open`: the run's facts, as the normalizer needs them."""
     facts: dict[str, Any] = {
         "agent": command.agent,
-        # without an agent no frame comes, and any decoder reads that
+        # without an agent no frame follows, so any decoder will do
         "protocol": agent.protocol if agent else "agno",
         "kind": agent.kind if agent else "agent",
         "session_id": command.session_id,
@@ -119,7 +121,7 @@ def facts_of_open(command: StartCommand, agent: AgentConfig | None) -> dict[str,
     if agent is not None and agent.drop:
         facts["drop"] = agent.drop
     if command.body is not None and agent is not None and agent.protocol == "adk":
-        # the client's wish holds for the legs that follow as well
+        # the client's choice holds for all legs of the run
         facts["streaming"] = bool(orjson.loads(command.body).get("streaming", False))
     if agent is not None and agent.protocol == "agui":
         facts["client_tools"] = client_tools(agent, command)

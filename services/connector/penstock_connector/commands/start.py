@@ -1,8 +1,8 @@
 """`command.connector.start.<run>`: open the first leg of a run.
 
-The `open` is in RAW before the upstream is called. A connector that finds a dead connector's claim
-knows by it: without an `open` nothing was sent and it may go on; with one, the upstream may have
-been called, and the leg is taken over instead.
+The `open` is in RAW before the upstream is called. So a connector that finds the claim of a dead
+connector looks for the `open`. Without an `open`, nothing was sent, and the connector may open the
+leg. With an `open`, the upstream may have been called, and the connector takes the leg over.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from penstock_connector.state.connectors import Liveness
 log = logging.getLogger(__name__)
 
 READ_AT_ONCE: Final = 64  # commands that are read side by side
-# An earlier start of the session that waits at another connector for so long is begun here, where
-# a leg is free, or in any case: that connector may hang.
+# The time in seconds that a start waits for an earlier start of its session at another connector.
+# After TAKE_UP_S, this connector begins the earlier start if it has a free leg. After
+# TAKE_UP_ANYWAY_S it does so in any case, since the other connector may hang.
 TAKE_UP_S, TAKE_UP_ANYWAY_S = 2.0, 30.0
 
 
@@ -34,7 +35,7 @@ class Decision(Enum):
     """What is to be done with a start command."""
 
     OPEN = "open"  # the claim is new: open the leg
-    OPEN_AGAIN = "open_again"  # our own claim of an earlier delivery; the leg is not open
+    OPEN_AGAIN = "open_again"  # we claimed it at an earlier delivery; the leg is not open
     TAKE_OVER_CLAIM = "take_over_claim"  # the claim is a dead connector's; the leg is not open
     TAKE_OVER_LEG = "take_over_leg"  # the leg is open, and its connector may be dead
     WAIT = "wait"  # another connector has the claim, and may still open the leg
@@ -62,15 +63,17 @@ def decide(seen: Seen) -> Decision:
     return _WITHOUT_OPEN[seen.claimer]
 
 
-# The leg is open. While its claimer lives, it holds the leg, or has lost it to another connector.
+# The decisions while the leg is open, by the liveness of the connector that claimed the start.
+# While that connector lives, it holds the leg, or another connector has taken the leg over.
 _WITH_OPEN: Final = {
     Liveness.OURS: Decision.TAKE_OVER_LEG,
     Liveness.ALIVE: Decision.NOTHING,
     Liveness.SILENT: Decision.NOTHING,
     Liveness.DEAD: Decision.TAKE_OVER_LEG,
 }
-# The leg is not open. The command is kept while the claimer may still open the leg, since the
-# claimer may also end before. The fence refuses a claimer that was only silent.
+# The decisions while the leg is not open. While the claimer is alive, it may still open the leg,
+# but it may also end before. So the command waits and is not finished. A claimer that was silent
+# and lives after all may still try to open the leg; the fence refuses its `open`.
 _WITHOUT_OPEN: Final = {
     Liveness.OURS: Decision.OPEN_AGAIN,
     Liveness.ALIVE: Decision.WAIT,
@@ -80,7 +83,7 @@ _WITHOUT_OPEN: Final = {
 
 
 class Starts:
-    """Carries out start commands. Each is safe to be delivered again."""
+    """Carries out start commands. A start command may be delivered more than once."""
 
     def __init__(self, context: Context, queue: FairQueue) -> None:
         self._context = context
@@ -98,7 +101,7 @@ class Starts:
         }
 
     async def handle(self, stored: Stored) -> None:
-        """Carry the command out; returns when the leg is open, or has no need to be.
+        """Carry the command out. Return when the leg is open, or need not be opened.
 
         Raises:
             Retry: an earlier start of the session still waits, or another connector is at work.
@@ -134,7 +137,7 @@ class Starts:
         assert order is not None
         user_id, run_id = order.command.user_id, order.run_id
         if not self._queue.is_free:
-            order = None  # a request may be large, and many may wait
+            order = None  # frees its memory: a request may be large, and many starts may wait
         async with (
             self._queue.turn(user_id, run_id, stored.sequence),
             attempts.at("begin", stored),
@@ -143,7 +146,8 @@ class Starts:
 
     async def _begin(self, order: Order) -> None:
         with self._context.registry.exclusively(order.run_id):
-            # The claim comes first. Without it, two connectors could read the same and both open.
+            # The claim comes before the reads. If the reads came first, two connectors could read
+            # the same state and both open the leg.
             claim = await self._stores.claims.claim(order.run_id)
             seen = await self._see(order.run_id, claim)
             await self._actions[decide(seen)](order, seen)
@@ -175,8 +179,8 @@ class Starts:
         except BusError:
             raise
         except Exception:
-            # Another connector may be able to carry the command out. Without this write it would
-            # wait for this one.
+            # Another connector may be able to carry the command out. Without this write, that
+            # connector would wait for this one.
             await self._stores.claims.give_back(run_id)
             raise
 
