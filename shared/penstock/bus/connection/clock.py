@@ -1,10 +1,10 @@
 """Measures NATS's time, and the difference between this machine's clock and NATS's clock.
 
 NATS stamps messages and expires keys by its own clock. A service that used a different clock would
-treat valid leases as expired. So each `Bus` measures the server's time in the way of NTP: every few
-seconds it sends a request whose answer carries the server's time. The server read this time between
-the request and the answer. The time is kept as a distance from the monotonic clock, so a step of
-this machine's clock changes nothing.
+treat valid leases as expired. So each `Bus` measures the server's time as NTP does: every few
+seconds the `Bus` sends a request whose answer carries the server's time. The server reads this time
+between the request and the answer. The `Bus` keeps the difference between the server's time and the
+monotonic clock, so a step of this machine's wall clock changes nothing.
 
 How to use it:
 
@@ -32,12 +32,14 @@ from penstock.bus.errors import BusError
 
 log = logging.getLogger(__name__)
 
-LIMIT_S = 30.0  # also the default leeway of JWTs, PENSTOCK_AUTH_LEEWAY_S
-ASK_S = 5.0  # between two requests
-FIRST_ASKED = 3  # requests at the start, since the first answer is often late
-KEPT = 12  # exchanges in an estimate: the exchanges of one minute
+# The default limit, in seconds, of the difference between this machine's clock and NATS's clock. It
+# equals the default leeway of JWTs (PENSTOCK_AUTH_LEEWAY_S).
+LIMIT_S = 30.0
+ASK_S = 5.0  # seconds between two requests for the server's time
+FIRST_ASKED = 3  # the number of requests at the start, since the first answer is often late
+KEPT = 12  # the number of exchanges that an estimate uses: the exchanges of one minute
 DRIFT = 1e-3  # two clocks drift apart at less than this rate, even while NTP slews a clock
-JUMP_S = 1.0  # a smaller difference may be a slow answer, or a clock that NTP slews
+JUMP_S = 1.0  # a smaller change is no jump: a slow answer or NTP's slewing may be the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +67,11 @@ class Exchange:
 
 @dataclass(slots=True)
 class Estimate:
-    """Estimates the server's time as a distance from the monotonic clock. Pure.
+    """Estimates the difference between the server's time and the monotonic clock. Pure.
 
-    The estimate is the exchange with the smallest possible error among the last `KEPT` exchanges. A
-    newer exchange that contradicts the estimate shows that the server's clock was set, or that
-    another server answers. Then the older exchanges are dropped.
+    The estimate comes from the exchange with the smallest possible error among the last `KEPT`
+    exchanges. A newer exchange that contradicts the estimate shows that the server's clock was set,
+    or that another server answers. Then the older exchanges are dropped.
     """
 
     base_s: float = 0.0

@@ -40,7 +40,7 @@ class Dialer:
         self._settings = settings
         self._connection = connection
         self._link = Link.NEW
-        self._troubles: list[str] = []  # since the connection was last up, each text once
+        self._troubles: list[str] = []  # errors since the connection was last up
         self._away_since: float | None = None
 
     @property
@@ -83,7 +83,8 @@ class Dialer:
                     error_cb=self._failed,
                 )
         except TimeoutError as error:
-            # nats-py retries until the timeout. The errors of its attempts contain the reason.
+            # nats-py retries until the timeout and then raises only a timeout. The reason is in the
+            # errors of the attempts, which `_troubles` has.
             raise NotThereYet(self._cannot_connect("; ".join(self._troubles))) from error
         except TlsRefused as error:
             raise StartUpError(f"cannot connect to NATS at {self.where}: {error}") from error
@@ -158,6 +159,6 @@ class Dialer:
         text = str(error) or type(error).__name__
         if self._link is Link.DIALING and advice_on(text, None):
             raise error  # ends the attempts of `connect`: the server would refuse each of them
-        if text not in self._troubles:  # all attempts to reconnect may fail with the same text
+        if text not in self._troubles:  # many attempts may fail with the same text
             log.warning("NATS: %s", text)
             self._troubles.append(text)

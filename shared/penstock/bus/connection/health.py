@@ -19,8 +19,10 @@ log = logging.getLogger(__name__)
 
 Kind = Literal["full", "denied", "unheard", "away", "lost"]
 
-FORGOTTEN_S = 15.0  # without an attempt for this long, a refusal no longer counts
-AWAY_S = 10.0  # longer than an election, which takes up to nine seconds and needs no operator
+FORGOTTEN_S = 15.0  # a refusal no longer counts after this many seconds without a new attempt
+# A missing connection is reported only after this many seconds: an election takes up to nine
+# seconds and needs no operator.
+AWAY_S = 10.0
 SAY_AGAIN_S = 30.0
 
 _STREAMS: Mapping[str, str] = {
@@ -46,8 +48,8 @@ _WORDS: Mapping[Kind, str] = {
     "quorum, and room on their disks? See their logs; after a full disk they must be restarted",
     "lost": "{words}",
 }
-# Refusals of these kinds expire without a further attempt, since only an attempt can show whether
-# they still last.
+# Refusals of these kinds no longer count after `FORGOTTEN_S` without a new attempt: only an attempt
+# can show that such a refusal has ended, and there may be no further attempt.
 _FORGOTTEN: frozenset[Kind] = frozenset({"full", "denied", "away"})
 
 

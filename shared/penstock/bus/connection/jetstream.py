@@ -33,8 +33,8 @@ class JetStream:
     """Makes requests over one connection, for all parts of the bus.
 
     A request waits up to `timeout_s` for the connection, and then up to `timeout_s` for its answer.
-    `reading` limits how many histories are read at once, since every follower reads its history
-    after a reconnect.
+    `reading` limits how many histories are read at once. Without this limit, all followers would
+    read their histories at the same time after a reconnect.
     """
 
     def __init__(self, connection: Connection, health: Health, timeout_s: float) -> None:

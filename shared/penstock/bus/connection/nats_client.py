@@ -19,11 +19,13 @@ from nats.protocol.parser import PERMISSIONS_ERR
 from penstock.bus.errors import BusUnavailable
 
 LOOK_S = 0.02
-# Seconds between attempts to connect to one server. The wait is random, since all services lose
-# their server at the same time.
+# The shortest and the longest wait, in seconds, between two attempts to connect to one server. The
+# wait is random: all services lose a server at the same time, and without the random wait all
+# services would return at the same time.
 RECONNECT_S = (0.1, 0.5)
 
-# True in the tasks that check whether work may continue, while all other requests are held back.
+# True in tasks whose requests are sent even while all other requests are held back: the tasks that
+# check whether work may continue.
 PASSES: ContextVar[bool] = ContextVar("passes", default=False)
 
 
@@ -47,7 +49,7 @@ class Connection(Client):
         self.unanswered: set[asyncio.Future[Any]] = set()
         self.held_back = ""  # why nothing may be sent although the connection is up; else empty
         self.must_encrypt = False
-        self._left: Srv | None = None  # the server that `leave` left, which is not tried next
+        self._left: Srv | None = None  # `leave` left this server; it is not tried next
         self.returned_at = float("-inf")  # the last reconnect, on the monotonic clock
         self.node_lost_at = float("-inf")  # when this client last saw the cluster lose a server
         self._nodes: frozenset[str] = frozenset()  # the cluster's servers, as last announced
@@ -98,8 +100,9 @@ class Connection(Client):
     async def standing(self, timeout_s: float) -> None:
         """Wait until the connection is usable, for up to `timeout_s`.
 
-        Every sender calls this first. Otherwise nats-py would keep a message during a reconnect
-        and send the message later, when its sender already counts the message as not sent.
+        Every sender calls this method before it sends. Otherwise nats-py would keep a message
+        during a reconnect and send the message later, when the sender already counts the message as
+        not sent.
 
         Raises:
             BusUnavailable: the connection did not become usable in time.
@@ -185,7 +188,8 @@ class Connection(Client):
         address = self._current_server.uri.netloc if self._current_server else ""
         if initial_connection and self._address:
             self.returned_at = time.monotonic()
-        # A client that is connected to another server than before has lost its previous server.
+        # A server is missing from the list, or the client is connected to a different server than
+        # before: in the second case the client has lost its previous server.
         if self._nodes - nodes or (self._address and address != self._address):
             self.node_lost_at = time.monotonic()
         self._nodes, self._address = nodes, address

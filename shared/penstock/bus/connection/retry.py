@@ -1,9 +1,9 @@
 """Repeats a request while no server answers, as during the election of a leader.
 
 A killed leader does not answer, and the new leader never gets the request. The length of an
-election is unknown. After a long timeout the repetition could come long after the election, and
-with a short timeout a slow server would seem to be gone. So the request is sent every half second,
-and the first answer counts, even if it is a late answer to an early request.
+election is unknown. With a long timeout, the request could be repeated long after the end of the
+election. With a short timeout, a slow server would seem to be gone. So the request is sent every
+half second, and the first answer counts, even a late answer to an early request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks whether the streams are still the same as at the start; a NATS may restart without data.
+"""Checks whether the streams are the same as at the start, since NATS may restart without data.
 
 A process knows sequences of the streams that existed when the process started, such as the last
 sequences of its runs. If the process used these sequences with new streams of the same names, the
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from penstock.bus.errors import BusError
 
 LOOK_AGAIN_S = 2.0
-ASK_AGAIN_S = 0.25  # while no server answers, as during an election
+ASK_AGAIN_S = 0.25  # seconds between requests while no server answers, as during an election
 
 _MISSING = (
     "NATS has lost {}: nothing is sent or read until they are there again. Restore the data (a "
@@ -29,12 +29,12 @@ _OTHERS = (
 
 
 class StreamIdentity:
-    """Remembers the streams of the start, each by its time of creation, and compares them.
+    """Remembers when each stream of the start was created, and compares the streams again later.
 
-    `created` returns a stream's time of creation, or None when there is no such stream; it raises
-    BusError while the server does not answer. `found` is called as soon as one stream is known to
-    be the same and no stream is missing. `lost` is called with the reason when a stream is missing
-    or was made anew.
+    `created` returns a stream's time of creation, or None when there is no such stream; `created`
+    raises BusError while the server does not answer. `found` is called as soon as one stream is
+    known to be the same and no stream is missing. `lost` is called with the reason when a stream is
+    missing or was made anew.
     """
 
     def __init__(

@@ -1,16 +1,18 @@
 """Detects a stream that has lost its end, since NATS may restart with an older store.
 
-A power cut loses messages that were acknowledged and not yet written to the disk. An operator may
-restore a volume from a backup. Then all stream sequences that processes remember are wrong: a
-reader waits beyond the stream's end, a fence expects a message that is gone, a cursor has the
-sequence that an event of another run gets next. Two rules prevent these errors:
+A power cut loses messages that were acknowledged but not yet written to the disk. A volume that an
+operator restores from a backup also lacks the newest messages. Then the stream sequences that
+processes remember are wrong: a reader waits beyond the stream's end, a fence expects a message that
+is gone, and a cursor has a sequence that an event of another run gets next. Two rules prevent these
+errors:
 
 - Every two seconds the last sequence of each stream is recorded in KV `checkpoints` (`marks`), and
   every process remembers the last sequence that was acknowledged to it. A stream that ends before
   such a sequence has lost data. Then no process reads or writes until the stream is repaired.
-- **No sequence of RAW, EVENTS and COMMANDS is ever used twice.** A normalizer repairs a stream: it
-  fills the stream beyond all sequences that can have existed, and deletes the fillers. So a
-  sequence that a process remembers still belongs to the same message, or to no message.
+- **No sequence of RAW, EVENTS and COMMANDS is ever used twice.** To repair a stream, a normalizer
+  publishes empty messages until the stream's end is beyond all sequences that can have existed.
+  Then the normalizer deletes these messages. So a sequence that a process remembers still belongs
+  to the same message, or to no message.
 
 The losses are also kept in KV `checkpoints` (`lost.<stream>`), for processes that start later.
 """
@@ -36,8 +38,8 @@ from penstock.bus.state.skipping import ends_at, skip
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 0.2  # between the two checks that must both find that a stream has become shorter
-ANSWER_S = 0.5  # for an answer; a stream without a leader is left to the next check
+AGAIN_S = 0.2  # seconds between the two checks that must both find a stream shorter than known
+ANSWER_S = 0.5  # seconds to wait for a stream's leader; the next check asks the stream again
 NOTICED = timedelta(hours=1)  # how long /readyz reports a loss
 MAX_KEPT = 50  # the number of losses that are kept for each stream
 
@@ -64,7 +66,9 @@ class Continuity:
         # the snapshot of the last check, if that check found all streams complete
         self._looked: Snapshot | None = None
         self._found: dict[str, Loss] = {}  # losses that this process found, and has logged
-        self._begun = False  # False until the start's losses are known, which are not reported
+        # Whether the first check has been made. A loss that the first check finds may be older than
+        # this process, so the loss is not reported.
+        self._begun = False
         self._callbacks: set[Callable[[Loss], None]] = set()
         self._context = contextvars.copy_context()
 
@@ -160,8 +164,9 @@ class Continuity:
         return max(self._known.get(stream, 0), self._bus.publisher.stored.get(stream, 0))
 
     async def _look(self) -> Snapshot:
-        # The known sequences are read before the streams' ends. Other processes write meanwhile,
-        # and in the reverse order the new messages would make a complete stream look too short.
+        # Read the known sequences first, then the streams' ends. Other processes write meanwhile:
+        # in the other order, a known sequence could be newer than the end, and a complete stream
+        # would look too short.
         look = Snapshot(own={stream: self._own(stream) for stream in NUMBERED})
         for entry in await self._bus.bucket(BUCKET).entries():
             look.take(entry)
@@ -173,7 +178,8 @@ class Continuity:
             if answer is not None:
                 look.last[stream] = answer["state"]["last_seq"]
                 look.now = max(look.now, answer["ts"])
-        # The losses are read once more, since another process may have repaired a stream meanwhile.
+        # Read the losses once more: another process may have repaired a stream since the first
+        # read, and the end that was just read may already include the fillers.
         for entry in await self._bus.bucket(BUCKET).entries(f"{LOST}*"):
             look.take(entry)
         return look
@@ -209,8 +215,9 @@ class Continuity:
                 if self._begun and loss != self._found.pop(stream, None):
                     log.error("%s", _NOTICE.format(loss))
                 for callback in tuple(self._callbacks) if self._begun else ():
-                    # The callback runs in the context of the start, so that its own requests are
-                    # held back like all other requests (see `nats_client.PASSES`).
+                    # `PASSES` may be True in the task of this check (see `nats_client`). The callback
+                    # runs in the context of the process's start instead, where `PASSES` is False,
+                    # so that the callback's requests are held back like all other requests.
                     loop.call_soon(callback, loss, context=self._context.copy())
         self._begun = True
 

@@ -16,7 +16,7 @@ from penstock.bus.state.peers import Peers
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 0.03  # wait after a change, since several members often start or stop together
+SETTLE_S = 0.03  # the wait after a change: several members often start or stop together
 ANSWER_AGAIN_S = 0.25
 RENEW_AGAIN_S = 0.5
 
@@ -31,10 +31,11 @@ class FairShare:
 
     The parts are `parts`, or 0 to n - 1 when the key `<group>.parts` holds n. Each member writes
     its number of parts into the note of its lease, and divides the parts with the members that have
-    the same number. So every part is taken even while only some members have read a new number, and
-    beside members of an older version, which cannot read a new number.
+    the same number. So every part is taken even while only some members have read a new number.
+    Every part is also taken while members of an older version, which cannot read a new number, run
+    beside newer members.
 
-    A member acts on changes of the group at once; every `renew_s` seconds it renews its leases. A
+    A member acts on changes of the group at once, and renews its leases every `renew_s` seconds. A
     member whose process is found to have ended loses its leases within two seconds. A member that
     hangs loses its leases when they expire.
     """
@@ -87,8 +88,8 @@ class FairShare:
                 self._renew_at = time.monotonic() + self._renew_s
                 await self._attempt(self._renew)
                 if not self._is_renewed:
-                    # There may be an election of a leader. An early retry renews the leases shortly
-                    # after the end of the election.
+                    # The cause may be an election of a leader. An early retry renews the leases
+                    # shortly after the end of the election, before the leases expire.
                     self._renew_at = time.monotonic() + min(self._renew_s, RENEW_AGAIN_S)
                 await self._attempt(self._balance)
                 while await self._something_changes():
@@ -109,7 +110,8 @@ class FairShare:
                 await asyncio.sleep(ANSWER_AGAIN_S)
 
     def _on_reconnect(self) -> None:
-        # Other members may have concluded that this member has ended, so it renews at once.
+        # Other members may have concluded that this member has ended, and may have deleted its
+        # leases. So this member renews its leases at once.
         self._renew_at = 0.0
         self._changed.set()
 

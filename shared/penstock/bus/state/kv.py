@@ -20,7 +20,7 @@ from penstock.bus.write.fence import Writes
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE
 
 MARKER_S = 60
-CLOCKS_S = 10  # the largest expected difference between the clocks of a cluster's servers
+CLOCKS_S = 10  # the largest expected difference, in seconds, between two servers' clocks
 
 _OPERATION = "KV-Operation"
 _MARKER = "Nats-Marker-Reason"
@@ -88,11 +88,11 @@ class Bucket:
 
         Returns None when the key has another revision. Revision 0 means that the key has no value.
         The TTL is rounded up to whole seconds. `further` are additional headers. When no answer
-        comes, the key's last write is read. A random header shows whether the last write is this
-        one.
+        comes, this method reads the key's last write. The random header `_WRITE` shows whether the
+        last write is the write of this call.
 
         Raises:
-            OutcomeUnknown: no answer came, and the key's last write is not this one.
+            OutcomeUnknown: no answer came, and the key's last write is not the write of this call.
             BusError: nothing was stored, or the leader does not answer.
         """
         write = secrets.token_hex(8)
@@ -137,8 +137,8 @@ class Bucket:
     async def entries(self, pattern: str = ">") -> list[Entry]:
         """Return the entries of all keys that match and have a value, in the order of last writes.
 
-        The entries are read by direct get, without a consumer. A bucket keeps one message for each
-        key.
+        The entries are read by direct gets, without a consumer. A bucket keeps only the last
+        message of each key, so each key has at most one entry.
 
         Raises:
             BusError: the bucket cannot be read.

@@ -1,7 +1,7 @@
 """Implements leases in KV: a lease shows that a process runs, or that it works on a partition.
 
 A lease only saves duplicate work; fences keep the results right without any lease. A holder counts
-its lease as held until the TTL has passed since the holder sent the last renewal that was answered.
+its lease as held for one TTL after the holder sent the last renewal that the server answered.
 The holder measures this time with its own monotonic clock.
 """
 
@@ -56,9 +56,9 @@ class Lease:
     def sees_others(self) -> bool:
         """Whether a missing lease of another process means that the other process has ended.
 
-        False while this process does not hold its lease. False within half a TTL after this lease
+        False while this process does not hold its lease. Also False for half a TTL after this lease
         was taken or was renewed late: the bus may have been away for all processes, and the other
-        processes may be about to renew their leases. Also False within a TTL after a jump of NATS's
+        processes may be about to renew their leases. Also False for one TTL after a jump of NATS's
         clock, because the jump may have expired all leases at once. Call `Clock.look` first.
         """
         steady = time.monotonic() >= self._steady_since + self._ttl_s / 2
@@ -99,8 +99,9 @@ class Lease:
         value = f"{self._owner} {self.note}".strip().encode()
         taken = await self._write(value, revision)
         if taken is None:
-            # An earlier write of this process may have changed the revision although its answer
-            # was lost. The TTL of that write began earlier, so the lease is written once more.
+            # The answer to an earlier write of this process may have been lost although the write
+            # was stored. Then the key has a revision that this process does not know. The TTL of
+            # the earlier write began earlier, so the lease is written once more.
             entry = await self._bucket.get(self.key)
             if entry is not None and owner_of(entry) == self._owner:
                 taken = await self._write(value, entry.revision)
@@ -152,7 +153,7 @@ async def end_all(bus: Buckets) -> None:
         return
     bucket = bus.bucket("leases")
     for key in await bucket.keys():
-        if not key.endswith(PARTS):  # that key holds a number, not a lease
+        if not key.endswith(PARTS):  # `<group>.parts` holds a number, not a lease
             await bucket.delete(key)
 
 

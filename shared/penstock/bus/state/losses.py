@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 BUCKET = "checkpoints"
 MARKS, LOST = "marks", "lost."
-# The number of sequences after the last known sequence that are never used. At most as many
-# messages can have been stored since the last mark was written.
+# How many sequences after the last known sequence a repair makes unusable, by stream. The number
+# is at least the number of messages that can be stored between two writes of the marks.
 MARGIN = {streams.RAW: 10_000, streams.EVENTS: 10_000, streams.COMMANDS: 200}
 NUMBERED = tuple(MARGIN)
 WATCHED = (
@@ -61,13 +61,13 @@ def _loss(found: dict[str, Any]) -> Loss:
 
 @dataclass
 class Snapshot:
-    """The ends of the streams and the bucket's content at one moment.
+    """The ends of the streams and the content of KV `checkpoints` at one moment.
 
     `own` has the sequences that this process knew before it read the streams' ends.
     """
 
     own: dict[str, int]  # the highest sequence that this process knows, by stream
-    last: dict[str, int] = field(default_factory=dict)  # by stream; only those that answered
+    last: dict[str, int] = field(default_factory=dict)  # streams that answered
     now: str = ""  # NATS's time, RFC 3339
     marks: dict[str, int] = field(default_factory=dict)
     revision: int = 0  # of the marks

@@ -13,8 +13,8 @@ responders" for all members, but it cannot write, so it deletes no lease.
 Requests to a running process also get "no responders" while the connection of that process is cut.
 The process reconnects after about half a second. Therefore:
 
-- a single "no responders" never suffices, and `confirm_s` makes the required time longer where a
-  wrong result is expensive;
+- a single "no responders" never suffices, and where a wrong result is expensive, `confirm_s` makes
+  the required time longer;
 - a member judges no other member within `CALM_S` after its own reconnect, since the other members
   may be reconnecting, too;
 - where a wrong result is expensive, no member counts as ended within `NODE_LOST_S` after the
@@ -46,10 +46,12 @@ log = logging.getLogger(__name__)
 ANSWERS = "Penstock-Answers"  # header of a lease: the holder answers requests to `alive.<holder>`
 
 ASK_S = 0.5
-TIMES = 2  # "no responders" in a row, after which a member counts as gone
+TIMES = 2  # a member counts as gone after this many "no responders" in a row
 SUCCESSORS = 3
 CALM_S = 1.0
-NODE_LOST_S = 15.0  # as long as a connector's lease
+# For this many seconds after the cluster lost a server, a member without responders does not count
+# as ended if `confirm_s` is set. The time is as long as a connector's lease.
+NODE_LOST_S = 15.0
 
 
 async def _nothing(pod: str) -> None:
@@ -84,8 +86,8 @@ class Peers:
         self._on_gone = on_gone
         self._confirm_s = confirm_s
         self._times_to_confirm = TIMES + round(confirm_s / ASK_S)
-        self._revisions: dict[str, int] = {}  # of the leases of members that answer requests
-        self._suspects: set[str] = set()  # members without a lease that left work behind
+        self._revisions: dict[str, int] = {}  # of the leases of answering members, by name
+        self._suspects: set[str] = set()  # members that have work but no lease
         self._absent: dict[str, int] = {}  # "no responders" in a row, by member
         self._dead: set[str] = set()
         self._answering: Subscription | None = None

@@ -30,7 +30,7 @@ from penstock.bus.state.continuity import Continuity
 
 log = logging.getLogger(__name__)
 
-LOOK_TIMEOUT_S = 1.0  # for an answer of a stream's leader, after a reconnect
+LOOK_TIMEOUT_S = 1.0  # how long a check after a reconnect waits for a stream's leader
 NOTE_S = 2.0  # how often a repairing process records how far the streams reach
 LEARN_S = 5.0  # how often a process that does not repair streams looks for losses
 ORDER_S = 0.25  # between two checks while a stream is being repaired
@@ -41,7 +41,7 @@ class Phase(Enum):
     """The phase of the check since the last reconnect."""
 
     OPEN = auto()  # everything works
-    COMPARING = auto()  # compares the streams with those that existed at the start
+    COMPARING = auto()  # checks whether the streams are the same streams as at the start
     SETTLING = auto()  # checks whether a stream has lost its end, and waits for its repair
 
 
@@ -125,7 +125,7 @@ class Recovery:
                 self._begin_settling()
 
     async def _created(self, stream: str) -> str | None:
-        # `JetStream.api` would wait until this check is over, so it cannot be used here.
+        # `JetStream.api` waits until this check is over, so this check cannot use it.
         try:
             msg = await self._connection.request(
                 f"$JS.API.STREAM.INFO.{stream}", timeout=LOOK_TIMEOUT_S
@@ -170,7 +170,7 @@ class Recovery:
                 reason = ""
                 if time.monotonic() < until:
                     await asyncio.sleep(ORDER_S)
-                    continue  # perhaps an election; after `until`, `watch` checks again
+                    continue  # this may be an election; after `until`, `watch` checks again
             if not reason:
                 break
             self._hold_back(reason)

@@ -14,7 +14,8 @@ from penstock.bus.write.fence import Writes
 from penstock.bus.write.publisher import MAX_BATCH
 
 EXPECTED_LAST = "Nats-Expected-Last-Sequence"
-# The run id of fillers. It is not a UUID, so that no service takes a filler for a run's message.
+# The run id in the subjects of fillers. This run id is no UUID, so no service takes a filler for a
+# message of a run.
 NOBODY = "skipped"
 # By stream: the subject to publish to, and the subject as it is stored.
 _FILLERS = {
