@@ -215,9 +215,9 @@ class Continuity:
                 if self._begun and loss != self._found.pop(stream, None):
                     log.error("%s", _NOTICE.format(loss))
                 for callback in tuple(self._callbacks) if self._begun else ():
-                    # `PASSES` may be True in the task of this check (see `nats_client`). The callback
-                    # runs in the context of the process's start instead, where `PASSES` is False,
-                    # so that the callback's requests are held back like all other requests.
+                    # `PASSES` may be True in the task of this check (see `nats_client`). So the
+                    # callback runs in the context of the process's start, where `PASSES` is False,
+                    # and the callback's requests are held back like all other requests.
                     loop.call_soon(callback, loss, context=self._context.copy())
         self._begun = True
 
