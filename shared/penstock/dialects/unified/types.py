@@ -26,12 +26,14 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "infrastructure": ("metrics_update",),
 }
 
-# The category of each type, named as in the summary table of unified-events.md, in snake_case.
+# The category of each unified type. The categories have the names of the summary table in
+# unified-events.md, written in snake_case.
 CATEGORY_OF: Final[Mapping[str, str]] = {
     type: category for category, types in _TYPES.items() for type in types
 }
 
-# The canonical types without a unified type, each with the place where a client sees their content.
+# The canonical types that have no unified type. Each value says where a client sees the content of
+# such an event instead.
 OMITTED: Final[Mapping[str, str]] = {
     "lifecycle.resumed": "what follows shows that the run goes on",
     "llm.tool_args": "tool_call_started has the arguments whole",

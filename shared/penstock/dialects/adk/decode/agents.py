@@ -9,10 +9,11 @@ from penstock.dialects.base import AgentFacts, AgentKind, AgentType, Source
 class Agents:
     """Makes the `source` of every author.
 
-    The root agent is the outermost name of `nodeInfo.path` or `branch`, else the first author. The
-    root's type is the configured kind, or `workflow` if the events show a graph. The events of a
-    tree of ADK 2.x do not name the root: all authors are then workers, and events of the run as a
-    whole have the configured agent as their source.
+    The outermost name in `nodeInfo.path` or `branch` is the root agent. If the first event of ADK
+    1.x has no branch, the author of this event is the root agent, unless the configuration says
+    `kind: workflow`. The type of the root agent is the configured kind, or `workflow` if the events
+    show a graph. In a tree of ADK 2.x, no event names the root agent. All authors are then workers,
+    and the configured agent is the source of events about the run as a whole.
     """
 
     def __init__(self, agent: AgentFacts, steps: Steps) -> None:

@@ -38,9 +38,9 @@ class Calls:
     ) -> Call | None:
         """Adds and returns a new call; returns None if the call is already open.
 
-        If an upstream id repeats with another name or other arguments, or after the result of the
-        first call, the id belongs to a new call: some models number their calls from `call_0` in
-        every answer.
+        Some models number their calls from `call_0` in every answer, so an upstream id may repeat.
+        A repeated id belongs to a new call if the name or the arguments differ, or if the earlier
+        call already has its result.
 
         Raises:
             LimitReached: Too many calls have no result.
@@ -58,8 +58,9 @@ class Calls:
     def find(self, upstream_id: str | None, name: str | None = None) -> Call | None:
         """Returns the open call of a response; None if no open call fits.
 
-        A response with an id belongs to the call with the same id. If no call has this id, or if
-        the response has no id, the oldest call that fits by its name is returned.
+        A response with an id belongs to the open call with the same id. If no open call has this
+        id, or if the response has no id, the function returns the oldest open call with the same
+        name. If the response and the call have different ids, the call does not fit.
         """
         if upstream_id:
             for call in self._open:

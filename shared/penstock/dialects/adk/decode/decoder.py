@@ -72,7 +72,7 @@ class AdkDecoder:
         self._here: tuple[Place, Speaker] | None = None  # the place of the last event
         self._pending_error: failures.PendingError | None = None
         self._unreadable = False  # this leg had a frame that is not an event
-        # the place and counts of the last final event, if it had a message
+        # the place and the token counts of the last final event; None if this event had no message
         self._text_usage: tuple[Place, Json] | None = None
         self._usage: JsonObject = {}
         self._summary = ""
@@ -113,10 +113,10 @@ class AdkDecoder:
     def end(self) -> Sequence[Draft | Pause]:
         """Ends a leg whose stream ended regularly: with a pause, or with the end of the run.
 
-        If the stream of a continue is empty, the run fails with `outcome_unknown`. ADK 2.13 sends
-        no event for an answer that it has already received, so the run has continued in another
-        response. An empty first leg counts as an agent without output: the run is completed with a
-        warning.
+        ADK 2.13 sends no event for an answer that ADK has already received. So if the stream of a
+        continue request is empty, the run has continued in another response, and the decoder fails
+        the run with `outcome_unknown`. If the stream of the first leg is empty, the agent had no
+        output, and the run is completed with a warning.
         """
         if self._over:
             return []
@@ -214,8 +214,8 @@ class AdkDecoder:
         )
         self._speakers[place] = speaker
         LimitReached.check(len(self._speakers), MAX_OPEN, "agents that speak at once")
-        # An event without content begins no step. If `_here` had its place, the next event of the
-        # same place would skip `_move` and so begin no step either.
+        # An event without content begins no step. If `_here` had the place of such an event, the
+        # next event at this place would skip `_move`, and so would begin no step either.
         self._here = (place, speaker) if speaks else None
         return speaker
 
@@ -303,7 +303,8 @@ class AdkDecoder:
             self._text_usage = (event.place, counts)
         elif before == (event.place, counts):
             # ADK 1.16 sends the text and the call of one answer as two events with equal counts.
-            # Both counts together would be twice the tokens of the answer.
+            # The sum would be twice the tokens of the answer, so the decoder adds only the counts
+            # of the text.
             return
         add_usage(self._usage, counts)
 

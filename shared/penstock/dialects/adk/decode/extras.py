@@ -19,8 +19,8 @@ from penstock.dialects.adk.decode.tools import TRANSFER, Tools
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import array, has_content, obj, string
 
-# Keys that the decoder reads, or that only identify the event. Each other key becomes a
-# `custom.event`.
+# Keys of an event that the decoder reads, or that only identify the event. For each other key the
+# decoder emits a `custom.event`.
 _EVENT_KEYS = frozenset(
     {
         "actions",

@@ -113,7 +113,7 @@ def is_failure(event: AdkEvent) -> bool:
 def read_failure(event: AdkEvent, before: PendingError | None) -> JsonObject:
     """Returns the data of `lifecycle.failed` for an error frame.
 
-    `before` is the error of the event before the frame.
+    `before` is the error that the event before the frame reported; None if there was no error.
     """
     details: ErrorDetails = obj(event.get("error_details"))
     status_code = event.get("status_code")

@@ -35,7 +35,8 @@ class Speaker:
     def __init__(self, source: Source, step_id: str | None, ids: Ids, role: str) -> None:
         self.source = source
         self.step_id = step_id
-        # A partial event had a finishReason, so the next event of this answer is the final event.
+        # True if a partial event had a finishReason, so that the next event of this answer is the
+        # final event.
         self.at_end = False
         self.warned: str | None = None  # the finishReason that a warning reported
         # why the open message is incomplete (see `cut_off`); None for a complete message

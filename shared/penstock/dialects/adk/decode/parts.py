@@ -80,9 +80,9 @@ def _base64(blob: Blob) -> str:
 def documents(grounding: GroundingMetadata) -> list[JsonObject]:
     """Returns the documents of a `groundingMetadata` in the shape of `retrieval.result`.
 
-    `content` is the retrieved text. Without a retrieved text, `content` consists of the sentences
-    of the answer that the document supports, or is the title. `score` is the highest confidence of
-    these sentences.
+    `content` is the retrieved text. If there is no retrieved text, `content` consists of those
+    sentences of the answer that the document supports. If there are no such sentences, `content` is
+    the title. `score` is the highest confidence with which the document supports a sentence.
     """
     sentences, scores = _supports(grounding)
     return [

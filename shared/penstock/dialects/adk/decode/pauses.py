@@ -49,8 +49,9 @@ def _confirmation(item_id: str, args: ConfirmationRequest, calls: Calls) -> Paus
     )
 
 
-# The beginning and a later part of the hint that ADK gives a tool without a hint of its own. ADK's
-# text instructs a program, so a person cannot use it.
+# The beginning and a later part of ADK's default hint, which ADK uses if the tool's author wrote no
+# hint. The default hint instructs a program and does not help a person, so `_hint` leaves the
+# default hint out.
 _BOILERPLATE = ("Please approve or reject the tool call ", "by responding with a FunctionResponse")
 
 

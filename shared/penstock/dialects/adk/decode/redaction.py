@@ -12,12 +12,13 @@ from penstock.dialects.base import Json
 
 REDACTED = "[redacted]"
 
-# No credential is nested this deeply. orjson reads JSON that is nested more deeply than Python can
-# recurse, so the recursion needs a limit.
+# The number of levels that `redacted` searches; deeper values are replaced. No credential is nested
+# this deeply. The recursion needs a limit, because orjson reads JSON that is nested more deeply
+# than Python can recurse.
 _MAX_DEPTH = 64
 
-# Keys with their quotes, as they appear in JSON. If a model's text contains such a key, the quotes
-# in the text are escaped, so the text does not match.
+# Pieces of JSON that show that a frame may contain a credential. The keys have their quotes. If a
+# model's text contains such a key, the quotes in the text are escaped, so the text does not match.
 _MARKS = (
     b'"adk_request_credential"',
     b'"requestedAuthConfigs":{"',

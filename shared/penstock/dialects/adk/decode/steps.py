@@ -11,12 +11,14 @@ Agents of two forms have steps.
   a child that cannot run at the same time sends content, or at the end of the run. If a child whose
   step is completed sends content again, a new step begins (`writer#2`, iteration 2).
 
-A run is a graph if it has an output for a node, or an event at a path of several levels whose
-author has the name of the path's root (for `kind: workflow`, any author). A run of 2.x is a tree if
-its path is empty. A run of 1.x is a tree if an event has a branch, or if a second author appears
-without a transfer to this author. In the case of a second author, the first child has no step,
-unless the configuration says `kind: workflow`. An agent with sub agents has no steps:
-`dispatch.transfer` shows how control moves between them.
+A run is a graph if an event has an output for a node. A run is also a graph if an event has a path
+of several levels and the event's author is the root of this path. With `kind: workflow`, the author
+of this event may be any agent. A run of 2.x is a tree if the paths of its events are empty. A run
+of 1.x is a tree if an event has a branch, or if a second author appears without a transfer to this
+author. When the second author appears, the events of the first child are already decoded, so the
+first child has no step. With `kind: workflow`, a run of 1.x is a tree from its first event on, so
+the first child also has a step. An agent with sub agents has no steps: `dispatch.transfer` shows
+how control moves between the agents.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from typing import NamedTuple
 
 from penstock.dialects.base import MAX_OPEN, Draft, Json, JsonObject, LimitReached, Source
 
-# Each level of a path is a step whose id is the path up to this level. So the total length of the
-# ids grows quadratically with the number of levels.
+# The number of levels that the path of a node may have. Each level of a path is a step, and the
+# path up to this level is the id of the step. So the total length of the ids grows quadratically
+# with the number of levels.
 _MAX_LEVELS = 100
 
 

@@ -34,7 +34,8 @@ from penstock.sse import Frame
 # the run's start gives each event the same id as before.
 _NAMESPACE: Final = uuid.UUID("5f0a3f63-33a4-5a0c-9f0e-6a0f6c0d2b11")
 
-# The canonical types without an ADK event, each with the place where a client sees their content.
+# The canonical types that have no ADK event. Each value says where a client sees the content of
+# such an event instead.
 OMITTED: Final[Mapping[str, str]] = {
     "lifecycle.started": "ADK streams no user event; the first event has the invocation",
     "lifecycle.resumed": "the next response goes on",
@@ -227,7 +228,7 @@ class AdkEncoder:
     def _paused(self, event: JsonObject) -> Iterator[JsonObject]:
         """Ends the leg with the requests.
 
-        If a policy decides the items, the run does not pause and the client sees no requests.
+        If a policy decides all items, the run does not pause, so the client sees no requests.
         """
         yield from self._close(event)
         # a call that is already in `longRunningToolIds` needs no further request
@@ -295,9 +296,10 @@ class AdkEncoder:
             yield self._event(event, None, usageMetadata=usage)
 
     def _failed(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Emits a failure as the last frame; an error of the upstream also as an event before.
+        """Emits the failure frame as the last frame.
 
-        ADK 2.13 sends both.
+        If the failure is an error of the upstream, an event with this error comes before the frame,
+        because ADK 2.13 sends both.
         """
         yield from self._close(event)
         data = event["data"]
@@ -341,7 +343,8 @@ class AdkEncoder:
     def _place(self, event: JsonObject) -> tuple[str, str | None]:
         """Returns the author and the branch of an event; the branch is None for the outer run.
 
-        Each inner run or step has its own branch, because several may speak at the same time.
+        Each inner run or step has its own branch, because several inner runs or steps may send text
+        at the same time.
         """
         source = event.get("source")
         inner = obj(event.get("subrun")).get("id") or event.get("step_id")

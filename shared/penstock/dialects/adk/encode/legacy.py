@@ -68,7 +68,8 @@ def _as(pattern: str) -> Content:
     return pattern.format_map
 
 
-# The legacy type and the content of an event. Other events have no legacy type.
+# The legacy type and the content of an event, by the canonical type of the event. Events of other
+# canonical types have no legacy type.
 _LEGACY: Final[Mapping[str, tuple[str, Content]]] = {
     "lifecycle.started": (STATUS, _as("started")),
     "lifecycle.paused": (STATUS, _as("waiting for a decision: {approval_id}")),

@@ -11,7 +11,8 @@ from penstock.dialects.json import array, obj, objects, string
 
 _TO_URLSAFE_BASE64: Final = str.maketrans("+/", "-_")
 
-# The key of a partial argument's value. `isinstance` accepts a bool as an int, so bool comes first.
+# The types of a partial argument's value, each with ADK's key for the value. bool comes before int,
+# because `isinstance` accepts a bool as an int.
 _PARTIAL_VALUES: Final = ((bool, "boolValue"), ((int, float), "numberValue"), (str, "stringValue"))
 
 _REQUEST: Final = "request-"
@@ -93,7 +94,8 @@ def citation_metadata(citations: Json) -> JsonObject:
 def grounding_metadata(documents: Iterable[Json]) -> JsonObject:
     """Returns the `groundingMetadata` of retrieved documents.
 
-    Each document becomes a chunk. The score of a document becomes the confidence of a support.
+    Each document becomes a chunk. If a document has a score, the score becomes the confidence of a
+    support for the chunk.
     """
     found = objects(list(documents))
     supports = [
@@ -137,8 +139,8 @@ def is_long_running(item: JsonObject) -> bool:
 def failure_frame(data: JsonObject, timeout_s: float, at_s: float) -> JsonObject:
     """Returns the last frame of a failed run.
 
-    An error of the upstream has the form of ADK 2.13. Any other error has a form of
-    adk-streaming.md.
+    If the upstream reported the error, the frame has the form of ADK 2.13. Otherwise the frame has
+    a form of adk-streaming.md.
     """
     make = _FAILURES.get(data.get("code", ""), _stream_error)
     return make(data, timeout_s, at_s)
@@ -186,7 +188,8 @@ _Request = tuple[str, Callable[[JsonObject], JsonObject]]
 _CONFIRMATION: Final[_Request] = ("adk_request_confirmation", _confirmation_args)
 _INPUT: Final[_Request] = ("adk_request_input", _input_args)
 
-# The requests by the kind of an item. An item of any other kind becomes an input request.
+# The name of the `adk_request_*` call and the function that makes the arguments of the call, by the
+# kind of the item. An item of any other kind becomes an input request.
 _REQUESTS: Final[Mapping[str, _Request]] = {
     "confirmation": _CONFIRMATION,
     "review": _CONFIRMATION,

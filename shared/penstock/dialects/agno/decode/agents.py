@@ -1,7 +1,7 @@
 """Finds the run that a frame belongs to, and the agent of a run.
 
-An upstream run may contain inner runs. Only the outer run decides how the whole run ends. The outer
-run is the first run of a leg that starts or continues and is not inside another run. A frame
+An upstream run may contain inner runs. Only the outer run decides how the whole run ends. In each
+leg, the outer run is the first run that starts or continues and is not inside another run. A frame
 without a `run_id` belongs to the outer run.
 """
 
@@ -29,15 +29,16 @@ _IdKey = Literal["agent_id", "team_id", "workflow_id"]
 _NameKey = Literal["agent_name", "team_name", "workflow_name"]
 
 # The kinds of a frame's sender, each with the keys that name the sender. The first kind whose key
-# is present counts: a frame of an agent inside a workflow names both, and comes from the agent.
+# is present is the kind of the sender. If an agent inside a workflow sends a frame, the frame has
+# the keys of the agent and of the workflow.
 _KINDS: Final[tuple[tuple[AgentKind, _IdKey, _NameKey], ...]] = (
     ("agent", "agent_id", "agent_name"),
     ("team", "team_id", "team_name"),
     ("workflow", "workflow_id", "workflow_name"),
 )
 
-# A run contains only runs of a lower rank: a workflow contains agents, but no agent contains a
-# workflow.
+# The rank of each kind of run. A run contains only runs of a lower rank: a workflow contains
+# agents, but no agent contains a workflow.
 _RANK: Final[Mapping[AgentKind, int]] = {"agent": 0, "team": 1, "workflow": 2}
 
 BEGIN = frozenset(

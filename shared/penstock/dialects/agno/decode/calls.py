@@ -1,7 +1,8 @@
 """Keeps the open tool calls, and gives each an id that is unique in the run, over all legs.
 
-Calls of different members or legs may have the same upstream id; with some models also calls of the
-same leg. A call that waits for a decision appears twice: in the pause, and when the call runs.
+Calls of different members or legs may have the same upstream id. With some models, calls of the
+same leg may also have the same upstream id. A call that waits for a decision appears twice: in the
+pause, and when the call runs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Call:
     def approved_args(self) -> JsonObject:
         """Returns the approved arguments: the model's arguments, completed by the answer.
 
-        Agno ignores fields of the answer that it has not asked for.
+        The fields of the answer that Agno has not asked for are left out, because Agno ignores
+        them.
         """
         if self.kind != "input":
             return self.args
@@ -73,8 +75,9 @@ class Calls:
     def find(self, run: str, tool: Tool, *, pending: bool | None = None) -> Call | None:
         """Returns the open call that a frame is about; None if there is no such call.
 
-        If several open calls have the frame's id, a call with the frame's tool and arguments is
-        preferred, else the oldest call.
+        If several open calls have the frame's id, the function returns the oldest of those with the
+        frame's tool and arguments. If the tool or the arguments of all differ, the function returns
+        the oldest call.
         """
         upstream_id = call_id(tool)
         same = [

@@ -169,7 +169,7 @@ class AgnoDecoder:
         }
         return {
             **of_runs,
-            # a team's events differ from an agent's only by the prefix
+            # the events of a team have the names of an agent's events with the prefix `Team`
             **{f"Team{name}": handle for name, handle in of_runs.items()},
             **{name: partial(self._step, name) for name in steps.EVENTS},
             "WorkflowStarted": self._started,
@@ -375,7 +375,7 @@ class AgnoDecoder:
     def _cancelled(self, run: Run, _body: AgnoFrame) -> Drafts:
         """Ends a run that was cancelled.
 
-        Agno 3.1 sends RunCompleted after RunCancelled. The decoder uses only the first of the two.
+        Agno 3.1 sends RunCancelled and then RunCompleted. The decoder uses only RunCancelled.
         """
         if run.inner:
             return self._finish(run, "cancelled", cut=_CANCELLED)
@@ -468,8 +468,8 @@ class AgnoDecoder:
         return self._agents.draft(run, "custom.event", data)
 
 
-# Events whose content is also in other events: StepCompleted has the content of StepOutput, and
-# WorkflowPaused has the pauses of single steps.
+# The names of events that the decoder ignores, because other events have the same content:
+# StepCompleted has the content of StepOutput, and WorkflowPaused has the pauses of single steps.
 _REPEATED = (
     "StepOutput",
     "StepPaused",
@@ -482,7 +482,7 @@ _REPEATED = (
 # Frames of /resume about the connection itself. The connector handles them.
 _CONTROL = ("replay", "catch_up", "subscribed", "heartbeat", "stream_expired")
 
-# Keys that every frame may have. All other keys of a custom event are the event's value.
+# Keys that every frame may have, so that they are not part of a custom event's value.
 _COMMON = frozenset(
     {
         *("created_at", "event", "event_index", "nested_depth", "tools", "session_id"),
@@ -535,8 +535,8 @@ def _item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseItem:
 def _canonical(name: str, body: AgnoFrame, name_key: str) -> Draft | None:
     """Returns the canonical draft of a custom event; None if no canonical type fits.
 
-    The value of the event is under `value`, `payload` or `data`, or consists of all keys of the
-    event except those of every frame and the key of the name.
+    The value may be under `value`, `payload` or `data`, or it may be the event's own keys, without
+    `_COMMON` and `name_key`. The first of these that fits a canonical type is used.
     """
     values = [body[key] for key in ("value", "payload", "data") if key in body]
     values.append({k: item for k, item in body.items() if k not in _COMMON and k != name_key})

@@ -72,8 +72,8 @@ class Messages:
 
         If Agno reads a stream again from its database, the stream has no RunContent: the text is
         only in RunCompleted. The answer of a workflow is often the last message of an agent in one
-        of its steps, and then there are no drafts. If the answer differs from the last message (for
-        example because a function made the answer), the workflow itself gets a message.
+        of its steps. In this case the result is empty. If the answer differs from the last message
+        (for example because a function made the answer), the workflow itself gets a message.
         """
         if run.kind == "workflow":
             answer_text = text(body.get("content"))

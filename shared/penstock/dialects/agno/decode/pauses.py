@@ -35,7 +35,7 @@ _JSON_TYPES = {
 
 _StepKind = Literal["input", "selection", "review", "confirmation"]
 _StepMessage = Literal["user_input_message", "output_review_message", "confirmation_message"]
-# The key of the text for the person, by the kind of the question about a step.
+# The key under which a StepRequirement has the text for the person, by the kind of the question.
 _STEP_MESSAGES: Final[Mapping[_StepKind, _StepMessage]] = {
     "input": "user_input_message",
     "selection": "user_input_message",
@@ -66,8 +66,9 @@ def run_needs(body: AgnoFrame, *, team: bool) -> list[Need]:
     """Returns the questions of RunPaused or TeamRunPaused.
 
     For a team, questions from `requirements` come first, because a team that continues reads only
-    its requirements. If a run of Agno 2.3 pauses again, its requirements are an unchanged copy from
-    the first pause. So a requirement counts as settled if its call, found by id among `tools`, is
+    its requirements. If a run of Agno 2.3 pauses again, the frame repeats the requirements of the
+    first pause unchanged, although they are settled. So the function looks up the call of each
+    requirement among `tools` by the call's id, and leaves out the requirement if the call is
     settled.
     """
     called = array(body.get("tools"))
@@ -81,13 +82,13 @@ def run_needs(body: AgnoFrame, *, team: bool) -> list[Need]:
         for tool in called
         if isinstance(tool, OBJECT) and _was_asked_about(tool) and _tool_kind(tool) is None
     }
-    # two calls may have the same id, and one of them may still wait
+    # Two calls may have the same id. If one of the two calls still waits, the id is not settled.
     settled -= {string(need.tool.get("tool_call_id")) for need in tools if need.tool}
     requirements = [
         need
         for need in _requirements(body.get("requirements"), ["requirements"], None, None)
-        # `tools` has only the run's own calls; the call of a member may have the same id as one of
-        # these and still wait
+        # `tools` has only the run's own calls. A member's call with the same id may still wait, so
+        # a requirement of a member never counts as settled.
         if need.tool is None or need.run_id or string(need.tool.get("tool_call_id")) not in settled
     ]
     return [*requirements, *tools] if team else [*tools, *requirements]

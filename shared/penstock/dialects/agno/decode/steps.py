@@ -4,9 +4,10 @@ A loop runs the same step several times under the same upstream id. The second t
 `<id>#2`. Each turn of a loop is also a step, `<loop>/<iteration>`, and contains the steps of the
 turn.
 
-A transition is emitted when a step begins, and names the step before and the new step by their ids.
-The reason is `selected` if a router chose the new step, and `sequence` if the new step follows a
-step that ended. The steps of a parallel run at the same time and have no transitions.
+A transition is emitted when a step begins, and `to_step` is the id of this step. If a router chose
+the step, `from_step` is the router and the reason is `selected`. If the step follows a step that
+ended, `from_step` is the ended step and the reason is `sequence`. The steps of a parallel run at
+the same time and have no transitions.
 """
 
 from __future__ import annotations

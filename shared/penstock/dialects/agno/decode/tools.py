@@ -208,7 +208,7 @@ class Tools:
         return self._agents.draft(self._agents.by_key(call.run), "llm.tool_result", data)
 
     def _remember_task(self, run: Run, call: Call) -> None:
-        """Keeps the task of a team's call to a member, if the call is one.
+        """Keeps the task of a team's call to a member. Does nothing for any other call.
 
         The frames of the member's run, which follow, do not contain the task.
         """

@@ -8,8 +8,8 @@ from typing import Final
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.wire import epoch_s
 
-# The names of a workflow's events that differ from an agent's. (The names of a team's events only
-# have a prefix.)
+# The names of a workflow's events that differ from the names for an agent, by the name for an
+# agent. (The events of a team have the names for an agent, with a prefix.)
 _WORKFLOW_NAMES: Final = {
     "RunStarted": "WorkflowStarted",
     "RunContinued": "StepContinued",

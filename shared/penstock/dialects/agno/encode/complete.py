@@ -11,7 +11,8 @@ from penstock.dialects.agno.encode.conversation import messages_of
 from penstock.dialects.agno.encode.encoder import AgnoEncoder
 from penstock.dialects.base import JsonObject
 
-# The status of a run, by the name of the last frame without the prefix of a team or workflow.
+# The status of a run, by the name of the run's last frame. The table has the names for an agent
+# (`RunCompleted` for `TeamRunCompleted` and `WorkflowCompleted`).
 _STATUS: Final = {
     "RunCompleted": "COMPLETED",
     "RunPaused": "PAUSED",
@@ -27,10 +28,10 @@ _NOT_OF_THE_RUN: Final = frozenset({"event", "created_at", "reason", "error"})
 def run_output(events: Iterable[JsonObject], encoder: AgnoEncoder | None = None) -> JsonObject:
     """Returns the run as one object.
 
-    `status` is COMPLETED, PAUSED, ERROR or CANCELLED, or RUNNING while the run continues.
-    `events` are envelopes from the run's start up to its end or a pause. `encoder` is a new encoder
-    with the surface's kind and names. As in Agno, the text of an error is the content. `input` is
-    the user's message. `messages` is the conversation; a workflow has no `messages`.
+    `status` is COMPLETED, PAUSED, ERROR or CANCELLED, or RUNNING while the run continues. `events`
+    are envelopes from the run's start up to its end or a pause. `encoder` is a new encoder with the
+    surface's kind and names. As in Agno, the `content` of a failed run is the text of the error.
+    `input` is the user's message. `messages` is the conversation; a workflow has no `messages`.
     """
     events = list(events)
     encoder = encoder or AgnoEncoder()

@@ -26,7 +26,8 @@ from penstock.dialects.text_buffer import append_text
 from penstock.dialects.wire import epoch_s, frame
 from penstock.sse import Frame
 
-# The canonical types without an Agno event, each with the place where a client sees their content.
+# The canonical types that have no Agno event. Each value says where a client sees the content of
+# such an event instead.
 OMITTED: Final[Mapping[str, str]] = {
     "lifecycle.retrying": "the events of the next attempt",
     "llm.message_started": "the first piece of the message",
@@ -136,10 +137,11 @@ class AgnoEncoder:
         yield self._address.frame(event, "RunContinued")
 
     def _dispatched(self, event: JsonObject) -> Iterator[JsonObject]:
-        """Starts an inner run, after the starts of the running calls: one of them starts the run.
+        """Starts an inner run, after the starts of the running calls.
 
-        The frame's sender is the worker. The worker's name is also its id in this frame, because
-        only later events of the worker have its id.
+        One of the running calls starts the inner run, so a client must see this call first. The
+        sender of the frame is the worker. In this frame, the worker's name is also the worker's id,
+        because only later events contain the id.
         """
         yield from self._show_calls(event)
         data = event["data"]

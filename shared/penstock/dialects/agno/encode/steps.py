@@ -9,7 +9,7 @@ from penstock.dialects.agno.encode.address import Address, Step
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj
 
-# By the kind of a step: the beginning of the names of its events. Any other kind has "Step".
+# The prefix of a step's event names, by the kind of the step. Other kinds have the prefix "Step".
 _NAMES: Final = {
     "steps": "StepsExecution",
     "loop": "LoopExecution",
@@ -77,6 +77,7 @@ def _frame(address: Address, event: JsonObject, name: str, **fields: Json) -> Js
     if begun.get("kind") == "iteration":
         where |= {"step_id": parent or step_id, "iteration": begun.get("iteration", 1)}
     elif parent:
-        # The canonical parent of a step in a loop is a turn (`<loop>/<n>`). In Agno it is the loop.
+        # The canonical parent of a step in a loop is a turn (`<loop>/<n>`). In Agno, the parent is
+        # the loop, so the number of the turn is removed.
         where["parent_step_id"] = parent.removesuffix(f"/{begun.get('iteration')}")
     return address.frame({**event, "source": None, "subrun": None}, name, **where, **fields)
