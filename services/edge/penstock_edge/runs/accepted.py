@@ -1,4 +1,7 @@
-"""Turns the refusals of fields in the body of a start into a 422 that names each field."""
+"""Turns `NotAccepted` (a start has fields that it may not pass) into a 422.
+
+The 422 names each of these fields.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from penstock.web.problems import Problem
 
 @contextmanager
 def named_in_422(*prefix: str) -> Iterator[None]:
-    """Turn NotAccepted within the block into a Problem; `prefix` is the fields' path in the body.
+    """Turn a `NotAccepted` that the block raises into a Problem.
+
+    `prefix` is the path in the body under which the fields are.
 
     Raises:
         Problem: 422. The `errors` of the Problem have FastAPI's shape: type, loc, msg.

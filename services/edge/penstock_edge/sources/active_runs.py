@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 RUNS: Final = "KV_runs"
 PATTERN: Final = "$KV.runs.>"
-OLDEST_S: Final = 600.0  # older records are left out
+OLDEST_S: Final = 600.0  # seconds; records that were read earlier are left out
 _AT_REST: Final = ENDED | {"paused"}
 
 
@@ -34,8 +34,8 @@ class ActiveRuns:
     def __init__(self) -> None:
         self._next = 0
         self._lock = asyncio.Lock()
-        # Maps the subject to the time when the record was read, and the record. The oldest is
-        # first.
+        # Maps the subject to the time when the record was read, and the record. The record that was
+        # read first comes first.
         self._records: dict[str, tuple[float, RunRecord]] = {}
 
     async def now(self, bus: Bus) -> list[RunRecord]:

@@ -52,7 +52,7 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
 
 
 async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequence) -> None:
-    """Fold the run's events from `start` on, up to the event before this message."""
+    """Fold the run's events from `start` on, up to the event before `upto`."""
     run = (subjects.events_of_run(subjects.run_id_of(upto.subject)),)
     newest = int(upto.headers[SEQUENCE]) - 1
     for _ in range(FOLD_TRIES):
@@ -63,7 +63,8 @@ async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequenc
             start = StreamSequence(found[-1].sequence + 1)
             if int(found[-1].headers[SEQUENCE]) == newest:
                 return
-        await asyncio.sleep(FOLD_RETRY_S)  # the replica that was read lags behind
+        # An event is missing: the replica that was read lags behind, or the event has expired.
+        await asyncio.sleep(FOLD_RETRY_S)
     log.warning(
         "%s: some events before %d are no longer stored; frames may lack what depends on them",
         run[0],

@@ -1,9 +1,10 @@
 """The feed follows all events of all runs, once for all client streams over many runs.
 
-A missing message cannot be noticed in a filtered subscription. It can be noticed in the whole
-stream, because the whole stream's sequence has no gaps. Therefore the process follows the whole
-stream once, as long as there are client streams over many runs. The feed passes each message to the
-listeners that need the message.
+In a filtered subscription, a gap in the sequences does not show that a message is missing, because
+the filter leaves out messages, too. The whole stream has no gaps. So a gap in the whole stream
+shows that a message is missing. Therefore the process follows the whole stream once, as long as
+there are client streams over many runs. The feed passes each message to the listeners that need the
+message.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from penstock.bus.streams import EVENTS
 from penstock_edge.views.items import type_of
 from penstock_edge.views.positions import StreamSequence
 
-# The newest messages may not have reached every replica. So the feed, which notices gaps, reads
-# this many of the newest messages. The listeners do not notice gaps, so they read only earlier
-# messages.
+# The number of the newest messages that the feed reads when it opens, and keeps for new listeners.
+# A replica may lack the newest messages. The feed notices such a gap, but a replay does not. So a
+# replay reads only messages that are older than the messages of the feed.
 RECENT: Final = 500
 RECENT_BYTES: Final = 4 * 1024 * 1024
 KNOWN_RUNS: Final = 20_000

@@ -14,8 +14,8 @@ from penstock.bus.read.direct import read
 from penstock.web.read_scheduler import Turn
 
 BATCH = 100
-MAX_READ_BYTES = 256 * 1024  # limits the memory for a client that does not read
-LEAST = 4  # at least this many messages of a pattern are read, even if there are many patterns
+MAX_READ_BYTES = 256 * 1024  # of one read; limits the memory for a client that does not read
+LEAST = 4  # the least number of messages to read of each pattern, even if there are many patterns
 AT_ONCE = 16  # the number of patterns that are read at the same time
 
 Keep = Callable[[Stored], Awaitable[bool]]
@@ -54,8 +54,8 @@ class History:
     """Reads the messages of some patterns from the stream sequence `start` on, in one order.
 
     Each message is returned once, even if several patterns match its subject. `patterns` is called
-    before each batch. If it returns a new pattern, this pattern is read from the current position
-    on. `keep` decides which messages are returned. Each step is one `turn`.
+    before each batch. If `patterns` returns a new pattern, this pattern is read from the current
+    position on. `keep` decides which messages are returned. Each step runs within one `turn`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class History:
 
         All messages below the floor must be stored already. If `keep` accepts none of these
         messages, one call reads all messages up to the floor. A reader that must not read so many
-        at once calls `step`.
+        messages at once calls `step` instead.
 
         Raises:
             BusError: the stream cannot be read now. The next call continues at the same position.
@@ -100,7 +100,8 @@ class History:
         """
         async with self._turn():
             found: list[Stored] = []
-            # All messages of a batch may have been returned before, under another pattern.
+            # All messages of a batch may have been returned before, under another pattern. Then the
+            # next batch is read.
             while not found:
                 await self._fill(floor, limit)
                 found = self._merge(floor, limit)
@@ -134,7 +135,7 @@ class History:
         if found:
             lane.next = found[-1].sequence + 1
         lane.known = lane.next if found and pending else max(lane.next, floor)
-        # Another pattern may have returned the same message.
+        # A message below `_next` has already been returned, under another pattern.
         lane.held.extend(stored for stored in found if stored.sequence >= self._next)
 
     def _merge(self, floor: int, limit: int) -> list[Stored]:

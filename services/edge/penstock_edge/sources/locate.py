@@ -19,24 +19,31 @@ from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.items import type_of
 from penstock_edge.views.view import ReadFrom, View
 
-LAG_S = 0.1  # the wait before a replica that lags behind is asked again
-RECOVERY_S = 20.0  # within this time, the normalizer publishes lost events again if it can
+LAG_S = 0.1  # the seconds before a replica that lags behind is asked again
+# The seconds after a loss is found in which the normalizer publishes the lost events again, if it
+# can. Until then, a client should try again.
+RECOVERY_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
     """The position from which a client reads. All numbers are stream sequences."""
 
-    start: int
-    events_start: int  # if `start` is in RAW, the search for the run's end begins here in EVENTS
+    start: int  # in RAW for a view of source frames, in EVENTS for any other view
+    # A sequence in EVENTS. If the view is of source frames, `start` is in RAW, and the source looks
+    # for the run's terminal event in EVENTS from this sequence on.
+    events_start: int
     after: Cursor | None = None  # frames up to this cursor are not written
     truncated: bool = False  # messages that the client does not have are no longer stored
     ended: bool = False  # the run has ended, or the session is idle
-    live_after: int | None = None  # the live marker follows this message; None for no marker
+    # The sequence of the newest message that was stored when the request came, or 0 if there was
+    # none. The live marker is written after this message, or at once if `start` is after this
+    # message. None: the stream has no live marker.
+    live_after: int | None = None
 
 
 async def start_of_new_run(bus: Bus, *, frames: bool = False) -> StartPosition:
-    """Return a position before all messages of a run, or of a leg, that is about to start.
+    """Return a position before all messages of the run, or of the leg, that is about to start.
 
     With `frames`, the position is in RAW, for a view of source frames.
 
@@ -100,14 +107,15 @@ async def start_since(bus: Bus, since: datetime) -> StartPosition:
     if found is None:
         return await start_from_now(bus)
     state = (await bus.api(f"STREAM.INFO.{EVENTS}"))["state"]
-    # If this is the stream's oldest message and the stream's beginning has expired, there may have
-    # been earlier messages.
+    # If `found` is the oldest message of a stream whose beginning has expired, some of the expired
+    # messages may have been stored at this time or later.
     truncated = 1 < found.sequence <= state["first_seq"]
     return replace(_start_from(found.sequence), truncated=truncated)
 
 
 def _start_from(sequence: int) -> StartPosition:
-    # Older messages may still be on their way to the ring. With the cursor, they are not written.
+    # The ring may still get messages before this sequence. Because of the cursor, the client does
+    # not get these messages.
     after = Cursor(sequence - 1, LAST_FRAME) if sequence > 1 else None
     return StartPosition(sequence, sequence, after)
 
@@ -154,13 +162,14 @@ async def locate(bus: Bus, view: View, after: Cursor | None) -> StartPosition:
         position = await _begun(bus, view, lifecycle)
     if after is None:
         return position
-    # The record is kept for longer than the events.
+    # The run's record is kept for longer than the run's events. So the sequence of the first event
+    # is known even if this event has expired.
     begun = record.first_event or position.events_start
     truncated = await _check(bus, view, begun, after)
     start = position.start if view.reads_from is ReadFrom.START or truncated else after.sequence
     if position.ended and lifecycle is not None and not view.reads_frames:
-        # Some frames come after the terminal event. If the cursor is that of such a frame, the
-        # terminal event must be read anyway, or the stream would not end.
+        # Some events may follow the terminal event. Even if the cursor belongs to such an event,
+        # the terminal event must be read: otherwise the stream would not end.
         start = min(start, lifecycle.sequence)
     return replace(position, start=start, after=after, truncated=truncated)
 
@@ -242,7 +251,8 @@ async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
     if stored is not None and subjects.run_id_of(stored.subject) == view.run_id:
         return False
     info = await bus.api(f"STREAM.INFO.{stream}")
-    # In a view of frames, the terminal event has the sequence after the last source frame's.
+    # In a view of source frames, the sequence of the terminal event is one more than the sequence
+    # of the last source frame.
     beyond = after.sequence > info["state"]["last_seq"] + view.reads_frames
     if beyond or bus.continuity.covers(stream, after.sequence):
         raise _lost(after)
@@ -253,7 +263,10 @@ async def _check(bus: Bus, view: View, begun: int, after: Cursor) -> bool:
 
 
 async def _end(bus: Bus, stream: str) -> int:
-    """Return a stream sequence that is not above the sequence of the next message."""
+    """Return one more than the stream's last sequence.
+
+    Every message that is stored later has this sequence or a greater sequence.
+    """
     info = await bus.api(f"STREAM.INFO.{stream}")
     return int(info["state"]["last_seq"]) + 1
 

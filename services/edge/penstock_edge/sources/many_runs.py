@@ -24,7 +24,8 @@ from penstock_edge.views.items import Encoding, Item, Render, rendered
 from penstock_edge.views.positions import StreamSequence
 from penstock_edge.views.view import Deliver, ManyRuns, ReadFrom, Source, View
 
-# The encoders of this many runs are kept. The encoder of another run is built again by folding.
+# The number of runs whose encoders are kept. For any other run, a new encoder is made, and the
+# earlier events of the run are folded into this encoder.
 OPEN_RUNS: Final = 1000
 
 
@@ -268,8 +269,9 @@ class ManyRunViews:
         With `owners`, the view has only events of these owners' runs.
         """
         chosen = sorted(set(types))
-        # A user's id may have any character. JSON makes sure that different owners have different
-        # keys: clients with the same key share a hub, and so would see each other's events.
+        # A user's id may have any character. The ids are encoded as JSON, so that different owners
+        # have different keys. With the same key, clients of different owners would share a hub, and
+        # would see each other's events.
         owner_key = "*" if owners is None else orjson.dumps(sorted(owners)).decode()
         key = ("types", owner_key, *chosen)
         return _view(key, "canonical", framing, lambda deliver: self.types(chosen, owners, deliver))

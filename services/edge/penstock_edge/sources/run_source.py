@@ -131,7 +131,9 @@ class FramesUntilEnd(Source):
 
     async def _find_end(self, event: Stored) -> None:
         last = await tail(self._bus, RAW, subjects.raw_stored(self._run_id, UPSTREAM))
-        # The terminal event gets the next sequence, so that the sequences of the stream increase.
+        # The other messages of this source have sequences of RAW, but the terminal event has a
+        # sequence of EVENTS. So the terminal event gets the sequence after the last frame:
+        # otherwise the cursors of the client's stream might not increase.
         end = max(last.sequence if last else 0, self._at) + 1
         self._terminal = replace(event, sequence=end)
         self._finish()

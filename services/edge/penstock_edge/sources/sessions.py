@@ -58,7 +58,7 @@ class Session:
 
 
 class RunRecords:
-    """A cache of the records of runs: the owner, agent and session of a run never change."""
+    """Caches the records of runs, because the owner, agent and session of a run never change."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -136,8 +136,8 @@ async def idle_since(bus: Bus, session: Session) -> int | None:
     if any(record.queue for record in records):
         return None
     newest = [run_id for record in records for run_id in record.runs[-NEWEST:]]
-    # This check is cheap, so it comes first: a stream that waits for a queued run makes it twice a
-    # second.
+    # This check is cheap, so the check comes before the look-ups below. A stream that waits for a
+    # queued run makes this check twice a second.
     if await _is_queued(bus, session, set(newest)):
         return None
     last = await asyncio.gather(*(lifecycle_of(bus, run_id) for run_id in newest))

@@ -21,8 +21,8 @@ Deliver = Callable[[list[Stored]], None]
 class Source(Protocol):
     """Delivers messages in order, each once, until it is stopped."""
 
-    # Is called once if an error ends the delivery. Otherwise the clients would wait for messages
-    # that never come.
+    # The source calls this function once if an error ends the delivery. Without the call, the
+    # clients would wait for messages that never come.
     on_failure: Callable[[BaseException], None]
 
     async def start(self) -> int:
@@ -34,10 +34,11 @@ class Source(Protocol):
         ...
 
     def patterns(self) -> Collection[str]:
-        """Return the patterns of the stored messages.
+        """Return the subject patterns under which the source's messages are stored.
 
-        After `start`, the patterns also match the earlier messages, which the source does not
-        deliver and which clients replay.
+        Clients use these patterns to replay the messages that are stored before the first delivered
+        message. Before `start`, some patterns may be missing. A pattern may also match messages of
+        other sources, which `keep` refuses.
         """
         ...
 
@@ -103,7 +104,10 @@ class Delivery(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One run, or many runs, in the form that clients read. Clients of a `key` share one hub."""
+    """One run, or many runs, in the form that clients read.
+
+    Clients whose views have the same `key` share one hub.
+    """
 
     key: tuple[str, ...]
     dialect: str
