@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
-OVERHEAD_BYTES = 1024  # of a message in memory besides its payload, mostly headers
+OVERHEAD_BYTES = 1024  # the memory that a message needs besides its payload, mostly for headers
 
 
 def weight(payload: bytes) -> int:
@@ -18,10 +18,10 @@ def weight(payload: bytes) -> int:
 class Budget:
     """Shares a limit of bytes among many holders: no holder may hold more bytes than are free.
 
-    One holder that takes as much as possible gets half of the limit, two such holders get a third
-    each, and a new holder finds room (the dynamic threshold of Choudhury and Hahne, IEEE/ACM ToN
-    6(2), 1998, with alpha 1). A holder without bytes may always take some bytes, so the holders can
-    exceed the limit by one `take` of each holder.
+    One holder that takes as much as possible gets half of the limit. Two such holders get a third
+    of the limit each. So a new holder always finds room. This rule is the dynamic threshold of
+    Choudhury and Hahne (IEEE/ACM ToN 6(2), 1998) with alpha 1. A holder without bytes may always
+    take some bytes, so the holders can exceed the limit by one `take` of each holder.
     """
 
     limit_bytes: int
@@ -67,7 +67,7 @@ class Gate:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._let_in()  # the cancelled caller may have been the first in the queue
+                self._let_in()  # the caller may have been the first, and the next caller may fit
             else:
                 self.leave(size_bytes)  # the caller was admitted and cancelled in the same step
             raise

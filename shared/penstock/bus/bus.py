@@ -32,7 +32,7 @@ from penstock.bus.write.publisher import Publisher
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2
-READ_TIMEOUT_S = 2.0  # of one attempt
+READ_TIMEOUT_S = 2.0  # how long one request for the leader or the time waits
 LEASES = "KV_leases"
 
 
@@ -63,8 +63,8 @@ class Bus:
     async def connect(cls, settings: BusSettings, *, ensure: bool = True) -> Bus:
         """Connect, check the server, and make or upgrade every stream and bucket.
 
-        With `ensure=False` the streams are not changed. This is for a caller that only reads, and
-        may have other settings for the streams' retention.
+        With `ensure=False` the streams are not changed. Use this for a caller that only reads: its
+        settings for the streams' retention may differ from the settings of the services.
 
         Raises:
             NotThereYet: a later attempt may succeed. The text names what is missing.
@@ -200,7 +200,7 @@ class Bus:
             await self.jetstream.api("INFO", timeout_s=READ_TIMEOUT_S)
 
     async def _server_time(self) -> str:
-        # This stream's leader stamps the leases, and its answer carries the leader's time.
+        # The leader of this stream stamps the leases, and the answer carries the leader's time.
         answer = await self.jetstream.api(f"STREAM.INFO.{LEASES}", timeout_s=READ_TIMEOUT_S)
         return str(answer["ts"])
 

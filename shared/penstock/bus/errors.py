@@ -23,7 +23,7 @@ CONSUMER_NOT_FOUND = 10014
 MESSAGE_NOT_FOUND = 10037
 STREAM_NAME_IN_USE = 10058
 STREAM_NOT_FOUND = 10059
-NOT_ENABLED = frozenset({10039, 10076})  # for the account, on the server
+NOT_ENABLED = frozenset({10039, 10076})  # JetStream is off for the account; on the server
 
 
 class BusError(Exception):
@@ -92,8 +92,8 @@ _FORMING = frozenset({10005, 10008})
 def refusal(error: BusError) -> type[StartUpError]:
     """Return the error class for a start that this error ends.
 
-    The class is NotThereYet if a later attempt may succeed, since a cluster may still form or elect
-    a leader; else StartUpError.
+    Returns NotThereYet if a later attempt may succeed, because a cluster may still form or elect a
+    leader. Returns StartUpError otherwise.
     """
     if isinstance(error, ApiError):
         return NotThereYet if error.code in _FORMING else StartUpError

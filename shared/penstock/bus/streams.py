@@ -32,8 +32,8 @@ COMMANDS, RAW, EVENTS, SCHEDULES, DEADLETTERS, ADVISORIES = (
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
-# Increase this by one with every change of the declarations below. Release 0.1 recorded no schema;
-# its streams count as schema 1.
+# The version of the declarations below. Increase the version by one with every change of the
+# declarations. Release 0.1 recorded no schema, so the streams of release 0.1 count as schema 1.
 SCHEMA = 2
 # The oldest schema whose services can work on streams of this schema.
 OLDEST = 1
@@ -115,8 +115,8 @@ def streams(retention: Retention) -> list[StreamConfig]:
             description="What a service could not process, with the reason",
             subjects=["deadletter.*.*"],
             max_age=retention.deadletters_max_age_s,
-            # The server keeps one dead letter for each message and service, even when the service
-            # gives the message up again much later.
+            # The window is as long as the age limit. So the server keeps only one dead letter for
+            # each message and service, even when the service gives the message up again much later.
             duplicate_window=retention.deadletters_max_age_s,
         ),
         stream(

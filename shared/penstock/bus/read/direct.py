@@ -22,8 +22,9 @@ from penstock.bus.messages import Stored
 
 BATCH = 500
 MAX_BATCH_BYTES = 4 * 1024 * 1024
-# Seconds without any message of an answer, after which the request is sent again, since the server
-# that got the request may be gone. Later waits are longer, since the server may only be slow.
+# How many seconds a request waits for the first message of its answer before it is sent again: the
+# server that got the request may be gone. Later waits are longer, since the server may only be
+# slow.
 SILENCES_S = (0.75, 1.5, 3.0)
 
 STORED_AT = "Nats-Time-Stamp"  # header of an answer: when the message was stored, RFC 3339
@@ -125,9 +126,9 @@ async def last(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
     """Return the last message that matches; None when no message matches.
 
     A lagging replica may answer with an older message. The server has an index of last messages,
-    so this request costs the server 0.1 ms, whatever the size of the stream. A read from a
-    sequence on, when no message matches, makes the server scan all later messages. The scan takes
-    some milliseconds, in which the server handles no other request of this connection.
+    so this request costs the server 0.1 ms, whatever the size of the stream. `read` is slower when
+    no message matches: the server then scans all messages from the start sequence on. The scan
+    takes some milliseconds, in which the server handles no other request of this connection.
 
     Raises:
         BusUnavailable: there is no connection, or no leader answered.

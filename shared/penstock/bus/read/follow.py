@@ -2,9 +2,9 @@
 
 A followed run needs one core subscription and no JetStream consumer. Core messages can be lost (by
 a reconnect, or by a slow reader), so each live message must be the direct successor of the message
-before it. When a live message is no direct successor, and after each reconnect and each silence,
-the stream itself is read. During a longer silence the stream is read less often, so 10,000 idle
-runs cost next to nothing.
+before it. When a live message is no direct successor, messages were lost, so the stream itself is
+read. The stream is also read after each reconnect and after each silence of the subscription. The
+reads become less frequent during a longer silence, so 10,000 idle runs cost next to nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 PROBE_S = 5.0
 MAX_PROBE_S = 60.0
 RETRY_S = 0.05
-MAX_EARLY_BYTES = 4 * 1024 * 1024  # live messages that are kept while the history is read
+MAX_EARLY_BYTES = 4 * 1024 * 1024  # the limit of live messages kept while the history is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ def _made_again(before: Stored, after: Stored) -> bool:
     """Return whether `after` repeats a delivered event that NATS lost.
 
     The normalizer makes a lost event again from the same source frames, with the same number. If
-    the source frames are lost, too, the run ends with a number that was delivered before. This last
-    event is not a repetition.
+    the source frames are lost, too, the run gets a new last event, and this event may have a number
+    that was delivered before. The last event of a run is not a repetition.
     """
     known = int(before.headers[messages.SEQUENCE])
     ends = after.headers.get("ce-type") in _ENDS and before.headers.get("ce-type") not in _ENDS
@@ -74,9 +74,9 @@ _ENDS = frozenset({"lifecycle.completed", "lifecycle.failed", "lifecycle.cancell
 
 
 def _next_on_subject(before: Stored, after: Stored) -> bool:
-    # In a republished message, this header has the sequence of the previous message on the same
-    # subject. In an answer of a direct get, the header has the sequence of the previous message of
-    # the answer (0 in the first message).
+    # The header names the previous message. In a republished message, this is the previous message
+    # on the same subject. In the answer to a direct get, this is the previous message of the same
+    # answer, so the first message of an answer has 0.
     return int(after.headers.get("Nats-Last-Sequence", 0)) in (before.sequence, 0)
 
 
@@ -200,7 +200,7 @@ class Follow:
             self._timer = loop.call_later(self._probe_s, self._probe)
 
     def _probe(self) -> None:
-        # The wait is random, so that runs that fell silent together are not all probed together.
+        # The wait is random. Otherwise all runs that fell silent together would be probed together.
         longest = max(MAX_PROBE_S, self._first_probe_s)
         self._probe_s = min(self._probe_s * random.uniform(2.0, 3.0), longest)
         self._begin_repair(self._catch_up_if_behind)
@@ -252,8 +252,8 @@ class Follow:
             await asyncio.sleep(RETRY_S)  # the replica that answered lags behind the live messages
 
     async def _read_on(self) -> tuple[list[Stored], int]:
-        # The last message is requested first. At a reconnect most followers have read all messages
-        # already, and a read that finds no match costs the server much more (see `direct.last`).
+        # Request the last message first. At a reconnect, most followers have already read all
+        # messages, and a `read` without a match costs the server much more (see `direct.last`).
         where = (self._bus, self._followed.stream, self._followed.pattern)
         newest = await last(*where)
         if newest is None or newest.sequence < self._next:

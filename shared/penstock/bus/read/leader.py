@@ -11,7 +11,8 @@ from penstock.bus.connection.retry import first_answer
 from penstock.bus.errors import MESSAGE_NOT_FOUND, ApiError
 from penstock.bus.messages import Stored
 
-# The server counts nanoseconds since 1970 in 64 bits.
+# The limits of the times that are sent. The server counts nanoseconds since 1970 in 64 bits, which
+# does not suffice for times long after 2200.
 _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
@@ -52,7 +53,7 @@ async def delete(bus: HasJetStream, stream: str, sequence: int) -> bool:
     try:
         await bus.jetstream.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
     except ApiError:
-        # For a missing message the server returns one of two error codes, depending on the other
+        # The server returns one of two error codes for a missing message, depending on the other
         # messages of the stream. So a read finds out whether the message is missing.
         if await at(bus, stream, sequence) is not None:
             raise

@@ -26,13 +26,16 @@ log = logging.getLogger(__name__)
 
 NANO = 1_000_000_000
 EXPIRES_S = 30
-HEARTBEAT_S = 0.5  # between two heartbeats of the consumer while a request is open
-SILENCE_S = 1.5  # without a heartbeat for this long, the consumer's leader counts as gone
-LOOKS = 3  # checks in a row that must find no heartbeat: a busy process reads its socket late
+HEARTBEAT_S = 0.5  # seconds between two heartbeats of the consumer while a request is open
+SILENCE_S = 1.5  # the consumer's leader counts as gone after this long without a heartbeat
+# The silence counts only if this many checks in a row find no heartbeat: a busy process reads
+# heartbeats late, and would otherwise take a working leader for gone.
+LOOKS = 3
 RETRY_S, MAX_RETRY_S = 0.25, 0.5
 MAX_REQUEST_BYTES = 4 * 1024 * 1024  # without a limit, a batch could have 256 MiB
 
-# 409s that end one request; after any other 409 the consumer is gone or has moved
+# The texts of the status 409 that only end one request. Any other 409 means that the consumer is
+# gone or has moved.
 _REQUEST_ENDS = frozenset({"Batch Completed", "Message Size Exceeds MaxBytes"})
 
 

@@ -39,7 +39,7 @@ class Reader:
         self._handle = handle
         self._batch = batch
         self._pending: list[Delivery] = []
-        self._expected = 1  # the next sequence of the consumer; a lost message leaves a gap in it
+        self._expected = 1  # the consumer sequence of the next message, if none is lost
         what = f"reading {pattern} of {stream}"
         self._pull = PullLoop(
             bus.jetstream, stream, self, batch=batch, look_s=HEARTBEAT_S, what=what

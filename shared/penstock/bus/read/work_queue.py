@@ -20,14 +20,16 @@ from penstock.bus.subjects import traceback_id
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 1.0  # before the retry of a handler that failed
+AGAIN_S = 1.0  # seconds before a step that failed is repeated
 TAKE_UP_AT_ONCE, TAKE_UP_TRIES, TAKE_UP_PAUSE_S = 16, 3, 0.3
-GIVE_UP_TRIES = 5  # deliveries beyond the limits, since giving a message up may fail, too
-# The limit of deliveries where unanswered deliveries do not count. It lasts for hours even if every
-# process that takes the message is killed.
+# How many deliveries the server makes beyond the limits of the queue: giving a message up may fail,
+# and needs another delivery then.
+GIVE_UP_TRIES = 5
+# The server's limit of deliveries of one message if `max_unfinished` is None. Even if every process
+# that takes the message is killed, the limit is reached only after hours.
 MAX_UNCOUNTED = 1000
 LOOK_S = 0.2  # how often the queue checks whether there is room again
-MAX_PENDING = 10_000  # deliveries without an acknowledgement
+MAX_PENDING = 10_000  # the limit of messages that are delivered and not acknowledged
 
 
 class Retry(Exception):
@@ -57,17 +59,17 @@ class WorkQueue:
     again, up to `max_deliver` times. Then `on_poison` gets the message.
 
     The server counts all deliveries, including deliveries to processes that were killed or stopped.
-    So this process tries a message that has had `max_deliver` deliveries once more if the message
-    has not failed in this process. `on_poison` also gets a message that was delivered
-    `max_unfinished` times without an answer, since such a message probably crashed each process
-    that took it. The limit `max_unfinished` is the higher one, since processes that end for other
-    reasons leave messages unanswered, too. With `max_unfinished=None`, deliveries without an answer
-    do not count. The handler then detects such a message itself and raises NeverFinished, and
-    `on_poison` gets the message at once. If giving a message up fails `GIVE_UP_TRIES` more times,
-    or after `MAX_UNCOUNTED` deliveries, the server stops delivering the message and publishes an
-    advisory.
+    So a message with `max_deliver` deliveries may never have failed: this process tries the message
+    once more if the message has not failed in this process. `on_poison` also gets a message that
+    was delivered `max_unfinished` times without an answer, since such a message probably crashed
+    each process that took it. `max_unfinished` is higher than `max_deliver`, since processes that
+    end for other reasons leave messages unanswered, too. With `max_unfinished=None`, deliveries
+    without an answer do not count. The handler then detects such a message itself and raises
+    NeverFinished, and `on_poison` gets the message at once. If giving a message up fails
+    `GIVE_UP_TRIES` more times, the server stops delivering the message and publishes an advisory.
+    With `max_unfinished=None`, the server does so after `MAX_UNCOUNTED` deliveries.
 
-    `room` returns how many more messages may be taken. It is needed where this number depends on
+    `room` returns how many more messages may be taken. Pass `room` where this number depends on
     more than the number of running handlers.
     """
 
@@ -97,11 +99,12 @@ class WorkQueue:
         self._ack_wait_s = ack_wait_s
         self._max_deliver = max_deliver
         self._max_unfinished = max_unfinished
-        # stream sequences of messages that failed here; other processes may have processed some
+        # The stream sequences of messages that failed in this process. Another process may have
+        # processed some of these messages since then.
         self._failed: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_hand: set[int] = set()  # stream sequences of messages being handled
-        self._taken_up: set[int] = set()  # handled by `take_up`, without a delivery to this process
+        self._taken_up: set[int] = set()  # stream sequences that `take_up` has handled
         self._stopped = asyncio.Event()
         what = f"taking work from {durable}"
         self._pull = PullLoop(
@@ -122,10 +125,10 @@ class WorkQueue:
         """Handle messages that other processes hold unacknowledged, before `ack_wait_s` is over.
 
         Call this when a process that takes messages of this consumer has ended. A running process
-        may hold some of the messages, so handling a message twice must do no harm, as for every
-        repeated delivery. This method acknowledges no message: the server delivers each message
-        once more, and the handler then finds that the work is done. A handler that raises `Retry`
-        is called up to three times; a handler that fails is not called again.
+        may hold some of the messages, so handling a message twice must do no harm. The same holds
+        for every repeated delivery. This method acknowledges no message: the server delivers each
+        message once more, and the handler then finds that the work is done. A handler that raises
+        `Retry` is called up to three times; a handler that fails is not called again.
 
         With `upto`, this method leaves out messages beyond that stream sequence, and messages that
         an earlier call has handled.
@@ -196,7 +199,8 @@ class WorkQueue:
 
     def room(self) -> int:
         """Return how many messages may be under way at most; part of `PullUse`."""
-        # A message whose handler runs may use up room that `_room` does not count yet.
+        # `_room` may not count the messages yet whose handlers have just begun. So the running
+        # handlers are subtracted.
         return min(self._concurrency, self._room()) - len(self._tasks)
 
     def on_message(self, delivery: Delivery) -> None:
@@ -229,7 +233,7 @@ class WorkQueue:
         finally:
             heartbeat.cancel()
             self._in_hand.discard(delivery.stored.sequence)
-        with contextlib.suppress(NatsError):  # without an answer the server delivers it again
+        with contextlib.suppress(NatsError):  # without an answer, the message is redelivered
             await self._bus.jetstream.connection.publish(delivery.reply, verdict)
 
     async def _verdict(self, delivery: Delivery) -> bytes:

@@ -1,8 +1,8 @@
-"""Appends messages with a fence, the expected last sequence, so that none is stored twice.
+"""Appends messages with a fence, the expected last sequence, so that no message is stored twice.
 
-This is the only module that builds fence headers. Callers must derive the pattern from the subject:
-the server reports no error for a pattern that does not cover the message's subject, and the fence
-then has no effect.
+This is the only module that builds fence headers. Callers must derive the pattern from the subject
+of the message. If a pattern does not cover this subject, the server reports no error, and the fence
+has no effect.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from penstock.bus.write.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, Pu
 
 MAX_MESSAGE_BYTES = 512 * 1024
 RETRY_S = 0.25
-# When the leader was killed, no server answers until an election has ended, which takes four
-# seconds or more. The fence makes a retry safe, so the timeout is short. With a long timeout, the
-# retry could begin long after the election.
+# Seconds to wait for the acknowledgement of an append. After the leader was killed, no server
+# answers until an election has ended, which takes four seconds or more. With a long timeout, the
+# retry could begin long after the election. The timeout may be short because the fence makes a
+# retry safe.
 APPEND_TIMEOUT_S = 2.0
 
 

@@ -26,7 +26,7 @@ _MARK = b'{"penstock_object":"'
 
 
 async def wrap(bus: HasJetStream, name: str, payload: bytes) -> bytes:
-    """Return the payload itself; store a payload over 512 KiB as an object, and return a reference.
+    """Return the payload; or store a payload over 512 KiB as an object, and return a reference.
 
     `name` must be the same for the same payload: a repeated call then finds the object and writes
     nothing.
@@ -65,8 +65,8 @@ async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
     content = b"".join([chunk.payload async for chunk in replay(bus, _STREAM, subject)])
     if _digest(content) == info["digest"]:
         return content
-    # The content is incomplete or old, although the object may be complete: a lagging replica may
-    # have answered, or another process may have just rewritten the object.
+    # The content that was read is incomplete or old, but the stored object may be complete: a
+    # lagging replica may have answered, or another process may have just rewritten the object.
     filtered = {"subjects_filter": subject}
     state = (await bus.jetstream.api(f"STREAM.INFO.{_STREAM}", filtered))["state"]
     has_all = (state.get("subjects") or {}).get(subject, 0) >= info["chunks"]

@@ -81,7 +81,7 @@ class RawWriter:
         Raises:
             FenceConflict: another writer has taken the run over; this writer can store no more
                 frames.
-            HistoryLost: the last frame of this writer is gone.
+            HistoryLost: RAW no longer has the last frame of this writer.
             BusError: the server refuses the message.
         """
         self.index += 1
@@ -159,9 +159,9 @@ class RawWriter:
                 self.last = stored.sequence if stored else 0  # all frames may have expired
                 if stored and self._is_this(stored):
                     return self.last
-                # This frame is not stored, so the loop appends it again after the new last frame.
-                # The new last frame may be an earlier frame of this writer whose `write` was
-                # cancelled.
+                # This frame is not stored, so the loop appends the frame again, after the new last
+                # frame. This writer itself may have stored the new last frame, in an earlier
+                # `write` that was cancelled.
 
     async def _has_aged(self) -> bool:
         """Return whether this writer's last frame is gone because it exceeded RAW's age limit."""
