@@ -13,7 +13,7 @@ async def run_of(bus: Bus, who: Identity, run_id: str) -> RunRecord:
     """Return the record of a run, if the caller may see the run.
 
     Raises:
-        Problem: 404 if there is no such run; 404 or 403 as `check_run` raises these.
+        Problem: 404 if there is no such run; 404 or 403 if `check_run` refuses the caller.
         BusError: KV cannot be read now.
     """
     record = await record_of(bus, run_id)
@@ -22,7 +22,7 @@ async def run_of(bus: Bus, who: Identity, run_id: str) -> RunRecord:
 
 
 def require_dialect(who: Identity, dialect: str) -> None:
-    """Require the scope `raw` if the dialect is that of the upstream's own bytes.
+    """Require the scope `raw` if the dialect is `RAW_DIALECT`, the upstream's own bytes.
 
     Raises:
         Problem: 403 if the caller lacks the scope.

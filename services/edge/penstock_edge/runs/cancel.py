@@ -1,4 +1,4 @@
-"""Cancels a run: sends a command to the connector, and ends the run if no connector does."""
+"""Cancels a run: sends a command to the connector, and ends the run if no connector ends it."""
 
 from __future__ import annotations
 

@@ -113,11 +113,12 @@ async def kept_pause(bus: Bus, run_id: str) -> PauseRecord | None:
 async def find_alias(
     bus: Bus, user_id: str, agent: str, session_id: str, item_id: str
 ) -> Entry | None:
-    """Return the alias of a pause's item: the user's own alias, else another user's alias.
+    """Return the alias of a pause's item: the user's own alias, else the alias without a user.
 
-    The result is None if there is no alias. The caller of this function must check that the user
-    may see the approval, because the alias may be another user's. Such an alias is needed for users
-    that act for others, and for aliases that were written before the owner was part of the key.
+    The result is None if there is no alias. The alias without a user may belong to another user's
+    run, so the caller of this function must check that the user may see the approval. This alias is
+    needed for users that act for others, and for pauses whose alias was written before the owner
+    was part of the key.
 
     Raises:
         BusError: KV cannot be read now.
@@ -130,8 +131,9 @@ async def find_alias(
 async def start_of_next_leg(bus: Bus, run_id: str, *, frames: bool = False) -> StartPosition:
     """Return a position before all messages of the run's next leg.
 
-    With `frames`, this is the position after all stored source frames. Otherwise it is the position
-    of the run's first event, because the encoders of legs need all earlier events.
+    With `frames`, the result is the position after all stored source frames. Without `frames`, the
+    result is the position of the run's first event, because the encoders of legs need all earlier
+    events.
 
     Raises:
         BusError: the streams cannot be read now.
@@ -141,7 +143,8 @@ async def start_of_next_leg(bus: Bus, run_id: str, *, frames: bool = False) -> S
     if lifecycle is None:
         return position
     if frames:
-        # The run's terminal event comes after the pause, so the search for it begins at the pause.
+        # The run's terminal event comes after the pause. So the source looks for the terminal event
+        # from the pause on.
         return StartPosition(position.start, lifecycle.sequence)
     first = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
     return StartPosition(first, first)

@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 
 RUNS: Final = "KV_runs"
 PREFIX: Final = "$KV.runs."
-LOST_S: Final = 30.0  # longer than the time between a start's record and its command
+# The age in seconds from which a counted run is looked up, because the run may be lost. The time
+# between a start's record and the start's command is shorter.
+LOST_S: Final = 30.0
 LOOK_S: Final = 1.0  # the least time between two look-ups of one user's runs
 LOOKED_UP: Final = 20  # the greatest number of runs in one look-up
 RETRY_AFTER_S: Final = 5
@@ -191,14 +193,14 @@ class OpenRuns:
             self._note(run_id, entry.value)
 
     async def _is_lost(self, run_id: str, value: bytes) -> bool:
-        """Return whether no connector will ever claim the run, as its command was not published.
+        """Return whether the run's command was not published, so that no connector claims the run.
 
         The result is also True if the record cannot be read.
         """
         try:
             record = RunRecord.model_validate_json(value)
         except ValidationError as error:
-            # If the run counted, one bad record could make the edge refuse all starts of its user.
+            # If such runs counted, bad records could make the edge refuse all starts of a user.
             log.warning("the record of run %s cannot be read; it is not counted: %s", run_id, error)
             return True
         if record.status != "queued":

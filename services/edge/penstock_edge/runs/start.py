@@ -29,7 +29,7 @@ from penstock.web.problems import Problem
 from penstock_edge.runs.open_runs import OpenRuns
 from penstock_edge.runs.trace import traceparent
 
-SHOWN_CHARACTERS = 200
+SHOWN_CHARACTERS = 200  # the number of the message's characters that the run's record keeps
 TRIES = 3
 RETRY_S = 0.25
 
@@ -55,7 +55,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The record of a run. `new`: whether this request created the run.
+    """The record of a run. `new` is True if this request created the run.
 
     If `new` is False, an earlier request with the same idempotency key has created the run.
     """
@@ -82,7 +82,8 @@ class Starter:
                 was started.
         """
         require_reachable(start.agent, start.user_id, start.session_id)
-        # Lists sort runs by id, and the id contains the time. So all edges use the same clock.
+        # Lists sort runs by id, and the id contains the time. So all edges must use the clock of the
+        # bus.
         run_id = str(uuid_utils.uuid7(nanoseconds=round(self._bus.clock.time() * 1e9)))
         if not await self._open_runs.has_room(start.user_id) and not await self._is_repeat(start):
             self._open_runs.refuse(start.user_id)

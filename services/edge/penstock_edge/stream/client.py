@@ -158,7 +158,7 @@ class Client:
     def end_after(self, sequence: int) -> None:
         """End the stream after the message with this stream sequence.
 
-        If this client does not get that message, the stream ends after the first later item.
+        If this client does not get the message, the stream ends after the first later item.
         """
         self._end_after = sequence
         self._wake.set()
@@ -256,10 +256,10 @@ class Client:
         return self._live_marker() if self._is_live_unmarked() else b""
 
     def _is_live_unmarked(self) -> bool:
-        """Return whether the live marker is due, although no item of this client shows this.
+        """Return whether the live marker must be written now, although no item is to be written.
 
-        If the last message of the replay is not one of this client's messages, no item follows that
-        could show the end of the replay.
+        Usually `_own_part` writes the live marker next to an item. But if the newest messages of
+        the replay are not for this client, there may be no item next to which the marker fits.
         """
         if self._live_after is None or not isinstance(self._phase, Live):
             return False

@@ -35,7 +35,7 @@ class HubClient(Protocol):
     """The part of a client that the hub uses."""
 
     def wake(self) -> int:
-        """Tell the client to look at the ring, which has new items or will not get any more.
+        """Make the client look at the ring: the ring has new items, or will get no more items.
 
         Returns:
             The number of items that the client has written at once.
@@ -137,7 +137,7 @@ class Hub:
             self._starting = asyncio.create_task(self._begin())
             self._working = asyncio.create_task(self._work())
         if self._starting is not None:
-            # If one client leaves, this must not cancel the start for the other clients.
+            # Without the shield, a client that leaves would cancel the start for all clients.
             await asyncio.shield(self._starting)
             self._starting = None
 

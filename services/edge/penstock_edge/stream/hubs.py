@@ -31,7 +31,7 @@ class Hubs:
         self._settings = settings
         self._budget = RingBudget(settings.max_ring_bytes)
         self._hubs: dict[tuple[str, ...], Hub] = {}
-        self._detached: set[Hub] = set()  # hubs with clients that no further client may join
+        self._detached: set[Hub] = set()  # these hubs have clients, but no new client may join
         self._clients: dict[Hub, set[Client]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
@@ -81,9 +81,9 @@ class Hubs:
 
         The clients of these streams reconnect, and the response names the loss. The client streams
         of one run continue: the run's events have numbers, so an event that is published again is
-        recognized. Client streams of source frames or of many runs cannot continue. The same is
-        true for a run if its ring has evicted items, because then its clients may have to read the
-        JetStream stream again.
+        recognized. Client streams of source frames or of many runs cannot continue. If the ring of
+        a run has evicted items, the run's client streams cannot continue either, because the
+        clients may have to read the JetStream stream again.
         """
         for key, hub in tuple(self._hubs.items()):
             view = hub.view

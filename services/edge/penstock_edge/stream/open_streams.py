@@ -1,9 +1,9 @@
 """Limits the number of open streams of this process, and asks clients to reconnect.
 
-A stream is closed when it is old, so that clients spread over all edges, and when this edge drains.
-The client of the closed stream reconnects, perhaps to another edge, and continues at its cursor. If
-a client cannot continue at a cursor, its stream stays open until the stream's end or the end of the
-process.
+Old streams are closed, so that clients spread over all edges. When this edge drains, all streams
+are closed. The client of a closed stream reconnects, perhaps to another edge, and continues at its
+cursor. If a client cannot continue at a cursor, its stream stays open until the stream's end or the
+end of the process.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
-# The greatest part of the age that is subtracted at random: streams that were opened together must
-# not be closed together.
+# The greatest part of `max_age_s` that is subtracted at random, as a fraction. Streams that were
+# opened together must not be closed together.
 JITTER: Final = 0.2
-# Streams are closed in this part of the grace period. Before it, a load balancer may not know yet
-# that this edge drains, and would route the clients back to this edge. After it, the process might
-# end before the last bytes of a response are written.
+# The part of the grace period in which streams are closed: its beginning and its end, as fractions.
+# Before this part, a load balancer may not know yet that this edge drains, and would route the
+# clients back to this edge. After this part, the process might end before the last bytes of a
+# response are written.
 DRAINED_BETWEEN: Final = (0.2, 0.8)
 RETRY_MS: Final = (500, 3000)
 TICK_S: Final = 0.05
-OTHER_FILES: Final = 500  # for NATS, the servers of agents, and requests without a stream
+OTHER_FILES: Final = 500  # files for NATS, agent servers, and requests without a stream
 
 
 class ReconnectReason(StrEnum):

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 LAG_RETRY_S: Final = 0.05
 LAG_TRIES: Final = 40
 UNAVAILABLE_RETRY_S: Final = 0.5
-PIECE_BYTES: Final = 256 * 1024  # a replay stops encoding for one write at this size
+PIECE_BYTES: Final = 256 * 1024  # one write of a replay gets no more items from this size on
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Replay:
         self._start = start
         self._next = start
         self._history: History | None = None
-        self._unencoded: list[Stored] = []  # newest first, so that the next one is popped
+        self._unencoded: list[Stored] = []  # newest first, so that `pop` returns the next message
         self._encoding: Encoding | None = None
         self._newest: Stored | None = None  # the newest message that was encoded
         self._lags = 0
@@ -81,8 +81,8 @@ class Replay:
             await asyncio.sleep(UNAVAILABLE_RETRY_S)
             return False
         self._unencoded = step.kept[::-1]
-        # A batch may have no message of this client. The caller then gets no items, and checks that
-        # the client has not left before the next batch is read.
+        # A batch may have no message of this client. The result is then False, so that the client
+        # checks whether it has left before the next batch is read.
         return step.is_last or bool(step.kept)
 
     async def _encode(self, encoding: Encoding) -> tuple[Item, ...]:

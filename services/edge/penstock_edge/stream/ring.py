@@ -11,7 +11,9 @@ from penstock_edge.views.items import Item
 from penstock_edge.views.positions import ByteOffset, RingPosition, StreamSequence
 
 CHUNK_BYTES: Final = 256 * 1024
-KNOWN_CHUNKS: Final = 4  # few are enough: most clients are at the ring's end
+# The number of chunks that are kept. Few chunks are enough, because most clients are at the ring's
+# end.
+KNOWN_CHUNKS: Final = 4
 ITEM_BYTES: Final = 200  # the memory that an item needs in addition to its frames
 
 

@@ -21,7 +21,7 @@ from penstock_edge.views.framing import NAMED_SSE
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S: Final = 1.0  # notices may be lost, so the bus is also asked after this time
+LOOK_AGAIN_S: Final = 1.0  # `begun` is also called after this time, because a notice may be lost
 
 
 class WaitEnd(Enum):

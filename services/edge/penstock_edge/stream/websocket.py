@@ -80,7 +80,8 @@ class EventSocket:
         except asyncio.CancelledError:
             if client.end is not End.SLOW:
                 raise
-            # `Client.maintain` has cancelled this task, not the server: the task continues.
+            # `Client.maintain` has cancelled this task to drop a slow client. The server has not
+            # cancelled the task, so the task continues.
             if task := asyncio.current_task():
                 task.uncancel()
             await self._close(websocket, TOO_SLOW)

@@ -40,7 +40,7 @@ def invalid(type: str, where: Where, text: str) -> InvalidBody:
 def invalid_body(error: ValidationError, *where: str | int) -> InvalidBody:
     """Return the exception that refuses a body because a model's validation failed.
 
-    `where` is the path of the validated part in the body; without it, the whole body is meant.
+    `where` is the path of the validated part in the body; it is empty for the whole body.
     """
     return InvalidBody(
         body_error(each["type"], (*where, *each["loc"]), each["msg"]) for each in error.errors()

@@ -24,8 +24,8 @@ from penstock_edge.views.view import Deliver, Delivery, ManyRuns, ReadFrom, RunE
 log = logging.getLogger(__name__)
 
 CUT: Final = "stream_interrupted"
-# Clients of the POST ignore event names, so frames have no names. Frames have cursors, because a
-# client of the POST can continue on the thread's stream.
+# The framing of the POST's response. The clients ignore event names, so the frames have no names.
+# The frames have cursors, because a client of the POST can continue on the thread's stream.
 UNNAMED: Final = Sse(named=False)
 
 Event = dict[str, Any]
@@ -45,7 +45,7 @@ class Audience:
     def key(self) -> tuple[str, str]:
         """The audience's part of a view's key.
 
-        The frames depend on the version only as far as `is_modern` does.
+        The version changes the frames only if the version changes the result of `is_modern`.
         """
         return self.profile.name, f"modern={is_modern(self.protocol_version)}"
 
@@ -70,8 +70,8 @@ def default_name(run_id: str, leg: int) -> str:
     return run_id if leg == 1 else f"{run_id}-{leg}"
 
 
-# A reading remembers the ids of this many ended runs, because events may follow the end of a run
-# for some seconds.
+# The number of ended runs whose ids a reading remembers. For some seconds, events may follow the
+# end of a run. Because of the remembered id, these events do not get a new encoder.
 ENDED_RUNS: Final = 10_000
 
 
@@ -142,7 +142,7 @@ class RunEncoders:
 class RunEncoder(Encoder):
     """An encoder of one run that uses the run's encoder in `encoders`.
 
-    That encoder exists only after `RunEncoders.prepare` was called for a message of the run.
+    The run's encoder exists only after `RunEncoders.prepare` was called for a message of the run.
     """
 
     encoders: RunEncoders
@@ -259,7 +259,7 @@ class ThreadEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True)
 class AguiViews:
-    """Makes the views for AG-UI clients. The names of the dialects are those in `PROFILES`."""
+    """Makes the views for AG-UI clients. The dialects are the names in `PROFILES`."""
 
     names: LegNames
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
+# The greatest frame index. A cursor with this index is after all frames of the message.
 LAST_FRAME = 999_999_999
 
 _FORM = re.compile(r"([1-9][0-9]{0,17})-([0-9]{1,9})")
@@ -15,7 +16,7 @@ _FORM = re.compile(r"([1-9][0-9]{0,17})-([0-9]{1,9})")
 class Cursor:
     """A cursor `<stream sequence>-<frame index>`.
 
-    The stream sequence is that of the message in JetStream, whatever the dialect is.
+    The stream sequence is the sequence of the message in JetStream, whatever the dialect is.
     """
 
     sequence: int

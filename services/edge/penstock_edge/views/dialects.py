@@ -74,8 +74,8 @@ def _raw_view(run_id: str) -> View:
         RAW_DIALECT,
         RunFrames(run_id),
         RawEncoding,
-        # A notice is a comment: a client could not distinguish an event of the edge from the
-        # upstream's events.
+        # A notice is a comment. If a notice were an event, a client could not distinguish the
+        # notice from the upstream's events.
         lambda code, message: sse.comment(f"{code}: {message}"),
         ReadFrom.START,
     )

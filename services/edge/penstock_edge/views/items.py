@@ -19,7 +19,10 @@ from penstock_edge.views.positions import StreamSequence
 
 @dataclass(slots=True)
 class Item:
-    """One encoded message. `frames` are written as they are; a cursor has the index of a frame.
+    """One encoded message.
+
+    `frames` are written as they are. The index of a frame in `frames` is part of the frame's
+    cursor.
 
     If `last` is True, the stream ends with this item. `offset` is the number of bytes of all items
     that the hub has encoded, up to the end of this item.
@@ -79,7 +82,7 @@ class Encoding(Protocol):
         ...
 
 
-# Returns the bytes of a frame and its cursor; empty if the client has not asked for the frame.
+# Writes a frame with its cursor. The result is empty if the client has not asked for the frame.
 Render = Callable[[Frame, str], bytes]
 
 
@@ -127,7 +130,7 @@ def type_of(stored: Stored) -> str:
 def notice(encoder: Encoder, run_id: str, code: str, message: str, session_id: str = "") -> Frame:
     """Return the frame of a `system.warning` that is not on the bus and has no sequence.
 
-    If the dialect has no frame for a warning, the frame is that of a `system.error`.
+    If the dialect has no frame for a warning, the result is the frame of a `system.error`.
     """
     event = {
         "run_id": run_id,

@@ -15,8 +15,8 @@ from penstock.bus.messages import RawFrame, now, raw_frame
 from penstock.redaction import redacted_value
 from penstock_edge.views.items import Encoding, Item, type_of
 
-# ADK up to 1.22 does not escape the text of an error frame. Such a frame is not JSON, so only its
-# beginning is compared.
+# Matches the beginning of an ADK error frame. The whole frame may not be JSON, because ADK up to
+# 1.22 does not escape the text of an error frame. So only the beginning is compared.
 _UPSTREAM_ERROR = re.compile(rb'\s*\{\s*"error"\s*:')
 
 INTERRUPTED = "The stream was interrupted; the run goes on"
@@ -48,7 +48,7 @@ class RawEncoding(Encoding):
             return Item(stored.sequence, [], last=True)
         raw = raw_frame(stored)
         if raw.connection != self._connection:
-            # The earlier connection may have ended inside a frame. This frame is dropped.
+            # The earlier connection may have ended inside a frame. The unfinished frame is dropped.
             self._parser, self._connection = sse.Parser(), raw.connection
         frames: list[bytes] = []
         if raw.is_body:
@@ -83,8 +83,8 @@ class LegEncoding(Encoding):
     """Relays the body of one leg byte for byte, and adds at most one error frame at the end.
 
     adk-streaming.md allows no other additions, such as ids or comments. The error frame gives the
-    reason why the leg was interrupted. It begins at a frame boundary. It is left out if the
-    upstream's last frame is an error frame, too.
+    reason why the leg was interrupted, and begins at a frame boundary. If the upstream's last frame
+    is an error frame already, the edge adds no error frame.
     """
 
     leg: int
@@ -132,7 +132,7 @@ class LegEncoding(Encoding):
         return []
 
     def _ended(self, stored: Stored) -> Item:
-        """Return the last item of a leg that no frame has ended, although the run has ended."""
+        """Return the last item of a leg that no source frame has ended before the run's end."""
         event = orjson.loads(stored.payload)
         error = {
             "lifecycle.failed": event["data"].get("error", "The run failed"),
@@ -174,7 +174,7 @@ class LegEncoding(Encoding):
 
 
 def _error_of(lost: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Return adk-streaming.md's error for the reason why the connector has lost the upstream."""
+    """Return the error of adk-streaming.md that says why the connector has lost the upstream."""
     match lost.get("code"):
         case "timeout":
             text = f"Request timeout after {timeout_s:g} seconds"

@@ -1,4 +1,7 @@
-"""Open the leg that a RunAgentRequest asks for: of a new run, or after the pause it answers."""
+"""Open the leg that a RunAgentRequest asks for.
+
+This is the first leg of a new run, or the leg after the pause that the request answers.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +83,9 @@ class Legs:
     async def open(self, request: Request) -> tuple[RunAgentRequest, OpenedLeg]:
         """Open the leg that the request asks for; return the parsed body and the leg.
 
-        A new run needs the scope `start`, the answer to a pause needs `decide`. For an ADK agent
-        the caller needs `raw` as well, because the bytes of the ADK server are relayed.
+        A new run needs the scope `start`. The answer to a pause needs the scope `decide`. For an
+        ADK agent, the caller also needs the scope `raw`, because the bytes of the ADK server are
+        relayed.
 
         Raises:
             Problem: the request is invalid or is not allowed, or it has an answer to which no

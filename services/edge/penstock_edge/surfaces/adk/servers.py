@@ -23,12 +23,13 @@ from penstock_edge.runs.start import require_reachable
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 30.0
-# This timeout is short, so that a server that hangs does not delay the list of all apps.
+# The timeout in seconds of a request for a server's descriptions of its apps. The timeout is short,
+# so that a server that hangs does not delay the list of all apps.
 DESCRIBED_S: Final = 3.0
 SHOWN_CHARACTERS: Final = 2000
-# The largest answer that is relayed. The edge checks an answer, so it keeps the whole answer in
-# memory. Artifacts may have any size: without a limit, a few requests could take all memory of the
-# edge.
+# The size of the largest answer that is relayed. The edge checks an answer, so the edge keeps the
+# whole answer in memory. Artifacts may have any size: without a limit, a few requests could take
+# all memory of the edge.
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 

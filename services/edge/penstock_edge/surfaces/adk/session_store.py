@@ -30,8 +30,8 @@ from penstock_edge.sources.sessions import LISTED, Session, idle_since
 from penstock_edge.surfaces.session_records import records_of_user
 from penstock_edge.views.items import type_of
 
-# ADK's API has no pages for a session. So only the session's last runs are read, the newest first,
-# within these limits.
+# The limits for the response that shows a session. ADK's API has no pages for a session. So only
+# the session's last runs are read, the newest first, until one of these limits is reached.
 RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024

@@ -172,7 +172,8 @@ _OF_REQUIREMENT: Final = {
 }
 _INPUT: Final = ("user_input_schema", "name", "value")
 _FEEDBACK: Final = ("user_feedback_schema", "question", "selected_options")
-# For each schema: its field, the key that names an entry, and the key that the client fills in.
+# Each tuple has the field of a schema, the key that names an entry, and the key that the client
+# fills in.
 _SCHEMAS: Final = (_INPUT, _FEEDBACK)
 
 

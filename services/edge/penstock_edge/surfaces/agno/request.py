@@ -23,7 +23,8 @@ RESERVED: Final = frozenset(
 )
 # Fields with the media of a message. Only an Agno agent accepts media.
 MEDIA: Final = ("images", "audio", "videos", "input_files")
-# The fields that may answer a pause, by the kind of the agent. Agno itself reads only the first.
+# Maps the kind of the agent to the fields that may answer a pause. Agno itself reads only the first
+# field of each kind.
 ANSWER_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "agent": ("tools", "requirements"),
     "team": ("requirements",),

@@ -58,7 +58,7 @@ SORTED_BY: Final = ("created_at", "updated_at")
 LISTED: Final = 20
 MAX_LISTED: Final = 1000
 MAX_PAGE: Final = 1_000_000
-# The last runs of a session are read with their events, within these limits.
+# The limits for the events of a session's last runs that one request reads.
 RUNS_READ: Final = 50
 EVENTS_READ: Final = 50_000
 BYTES_READ: Final = 32 * 1024 * 1024
@@ -327,7 +327,7 @@ class Sessions:
         return RunRecord.model_validate_json(entry.value) if entry is not None else None
 
     async def _kept(self, agent: AgentConfig, owner: str, record: SessionRecord) -> Kept:
-        """Return a session with a name and times, which its first and its last run provide."""
+        """Return the session; its first run and its last run provide the name and the times."""
         ids = [*record.runs[:1], *record.runs[-1:]]
         ends = [each for each in [await self._record(id) for id in ids] if each is not None]
         begun = ends[0].created_at if ends else getattr(record, "created_at", "")
@@ -352,7 +352,8 @@ class Sessions:
             events = await read_run(self._edge.bus, record, allowance, turn)
             if allowance.spent:
                 break
-            # If the run's first events have expired, the record has more than the other events.
+            # If the run's first events have expired, the run is left out: the run's record shows
+            # more than the remaining events.
             if events and events[0]["sequence"] == 1:
                 encoder = EdgeFrames(agent, record.run_id).encoder()
                 outputs[record.run_id] = run_output(events, encoder)

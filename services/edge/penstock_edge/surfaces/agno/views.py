@@ -21,7 +21,7 @@ from penstock_edge.views.items import Encoding, Item
 from penstock_edge.views.upstream_frames import INTERRUPTED, is_raw
 from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, RunFrames, View
 
-# Events with these names end a leg, by the kind of the agent.
+# Maps the kind of the agent to the names of the events that end a leg.
 ENDS: Final = {
     "agent": frozenset({"RunCompleted", "RunPaused", "RunError", "RunCancelled"}),
     "team": frozenset({"TeamRunCompleted", "TeamRunPaused", "TeamRunError", "TeamRunCancelled"}),
@@ -136,7 +136,7 @@ class UpstreamLeg(Encoding):
     def _read_session_id(self, opened: dict[str, Any]) -> None:
         """Read the two ids of the session, so that the frames get the client's id.
 
-        A client continues the session with the id in these frames.
+        A client continues the session with the session id in the frames.
         """
         if "thread_id" in opened:
             of_client = orjson.dumps(opened["session_id"])[1:-1]
@@ -148,7 +148,8 @@ class UpstreamLeg(Encoding):
         except sse.FrameTooLarge as error:
             self._parser, frames = sse.Parser(), error.frames
         names = ENDS[self.edge.agent.kind]
-        # The stream also has the events of nested teams. Their last events have the same names.
+        # The stream also has the events of nested teams. The last event of a nested team has one of
+        # these names, too, but does not end the leg.
         self._end_seen = self._end_seen or any(
             frame.event in names and not _is_inner(frame.data) for frame in frames
         )

@@ -19,7 +19,8 @@ from penstock_edge.surfaces.agui.request import (
 
 JsonObject = dict[str, Any]
 
-# Messages that are only shown to the user: an agent server leaves them out of the conversation.
+# The types of messages that are only shown to the user. An agent server leaves these messages out
+# of the conversation.
 _SHOWN: Final = (ActivityMessage, ReasoningMessage)
 
 

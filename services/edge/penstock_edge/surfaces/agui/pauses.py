@@ -31,8 +31,8 @@ from penstock_edge.surfaces.agui.request import RunAgentInput, ToolMessage
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.items import type_of
 
-# The pauses of this many runs are read. In a thread with more runs, a pause of an earlier run is
-# found only by the id of an item.
+# The number of a thread's newest runs whose pauses are read. The pause of any earlier run is found
+# only by the id of an item.
 NEWEST: Final = 20
 
 JsonObject = dict[str, Any]
@@ -116,7 +116,8 @@ class AnsweredPauses:
                 return None
             id = messages[-1].tool_call_id
             raise Problem(404, f"no tool call {shortened(id)!r} waits for a result")
-        # A client repeats its answers to earlier pauses together with the answers to this pause.
+        # A client repeats its answers to earlier pauses together with the answers to this pause. So
+        # only the answers to pending approvals count, if there are any.
         open_ = [each for each in found if each[0].status == "pending"] or found[-1:]
         approval = open_[0][0]
         if any(each.approval_id != approval.approval_id for each, _, _ in open_):

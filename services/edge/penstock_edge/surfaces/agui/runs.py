@@ -120,7 +120,8 @@ class Runs:
             if problem.status != 503:
                 await edge.agui_names.withdraw(run_id, leg, named)
             raise
-        # Another request, whose decision came too late, may have written its own run id in between.
+        # Another request may have written its own runId in between, although its decision came too
+        # late. So this request's runId is written again.
         await self._call(run_id, leg, asked)
         return await edge.stream(edge.agui.of_leg(run_id, leg, _audience(asked)), place)
 

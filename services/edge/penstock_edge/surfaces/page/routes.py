@@ -1,7 +1,7 @@
 """Serve the page's static files.
 
 The files are public, because they contain no data: the page's scripts request all data from the
-API. The files are served even if the bus does not answer: the page then shows that it does not.
+API. The files are served even if the bus does not answer: the page shows this state of the bus.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from penstock_edge.surfaces.surface import Surface
 
 FOLDER: Final = Path(__file__).with_name("static")
 
-# With this policy the browser loads nothing from other hosts, runs no inline script, and submits
-# no form.
+# The Content-Security-Policy of the page. The browser loads nothing from other hosts, runs no
+# inline script, and submits no form.
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",

@@ -18,7 +18,7 @@ from penstock.web.operation import FLAG, TEXT, Operation, a_list, an_object, jso
 from penstock_edge.edge import Edge
 
 TIMEOUT_S: Final = 2.0
-KNOWN_FOR_S: Final = 5.0  # limits the requests to an agent server if there are many callers
+KNOWN_FOR_S: Final = 5.0  # seconds without a second request to the same agent server
 AT_A_TIME: Final = 8
 _AGENT: Final = an_object(id=TEXT, name=TEXT, protocol=TEXT, kind=TEXT, answers=FLAG)
 
@@ -34,8 +34,8 @@ class AgentList:
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        # Any answer shows that the server answers. So no redirect is followed, and no credential is
-        # sent.
+        # A redirect or a 401 also shows that the server answers. So no redirect is followed, and no
+        # credential is sent.
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False)
         self._known: dict[str, _Known] = {}
         self._room = asyncio.Semaphore(AT_A_TIME)
