@@ -1,4 +1,4 @@
-"""`python -m penstock_edge`: the edge as a process of its own."""
+"""Runs the edge as a separate process (`python -m penstock_edge`)."""
 
 from penstock.service import main
 from penstock_edge.service import EdgeService

@@ -118,7 +118,8 @@ async def _is_run_cut(bus: Bus, run_id: str) -> bool:
     if found:
         return found[0].headers[SEQUENCE] != "1"
     entry = await bus.bucket("runs").get(run_id)
-    # A run without stored events has not begun, or all its events have expired.
+    # A run without stored events has not begun, or all its events have expired. If the run has
+    # begun, its record has `first_event`.
     return entry is None or RunRecord.model_validate_json(entry.value).first_event is not None
 
 

@@ -1,9 +1,9 @@
 """Limits the number of open streams of this process, and asks clients to reconnect.
 
-Old streams are closed, so that clients spread over all edges. When this edge drains, all streams
-are closed. The client of a closed stream reconnects, perhaps to another edge, and continues at its
-cursor. If a client cannot continue at a cursor, its stream stays open until the stream's end or the
-end of the process.
+Old streams are closed, so that clients spread over all edges. Streams are also closed when this edge
+drains. The client of a closed stream reconnects, perhaps to another edge, and continues at its
+cursor. A stream whose client cannot continue at a cursor is not closed. Such a stream stays open
+until the stream's end or the end of the process.
 """
 
 from __future__ import annotations

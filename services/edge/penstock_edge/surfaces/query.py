@@ -12,7 +12,8 @@ from penstock_edge.views.cursor import Cursor
 
 MAX_LISTED: Final = 100
 IDLE: Final = "idle"
-MAX_DIGITS: Final = 9  # int() raises ValueError for a text of thousands of digits
+# The most digits of a number. int() raises ValueError for a text of thousands of digits.
+MAX_DIGITS: Final = 9
 
 
 def cursor_of(request: HTTPConnection) -> Cursor | None:

@@ -26,7 +26,7 @@ Text = Annotated[str, BeforeValidator(_text)]
 
 
 class Answer(BaseModel):
-    """A functionResponse: perhaps the answer to a pause. `id` is that of the function call."""
+    """A functionResponse, which may answer a pause. `id` is the id of the function call."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -66,7 +66,9 @@ def answers_of(request: RunAgentRequest) -> list[Answer]:
 
 
 def decided(response: Any, item_id: str, asked: dict[str, Any], *, for_adk_server: bool) -> Decided:
-    """Read a function response as the decision on an item; `asked` is that item of the approval.
+    """Read a function response as the decision on an item.
+
+    `asked` is the item with this id in the approval.
 
     ADK requires an object as the response, so ADK's clients send any other value as
     `{"result": …}`. An ADK server unwraps this object itself. So for an ADK server the value is

@@ -66,7 +66,7 @@ class AppList:
     async def version(self, request: Request) -> ASGIApp:
         """Respond with Penstock's version.
 
-        The ADK servers behind Penstock may have different versions, so none of these is shown.
+        The ADK servers behind Penstock may have different versions, so no ADK version is shown.
         """
         return json_response(
             {

@@ -227,7 +227,7 @@ class Sessions:
 def named_by(edge: Edge, request: Request) -> Named:
     """Return the session that the path names.
 
-    The id of the session is empty if the path is that of a user's sessions.
+    The id of the session is empty if the path names a user's sessions, but no single session.
 
     Raises:
         Problem: 403 if the caller may not act for the user in the path, 404 if the app is unknown.

@@ -286,7 +286,7 @@ def _input(item: JsonObject, answer: Answer) -> Decided:
     entered = answer.filled.entered
     value: Json = entered or ({} if answer.filled.answered else None)
     if not _has_properties(item) and set(entered) == {"value"}:
-        # If an input is not an object, clients see it as one field with the name `value`.
+        # If an input is not an object, clients see the input as one field named `value`.
         value = entered["value"]
     return _approved(item, value)
 

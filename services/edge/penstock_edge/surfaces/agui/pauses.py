@@ -165,7 +165,8 @@ class AnsweredPauses:
                 if (id := item.get("tool_call_id")) is None:
                     continue
                 asked[f"{scope}{id}"] = (approval, item)
-                # Earlier releases sent clients the ids of an AG-UI upstream without a qualifier.
+                # Earlier releases sent clients the ids of an AG-UI upstream without a qualifier. So
+                # the unqualified ids are found, too.
                 if self.agent.protocol == AGUI and _goes_before(approval, asked.get(id)):
                     asked[id] = (approval, item)
         return asked
