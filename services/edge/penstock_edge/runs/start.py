@@ -82,8 +82,8 @@ class Starter:
                 was started.
         """
         require_reachable(start.agent, start.user_id, start.session_id)
-        # Lists sort runs by id, and the id contains the time. So the clocks of all edges must agree,
-        # and the edge takes the time from the clock of the bus.
+        # Lists sort runs by id, and the id contains the time. So all edges must have the same time,
+        # and the time comes from the clock of the bus.
         run_id = str(uuid_utils.uuid7(nanoseconds=round(self._bus.clock.time() * 1e9)))
         if not await self._open_runs.has_room(start.user_id) and not await self._is_repeat(start):
             self._open_runs.refuse(start.user_id)

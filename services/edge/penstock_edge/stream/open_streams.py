@@ -1,7 +1,7 @@
 """Limits the number of open streams of this process, and asks clients to reconnect.
 
-Old streams are closed, so that clients spread over all edges. Streams are also closed when this edge
-drains. The client of a closed stream reconnects, perhaps to another edge, and continues at its
+Old streams are closed, so that clients spread over all edges. Streams are also closed when this
+edge drains. The client of a closed stream reconnects, perhaps to another edge, and continues at its
 cursor. A stream whose client cannot continue at a cursor is not closed. Such a stream stays open
 until the stream's end or the end of the process.
 """

@@ -153,7 +153,7 @@ class Runs:
                 asked.message,
                 asked.session_id,
                 user_id,
-                # Empty for an agent of another protocol: the fields of its input have other names.
+                # `given` is empty for an agent of another protocol: its input has other fields.
                 input=given or None,
             )
         )

@@ -172,7 +172,7 @@ class AnsweredPauses:
         return asked
 
     async def _by_item(self, item_id: str) -> ApprovalRecord | None:
-        """Return the thread's last pause with this item, decided or not; None if there is none."""
+        """Return the thread's last pause with this item, even if decided; None if there is none."""
         entry = await find_alias(
             self.bus, self.who.user_id, self.agent.id, self.asked.thread_id, item_id
         )

@@ -161,8 +161,8 @@ class Threads:
         if not FLAGS[query.get("prelude")] or cursor_of(request) is not None:
             return await self._stream(request, session, view, await self._start(request, session))
         # The end of the prelude is read before `_start`. If a run ends in between, its last events
-        # come after the prelude, so they are in the stream. In the other order, they could be only
-        # in the prelude.
+        # come after the prelude, so these events are in the stream. If `_start` came first, these
+        # events could be in the prelude only.
         end = (await start_of_new_run(self._edge.bus)).start
         start = await self._start(request, session)
         frames = await self._prelude(identity_of(request), session, audience, view, end)
