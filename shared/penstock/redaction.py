@@ -3,11 +3,12 @@
 An error text of a server, of a library or of this project often repeats input: a header with a
 token, a connection string with a password, the address of a machine that clients cannot reach. The
 same text always has the same result, so that a run whose events are made again has the same bytes.
-The time is linear in the length of the text: every pattern begins at a boundary that the pattern's
-own characters cannot contain, or has a bounded length.
+The time is linear in the length of the text, because each pattern has one of two properties. Either
+the pattern begins at a boundary that the pattern's own characters cannot contain, or the pattern
+has a bounded length.
 
-The patterns recognise the form of a secret. A secret that looks like any other word (`the password
-is summer`) stays in the text.
+The patterns recognise a secret by its form. A secret that looks like an ordinary word (`the
+password is summer`) stays in the text.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any, Final
 SECRET: Final = "[redacted]"
 ADDRESS: Final = "[address]"
 
-# A longer error text is cut and gets a note about the cut. The source frames keep the complete
-# text.
+# The limit of characters of an error text. A longer text is cut and gets a note about the cut. The
+# source frames keep the complete text.
 MAX_CHARACTERS: Final = 64 * 1024
 MAX_LEVELS: Final = 64
 
@@ -40,8 +41,8 @@ _COOKIE: Final = re.compile(
     r"""[A-Za-z0-9_.-]{1,128}=[^"'\\\r\n}]+""",
     re.IGNORECASE,
 )
-# The lookahead excludes sentences such as "Bearer token expired" or "Basic authentication
-# required".
+# A scheme and its credential, as in `Bearer abc`. The lookaheads exclude sentences such as "Bearer
+# token expired" or "Basic authentication required".
 _SCHEME: Final = re.compile(
     r"(?<![A-Za-z0-9])(bearer\s{1,8}(?!(?:auth[a-z]*|tokens?|realm|scheme|credentials?|headers?|"
     r"format|prefix|undefined|required|expected)(?![A-Za-z0-9._~+/=-]))"
@@ -68,8 +69,8 @@ _JWT: Final = re.compile(
     r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{4,}+\.[A-Za-z0-9_-]{2,}+(?:\.[A-Za-z0-9_-]*)*"
 )
 
-# A name and the characters before its value. `_value` finds the value if the name is that of a
-# secret or of a host.
+# A name and the characters between the name and its value, such as `password=`. If the name names a
+# secret or a host, `_value` finds the value.
 _ASSIGNED: Final = re.compile(
     r"""(?<![A-Za-z0-9_.-])([A-Za-z0-9_.-]{1,64})((?:\\*["'])?\]?[ \t]{0,4}(?:=>|[:=])[ \t]{0,4})"""
 )
@@ -85,7 +86,7 @@ _SECRET_NAME: Final = re.compile(
     r"|authcode|authorization|bearer|codeverifier|cookie|credentials?|signature|csrf|nkey|seed)$|^(?:pass|sig|auth)$"
 )
 _HOST_NAMES: Final = frozenset({"host", "hostname", "hostaddr", "peer", "remoteaddr"})
-# Words that may follow `token:` in a sentence and are not tokens.
+# Words after `token:` that belong to a sentence and are not secrets.
 _PROSE: Final = frozenset(
     {
         "a",
@@ -168,7 +169,8 @@ _INTERNAL: Final = frozenset(
         "svc",
     }
 )
-# Names before a number that is not a port. For example, "line:1200" is a place in a file.
+# Names that are no hosts although a colon and a number follow. For example, "line:1200" is a place
+# in a file, and 1200 is no port.
 _NO_HOSTS: Final = frozenset(
     {
         "char",
@@ -208,7 +210,8 @@ def redacted(text: str, hosts: Sequence[str] = ()) -> str:
     public. Addresses become `[address]`, and credentials become `[redacted]`.
     """
     if len(text) > MAX_CHARACTERS:
-        # The cut is at a space, since the patterns may not recognise a part of a secret.
+        # Cut at a space. A cut within a secret would leave a part of the secret, which the patterns
+        # may not recognise.
         begin = (text[:MAX_CHARACTERS].rsplit(None, 1) or [""])[0]  # empty if the text is blank
         text = f"{begin}… (cut: it has {len(text)} characters)"
     text = _PRIVATE_KEY.sub(SECRET, text)

@@ -1,11 +1,11 @@
-"""Checks which fields a start may pass to an agent server besides its message, for all surfaces.
+"""Checks which fields besides the message a start may pass to an agent server, for all surfaces.
 
 The edge checks a start before it sends the command, so that the client gets a 422 that names the
 field. The connector checks the start again before it makes the request, because the connector
 handles the commands of all surfaces. A start never passes a field that could answer a pause: only a
 decision continues a run.
 
-`accepts` is the agent's setting of that name. It lists further fields that the agent server may
+`accepts` is a setting of each agent. The setting lists further fields that the agent server may
 get, such as `dependencies`, `stateDelta`, `stateDelta.app:theme` or `forwardedProps.locale`. Pure.
 """
 
@@ -50,11 +50,13 @@ def folded(name: str) -> str:
 ANSWERS: Final = frozenset({"resume", "command"})
 _ANSWERS_OF: Final[Mapping[str, frozenset[str]]] = {
     "agui": ANSWERS,
-    # `invocationid` continues an invocation, `functioncalleventid` a call within an invocation
+    # `invocationid` continues an invocation. `functioncalleventid` continues a call within an
+    # invocation.
     "adk": ANSWERS | {"invocationid", "functioncalleventid"},
     "agno": ANSWERS | {"requirements", "steprequirements", "updatedtools", "runresponse"},
 }
-# Fields with data of users and their apps, in which no agent server looks for an answer.
+# Fields with data of users and their apps. No agent server looks for an answer in these fields, so
+# the check for answers skips their content.
 _DATA: Final = frozenset(
     {"messages", "newmessage", "message", "state", "statedelta", "tools", "context", "dependencies"}
 )
@@ -253,15 +255,17 @@ def _content(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
                 yield Refusal((*at, name), _unnamed(f"newMessage.parts.{kind}"))
 
 
-# ADK: all users of an app share keys with `app:`, and all sessions of a user keys with `user:`.
+# The prefixes of shared keys in ADK's state. All users of an app share the keys with `app:`, and
+# all sessions of a user share the keys with `user:`.
 _SHARED: Final = ("app:", "user:")
 
 
 def _state(name: str, *, own: bool) -> Check:
-    """Return the check of ADK's state, which has keys of the session and keys that sessions share.
+    """Return the check of ADK's state, which has keys of the session and shared keys (`_SHARED`).
 
-    The check accepts keys of the session if `own` is true, or if `accepts` has `name`. It accepts a
-    shared key if `accepts` names this key, or all keys with the prefix of this key.
+    The check accepts keys of the session if `own` is true, or if `accepts` has `name`. The check
+    accepts a shared key if `accepts` names this key, or names all keys with this key's prefix (such
+    as `stateDelta.app:*`).
     """
 
     def check(setting: _Setting, where: Where, value: Any) -> Iterator[Refusal]:
@@ -291,7 +295,7 @@ class _Table:
     """The known fields of a document, with the check of each field."""
 
     fields: Mapping[str, Check]
-    both_spellings: bool = False  # camelCase and snake_case
+    both_spellings: bool = False  # whether fields may be in snake_case as well as camelCase
 
     def check(self, name: str) -> Check | None:
         """Return the check of a field; None for an unknown field."""

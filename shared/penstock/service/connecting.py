@@ -99,8 +99,8 @@ async def connect(
                 waiting.not_ready = [str(error)]
             await asyncio.sleep(CONNECT_AGAIN_S)
     _measure(service_type.name, bus)
-    # The caller has decided the common settings. The service's own settings come from the
-    # environment.
+    # The common settings are the values that the caller passed. Only the service's own settings are
+    # read from the environment.
     own = service_type.settings_type(**settings.model_dump())
     return Context(config, own, bus, pod)
 

@@ -59,11 +59,11 @@ async def serve(
     waiting = [Waiting(service_type.name) for service_type in service_types]
     probed: list[Probed] = [*waiting]
     try:
-        # Probes need no authentication. An operator who requires authentication on the other port
-        # opens the probe port to other machines on purpose.
+        # Probes need no authentication. If the other port requires authentication, the operator has
+        # configured a server for other machines. Then other machines may reach the probes, too.
         reachable = insecure or auth_config.asks
         # A kubelet uses the pod's address, and a metrics scraper may use any host name. So every
-        # host name is allowed where the other port requires authentication. Elsewhere a browser
+        # host name is allowed if the other port requires authentication. If it does not, a browser
         # page of a foreign host name (DNS rebinding) must not be able to read the probes.
         names = ("*",) if auth_config.asks else auth_config.hosts
         probes = Server(
@@ -87,8 +87,8 @@ async def serve(
             await service.run()
         routes = [route for service in services for route in service.routes]
         if routes:
-            # The bus belongs to a service with routes, since the NATS users of other services may
-            # not read the bucket of tokens.
+            # Use the bus of a service with routes: the NATS users of other services may not read
+            # the bucket `tokens`.
             bus = [service.bus for service in services if service.routes][-1]
             tokens = StreamTokens(bus.bucket("tokens"), BusError, bus.clock.time)
             auth = Auth(auth_config, tokens)
@@ -118,9 +118,9 @@ async def serve(
 def _closes_port(settings: Settings, *, alone: bool) -> bool:
     """Return whether a drain begins by refusing connections, so that clients reconnect elsewhere.
 
-    By default only a process that works alone refuses connections. Any other process may have a
-    load balancer in front of it, which still sends requests until it notices the drain. The clients
-    of these requests would get errors.
+    By default only a process that works alone refuses connections. Any other process may be behind
+    a load balancer, which sends requests until the load balancer notices the drain. If the process
+    refused these requests, the clients would get errors.
     """
     if settings.draining_port is None:
         return alone

@@ -44,8 +44,8 @@ class Context:
 class Service(ABC):
     """The base of a service. Subclasses define what they start, and in which order they stop.
 
-    A service starts its consumers last and drains them first, so that the service takes no message
-    that it cannot process.
+    A service starts its consumers last and drains its consumers first. Otherwise the service could
+    take a message that it cannot process yet, or can no longer process.
     """
 
     name: ClassVar[str]

@@ -14,8 +14,8 @@ from penstock.web.server import Server
 
 log = logging.getLogger(__name__)
 
-LATE_S = 1.0  # after the grace time, for drains that end by themselves
-STOP_S = 15.0  # the limit for one service to stop
+LATE_S = 1.0  # how many seconds after the grace time a drain may still end by itself
+STOP_S = 15.0  # how many seconds one service may take to stop
 
 
 async def drain(

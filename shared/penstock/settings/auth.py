@@ -26,7 +26,8 @@ def _flag(value: Any) -> bool:
 
 
 _YES = frozenset({"true", "1", "yes", "on"})
-_MIN_SECRET_BYTES = 32  # RFC 7518 section 3.2: as long as the hash
+# The shortest secret, in bytes. RFC 7518 section 3.2 requires a secret as long as the hash.
+_MIN_SECRET_BYTES = 32
 _BY_SECRET = frozenset({"HS256", "HS384", "HS512"})
 _BY_PUBLIC_KEY = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
@@ -152,7 +153,7 @@ class AuthSettings(BaseSettings):
     @field_validator("jwt_secret", "jwks_url", "issuer", "audience", "csrf_secret")
     @classmethod
     def _empty_is_unset(cls, value: str | None) -> str | None:
-        return value or None  # Compose and charts write an unset variable as an empty one
+        return value or None  # Compose and charts write an unset variable as an empty text
 
     @field_validator("jwt_secret", "csrf_secret")
     @classmethod

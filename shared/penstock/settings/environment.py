@@ -32,8 +32,8 @@ def explained(
     """Return one line for each problem of these settings; each line names its variable."""
     if isinstance(error, SettingsError):
         return [str(error)]
-    # A group of settings (such as AuthSettings) reads its own variables. An error in a group has
-    # only the problems of this group.
+    # A group of settings (such as AuthSettings) reads its own variables. So the error of a group
+    # contains only the problems of this group.
     groups = {each.__name__: each for each in _settings_types(settings_type)}
     owner = groups.get(error.title, settings_type)
     return [_variable_of(owner, problem["loc"]) + problem["msg"] for problem in error.errors()]

@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     )
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
-        return value or None  # Compose and charts write an unset variable as an empty one
+        return value or None  # Compose and charts write an unset variable as an empty text
 
     @model_validator(mode="after")
     def _password_has_user(self) -> Settings:

@@ -15,13 +15,16 @@ from penstock.web.problems import Problem, invalid
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 MAX_LEVELS = 100
-# A limit for JSON: 10 MiB of empty lists become 3.4 million objects. To parse them takes 200 MiB
-# and ten seconds, and blocks all other work of the process.
+# The limit of values in a JSON body. Without this limit, a body of 10 MiB could contain 3.4 million
+# empty lists. The parser would need 200 MiB and ten seconds for these lists, and would block all
+# other work of the process.
 MAX_VALUES: Final = 100_000
 _FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
-# The limit for a route without a body, because some clients send `{}` to such a route.
+# The limit of bytes that are read and ignored on a route without a body. Some clients send `{}` to
+# such a route.
 MAX_IGNORED_BYTES: Final = 64 * 1024
-# How much of a refused body is read, so that the client finishes sending and reads the answer.
+# The limit of bytes that are read of a refused body. The body is read so that the client finishes
+# sending and then reads the answer.
 DRAIN_BYTES: Final = 64 * 1024 * 1024
 DRAIN_S: Final = 10.0
 
@@ -126,15 +129,15 @@ async def read_model(
 
 
 def heard_out(app: ASGIApp) -> ASGIApp:
-    """Wrap the app so that it answers an error only after the client has sent its body.
+    """Wrap the app so that an error is answered only after the client has sent its body.
 
-    If the connection were closed while the client still sends, it would be reset, and the client
-    would not get the answer.
+    If the server closed the connection while the client still sends, the connection would be reset,
+    and the client would not get the answer.
     """
 
     async def hearing_out(scope: Scope, receive: Receive, send: Send) -> None:
-        # `receive` is a method of uvicorn's request cycle, because no middleware wraps `receive`.
-        # With another server, this wrapper does nothing.
+        # No middleware wraps `receive`, so `receive` is a method of uvicorn's request cycle, and
+        # its object is the cycle. With another server, this wrapper does nothing.
         cycle: Any = getattr(receive, "__self__", None)
         if scope["type"] != "http" or not getattr(cycle, "more_body", False):
             await app(scope, receive, send)

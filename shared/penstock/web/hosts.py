@@ -1,8 +1,8 @@
 """Check the header Host of requests, if callers are not authenticated.
 
 A foreign host name can resolve to this machine (DNS rebinding). A page of such a name could read
-every answer, because for the browser this server is the page's own server. Only the header Host
-shows the foreign name, and a page cannot change the header.
+every answer, because the browser takes this server for the page's own server. Only the header Host
+shows the foreign name, and a page cannot change this header.
 """
 
 from __future__ import annotations

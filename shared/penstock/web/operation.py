@@ -22,14 +22,16 @@ from penstock.web.problems import PROBLEM, ErrorShape, Problem
 Json = dict[str, Any]
 Schema = type[BaseModel] | Json
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-# Returns the response; None if the client has disconnected, so that nothing can be sent.
+# A handler gets the request and returns the response. A handler returns None if the client has
+# disconnected, since no response can be sent then.
 Handler = Callable[[Any], Awaitable[ASGIApp | None]]
 H = TypeVar("H", bound=Callable[..., Any])
 
 JSON: Final = "application/json"
 SSE: Final = "text/event-stream"
 FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
-# `{name}` is one segment of the path; `{name:path}`, at the end, is all remaining segments.
+# Matches a parameter of a path. `{name}` is one segment of the path. `{name:path}` at the end of
+# the path is all remaining segments.
 _NAME: Final = re.compile(r"{(\w+)(?::path)?}")
 _DECLARED: Final = "__operations__"
 
@@ -65,7 +67,8 @@ class Operation:
     summary: str
     tag: str
     answers: Mapping[int, Answer]
-    # The caller needs all of these scopes. There is no default, so that each operation decides.
+    # The caller needs all of these scopes. The field has no default, so that the author of each
+    # operation must decide which scopes the operation needs.
     scopes: tuple[Permission, ...]
     # The caller needs at least one of these scopes. The handler checks which scope the request
     # needs.
@@ -73,16 +76,17 @@ class Operation:
     # Scopes that the handler requires of some requests only, each with the reason.
     sometimes: Mapping[Permission, str] = field(default_factory=dict)
     description: str = ""
-    public: bool = False  # whether credentials are ignored
+    public: bool = False  # whether anybody may call the operation; credentials are ignored then
     errors: ErrorShape = PROBLEM
     refusals: tuple[int, ...] = ()  # statuses besides those that every request may get
     parameters: tuple[Parameter, ...] = ()
     body: Schema | None = None
-    body_types: tuple[str, ...] = (JSON,)  # media types
+    body_types: tuple[str, ...] = (JSON,)  # the media types that the body may have
     body_required: bool = True
     example: Any = None  # an example of the body
     websocket: bool = False  # whether the path is a WebSocket (a GET in OpenAPI)
-    given: Mapping[str, str] = field(default_factory=dict)  # values of further path parameters
+    # Path parameters that the handler gets although `path` does not contain them.
+    given: Mapping[str, str] = field(default_factory=dict)
     published: bool = True  # whether the OpenAPI document contains the operation
 
     def __post_init__(self) -> None:

@@ -22,7 +22,8 @@ from penstock.redaction import redacted
 
 log = logging.getLogger(__name__)
 
-# The time is random, so that clients that were refused together do not try again together.
+# The shortest and the longest time, in seconds, in the header Retry-After. The time is random, so
+# that clients that were refused together do not try again together.
 RETRY_AFTER_S: Final = (1, 5)
 
 

@@ -22,7 +22,9 @@ HEAD_S: Final = 15.0
 BODY_S: Final = 60.0
 BODY_BYTES_PER_S: Final = 1024
 LINGER_S: Final = 5.0
-FRAMING_PER_BYTE: Final = 16  # a chunk of one byte has six bytes of framing
+# How many bytes of framing a chunked body may have for each byte of its content. A chunk of one
+# byte has six bytes of framing.
+FRAMING_PER_BYTE: Final = 16
 
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -34,16 +36,17 @@ _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnec
 class HttpProtocol(HttpToolsProtocol):
     """Closes a connection if its client sends too large a head, or sends too slowly.
 
-    - Request line and headers: at most `MAX_HEAD_BYTES`, else 431. Bytes that are read at once (at
-      most 256 KiB) are parsed before they are counted, because they may contain a body, too.
-    - Framing of a chunked body (chunk sizes, extensions, trailers): at most `MAX_HEAD_BYTES` and
-      `FRAMING_PER_BYTE` for each byte of the body, else the connection is closed. Trailers are
-      dropped.
-    - The head must be complete within `head_s` after the connection was opened, or after the first
-      byte of a later request, else 408. It makes no difference how often bytes arrive.
+    - The request line and headers may have `MAX_HEAD_BYTES`. A larger head is answered with 431.
+      The bytes of one read (at most 256 KiB) are parsed before they are counted, because the bytes
+      may contain a body, too.
+    - The framing of a chunked body (chunk sizes, extensions, trailers) may have `MAX_HEAD_BYTES`,
+      plus `FRAMING_PER_BYTE` bytes for each byte of the body. If the framing is larger, the
+      connection is closed. Trailers are dropped.
+    - The head must be complete within `head_s`, else the answer is 408. The time begins when the
+      connection is opened, or with the first byte of a later request. New bytes do not extend it.
     - The body must be complete within `body_s`, plus one second for every `BODY_BYTES_PER_S` bytes
-      that have arrived, else 408. The time during which the application does not read is not
-      counted.
+      that have arrived. Otherwise the answer is 408. The time during which the application does not
+      read is not counted.
     - Between requests a connection may be idle for uvicorn's `timeout_keep_alive`.
 
     These limits never end a response that is being sent, such as an event stream.
@@ -166,10 +169,10 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def refusing_quietly(app: ASGIApp) -> ASGIApp:
-    """Wrap the app: do not log refused WebSockets and clients that disconnect as errors.
+    """Wrap the app so that refused WebSockets and disconnected clients are not logged as errors.
 
-    uvicorn 0.54 treats a handshake that got an HTTP response as unanswered, and a client that
-    disconnects before its answer as a failure of the application.
+    uvicorn 0.54 treats a handshake that got an HTTP response as unanswered. It treats a client that
+    disconnects before the answer as a failure of the application.
     """
 
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Order the reads: the requests and streams of one user read one after another.
+"""Order the reads, so that the requests and streams of one user read one after another.
 
 One turn reads and encodes one batch of messages. Without this order, 60 requests of one user would
 have 60 batches in progress, and the event loop would serve all 60 batches before any other user.
@@ -17,8 +17,9 @@ from typing import Final, Protocol
 # A function that waits for one user's turn to read.
 Turn = Callable[[], AbstractAsyncContextManager[None]]
 
-# If other requests of the same user wait, the user pauses after a turn for as long as the turn
-# took, but not longer than this. So one user gets at most half of the process's time.
+# The longest pause, in seconds, between two turns of one user. If other requests of the same user
+# wait, the user pauses after a turn for as long as the turn took, up to this limit. So one user
+# gets at most half of the process's time, as long as no turn takes longer than the limit.
 MAX_REST_S: Final = 0.1
 
 

@@ -1,4 +1,4 @@
-"""The ASGI application in front of all handlers finds the operation and authenticates the caller.
+"""Find the operation of each request and authenticate the caller, before any handler runs.
 
 The operation is found first, because the operation declares whether the caller must authenticate,
 which scopes the caller needs, and how a refusal is written. A handler runs only after these checks,
@@ -74,7 +74,7 @@ class Table:
     def __init__(self, routes: Iterable[Route]) -> None:
         """Make the table. Raises ValueError if two routes serve the same method and path."""
         self._fixed: dict[str, _Path] = {}
-        self._patterns: dict[int, list[_Path]] = {}  # by the number of slashes
+        self._patterns: dict[int, list[_Path]] = {}  # by the path's number of slashes
         self._tails: list[_Path] = []  # paths whose last parameter is any number of segments
         known: dict[tuple[str, bool], _Path] = {}
         for route in routes:

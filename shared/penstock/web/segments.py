@@ -1,8 +1,8 @@
 """Keep an encoded slash (`%2F`) of an id within its segment of the path.
 
-uvicorn decodes a path before it is matched, so `/sessions/a%2Fb/events` would have one segment too
-many, and the answer would be 404. Here an encoded slash is replaced by a mark until the route is
-found, and becomes a slash again in the parameters of the path.
+uvicorn decodes a path before the router matches the path. So `/sessions/a%2Fb/events` would have
+one segment too many, and the answer would be 404. This module replaces an encoded slash by a mark
+until the route is found. In the parameters of the path, the mark becomes a slash again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# The mark begins with a control character. No HTTP parser accepts this character unencoded, and the
-# encoded character (`%1A`) is replaced by a mark of its own. So a client cannot send a mark.
+# The control character with which each mark begins. No HTTP parser accepts this character
+# unencoded, and a different mark replaces the encoded character (`%1A`). So a client cannot send a
+# mark.
 _MARK: Final = "\x1a"
 _ENCODED: Final = re.compile(rb"%2[Ff]|%1[Aa]")
 _MARKED: Final = re.compile(f"{_MARK}(.)")

@@ -78,8 +78,8 @@ class _Server(uvicorn.Server):
 def application(routes: Sequence[Route], auth: Auth) -> ASGIApp:
     """Return the ASGI application of the routes, with CORS and answers to unexpected errors.
 
-    The CORS middleware is outside of authentication, because a preflight has no credentials, and
-    because a page must be able to read why a request was refused.
+    The CORS middleware handles a request before authentication does. A preflight has no
+    credentials, and a page must be able to read why a request was refused.
     """
     app = Starlette(exception_handlers=exception_handlers, middleware=cors(auth.config))
     router: Any = Router(routes, auth)
@@ -88,7 +88,7 @@ def application(routes: Sequence[Route], auth: Auth) -> ASGIApp:
 
 
 class Server:
-    """Serves one port. With `port` 0 the system chooses one, which `port` has after `start`.
+    """Serves one port. With `port` 0 the system chooses the port; `port` has it after `start`.
 
     Without an `auth`, every caller is `anonymous`. A WebSocket is closed (1011) if its peer does
     not answer a ping before the next ping is due. `head_s` and `body_s`: the time limits of
@@ -130,7 +130,8 @@ class Server:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Whether a caller is local depends on the peer's address. A header could be forged.
+                # The peer's address decides whether a caller is local. With proxy headers, a caller
+                # could forge the address.
                 proxy_headers=False,
                 lifespan="off",
                 ws_ping_interval=ws_ping_s,
@@ -156,8 +157,8 @@ class Server:
                     message["headers"] = [*kept, (b"connection", b"close")]
                 await send(message)
 
-            # Without the condition, streams that were open before the drain would call the wrapper
-            # for each message, too.
+            # A request from before the drain gets `send` itself. Otherwise each message of an open
+            # stream would needlessly pass through `send_away`.
             await app(scope, receive, send_away if self._letting_go else send)
 
         return leading_away

@@ -1,9 +1,10 @@
 """Makes dead letters of messages that the server has stopped delivering.
 
-After the largest number of deliveries that a consumer allows, the server publishes an advisory as a
-core message. The stream ADVISORIES keeps the advisory until it is processed. Penstock's own work
-queues normally give a message up before that (see `read.work_queue`). So the advisories are about
-messages that a work queue failed to give up, and about messages of subscribers' consumers.
+When a message has been delivered as often as its consumer allows, the server publishes an advisory
+as a core message. The stream ADVISORIES keeps the advisory until the advisory is processed.
+Penstock's own work queues normally give a message up before the server publishes an advisory (see
+`read.work_queue`). So the advisories are about messages that a work queue failed to give up, and
+about messages of subscribers' consumers.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ def exhausted(
 ) -> WorkQueue:
     """Return the work queue that processes the advisories.
 
-    `bury` gets the service, the message, and the reason. `end` gets a command that no service will
-    carry out, and the reason, and ends the run of the command. Repeated calls of both must do no
-    harm, since the same advisory may be delivered twice. The service is the durable consumer's name
-    up to its first dash.
+    `bury` gets the service, the message, and the reason. The service is the durable consumer's name
+    up to the first dash. `end` gets a command that no service will carry out, and the reason. `end`
+    ends the run of the command. Repeated calls of `bury` and `end` must do no harm, since the same
+    advisory may be delivered twice.
     """
 
     async def handle(stored: Stored) -> None:

@@ -23,7 +23,7 @@ from penstock.bus.state.kv import Buckets
 from penstock.bus.state.leases import Lease, keep
 from penstock.bus.streams import Retention
 
-Configuration = dict[str, Any]  # of a stream, in the form of the JetStream API
+Configuration = dict[str, Any]  # the configuration of a stream as the JetStream API writes it
 
 LEASE_TTL_S = 15.0
 LEASE_WAIT_S = 30.0
@@ -142,7 +142,7 @@ async def update(
         "metadata": {**(found.get("metadata") or {}), **metadata},
     }
     if 0 < wanted["max_age"] < wanted.get("duplicate_window", 0):
-        # the server refuses a duplicate window that is longer than the age limit
+        # The server refuses a duplicate window that is longer than the age limit.
         wanted["duplicate_window"] = wanted["max_age"]
     answer = await bus.jetstream.api(f"STREAM.UPDATE.{found['name']}", wanted)
     updated: Configuration = answer["config"]

@@ -1,8 +1,9 @@
 """Makes missing streams and upgrades older streams when a service starts.
 
-A start never downgrades a stream of a newer schema. A start upgrades an older stream under a lease,
-so several services, also of different versions, may start at once. A start does not change the ages
-and replicas of streams (`streams.RETENTION`); `migrate.apply` changes these for the operator.
+A start never downgrades a stream of a newer schema. A start holds a lease while it upgrades an
+older stream. So several services may start at once, even services of different versions. A start
+does not change the limits and replicas of streams (`streams.RETENTION`); the operator changes the
+limits and replicas with `migrate.apply`.
 """
 
 from __future__ import annotations

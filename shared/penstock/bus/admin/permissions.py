@@ -23,8 +23,8 @@ ACCOUNT: Final = "PENSTOCK"
 SUBSCRIBERS: Final = "SUBSCRIBERS"
 OPERATOR: Final = "operator"
 SUBSCRIBER: Final = "subscriber"
-# The `domain` setting of subscribers' clients: requests under plain $JS.API do not leave their
-# account.
+# The value of the setting `domain` in subscribers' clients. Without a domain, a client sends its
+# requests under plain $JS.API, and these requests do not leave the subscribers' account.
 DOMAIN: Final = "penstock"
 
 _API = "$JS.API"
@@ -88,14 +88,17 @@ def _takes(stream: str, *durables: str) -> list[str]:
     ]
 
 
-# Every service checks which streams exist, and whether the streams are still the same.
+# The requests with which every service checks which streams exist and whether the streams are still
+# the same.
 _LOOKS = [f"{_API}.INFO", f"{_API}.STREAM.INFO.*"]
-# Objects hold payloads over 512 KiB. A writer that replaces an object purges the old object.
+# The permissions to read and write objects, which hold payloads over 512 KiB. A writer that
+# replaces an object purges the old object.
 _READS_OBJECTS = [*_reads(_OBJECTS), f"{_API}.DIRECT.GET.{_OBJECTS}.>"]
 _KEEPS_OBJECTS = [*_READS_OBJECTS, "$O.payloads.>", f"{_API}.STREAM.PURGE.{_OBJECTS}"]
-# With these requests, processes detect that another process has ended.
+# The subjects of the requests with which processes detect that another process has ended.
 _ALIVE = ["alive.>"]
-# Every service records how far the streams reach, so that a lost end is detected.
+# The permissions with which every service records how far the streams reach, so that the loss of a
+# stream's end is detected.
 _MARKS = [*_buckets("checkpoints"), *_keys("checkpoints.marks")]
 
 

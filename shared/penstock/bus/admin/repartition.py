@@ -23,8 +23,10 @@ from penstock.bus.state.leases import note_of
 
 log = logging.getLogger(__name__)
 
-GROUP = "normalizer"  # its members divide the partitions
-SETTLE_S = 2.0  # wait, since a replica without the new transform may still become the leader
+GROUP = "normalizer"  # the group whose members divide the partitions
+# Seconds to wait after the change of RAW's transform: a replica that does not know the new
+# transform may still become the leader.
+SETTLE_S = 2.0
 
 
 async def partitions(bus: HasJetStream) -> int:
@@ -54,11 +56,11 @@ async def at_least(bus: Buckets, count: int) -> int:
 async def repartition(bus: Buckets, count: int, timeout_s: float = 30.0) -> None:
     """Divide the runs into another number of partitions, while the runs continue.
 
-    There are three steps: the normalizers take the new partitions; RAW's transform changes;
-    partitions that get no more frames are released once the normalizers have read them to their
-    end. Each step may be repeated, also after a crash between two steps. So a normalizer reads
-    every partition that has frames. The frames of one run may be in two partitions; the normalizer
-    keeps their order.
+    There are three steps. First the normalizers take the new partitions. Then RAW's transform
+    changes. Finally the partitions that get no more frames are released, once the normalizers have
+    read these partitions to the end. With this order, a normalizer reads every partition that has
+    frames. Each step may be repeated, also after a crash between two steps. The frames of one run
+    may be in two partitions; the normalizer keeps the order of the frames.
 
     Raises:
         BusError: a step failed or took longer than `timeout_s`. Call this function again.
@@ -103,8 +105,8 @@ async def _all_know(bus: Buckets, timeout_s: float) -> None:
                 f"no normalizer takes up the new partitions ({', '.join(others)}): "
                 "are they of an older version? Upgrade them first"
             ) from None
-        # The normalizers that know the new number divide all partitions among themselves, so every
-        # partition has a normalizer although other normalizers do not know the number yet.
+        # The normalizers that know the new number divide all partitions among themselves. So every
+        # partition has a normalizer even if other normalizers do not know the new number.
         log.warning("these normalizers do not know of the partitions yet: %s", ", ".join(others))
 
 

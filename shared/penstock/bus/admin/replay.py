@@ -1,9 +1,10 @@
-"""Replays a dead letter: publishes its message again, once, or explains why this is impossible.
+"""Replays a dead letter: publishes the message again once, or explains why a replay is impossible.
 
 A replay may be repeated safely. The dead letter is marked before and after the publish, and the
-published message carries a message id that is made from the dead letter. After the stream's
-duplicate window the receiving service still processes the message only once, since it checks the
-claim of a start, the `sent` record of a decision, or the record of an approval.
+published message carries a message id that is made from the dead letter. So the server drops a
+second publish within the stream's duplicate window. After the window, the receiving service still
+processes the message only once: the service checks the claim of a start, the `sent` record of a
+decision, or the record of an approval.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from penstock.bus.state.deadletters import DeadLetter, Letter
 from penstock.bus.state.kv import Buckets
 from penstock.bus.write import objects
 
-# The services with a replay queue, from which a service takes an event to process it again.
+# The services that have a replay queue. From this queue a service takes the events of its dead
+# letters to process the events again.
 TAKE_BACK = frozenset({"approvals"})
 
 

@@ -54,7 +54,8 @@ async def delete(bus: HasJetStream, stream: str, sequence: int) -> bool:
         await bus.jetstream.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
     except ApiError:
         # The server returns one of two error codes for a missing message, depending on the other
-        # messages of the stream. So a read finds out whether the message is missing.
+        # messages of the stream. So the error code does not suffice, and a read of the message
+        # shows whether the message is missing.
         if await at(bus, stream, sequence) is not None:
             raise
         return False

@@ -91,10 +91,10 @@ class Auth:
     async def over(self, identity: Identity, warn: Callable[[float], object] | None = None) -> None:
         """Return when the identity has expired, or when its stream token has been revoked.
 
-        A stream that the caller has opened ends then. Never returns for `anonymous`. If a stream
-        token is extended, its new expiry counts. `warn` is called with the seconds left when a
-        stream token has less than `token_warning_s` left, and again before each later expiry if the
-        token was extended.
+        A stream that the caller has opened ends when this method returns. This method never returns
+        for `anonymous`. If a stream token is extended, the new expiry counts. When a stream token
+        has less than `token_warning_s` left, `warn` is called with the seconds that are left. If
+        the token is extended after that, `warn` is called again before the new expiry.
         """
         warned_of = None
         while (left_s := self._left_s(identity)) > 0:
@@ -104,7 +104,8 @@ class Auth:
                     warn(left_s)
                 if left_s > self._warning_s:
                     left_s -= self._warning_s  # wake up when the warning is due
-            # The wall clock may be changed during the sleep, so no sleep is longer than this.
+            # No sleep is longer than `_look_again_s`, because the wall clock may be changed during
+            # the sleep. A longer sleep would then end long after the expiry.
             await asyncio.sleep(min(left_s, self._look_again_s))
             renewed = await self._renewed(identity)
             if renewed is None:

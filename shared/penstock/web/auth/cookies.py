@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from penstock.web.auth.config import AuthConfig
 
-MAX_COOKIE_BYTES: Final = 4096  # RFC 6265 section 6.1; counts name, value and attributes
+# The limit of bytes of a cookie's name, value and attributes together (RFC 6265 section 6.1).
+MAX_COOKIE_BYTES: Final = 4096
 _ATTRIBUTES_BYTES: Final = 128
 
 

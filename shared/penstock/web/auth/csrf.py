@@ -28,7 +28,8 @@ class Csrf:
         if config.csrf_secret is not None:
             return cls(config.csrf_secret.encode())
         if config.jwt_secret is not None:
-            # The key is derived from the secret, so that a signature made here never fits a JWT.
+            # The key is derived from the secret. If the key were the secret itself, a signature of
+            # a CSRF token could also be the signature of a JWT.
             return cls(_mac(config.jwt_secret.encode(), "penstock csrf").digest())
         if config.configured:
             log.warning(

@@ -52,8 +52,9 @@ class Grant:
     def check_subjects(self, subjects: Sequence[str]) -> None:
         """Check that the token may follow these subjects, or all subjects if `subjects` is empty.
 
-        Raises Problem 403 if the token may not, or if the token is limited to some runs or
-        sessions. Each of these runs and sessions has a stream of its own.
+        Raises Problem 403 if the token may not follow these subjects. Also raises Problem 403 if
+        the token is limited to some runs or sessions: the client follows the stream of each run or
+        session instead.
         """
         if self.runs or self.sessions:
             raise Problem(403, "this token is for some runs or sessions: follow each by itself")

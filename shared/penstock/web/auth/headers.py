@@ -18,7 +18,7 @@ _HEADS: Final = frozenset({"http.response.start", "websocket.http.response.start
 
 
 class SecurityHeaders:
-    """Adds the security headers that a response lacks. JSON gets `no-store`: it is user data.
+    """Adds the security headers that a response lacks. JSON is user data, so JSON gets `no-store`.
 
     An event stream gets no additional headers, because no browser renders an event stream.
     """

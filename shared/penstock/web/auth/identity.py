@@ -14,7 +14,7 @@ from penstock.web.problems import Problem
 Kind = Literal["bearer", "cookie", "stream_token", "anonymous"]
 
 ANONYMOUS_USER: Final = "anonymous"
-# keys of scope["state"]
+# The keys of scope["state"] under which the router stores values for handlers.
 IDENTITY: Final = "identity"
 OVER: Final = "over"
 STREAMS: Final = "streams"
@@ -70,8 +70,8 @@ def identity_of(scope: Mapping[str, Any]) -> Identity:
 async def over(scope: Mapping[str, Any], warn: Callable[[float], object] | None = None) -> None:
     """Return when the caller's credential has expired or has been revoked.
 
-    A stream that the caller has opened ends then. Never returns for `anonymous`. `warn` is the
-    argument of `Auth.over`.
+    A stream that the caller has opened ends when this function returns. This function never returns
+    for `anonymous`. `warn` is the argument of `Auth.over`.
     """
     ended: Callable[..., Awaitable[None]] = scope["state"][OVER]
     await ended(warn)
@@ -107,8 +107,9 @@ def act_as(identity: Identity, wanted: str | None) -> str:
     """Return the user of a request: the caller, or the named user for whom the caller may act.
 
     Raises Problem 403 for another user's name without the scope act-as. For a stream token that
-    names users, raises Problem 403 if the token does not name the wanted user, and Problem 422 if
-    no user is wanted and it is unclear which of the token's users is meant.
+    names users, raises Problem 403 if the token does not name the wanted user. If no user is
+    wanted, the caller is meant if the token names the caller, else the only user that the token
+    names. If the token names several other users, raises Problem 422.
     """
     if identity.grant is not None and identity.grant.users:
         return _reached(identity, identity.grant, wanted)

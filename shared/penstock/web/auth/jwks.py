@@ -20,8 +20,9 @@ MAX_STALE_S: Final = 24 * 3600.0
 RETRY_S: Final = 1.0
 MIN_RSA_BITS: Final = 2048
 
-# The kind of key that each algorithm needs. Symmetric algorithms are missing on purpose: a
-# published secret is not secret, and a public key must never be used as a secret.
+# The kind of key (key type and curve) that each algorithm needs. Symmetric algorithms are missing
+# on purpose: a secret in a JWKS document would be published, and a public key must never be used as
+# a secret.
 NEEDS: Final[dict[str, tuple[str, str | None]]] = {
     "RS256": ("RSA", None),
     "RS384": ("RSA", None),

@@ -112,8 +112,8 @@ class Verifier:
             return self._read(claims)
         except jwt.PyJWTError as error:
             raise _refusal(error) from error
-        # A hostile token can make the JSON parser fail by deep nesting, and int() by an `exp` of
-        # 1e999.
+        # A hostile token can make the JSON parser fail by deep nesting. A token with an `exp` of
+        # 1e999 makes int() fail.
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise invalid_token("the token cannot be read") from error
 

@@ -25,10 +25,11 @@ def is_loopback(host: str | None) -> bool:
 
 
 def is_local(scope: Mapping[str, Any]) -> bool:
-    """Return whether the peer is on this machine, which the header Host cannot prove.
+    """Return whether the caller is on this machine.
 
-    The caller chooses the header Host, so the peer's address is checked. A loopback peer that sends
-    a header such as X-Forwarded-For is a proxy, whose callers may be on other machines.
+    The caller chooses the header Host, so this function checks the peer's address instead. A
+    loopback peer that sends a header such as X-Forwarded-For is a proxy. The proxy's callers may be
+    on other machines, so the result is False for a proxy.
     """
     client = scope.get("client")
     if client is None or not is_loopback(client[0]):

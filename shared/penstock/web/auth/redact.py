@@ -8,13 +8,13 @@ from typing import Final
 
 HIDDEN: Final = "[redacted]"
 
-# Each pattern matches the text before a secret, as group 1, and the secret. A secret ends at the
-# end of its quotation, of its line or, in a URL, of its parameter, so that a JSON line stays valid
-# JSON.
+# Group 1 of each pattern is the text before a secret; the rest of the match is the secret. A match
+# never goes past a closing quote, the end of the line or, in a URL, the end of the parameter, so a
+# redacted JSON line stays valid JSON.
 _SECRETS: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        # header names as text, as a dict, as pairs of bytes
+        # The next three patterns match a header as text, in a dict and in pairs of bytes.
         r"""((?:proxy-)?authorization\W{1,6}?(?:b?['"])?(?:bearer|basic)\s+)[^\s"'\\,;]+""",
         r"""((?:set-)?cookie(?:['"]?\s*[:=]|['"]\s*,)\s*(?:b?['"])?)[^"'\\\r\n]+""",
         r"""(x-csrf-token(?:['"]?\s*[:=]|['"]\s*,)\s*(?:b?['"])?)[^\s"'\\,;]+""",

@@ -23,7 +23,7 @@ from penstock.web.read_scheduler import ReadScheduler
 
 PREFIX: Final = "pst_"
 MAX_PER_USER: Final = 100
-USED_EVERY_S: Final = 60.0  # the precision of `last_used_at`
+USED_EVERY_S: Final = 60.0  # seconds between two updates of a token's `last_used_at`
 _ID_CHARS: Final = 32
 _TOKEN = re.compile(r"pst_[A-Za-z0-9_-]{43}")
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -98,8 +98,8 @@ class StreamTokens:
     """Issues, checks, extends and revokes stream tokens.
 
     The store contains a SHA-256 of each token. The hash needs no salt, because a token of 256
-    random bits cannot be guessed. The first half of the hash is the store's key, and the id by
-    which a token is listed and revoked.
+    random bits cannot be guessed. The first half of the hash is the key of the token in the store,
+    and is also the id with which a token is listed and revoked.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ def _written(token: StreamToken, digest: str) -> bytes:
 def _check_reach(identity: Identity, users: Sequence[str]) -> None:
     """Raise Problem 403 if `users` names a user whose runs the caller may not see."""
     everybody = identity.may("act-as") or identity.may("administer")
-    # `*` means everybody, even if a user has that name.
+    # In `users`, `*` means everybody. So a caller whose name is `*` may not see everybody's runs.
     own = frozenset({identity.user_id}) - {EVERYBODY}
     if not everybody and not own.issuperset(users):
         raise Problem(403, "users: runs of other users need the scope act-as or administer")
