@@ -57,7 +57,7 @@ async def test_killed_while_a_tool_runs_the_run_goes_on_and_the_tool_does_not_ru
         await connector.kill()
         async with pipeline(nats_server.url, agents, (ConnectorService,), **FAST):
             events = await penstock.ended(run_id)
-    assert types(events)[-1] == "lifecycle.completed"
+    assert types(events)[-1] == "lifecycle.completed", events[-1].data
     assert events[-1].data["summary"] == f"Done with slow_tool: {ABORTED}"
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     assert types(events).count("llm.tool_call") == 1
@@ -82,7 +82,7 @@ async def test_what_is_said_again_is_another_attempt(
         events = await penstock.ended(run_id)
     ticks = "".join(f"tick {n} " for n in range(12))
     first, second = texts(events, 1), texts(events, 2)
-    assert types(events)[-1] == "lifecycle.completed"
+    assert types(events)[-1] == "lifecycle.completed", events[-1].data
     assert events[-1].data["summary"] == ticks
     assert ticks.startswith(first)
     assert "" != first != ticks
