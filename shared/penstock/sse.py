@@ -15,7 +15,8 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 _NO_LINE = re.compile(r"[\r\n\0]")
-# a number with more digits is not a useful waiting time, and Python converts it slowly
+# The value of a `retry` line, in milliseconds. A number of more than 15 digits is not a useful
+# waiting time, and Python converts long numbers slowly.
 _RETRY = re.compile(rb"[0-9]{1,15}")
 
 
@@ -23,7 +24,7 @@ class FrameTooLarge(ValueError):
     """A frame exceeded the limit before its blank line arrived.
 
     `frames` are the complete frames that the same chunk contained before the large frame. The
-    caller must use these frames, or the result would depend on how the bytes were chunked.
+    caller must use these frames. Otherwise, the result would depend on how the bytes were chunked.
     """
 
     def __init__(self, limit_bytes: int, frames: list[Frame]) -> None:
@@ -50,7 +51,8 @@ class Parser:
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
-        # a bytearray, because a list of single-byte chunks would take many times their size
+        # `_tail` is a bytearray, because a list of single-byte chunks would take many times the
+        # memory of the bytes.
         self._tail = bytearray()  # the current, incomplete line
         self._after_cr = False  # the last chunk ended in CR, so an LF at the start is part of CRLF
         self._at_start = True  # the stream may still begin with a byte order mark
@@ -134,7 +136,7 @@ class Parser:
         if colon < 0:
             name, value = line, b""
         else:
-            # one copy of the value, which may be nearly all of a large frame
+            # The value is copied only once, because the value may be nearly all of a large frame.
             name, value = line[:colon], line[colon + 1 + (line[colon + 1 : colon + 2] == b" ") :]
         if name == b"data":
             if self._data is None:
@@ -168,8 +170,8 @@ def encode(
     Each line of `data` becomes a data line, so a parser reads CR and CRLF in the data as LF. The id
     comes last, because some clients store the id as soon as they read its line (n8n's SSE trigger
     does). If the id came first and the connection broke within the frame, such a client would
-    continue after the frame and lose its data. `id_first` puts the id first, the order that
-    agent-runs-sse.md prescribes.
+    continue after the frame and lose the frame's data. With `id_first` the id comes first, because
+    agent-runs-sse.md prescribes this order.
 
     Raises:
         ValueError: `event` or `id` contains a line end or a NUL. A line end would begin another

@@ -13,9 +13,13 @@ import orjson
 from penstock.dialects.base import Json, JsonObject
 
 NOT_APPROVED = "not_what_was_approved"
-MAX_SHOWN_BYTES = 16_384  # for larger arguments, `detail` has only their digest
-_MAX_READABLE = 300  # characters of a call in `message`
-_LEVELS_AROUND = 8  # an event wraps fewer levels around the arguments
+# The size of the arguments that `detail` may contain, in bytes of JSON. For larger arguments,
+# `detail` has only a digest.
+MAX_SHOWN_BYTES = 16_384
+_MAX_READABLE = 300  # the number of characters that a call may have in `message`
+# The levels that `_encoded` wraps around the arguments, to check that orjson can write them inside
+# an event. An event wraps fewer levels around the arguments.
+_LEVELS_AROUND = 8
 _UNSHOWN = b"(nested too deeply to be shown)"
 
 

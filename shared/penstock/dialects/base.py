@@ -9,19 +9,21 @@ from typing import Any, Final, Literal, Protocol, TypedDict
 
 from penstock.sse import Frame
 
-# Any JSON value. A recursive alias would make mypy slow and would find few mistakes.
+# Any JSON value, without checks by mypy. A recursive alias would make mypy slow and would find few
+# mistakes.
 Json = Any
 JsonObject = dict[str, Any]
 # A JSON value that mypy checks. `get` of a TypedDict has the type `object` for a misspelt key, and
 # mypy refuses `object` for a parameter of this type. So mypy reports the misspelt key.
 JsonValue = dict[str, Any] | list[Any] | str | int | float | bool | None
 
-# Limits of the data that a decoder keeps and searches for one run. docs/decisions/0032 has the
-# reasons.
+# Limits of a decoder for one run: the open parts of one kind, the items of one list, and the
+# characters of one name or id. docs/decisions/0032 has the reasons.
 MAX_OPEN: Final = 1_000
 MAX_ITEMS: Final = 10_000
 MAX_NAME_CHARS: Final = 1_024
-MAX_COUNT: Final = 2**53  # tokens in one count, so that JSON can still hold the sum of the counts
+# A token count of this size or more is ignored, so that JSON can hold the sum of the counts.
+MAX_COUNT: Final = 2**53
 
 
 class LimitReached(ValueError):
@@ -65,8 +67,8 @@ class Ids:
         A long id is cut first (see `short`).
         """
         wanted = short(wanted)
-        # A loop, because the upstream decides how long a chain of x, x#2, x#2#2 gets: a recursion
-        # could exceed Python's limit.
+        # The code uses a loop, because the upstream decides how long a chain of ids (x, x#2, x#2#2)
+        # gets and a recursion could exceed Python's limit.
         while (times := self.used.get(wanted, 0) + 1) > 1:
             self.used[wanted] = times
             wanted = f"{wanted}#{times}"
@@ -205,7 +207,7 @@ class Decoder(Protocol):
 
         `items` maps an item id to
         `{"decision": "approve" | "reject", "note": str | None, "value": Any}`.
-        Returns the results of those calls that the upstream never reports.
+        Returns the results of those calls for which the upstream sends no result.
         """
         ...
 
@@ -216,15 +218,16 @@ class Decoder(Protocol):
     def end(self) -> Sequence[Draft | Pause]:
         """Ends a leg whose response ended regularly.
 
-        Returns the drafts of the completion, the failure or the lost upstream, or a pause. The
-        result is empty if a frame has already ended or paused the run.
+        Returns a pause, or the drafts that end the run: a completion, a failure or the loss of the
+        upstream. The result is empty if a frame has already ended or paused the run.
         """
         ...
 
     def abort(self) -> Sequence[Draft | Pause]:
         """Ends a leg whose response was cut off.
 
-        Returns the drafts that close open parts. The caller then reports why the response was cut.
+        Returns the drafts that close open parts. The caller reports afterwards why the response was
+        cut off.
         """
         ...
 
@@ -241,13 +244,13 @@ class Decoder(Protocol):
 class ClientDialect:
     """Describes one client dialect: its encoder, and the properties that its callers depend on.
 
-    `omitted`: the canonical types without an event in this dialect, each with the place where a
-    client sees their content instead.
+    `omitted`: the canonical types that have no event in this dialect. Each value says where a
+    client sees the content of such an event instead.
     `stateful`: whether a frame depends on earlier events of the run. If so, a reader that begins
     in the middle of a run must first feed the encoder all events from the run's start.
-    `select_types`: takes categories and types of the dialect and returns the types that a client
-    wants. The function raises ValueError for an unknown category or type. None if clients of the
-    dialect cannot choose types.
+    `select_types`: a function that takes categories and types of the dialect and returns the types
+    that a client wants. The function raises ValueError for an unknown category or type.
+    `select_types` is None if clients of the dialect cannot choose types.
     """
 
     encoder: Callable[[], Encoder]

@@ -1,8 +1,9 @@
-"""Turns an upstream's custom events with names of canonical events into canonical drafts.
+"""Makes canonical drafts of an upstream's custom events that have the name of a canonical event.
 
-So an agent of any framework can emit nearly every canonical type: for example
-`retrieval.result`, or `system.metrics` under its older name `metrics_update` (unified-events.md). A
-custom event that does not fit becomes a `custom.event`, which the caller makes.
+So an agent of any framework can emit nearly every canonical type. For example, a custom event named
+`retrieval.result` becomes this type, and a custom event named `metrics_update` (the name in
+unified-events.md) becomes `system.metrics`. If a custom event fits no canonical type, the caller
+makes a `custom.event` of it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Callable
 from penstock.dialects.base import Draft, Json, JsonObject
 from penstock.events import CATALOGUE, InvalidEvent, typed_data
 
-# The author of an agent's tools decides what the agent's custom events contain. A custom event must
-# never end or pause a run or report a decision. Only the upstream's own frames and Penstock's
-# services may do that.
+# The prefixes of the canonical types that a custom event cannot become. The author of an agent's
+# tools decides what the agent's custom events contain. A custom event must never end or pause a run
+# or report a decision. Only the upstream's own frames and Penstock's services may end or pause a
+# run or report a decision.
 FORBIDDEN = ("lifecycle.", "approval.")
 
 
@@ -78,7 +80,8 @@ def _automation(value: JsonObject) -> JsonObject:
     return {"automation": value.get("workflow"), **value}
 
 
-# Events of executions-sse.md, whose payloads lack fields that the canonical types require.
+# By canonical type: the function that adds the fields that the type requires and the payload of
+# executions-sse.md lacks.
 _EXECUTIONS: dict[str, Translate] = {
     "dispatch.worker": _identified("subrun_id", "worker_name", _fields({})),
     "system.warning": _fields({}, code="warning"),

@@ -13,13 +13,14 @@ import orjson
 
 from penstock.dialects.base import Json, JsonObject, JsonValue
 
-# How deep an upstream's JSON may be nested. orjson writes at most 254 levels, and canonical events
-# and the frames for clients wrap some levels around a value.
+# The number of levels that an upstream's JSON may have. orjson writes at most 254 levels. The limit
+# is lower, because canonical events and the frames for clients wrap some levels around a value.
 MAX_LEVELS: Final = 200
 _ORJSON_LEVELS: Final = 254
 
-# For `isinstance`: after this check mypy treats the value as Any, so that a caller can pass the
-# value as a TypedDict. After `isinstance(value, dict)` mypy would refuse that.
+# The type `dict`, for the check `isinstance(value, OBJECT)`. After this check mypy treats the value
+# as Any, so that a caller can pass the value as a TypedDict. After `isinstance(value, dict)` mypy
+# would not accept the value as a TypedDict.
 OBJECT: Final[Any] = dict
 
 

@@ -1,9 +1,9 @@
 """Checks JSON patches (RFC 6902) and applies them to a document.
 
-A few bytes of a patch may cause much work: `copy` can double a document. A copy of the whole
-document before each patch, for the case that the patch fails, would also cost much for a large
-document. So a patch changes the document in place, the document records how to undo the patch, and
-sizes are limited. A patch that exceeds a limit does not apply.
+A few bytes of a patch may cause much work: `copy` can double a document. So sizes are limited, and
+a patch that exceeds a limit does not apply. If a patch fails, the document must be as before. To
+copy a large document before each patch would cost much. So a patch changes the document in place,
+and the document records how to undo the patch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import Final
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj
 
-MAX_SIZE: Final = 16 * 1024 * 1024  # values and characters of text in a document
-MAX_LEVELS: Final = 200  # levels of a document; orjson writes at most 254 levels
-MAX_COPIED: Final = 10_000  # the size of the value that one operation copies or moves further down
-MAX_KEYS: Final = 100  # keys in a path of `apply_each`, which may add a level for each key
+# The size of a document: the number of values plus the characters of text.
+MAX_SIZE: Final = 16 * 1024 * 1024
+MAX_LEVELS: Final = 200  # the levels of a document; orjson writes at most 254 levels
+# The size of a value that one operation copies, or moves to a deeper place in the document.
+MAX_COPIED: Final = 10_000
+# The keys in the path of a change in `apply_each`, which may add a level for each key.
+MAX_KEYS: Final = 100
 
 _POINTER = re.compile(r"(?:/(?:[^/~]|~[01])*)*")  # RFC 6901
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -95,9 +98,9 @@ class Document:
         """Applies each change that fits, makes missing parents, and skips all other changes.
 
         The encoders of Agno and ADK use this method, because their clients get whole values instead
-        of patches, and a nearly correct state serves a client better than no state. `move`, `copy`
-        and `test` change nothing; no known server sends these for its state. Returns the outermost
-        keys where a value may have changed.
+        of patches, and a nearly correct state serves a client better than no state. The operations
+        `move`, `copy` and `test` are skipped, because no known server uses these operations for its
+        state. Returns the outermost keys under which a value may have changed.
         """
         changed: dict[str, None] = {}
         for change in changes:
@@ -143,7 +146,7 @@ class Document:
             DoesNotApply: The value or the document would exceed a limit.
         """
         copy, size = _copied(value, limit, len(path))
-        # The size never shrinks when a value is removed: to subtract the size of the removed value,
+        # The size never shrinks when a value is removed. To subtract the size of the removed value,
         # the document would have to walk through the whole value.
         self._size += size
         if self._size > MAX_SIZE:
@@ -211,7 +214,8 @@ class Document:
     def _move(self, operation: JsonObject) -> None:
         source, path = tokens(operation["from"]), tokens(operation["path"])
         if len(path) > len(source):
-            # only for the error: the moved value may become too deep
+            # The copy is not used. The call raises the error if the moved value would become too
+            # deep.
             _copied(self._get(source), MAX_COPIED, len(path))
         self._put(path, self._drop(source))
 

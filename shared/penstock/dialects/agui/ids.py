@@ -1,9 +1,9 @@
-"""Makes the ids that an AG-UI client gets: of messages and tool calls in a thread, of interrupts.
+"""Makes the ids of messages, tool calls and interrupts that an AG-UI client gets.
 
 Canonical ids are unique only in their run (`msg-1-1`), and an upstream may use the same id in each
 run. An AG-UI client keeps all messages of a thread by id, and appends new text to the message whose
 id it gets again. If two runs used the same id, the client would join the answers of both runs to
-one message. So the encoder qualifies each id of a run with the run:
+one message. So the encoder puts a qualifier, which names the run, before each id of the run:
 
     <the last 12 characters of the run's id> "." <canonical id>
 
@@ -78,11 +78,12 @@ class Restated:
     """Copies the messages of a conversation and replaces their ids by names (see `Names`).
 
     `own` has the ids that the run has begun to use. `known` has messages whose ids are already
-    names: equal ids keep these names, in the same order. If an id occurs more than once, several
-    runs use the id. The last occurrence then belongs to this run, if the id is in `own`, and each
-    earlier occurrence gets a number as its qualifier, as in `000000000001.m1`. An id of another
-    origin that looks qualified gets the number 0. Without the number, `own_messages` would remove
-    the beginning of this id.
+    names. If an id has names in `known`, the occurrences of the id keep these names in the same
+    order. If an id occurs more than once, several runs use the id. The last occurrence then belongs
+    to this run, if the id is in `own`, and each earlier occurrence gets a number as its qualifier,
+    as in `000000000001.m1`. An id of another origin may look as if it already had a qualifier. Such
+    an id gets the number 0 as its qualifier. Without the number, `own_messages` would remove the
+    beginning of the id.
     """
 
     def __init__(

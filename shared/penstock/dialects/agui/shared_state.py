@@ -1,4 +1,4 @@
-"""Computes the state that an AG-UI server shares with its clients, as a client does."""
+"""Computes the state that an AG-UI server shares with its clients, in the same way as a client."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-# RUN_STARTED declares this version, not the version of an AG-UI upstream, because Penstock
-# translates the stream.
+# The version of AG-UI that RUN_STARTED declares. An AG-UI upstream may have another version, but
+# Penstock translates the stream to this version.
 PROTOCOL_VERSION: Final = "1.0"
 
 # The token counts of a run: the canonical name of each, and its member of AG-UI's `TokenUsage`.
@@ -28,11 +28,12 @@ CLIENT_KINDS: Final = frozenset(
     {"external", "long_running"}
 )  # kinds of items that a frontend answers by running a tool
 
-# Custom events that the author of an agent emits, not the framework.
+# The names of custom events that are emitted by the author of an agent and not by the framework.
 OWN_EVENTS: Final = frozenset({"agno.CustomEvent"})
 
-# Custom events about the internal work of a framework. AG-UI clients do not get these events, but
-# the canonical stream has them. Source: recordings of Agno 2.3 and 3.1, and of ADK 1.16 and 2.13.
+# The names of custom events about the internal work of a framework. AG-UI clients do not get these
+# events, but the canonical stream has them. Source: recordings of Agno 2.3 and 3.1, and of ADK 1.16
+# and 2.13.
 _AGNO_WORK: Final = (
     "CompactionCompleted",
     "CompactionStarted",

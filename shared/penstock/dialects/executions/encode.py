@@ -1,9 +1,9 @@
 """Encodes canonical events into the frames of executions-sse.md.
 
 The frames of the twelve documented actions have exactly the documented keys, at the top and in
-`data`. The `result` of a tool call that failed or was rejected is an object (`{outcome, error}`).
-Frames of all other actions have the same six keys at the top and the complete data of the event, so
-that a client can for example show a pause.
+`data`. If a tool call failed or was rejected, its `result` is an object (`{outcome, error}`). The
+frames of all other actions have the same six keys at the top. Their `data` is the complete data of
+the event, so that a client can, for example, show a pause.
 """
 
 from __future__ import annotations

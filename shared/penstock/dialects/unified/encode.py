@@ -1,12 +1,12 @@
 """Encodes canonical events into the frames of unified-events.md.
 
-The name of a frame is the unified type, and its data is the document's root object. A payload has
-exactly the documented keys and also `run_id`, because a session has many runs. `run_id` is the id
-of the canonical run in every payload, also in `workflow_*`. A field that the canonical event lacks
-is null. `tool_call_result` also has `is_error`.
+The name of a frame is the unified type, and the data of a frame is the root object of
+unified-events.md. A payload has exactly the documented keys and also `run_id`, because a session
+has many runs. `run_id` is the id of the canonical run in every payload, also in `workflow_*`. A
+field that the canonical event lacks is null. `tool_call_result` also has `is_error`.
 
-A message id begins with the run's id. Upstreams number their messages from 1 in every run, and
-unified message ids are unique in the session.
+A message id begins with the run's id, because unified message ids are unique in the session, but
+upstreams number their messages from 1 in every run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class UnifiedEncoder:
         self._agent = data.get("agent", "")
         metadata = {
             "user_id": data.get("user_id"),
-            # for a run without a workflow, the name of its agent
+            # If the run has no workflow, the name of the run's agent takes the place of the
+            # workflow's name.
             "workflow": data.get("workflow", self._agent),
         }
         session_id = event.get("session_id", "")
@@ -261,7 +262,8 @@ def _failure(event: JsonObject, _agent: str) -> Json:
     return f"failed: {event['data'].get('result', '')}"
 
 
-# The types that make exactly one frame: the unified type, and the function of each payload field.
+# By canonical type, for the types that make exactly one frame: the unified type, and the function
+# that makes each field of the payload.
 _FIELDS: Final[Mapping[str, tuple[str, Mapping[str, Field]]]] = {
     "lifecycle.retrying": (
         "run_retry",

@@ -186,7 +186,8 @@ class Agents:
     def close(self, status: str, error: JsonObject | None = None) -> list[Draft]:
         """Ends all open steps and all subagents.
 
-        The steps fail if there is an error, and else are completed. The subagents get the status.
+        If there is an error, the steps fail with this error. Otherwise, the steps are completed.
+        The subagents end with `status`.
         """
         drafts = []
         for agent in (*reversed(self._subagents.values()), self._outer):

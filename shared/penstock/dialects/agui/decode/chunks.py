@@ -1,8 +1,8 @@
 """Expands *_CHUNK events into the START, CONTENT and END events that they abbreviate.
 
-The rules are those of the reference client. A chunk without an id continues the message or call of
-the chunk before. Any other event of the same agent or subagent ends this message or call, except
-for a few types that may come between chunks.
+The module follows the rules of AG-UI's reference client. A chunk without an id continues the
+message or call of the chunk before. Any other event of the same agent or subagent ends the open
+message or call. A few types (`_BESIDE`) may come between chunks and do not end the message or call.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Chunks:
     def expand(self, body: Any) -> list[Any]:
         """Returns the start, content and end events that a chunk event abbreviates.
 
-        Returns any other event as it is, after the end of an open message or call. A chunk without
-        an id also stays as it is, if there is no chunk to continue.
+        Any other event stays unchanged. If the event ends an open message or call, the end event of
+        the message or call comes first. A chunk without an id also stays unchanged if there is no
+        chunk to continue.
         """
         type_ = string(body.get("type"))
         kind = _CHUNKS.get(type_) if type_ else None

@@ -312,8 +312,8 @@ class AguiDecoder:
         if draft is not None:
             return [self._agents.draft(body, draft.type, draft.data)]
         if name in self._handlers or name in EventType.__members__ or "metadata" in body:
-            # The caller emits the whole event. The name and value alone could look like another
-            # event, and would lack the metadata.
+            # The caller emits a `custom.event` with the whole event. The name and value alone could
+            # look like another event, and would lack the metadata.
             return None
         return self._custom(name, body, value)
 
@@ -330,7 +330,8 @@ class AguiDecoder:
 
 _CUT: JsonObject = {"code": "upstream_lost", "message": "the run was cut off"}
 
-# How subagents and open steps end, by the type of the terminal event.
+# By the type of the terminal event: the status with which subagents end, and the error with which
+# open steps fail. If the error is None, the open steps are completed.
 _ENDS: Mapping[str, tuple[str, JsonObject | None]] = {
     "lifecycle.completed": ("completed", None),
     "lifecycle.failed": ("failed", None),

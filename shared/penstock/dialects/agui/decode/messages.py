@@ -15,8 +15,8 @@ from penstock.dialects.base import Draft, Ids, JsonObject, cut_off
 from penstock.dialects.json import present, string
 from penstock.dialects.text_buffer import append_text
 
-# The key of the thoughts of THINKING events. These events, which AG-UI 1.0 no longer has, carry no
-# ids, so only one train of thought can be open at a time.
+# The key under which the decoder keeps the thoughts of THINKING events. AG-UI 1.0 no longer has
+# these events. They carry no ids, so only one train of thought can be open at a time.
 _THINKING = "THINKING"
 
 
@@ -224,8 +224,8 @@ class Messages:
         return [] if thoughts is None else self._end_thoughts(thoughts)
 
     def _think(self, key: str, wanted_id: str, body: AguiFrame) -> _Thoughts:
-        # `_thought` makes the unique id with the first text, because servers also begin thoughts
-        # without any text
+        # The wanted id is not yet unique. `_thought` makes the unique id with the first text,
+        # because servers also begin thoughts without any text.
         thoughts = self._thoughts[key] = _Thoughts(wanted_id, owner_of(body))
         return thoughts
 

@@ -18,7 +18,7 @@ from penstock.dialects.agui.decode.tools import Call, Tools
 from penstock.dialects.base import Draft, Ids, Json, JsonObject, PauseItem, PauseKind
 from penstock.dialects.json import obj, objects, parsed, string, text
 
-# the reasons of interrupts that a person answers with yes or no
+# The reasons of interrupts that a person answers with yes or no.
 _CONFIRMATIONS = frozenset({"tool_call", "confirmation"})
 
 
@@ -129,9 +129,11 @@ class Pauses:
             yield _about(item, {"style": "resume", "kind": kind, "interrupt": interrupt}, call)
 
     def _of_call(self, call: Call, named: bool, ids: Ids) -> Question:
-        """Returns the question about an unanswered call: its result or, with Agno, a confirmation.
+        """Returns the question about an unanswered call.
 
-        `named` says whether RUN_FINISHED listed the call as pending.
+        The question asks for the result of the call if RUN_FINISHED listed the call as pending
+        (`named`), or if the client runs the tool. Otherwise, the question asks for a confirmation,
+        because Agno's calls wait for a confirmation in this case.
         """
         kind: PauseKind = "external" if named or self._tools.is_clients(call) else "confirmation"
         item = PauseItem(ids.unique(call.upstream_id), kind, subrun=self._agents.subrun(call.owner))

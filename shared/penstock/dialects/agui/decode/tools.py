@@ -158,8 +158,9 @@ class Tools:
         """Returns the calls that the client must answer.
 
         If there are ids, the result has the calls with these ids. If there are no ids, the result
-        has the open calls of this leg that are announced and after which the agent sent no text.
-        Calls of earlier legs are already decided, even if the upstream never sends their results.
+        has the announced open calls of this leg, without the calls after which the agent sent text.
+        The result has no calls of earlier legs, because these calls are already decided, even if
+        the upstream never sends their results.
         """
         named = [self.find(each) or self._add(each, {}) for each in ids]
         return named or [
@@ -182,9 +183,10 @@ class Tools:
     def approve(self, call: Call, value: Json) -> None:
         """Notes an approval and the approved arguments.
 
-        If the answer may change the arguments, the approved arguments are those of the answer, else
-        those of the call. If only the server knows how an answer changes the arguments, the decoder
-        keeps None.
+        If the answer may change the arguments and is not empty, the answer contains the approved
+        arguments. Otherwise, the arguments of the call are approved, with the changes in `values`
+        of the answer, if the answer has the form of Agno's interface. If only the server knows how
+        an answer changes the arguments, the decoder keeps None.
         """
         given = value if isinstance(value, dict) else {}
         args: JsonObject | None = call.args
@@ -251,7 +253,8 @@ class Tools:
         repeated_args = _arguments(args_text)
         ran = repeated_args if repeated_args is not None else {"": args_text}
         if not args_text or approved is None or (repeated_args is None and not approved):
-            # the server repeats no arguments, or no approved arguments are known
+            # The server repeats no arguments, or no approved arguments are known, so there is
+            # nothing to compare.
             ran = approved or {}
         if tool == call.tool and same_args(approved or {}, ran):
             return []

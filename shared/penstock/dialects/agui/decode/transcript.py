@@ -25,8 +25,9 @@ class Transcript:
         self._calls: dict[str, JsonObject] = {}  # by id
         self._answered: set[str] = set()  # ids of calls that have a result
         self._writing: set[str] = set()  # calls with incomplete arguments
-        # Pieces of text by the id and the key of their object. `messages` joins the pieces, because
-        # pieces arrive often and the messages are read seldom.
+        # Pieces of text. The key of this dictionary is the id of the object that the text belongs
+        # to, and the text's key in this object. `messages` joins the pieces, because pieces arrive
+        # often and the messages are read seldom.
         self._pieces: dict[tuple[str, str], tuple[JsonObject, list[str]]] = {}
         self._become(messages)
 

@@ -2,9 +2,9 @@
 
 Each leg of a run becomes one AG-UI run. `lifecycle.paused` ends an AG-UI run with the outcome
 `interrupt`, or with success and pending calls if a frontend must run tools. `lifecycle.resumed`
-begins the next AG-UI run. The encoder leaves out events between the two, because clients refuse
-events outside a run. If a run ends while it waits, the encoder sends RUN_STARTED and a terminal
-event.
+begins the next AG-UI run. The encoder leaves out events between `lifecycle.paused` and
+`lifecycle.resumed`, because clients refuse events outside a run. If a run ends while it waits, the
+encoder sends RUN_STARTED and a terminal event.
 
 An event of a type that AG-UI lacks becomes CUSTOM, with the name `penstock.<category>.<action>` and
 with the event's data as the value.
@@ -36,8 +36,8 @@ from penstock.dialects.wire import epoch_s, frame
 from penstock.events import TERMINAL
 from penstock.sse import Frame
 
-# Replaces the texts of Penstock's internal errors, which may name internals. agent-runs-sse.md
-# prescribes this text.
+# The error text that clients get for every internal error of Penstock, because the original text
+# may name internals. agent-runs-sse.md prescribes this text.
 INTERNAL_ERROR: Final = "runtime execution failed"
 
 _ENDS_A_WAIT: Final = TERMINAL | {"lifecycle.resumed"}

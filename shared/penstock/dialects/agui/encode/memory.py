@@ -1,6 +1,7 @@
 """Computes the messages and the state that an AG-UI client has after the events of its stream.
 
-The rules are those of the TypeScript client 1.0.0, for the events that Penstock's encoder makes.
+The module follows the rules of the TypeScript client 1.0.0 for the events that Penstock's encoder
+makes.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Memory:
     _messages: list[JsonObject] = field(default_factory=list)
     _by_id: dict[str, JsonObject] = field(default_factory=dict)  # the newest message of each id
     _calls: dict[str, tuple[JsonObject, JsonObject]] = field(default_factory=dict)
-    # Pieces of text by their object and its key. `messages` joins the pieces, because pieces arrive
-    # often and the messages are read seldom.
+    # Pieces of text, by the object that the text belongs to and the text's key in this object.
+    # `messages` joins the pieces, because pieces arrive often and the messages are read seldom.
     _pieces: dict[tuple[int, str], tuple[JsonObject, list[str]]] = field(default_factory=dict)
     run: JsonObject | None = None  # the last RUN_STARTED
     end: JsonObject | None = None  # RUN_FINISHED or RUN_ERROR of this run

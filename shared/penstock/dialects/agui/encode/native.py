@@ -41,7 +41,7 @@ def _fits(value: Json, required: Shape, optional: Shape) -> bool:
     return all(name in known and known[name](item) for name, item in value.items())
 
 
-# required members, optional members
+# The shapes of the required members and of the optional members, by event type.
 _NATIVE: Final[Mapping[EventType, tuple[Shape, Shape]]] = {
     EventType.RAW: ({"event": _anything}, {"source": _string}),
     EventType.CUSTOM: ({"name": _string, "value": _anything}, {}),

@@ -50,7 +50,8 @@ class Passthrough:
         """Returns whether a snapshot contains all open messages and calls.
 
         A client drops messages that the snapshot lacks, and would reject the later end of such a
-        message. A profile of complete messages sends no part before its end.
+        message. The result is always True in a profile of complete messages, because such a profile
+        sends no message before the message's end.
         """
         kept = {message["id"] for message in messages}
         kept.update(call["id"] for each in messages for call in each.get("toolCalls", ()))

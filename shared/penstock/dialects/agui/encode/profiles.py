@@ -1,11 +1,11 @@
 """Defines the two field profiles of AG-UI's events: the strict profile `agui`, and `agui+runs`.
 
-In `agui`, an event has exactly the fields that AG-UI describes; Penstock's own fields are under
-`metadata.penstock`. In `agui+runs`, an event has the fields of agent-runs-sse.md and the fields
-that an AG-UI client needs at the top level, and messages and arguments are sent when they are
-complete. `agui+runs` leaves out the counters that the contract keeps internal, wherever an
-upstream's protocol has them. Arguments, results, state and `ui_schema` are the agent's own data and
-stay unchanged, also if they have the keys of counters.
+In `agui`, an event has exactly the fields that AG-UI describes. Penstock's own fields are under
+`metadata.penstock`. In `agui+runs`, an event has the fields of agent-runs-sse.md and, at the top
+level, the fields that an AG-UI client needs. Messages and arguments are sent when they are
+complete. The contract keeps some counters internal (`COUNTERS`), so `agui+runs` also removes these
+counters from the frames of upstreams. Arguments, results, state and `ui_schema` are the agent's own
+data and stay unchanged, even if some of their keys have the names of counters.
 """
 
 from __future__ import annotations
@@ -96,22 +96,23 @@ COUNTERS: Final = frozenset(
         "cost",
         "latencyMs",
         "model",
-        # the same counters as upstreams spell them
+        # the spellings of the same counters in the frames of upstreams
         "input_tokens",
         "output_tokens",
         "latency_ms",
     }
 )
-# custom events of these protocols contain whole frames of a framework
+# The protocols whose custom events contain whole frames of a framework.
 _FRAMED: Final = frozenset({"agno", "adk"})
 _MESSAGE_STATUS: Final = frozenset({"success", "partial_success", "failed"})
 _RESULT_TYPES: Final = frozenset({"execution_report", "clarification", "error_report", "unknown"})
 _CALL_STATUS: Final = {"ok": "success", "partial": "partial"}
 
+# The first keys of the events TOOL_CALL_START, TOOL_CALL_ARGS and TOOL_CALL_END.
+_CALL: Final = ("messageId", "toolCallId", "toolCallName")
 # The top-level keys of each event of agent-runs-sse.md in the document's order, followed by the
 # keys that an AG-UI client needs (delta, toolCallId, content, outcome). Events of other types keep
 # all keys.
-_CALL: Final = ("messageId", "toolCallId", "toolCallName")
 _KEYS: Final[Mapping[EventType, tuple[str, ...]]] = {
     EventType.RUN_STARTED: (),
     EventType.RUN_FINISHED: ("outcome",),

@@ -16,11 +16,12 @@ from penstock.events import TERMINAL
 
 PROFILE_STEP: Final = "\0step"  # no canonical event has this step id
 
-# The steps of agent-runs-sse.md. A step of the upstream with one of these names is sent unchanged.
+# The names of the steps of agent-runs-sse.md. If a step of the upstream has one of these names, the
+# step is sent unchanged.
 CONTRACT_STEPS: Final = frozenset({"router", "worker"})
 
-# Events before which the profile's step does not begin. Before an event of `_ENDS` the step begins
-# only if the AG-UI run has had no step.
+# The types of events before which the profile's step may not begin. Before a type in `_OUTSIDE` the
+# step never begins. Before a type in `_ENDS` the step begins only if the AG-UI run has had no step.
 _ENDS: Final = TERMINAL | {"lifecycle.paused"}
 _OUTSIDE: Final = frozenset({"lifecycle.started", "lifecycle.resumed", "approval.requested"})
 
@@ -103,7 +104,8 @@ class Steps:
         again: set[str] = set()
         for id, subagent in self._open.subagents.items():
             fields = {"subagentRunId": id, **subagent.started}
-            # if the parent has ended, the client of this AG-UI run does not know it
+            # If the parent has ended, the client does not know the parent in this AG-UI run, so the
+            # field is left out.
             if fields.get("parentSubagentRunId") not in again:
                 fields.pop("parentSubagentRunId", None)
             again.add(id)
@@ -114,7 +116,8 @@ class Steps:
     def close(self, error: str | None, suspended: Sequence[str] | None) -> Iterator[Emitted]:
         """Emits the ends of all steps and inner runs.
 
-        The ledger keeps the steps and inner runs, because they continue if the run only waits.
+        The ledger keeps the steps and inner runs, because they continue in the next AG-UI run if
+        the run only waits.
         """
         for step in reversed(self._open.steps.values()):
             yield self._step(EventType.STEP_FINISHED, step)

@@ -118,8 +118,8 @@ class Tools:
         parts = data.get("content")
         message_id = data.get("message_id")
         if message_id in (None, "", id):
-            # for a call without a message, the client makes a message with the call's id, so the
-            # message of the result needs another id
+            # If a call has no message, the client makes a message with the call's id. So the
+            # message of the result needs another id.
             message_id = f"{id}.result"
         call_name = self._context.names.of(id)  # must come before `begin` names the result's id
         fields = {
