@@ -1,10 +1,10 @@
 """Writes events directly to a client's transport, at half the cost of ASGI's `send`.
 
-A direct write does not wake the task of the response. The head and the end of a response use ASGI,
-and so do all writes that a connection does not accept at once. In between, an event is framed as an
-HTTP chunk once for all clients, and each client's transport gets this chunk directly. Direct writes
-need objects of uvicorn that are not public. So they are used only with the versions in `TRIED`.
-With any other version, all writes use ASGI.
+A direct write does not wake the task of the response. ASGI writes the head and the end of a
+response, and all bytes that a connection does not accept at once. Between the head and the end, an
+event is framed as an HTTP chunk once for all clients, and each client's transport gets this chunk
+directly. Direct writes need objects of uvicorn that are not public. So direct writes are used only
+with the versions in `TRIED`. With any other version, ASGI writes all bytes.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ class Hub:
         for task in (self._starting, self._working):
             if task is not None:
                 task.cancel()
-        # The exception in a task refers to a frame of the stack, which refers to this hub and so
-        # would keep the ring in memory.
+        # The exception in a task refers to a stack frame, and this stack frame refers to the hub. So
+        # a hub that keeps its tasks would stay in memory with its ring.
         self._starting = self._working = None
         await self._source.stop()
 
@@ -211,7 +211,8 @@ class Hub:
     def _evict(self, limit_bytes: int, least: int) -> None:
         newest = self.ring.newest
         if self.view.reads_frames and newest is not None and newest.last:
-            # The run's terminal event is not in RAW. If it were evicted, no client could replay it.
+            # The run's terminal event is not in RAW. So a client cannot replay the terminal event
+            # after it was evicted.
             least = 1
         if self.ring.evict(limit_bytes, least):
             assert self.ring.evicted is not None

@@ -91,7 +91,7 @@ class WaitingStream:
                     await subscription.unsubscribe()
         except (BusError, Problem) as error:
             # The head has been sent, so an error response is not possible any more. The client
-            # reconnects. It has no cursor yet, so it loses nothing.
+            # reconnects. The client has no frames yet, so the reconnection loses no frames.
             log.warning("waiting for %s: %s", self._notices, error)
         except BaseException:
             if stream is not None:

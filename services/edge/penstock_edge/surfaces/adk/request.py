@@ -12,7 +12,7 @@ from penstock_edge.surfaces.bodies import Message
 from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid, invalid_body
 
 MAX_ID_CHARACTERS: Final = 512
-# A part of a message with one of these keys answers a request. ADK reads both spellings.
+# The two spellings of one key; ADK reads both. A part of a message with this key answers a request.
 FUNCTION_RESPONSE: Final = ("functionResponse", "function_response")
 # Agents of every protocol accept parts of a message with these keys.
 PORTABLE: Final = frozenset({"text", *FUNCTION_RESPONSE})

@@ -59,8 +59,9 @@ class RunRequest(BaseModel):
 
     message: Annotated[str, Field(min_length=1), AfterValidator(not_blank)]
     stream: bool = False
-    # Every run continues after its client has left. `background` only means that the response does
-    # not wait for the end of the run, and this only if `stream` is false.
+    # If `stream` is false, `background` means that the response does not wait for the end of the
+    # run. If `stream` is true, `background` has no effect: every run continues after its client has
+    # left.
     background: bool = False
     session_id: Name
     user_id: Name

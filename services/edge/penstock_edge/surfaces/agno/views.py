@@ -115,7 +115,7 @@ class UpstreamLeg(Encoding):
         if raw.kind == "open":
             self._read_session_id(orjson.loads(raw.payload))
         # If the connection broke before the end of the leg, the run's terminal event still follows,
-        # so this item is not the last one.
+        # so this item is not the last item of the stream.
         return Item(raw.sequence, [], last=raw.kind in ("end", "lost") and self._end_seen)
 
     def interruption(self) -> list[bytes]:
