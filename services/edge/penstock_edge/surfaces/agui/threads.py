@@ -172,7 +172,9 @@ class Threads:
         return await self._stream(request, session, view, start, prelude_bytes)
 
     def _session(self, request: Request, agent: str | None) -> Session:
-        """Return the thread that the path names: of this agent, or of all agents if it is None.
+        """Return the thread that the path names.
+
+        The thread has the runs of the agent, or of all agents if `agent` is None.
 
         Raises:
             Problem: 403 for another user's thread, 404 for an unknown agent, 422 if the thread id
