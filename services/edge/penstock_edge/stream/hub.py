@@ -154,8 +154,8 @@ class Hub:
         for task in (self._starting, self._working):
             if task is not None:
                 task.cancel()
-        # The exception in a task refers to a stack frame, and the stack frame refers to this hub. If
-        # the hub kept the task, the hub and its ring would stay in memory.
+        # The exception in a task refers to a stack frame, and the stack frame refers to this hub.
+        # If the hub kept the task, the hub and its ring would stay in memory.
         self._starting = self._working = None
         await self._source.stop()
 
