@@ -63,8 +63,8 @@ async def serve(
         # configured a server for other machines. Then other machines may reach the probes, too.
         reachable = insecure or auth_config.asks
         # A kubelet uses the pod's address, and a metrics scraper may use any host name. So every
-        # host name is allowed if the other port requires authentication. If it does not, a browser
-        # page of a foreign host name (DNS rebinding) must not be able to read the probes.
+        # host name is allowed if the other port requires authentication. If the other port requires
+        # none, a page of a foreign host name (DNS rebinding) must not be able to read the probes.
         names = ("*",) if auth_config.asks else auth_config.hosts
         probes = Server(
             probe_routes(probed),

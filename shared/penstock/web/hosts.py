@@ -33,8 +33,9 @@ def name_in(header: str) -> str | None:
 class HostCheck:
     """Answers only requests whose header Host is a loopback name or one of `names`.
 
-    With `addresses`, requests whose Host is an IP address are answered, too, because no page of a
-    foreign name can send such a request. If `*` is among the names, every request is answered.
+    With `addresses`, requests whose Host is an IP address are answered, too. This is safe, because
+    no page of a foreign name can send such a request. If `*` is among the names, every request is
+    answered.
     """
 
     def __init__(

@@ -90,10 +90,10 @@ def application(routes: Sequence[Route], auth: Auth) -> ASGIApp:
 class Server:
     """Serves one port. With `port` 0 the system chooses the port; `port` has it after `start`.
 
-    Without an `auth`, every caller is `anonymous`. A WebSocket is closed (1011) if its peer does
-    not answer a ping before the next ping is due. `head_s` and `body_s`: the time limits of
-    `HttpProtocol`. `setting`: the name of the setting for the port, for the error text if the port
-    is taken.
+    Without an `auth`, every caller is `anonymous`. A WebSocket is closed (1011) if the client does
+    not answer a ping before the next ping is due. `head_s` and `body_s` are the time limits of
+    `HttpProtocol`. `setting` is the name of the setting for the port; the error text names the
+    setting if the port is taken.
 
     If callers are not authenticated, only requests for this machine and for the host names in the
     configuration of `auth` are answered. With `addresses`, requests for an IP address are answered,
@@ -137,8 +137,8 @@ class Server:
                 ws_ping_interval=ws_ping_s,
                 ws_ping_timeout=ws_ping_s,
                 ws_max_size=WS_MAX_BYTES,
-                # No compression, because its windows would take more memory than the rest of a
-                # connection.
+                # No compression: the buffers of the compression would take more memory than the rest
+                # of a connection.
                 ws_per_message_deflate=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=2,

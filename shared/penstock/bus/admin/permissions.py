@@ -2,9 +2,10 @@
 
 Services share the account PENSTOCK, with one user for each service. Subscribers have a separate
 account and reach only the subjects that are exported to this account. Permissions within one
-account cannot restrict subscribers in this way: a user that may make a JetStream request chooses
-the subject of the answer, and the server does not check this subject. A subscriber that may only
-fetch its next event could have the event delivered to `decide.<id>`, or into a bucket.
+account cannot restrict subscribers in this way. A user that may make a JetStream request chooses
+the subject of the answer, and the server does not check this subject. So within the account
+PENSTOCK, a subscriber that may only fetch its next event could choose `decide.<id>` or the subject
+of a bucket, and the server would deliver the event there.
 
 `python -m penstock.bus.admin.permissions` prints deploy/nats/accounts.conf.
 """

@@ -30,7 +30,7 @@ class Link(Enum):
     NEW = auto()
     DIALING = auto()  # the first connection is being made
     UP = auto()
-    AWAY = auto()  # the connection was lost; nats-py reconnects
+    AWAY = auto()  # the connection was lost, and nats-py is trying to reconnect
 
 
 class Dialer:

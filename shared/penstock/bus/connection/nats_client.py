@@ -40,8 +40,9 @@ class Connection(Client):
     """A connection that reconnects after every error until `close` is called.
 
     nats-py closes the client for good when the server sends an error that nats-py does not know
-    (an expired authentication, a line that is too long, a revoked account). The process would then
-    continue without a bus. In this class such an error causes a reconnect, like a lost connection.
+    (an expired authentication, a line that is too long, a revoked account). With nats-py's own
+    class, the process would then continue without a bus. In this class, such an error causes a
+    reconnect, as a lost connection does.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Connection(Client):
         self.returned_at = float("-inf")  # the last reconnect, on the monotonic clock
         self.node_lost_at = float("-inf")  # when this client last saw the cluster lose a server
         self._nodes: frozenset[str] = frozenset()  # the cluster's servers, as last announced
-        self._address = ""  # of the server that this client is connected to
+        self._address = ""  # the address of the server to which this client is connected
         self.on_refused: Callable[[str, str], None] = lambda action, subject: None
 
     @property
@@ -178,7 +179,8 @@ class Connection(Client):
         await self._process_op_err(error)
 
     async def _process_op_err(self, e: Exception) -> None:
-        # An orderly close would wait until a hanging server has taken all sent bytes.
+        # Abort the connection first. An orderly close would wait until the server has taken all
+        # sent bytes, and a hanging server never takes them.
         self._abort()
         await super()._process_op_err(e)
 

@@ -13,11 +13,12 @@ from penstock.bus.streams import Retention
 class BusSettings:
     """The settings of one `Bus`.
 
-    `url`: one server, or several separated by commas; the client discovers a cluster's other
-    servers.
-    `publish_timeout_s`: without an answer after this time, the outcome of a request is unknown.
-    `max_unacked_bytes`: the limit of bytes that are published and not yet acknowledged; further
-    publishes wait.
+    `url`: the URL of one server, or the URLs of several servers separated by commas. The client
+    discovers a cluster's other servers.
+    `publish_timeout_s`: how long a request waits for its answer. After this time, the outcome of
+    the request is unknown.
+    `max_unacked_bytes`: the limit of bytes that are published and not yet acknowledged. Further
+    publishes wait while the limit is reached.
     `repairs`: whether this process repairs streams that lost their end (see `state.continuity`),
     which only normalizers do.
     `clock_limit_s`: the limit of the difference between this machine's clock and NATS's clock.

@@ -15,8 +15,9 @@ class TlsRefused(Exception):
 class Tls:
     """The paths of the PEM files for TLS.
 
-    `ca` is the authority of the servers' certificates and replaces the system's authorities. `cert`
-    and `key` are the certificate that this client presents, and its key.
+    `ca` is the authority that signed the servers' certificates, and replaces the system's
+    authorities. `cert` is the certificate that this client presents. `key` is the private key of
+    this certificate.
     """
 
     ca: str | None = None

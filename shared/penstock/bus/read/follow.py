@@ -37,7 +37,7 @@ MAX_EARLY_BYTES = 4 * 1024 * 1024  # the limit of live messages kept while the h
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Describes what to follow: a stored pattern, its republished subject, the message order.
+    """Describes what to follow: the pattern in the stream, the republished subject, and the order.
 
     `follows` returns whether the second message is the direct successor of the first message.
     `repeats` returns whether the second message repeats the first message or an earlier message.

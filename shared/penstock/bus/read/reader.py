@@ -99,7 +99,7 @@ class Reader:
         batch, self._pending = self._pending, []
         for delivery in batch:
             if delivery.consumer_sequence != self._expected:
-                self._pull.restart()  # a message was lost; the new consumer starts with it
+                self._pull.restart()  # a new consumer starts with the lost message
                 return True
             self._expected += 1
             await self._handle(delivery.stored)

@@ -28,7 +28,7 @@ GIVE_UP_TRIES = 5
 # The server's limit of deliveries of one message if `max_unfinished` is None. Even if every process
 # that takes the message is killed, the limit is reached only after hours.
 MAX_UNCOUNTED = 1000
-LOOK_S = 0.2  # how often the queue checks whether there is room again
+LOOK_S = 0.2  # seconds between two checks whether there is room for more messages
 MAX_PENDING = 10_000  # the limit of messages that are delivered and not acknowledged
 
 

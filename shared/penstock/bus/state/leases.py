@@ -27,8 +27,8 @@ class Lease:
 
     `owner` is a name that no other process has or had, so a lease with this name belongs to this
     process. The next renewal writes `note` after the name. With `answers`, the holder answers
-    requests to `alive.<owner>`; another process that gets "no responders" there may then end the
-    lease (see `peers`).
+    requests to `alive.<owner>`. If another process gets "no responders" for this subject, the other
+    process may end the lease (see `peers`).
     """
 
     def __init__(

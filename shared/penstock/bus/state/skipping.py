@@ -17,7 +17,7 @@ EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 # The run id in the subjects of fillers. This run id is no UUID, so no service takes a filler for a
 # message of a run.
 NOBODY = "skipped"
-# By stream: the subject to publish to, and the subject as it is stored.
+# The subjects of the fillers of each stream: the subject of the publish, and the stored subject.
 _FILLERS = {
     streams.RAW: (subjects.raw(NOBODY, "penstock"), subjects.raw_stored(NOBODY, "penstock")),
     streams.EVENTS: (subjects.event("system.skipped", NOBODY),) * 2,

@@ -75,16 +75,18 @@ class Auth:
     ) -> Identity:
         """Return the caller of the request.
 
-        `public`: credentials are ignored. `stream_token`: a stream token in the URL is accepted.
+        `public`: whether credentials are ignored. `stream_token`: whether a stream token in the URL
+        is accepted.
 
         Raises Problem: 400 for contradicting credentials, 401 for missing or invalid credentials,
-        403 for a request of a foreign page or a request without its CSRF token, 503 if credentials
-        cannot be checked now.
+        403 for a request of a foreign page and for a request without the CSRF token that it needs,
+        503 if credentials cannot be checked now.
         """
         identity = await self._identify(scope, public=public, stream_token=stream_token)
         if identity.kind in ("cookie", "anonymous"):
-            # A page of any origin can make a browser send the cookie, or call a server without
-            # authentication. A bearer token is sent only by a caller that has the token.
+            # A page of any origin can make a browser send the cookie. Such a page can also call a
+            # server without authentication. So the origin is checked in these two cases. Only a
+            # caller that has a bearer token can send the token, so no page needs a check then.
             self._check_page(scope, identity)
         return identity
 

@@ -25,10 +25,11 @@ class Credential:
 def find(scope: Mapping[str, Any], cookie_name: str, *, stream_token: bool) -> Credential | None:
     """Return the request's credential; None if the request has none.
 
-    `stream_token`: a stream token in the URL is allowed. The header `Authorization` takes
-    precedence over the cookie, because browsers send the cookie with every request. Raises Refused:
-    401 for a JWT in the URL, or for a token in the URL of a route that accepts none; 400 for
-    contradicting credentials.
+    `stream_token`: whether a stream token in the URL is allowed. The header `Authorization` takes
+    precedence over the cookie, because browsers send the cookie with every request.
+
+    Raises Refused 401 for a JWT in the URL, and for any token in the URL of a route that accepts no
+    token in the URL. Raises Refused 400 for contradicting credentials.
     """
     in_url = _in_url(scope)
     bearer = _bearer(scope)

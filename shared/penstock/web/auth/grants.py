@@ -15,9 +15,9 @@ EVERYBODY = "*"
 class Grant:
     """The limits of a stream token. All limits apply together; an empty limit limits nothing.
 
-    `subjects` are of the form `category.action`; category and action may each be `*`. `users`: the
-    users whose runs the token may follow. `EVERYBODY` among `users` means all users; if `users` is
-    empty, the token may follow the runs of the user who made the token.
+    `subjects` have the form `category.action`, in which the category and the action may each be
+    `*`. `users` are the users whose runs the token may follow. `EVERYBODY` among `users` means all
+    users. If `users` is empty, the token may follow the runs of the user who made the token.
     """
 
     token_id: str

@@ -86,8 +86,8 @@ def require(identity: Identity, permission: Permission) -> None:
 def check_owner(identity: Identity, owner: str, what: str) -> None:
     """Raise Problem 404 if the caller may not see the owner's objects, as if there were no object.
 
-    `what` is the object in the error's text, such as "run 42". The text, "there is no run 42", is
-    the same as for an object that does not exist.
+    `what` names the object in the error's text, such as "run 42". The error's text is "there is no
+    run 42", as for an object that does not exist.
     """
     if not identity.sees(owner):
         raise Problem(404, f"there is no {what}")

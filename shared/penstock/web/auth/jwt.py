@@ -61,7 +61,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The claims of a valid token. `expires_at`: Unix seconds, the leeway included."""
+    """The claims of a valid token. `expires_at` is in Unix seconds and includes the leeway."""
 
     user_id: str
     scopes: frozenset[str]

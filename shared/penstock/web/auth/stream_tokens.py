@@ -108,7 +108,7 @@ class StreamTokens:
         unavailable_on: type[Exception],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`unavailable_on`: the exception that the store raises if it cannot be reached.
+        """Take the store and its error, `unavailable_on`: raised if the store cannot be reached.
 
         `now` returns Unix seconds from a clock that all processes that check tokens share.
         """
@@ -207,7 +207,8 @@ class StreamTokens:
     async def holds_until(self, token_id: str) -> float | None:
         """Return the present expiry in Unix seconds; None if the token was revoked.
 
-        Open streams call this method, so the call counts as a use of the token. Raises Refused 503.
+        Open streams call this method, so the call counts as a use of the token. Raises Refused 503
+        if the store cannot be reached.
         """
         found = await self._find(token_id)
         if found is None:
@@ -227,7 +228,7 @@ class StreamTokens:
         if last_s is not None and now - last_s < USED_EVERY_S:
             return
         if now - self._noted.get(found.token.id, -USED_EVERY_S) < USED_EVERY_S:
-            return  # another request records it
+            return  # another request has just recorded a use
         self._noted = {id: at for id, at in self._noted.items() if now - at < USED_EVERY_S}
         self._noted[found.token.id] = now
         # If the token is changed or revoked at the same time, this use is not recorded.
