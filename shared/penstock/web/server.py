@@ -137,8 +137,8 @@ class Server:
                 ws_ping_interval=ws_ping_s,
                 ws_ping_timeout=ws_ping_s,
                 ws_max_size=WS_MAX_BYTES,
-                # No compression: the buffers of the compression would take more memory than the rest
-                # of a connection.
+                # No compression: the buffers of the compression would take more memory than the
+                # rest of a connection.
                 ws_per_message_deflate=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=2,

@@ -116,7 +116,7 @@ class FairShare:
         self._changed.set()
 
     async def _on_dead(self, member: str) -> None:
-        """Delete the part leases of an ended member, since these would expire only seconds later."""
+        """Delete the part leases of an ended member; else the leases would expire seconds later."""
         parts = await self._bucket.entries(f"{self._group}.part.*")
         theirs = [entry for entry in parts if owner_of(entry) == member]
         await asyncio.gather(

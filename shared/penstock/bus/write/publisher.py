@@ -187,8 +187,8 @@ class Publisher:
                 headers = {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
                 if number == last:
                     headers[BATCH_COMMIT] = "1"
-                # The first message requests an answer, too. Otherwise a batch that the server refuses
-                # at its first message would fail only at the last message.
+                # The first message requests an answer, too. Otherwise a batch that the server
+                # refuses at the first message would fail only at the last message.
                 await self._send(
                     Message(message.subject, message.payload, headers),
                     reply if number in (1, last) else "",

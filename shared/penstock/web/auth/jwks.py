@@ -85,7 +85,7 @@ class Jwks:
         found = self._find(kid, algorithm)
         if found is None and (self._busy or self._now() >= self._look_again_at):
             self._look_again_at = max(self._look_again_at, self._now() + self._refetch_s)
-            if age_s <= MAX_STALE_S:  # older keys have just been read again
+            if age_s <= MAX_STALE_S:  # else the keys were read again above
                 await self._read_again()
             found = self._find(kid, algorithm)
         if found is None:

@@ -108,7 +108,7 @@ class StreamTokens:
         unavailable_on: type[Exception],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Take the store and its error, `unavailable_on`: raised if the store cannot be reached.
+        """Take the store; the store raises `unavailable_on` if the store cannot be reached.
 
         `now` returns Unix seconds from a clock that all processes that check tokens share.
         """
