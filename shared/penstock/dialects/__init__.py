@@ -1,1 +1,1 @@
-"""Decodes the protocols of agent servers and encodes those of clients, one folder per protocol."""
+"""Decodes agent servers' protocols and encodes clients' protocols, one folder per protocol."""

@@ -67,14 +67,14 @@ def string(value: JsonValue) -> str | None:
 
 
 def text(value: JsonValue) -> str:
-    """Returns a string as it is, "" for null, and any other value as JSON."""
+    """Returns a string unchanged, "" for null, and any other value as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else dumped(value)
 
 
 def verbatim(value: JsonValue) -> str:
-    """Returns a string as it is, and any other value as JSON ("null" for null)."""
+    """Returns a string unchanged, and any other value as JSON ("null" for null)."""
     return value if isinstance(value, str) else dumped(value)
 
 

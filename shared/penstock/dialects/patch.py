@@ -15,12 +15,12 @@ from typing import Final
 from penstock.dialects.base import Json, JsonObject
 from penstock.dialects.json import obj
 
-# The size of a document: the number of values plus the characters of text.
+# The greatest size of a document: the number of its values plus the characters of its text.
 MAX_SIZE: Final = 16 * 1024 * 1024
 MAX_LEVELS: Final = 200  # the levels of a document; orjson writes at most 254 levels
-# The size of a value that one operation copies, or moves to a deeper place in the document.
+# The greatest size of a value that one operation copies, or moves to a deeper place.
 MAX_COPIED: Final = 10_000
-# The keys in the path of a change in `apply_each`, which may add a level for each key.
+# The greatest number of keys in a path for `apply_each`, which may add a level for each key.
 MAX_KEYS: Final = 100
 
 _POINTER = re.compile(r"(?:/(?:[^/~]|~[01])*)*")  # RFC 6901

@@ -231,7 +231,7 @@ class AdkEncoder:
         If a policy decides all items, the run does not pause, so the client sees no requests.
         """
         yield from self._close(event)
-        # a call that is already in `longRunningToolIds` needs no further request
+        # A call in `_names` is already in `longRunningToolIds` and needs no further request.
         items = [
             item for item in self._requested_items if item.get("tool_call_id") not in self._names
         ]

@@ -268,7 +268,8 @@ class AgnoDecoder:
     def _paused(self, run: Run, body: AgnoFrame) -> Drafts:
         """Pauses the run if the outer run pauses.
 
-        If an inner run pauses, only announces the calls that wait: the outer run may continue.
+        If an inner run pauses, the outer run may continue, so the decoder only announces the calls
+        that wait.
         """
         needs = run_needs(body, team=run.kind == "team")
         if not run.inner:
@@ -298,7 +299,7 @@ class AgnoDecoder:
             call = self._tools.pending(run, need, drafts) if need.tool else None
             if call is not None and call.id in listed:
                 continue  # an agent lists the same call among its tools and its requirements
-            # the calls of two members may have the same upstream id
+            # The calls of two members may have the same upstream id, so item ids are made unique.
             item_id = ids.unique(call.upstream_id if call else need.step_id or "step")
             if call is not None:
                 listed.add(call.id)
@@ -418,7 +419,7 @@ class AgnoDecoder:
         return drafts
 
     def _close_all(self, status: str, why: str) -> list[Draft]:
-        """Ends all open parts, first those of inner runs.
+        """Ends all open parts of all runs, beginning with the inner runs.
 
         `why` says why the open messages are incomplete.
         """
@@ -526,7 +527,8 @@ def _item(item_id: str, need: Need, call: Call | None, run: Run) -> PauseItem:
         description=need.description,
         input_schema=need.input_schema,
         options=need.options,
-        # the continue request may have other arguments, and Agno runs the confirmed call with them
+        # The arguments of a confirmed call are editable: if the continue request has other
+        # arguments, Agno runs the call with the other arguments.
         editable=call is not None and need.kind == "confirmation",
         subrun=subrun,
     )

@@ -23,7 +23,7 @@ _LITERAL_STARTS: Final = ("{", "[", "(")
 
 
 def tool_value(result: Json) -> Json:
-    """Returns a tool's result as a value: parsed as JSON, else as a Python literal, else the text.
+    """Returns a tool's result parsed as JSON or as a Python literal; the text if neither fits.
 
     A text that begins with a quote is not parsed as a literal, because Agno sends strings without
     quotes.

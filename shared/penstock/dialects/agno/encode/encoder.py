@@ -91,7 +91,7 @@ class AgnoEncoder:
     """Encodes the events of one run (see `penstock.dialects.base.Encoder`).
 
     `kind` is the kind of the surface: agent, team or workflow. `name`, `model` and `model_provider`
-    come from the configuration. Each of the three is "" if the configuration does not set it.
+    come from the configuration. A value that the configuration does not set is "".
     """
 
     kind: str = "agent"
@@ -103,7 +103,7 @@ class AgnoEncoder:
     _first_text_s: float | None = None
     _spoke: bool = False  # the outer run has sent text, in any response
     _thoughts: list[str] = field(default_factory=list)  # thoughts of the outer run
-    # by the id of the inner run; "" for the outer run
+    # the state of each run in this response, by the id of the inner run; "" for the outer run
     _speakers: dict[str, _Speaker] = field(default_factory=dict)
     _streamed: set[str] = field(default_factory=set)  # open messages that were sent in pieces
     _calls: dict[str, _Call] = field(default_factory=dict)
@@ -337,7 +337,8 @@ class AgnoEncoder:
         data = event["data"]
         yield from self._show_calls(event)
         summary, value = data.get("summary", ""), data.get("value")
-        # if the summary only repeats the structured output as text, the answer is the output itself
+        # If the summary is empty or only repeats the structured output as text, the content of the
+        # answer is the structured output.
         structured = value is not None and summary in ("", text(value))
         content = value if structured else summary
         if self.kind != "workflow":
@@ -347,7 +348,8 @@ class AgnoEncoder:
         first_token_s = self._first_text_s and round(self._first_text_s - self._started_s, 6)
         duration_s = round(epoch_s(event) - self._started_s, 6)
         thoughts = {"reasoning_content": "".join(self._thoughts)} if self._thoughts else {}
-        # Agno's own client reads the metrics of a workflow only if they have `steps`
+        # Agno's own client reads the metrics of a workflow only if the metrics have the key
+        # `steps`.
         steps: JsonObject = {"steps": {}} if self.kind == "workflow" else {}
         yield self._address.frame(
             event,

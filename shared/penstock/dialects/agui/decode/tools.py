@@ -253,8 +253,8 @@ class Tools:
         repeated_args = _arguments(args_text)
         ran = repeated_args if repeated_args is not None else {"": args_text}
         if not args_text or approved is None or (repeated_args is None and not approved):
-            # The server repeats no arguments, or no approved arguments are known, so there is
-            # nothing to compare.
+            # The server repeats no arguments, or no approved arguments are known, so only the names
+            # of the tools are compared.
             ran = approved or {}
         if tool == call.tool and same_args(approved or {}, ran):
             return []

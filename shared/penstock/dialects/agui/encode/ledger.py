@@ -58,7 +58,7 @@ class Ledger:
     steps: dict[str, Step] = field(default_factory=dict)
     subagents: dict[str, Subagent] = field(default_factory=dict)
     known_subagents: set[str] = field(default_factory=set)  # started in this AG-UI run
-    # the inner run of each part, by kind and id, also of ended parts
+    # The inner run of each open or ended part, by the part's kind and id.
     owners: dict[str, str | None] = field(default_factory=dict)
 
     def owner_of(self, entity: str, owner: str | None) -> str | None:

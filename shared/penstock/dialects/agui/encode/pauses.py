@@ -70,7 +70,7 @@ def interrupt_of_all(approval_id: str) -> JsonObject:
 def decided(item: JsonObject, entry: JsonObject) -> JsonObject:
     """Returns the decision of a `resume[]` entry on an item: `{item_id, decision, note, value}`.
 
-    `item` is an item of `approval.requested`. The approvals service takes the result as it is.
+    `item` is an item of `approval.requested`. The approvals service takes the result unchanged.
 
     Raises:
         UnclearAnswer: The answer to a confirmation is neither yes nor no.

@@ -3,9 +3,9 @@
 In `agui`, an event has exactly the fields that AG-UI describes. Penstock's own fields are under
 `metadata.penstock`. In `agui+runs`, an event has the fields of agent-runs-sse.md and, at the top
 level, the fields that an AG-UI client needs. Messages and arguments are sent when they are
-complete. The contract keeps some counters internal (`COUNTERS`), so `agui+runs` also removes these
-counters from the frames of upstreams. Arguments, results, state and `ui_schema` are the agent's own
-data and stay unchanged, even if some of their keys have the names of counters.
+complete. The contract keeps some counters internal (`COUNTERS`), so `agui+runs` removes these
+counters from metrics and from the frames of upstreams. Arguments, results, state and `ui_schema`
+are the agent's own data and stay unchanged, even if some of their keys have the names of counters.
 """
 
 from __future__ import annotations

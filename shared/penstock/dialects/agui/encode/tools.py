@@ -29,8 +29,8 @@ class Tools:
     def arguments(self, data: JsonObject) -> Iterator[Emitted]:
         """Handles llm.tool_args.
 
-        Arguments that are a value at a path cannot be sent as a piece of text. The encoder sends
-        such arguments with the call.
+        If the data has a value at a path and no text (`delta`), AG-UI has no event for the piece.
+        The encoder then sends the arguments with the call.
         """
         delta = data.get("delta")
         id = data["tool_call_id"]
@@ -143,7 +143,7 @@ def _facts(call: Call) -> JsonObject:
 
 
 def _result_text(result: JsonObject) -> str:
-    """Returns a tool's result as text: a text as it is, any other value as JSON, or the error."""
+    """Returns a tool's result as text: a string unchanged, other values as JSON, or the error."""
     value = result.get("result")
     if value is None:
         return result.get("error") or ""
