@@ -137,7 +137,7 @@ def heard_out(app: ASGIApp) -> ASGIApp:
 
     async def hearing_out(scope: Scope, receive: Receive, send: Send) -> None:
         # No middleware wraps `receive`, so `receive` is a method of uvicorn's request cycle, and
-        # its object is the cycle. With another server, this wrapper does nothing.
+        # `receive.__self__` is this cycle. With another server, this wrapper does nothing.
         cycle: Any = getattr(receive, "__self__", None)
         if scope["type"] != "http" or not getattr(cycle, "more_body", False):
             await app(scope, receive, send)

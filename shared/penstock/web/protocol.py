@@ -43,7 +43,7 @@ class HttpProtocol(HttpToolsProtocol):
       plus `FRAMING_PER_BYTE` bytes for each byte of the body. If the framing is larger, the
       connection is closed. Trailers are dropped.
     - The head must be complete within `head_s`, else the answer is 408. The time begins when the
-      connection is opened, or with the first byte of a later request. New bytes do not extend it.
+      connection is opened, or with the first byte of a later request. New bytes add no time.
     - The body must be complete within `body_s`, plus one second for every `BODY_BYTES_PER_S` bytes
       that have arrived. Otherwise the answer is 408. The time during which the application does not
       read is not counted.

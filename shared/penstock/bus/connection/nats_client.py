@@ -50,7 +50,7 @@ class Connection(Client):
         self.unanswered: set[asyncio.Future[Any]] = set()
         self.held_back = ""  # why nothing may be sent although the connection is up; else empty
         self.must_encrypt = False
-        self._left: Srv | None = None  # `leave` left this server; it is not tried next
+        self._left: Srv | None = None  # the server that `leave` left, for the next attempt to skip
         self.returned_at = float("-inf")  # the last reconnect, on the monotonic clock
         self.node_lost_at = float("-inf")  # when this client last saw the cluster lose a server
         self._nodes: frozenset[str] = frozenset()  # the cluster's servers, as last announced

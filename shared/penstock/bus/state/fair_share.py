@@ -110,8 +110,8 @@ class FairShare:
                 await asyncio.sleep(ANSWER_AGAIN_S)
 
     def _on_reconnect(self) -> None:
-        # Other members may have concluded that this member has ended, and may have deleted its
-        # leases. So this member renews its leases at once.
+        # Other members may have concluded that this member has ended, and may have deleted this
+        # member's leases. So this member renews the leases at once.
         self._renew_at = 0.0
         self._changed.set()
 

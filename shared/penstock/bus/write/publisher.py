@@ -194,7 +194,7 @@ class Publisher:
                     reply if number in (1, last) else "",
                 )
                 if ack.done() or not self._client.is_connected:
-                    break  # without its last message the server stores nothing of the batch
+                    break  # the server stores nothing of a batch without its last message
             return await self._settled(ack, timeout_s)
         finally:
             self._forget(reply)
