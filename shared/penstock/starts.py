@@ -313,7 +313,7 @@ _CONVERSATION: Final[Mapping[str, Check]] = {
 }
 _STATE: Final[Mapping[str, Check]] = {"stateDelta": _state("stateDelta", own=False)}
 
-# Fields of a body in the server's own format.
+# The fields that a body in the agent server's own format may have, by protocol.
 _BODY: Final[Mapping[str, _Table]] = {
     "agui": _Table(
         {
@@ -331,14 +331,14 @@ _BODY: Final[Mapping[str, _Table]] = {
     ),
     "agno": _Table({}),  # clients start runs of Agno agents with a form of Penstock
 }
-# Fields of a start's `input`, besides the message.
+# The fields that the `input` of a start may have besides the message, by protocol.
 _INPUT: Final[Mapping[str, _Table]] = {
     "agui": _Table(_CONVERSATION),
     "adk": _Table(_STATE, both_spellings=True),
     "agno": _Table({}),
 }
-# Fields of a new ADK session. Any key of the session's own state is accepted, since no other
-# session reads these keys.
+# The fields that a new ADK session may have. Any key of the session's own state is accepted, since
+# no other session reads these keys.
 _SESSION: Final = _Table({"state": _state("state", own=True)}, both_spellings=True)
 
 

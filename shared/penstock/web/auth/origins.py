@@ -41,9 +41,9 @@ def check_origin(scope: Mapping[str, Any], listed: Collection[str]) -> bool:
     """Return whether the request is from no page, from our own page, or from a listed origin.
 
     Browsers always send the header Origin with WebSockets and unsafe requests; other clients need
-    not send it. A page is our own if its Origin equals the header Host. For a peer on this machine,
-    our own pages are only those of loopback names: a foreign name that resolves to 127.0.0.1 (DNS
-    rebinding) also has an Origin equal to its Host.
+    not send the header. A page is our own if its Origin equals the header Host. For a peer on this
+    machine, a page must also have a loopback name to be our own. Otherwise a page of a foreign name
+    that resolves to 127.0.0.1 (DNS rebinding) would be our own, because its Origin equals the Host.
     """
     origins = headers_of(scope, b"origin")
     if not origins:
