@@ -14,7 +14,8 @@ MIN_CHARACTERS: Final = 6  # of a secret; a shorter one would also match ordinar
 def without_secrets(agent: AgentConfig, facts: dict[str, Any]) -> dict[str, Any]:
     """The facts of a lost leg without the agent's credentials.
 
-    They may not be in a source frame, because clients with the scope `raw` read those.
+    The credentials must not be in a source frame, because clients with the scope `raw` read source
+    frames.
     """
     secrets = _secrets(agent)
     return {

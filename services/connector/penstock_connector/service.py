@@ -23,13 +23,13 @@ from penstock_connector.state.retries import with_retries
 
 log = logging.getLogger(__name__)
 
-KEEPALIVE_S = 1.0
-AT_ONCE = 64  # commands of a kind
+KEEPALIVE_S = 1.0  # how long an idle connection to an agent server is kept
+AT_ONCE = 64  # commands of one kind that are handled side by side
 # A connector counts as dead when nobody has answered for it for 2 s in all. A wrong guess loses the
 # runs whose server offers no way to reattach. A connection that was cut is restored after 0.1 to
 # 0.5 s for each NATS server that is tried, so 2 s are at least four attempts.
 CONFIRM_S = 1.5
-SHARE_S = 1.0
+SHARE_S = 1.0  # between two looks for starts that wait at other connectors
 _PODS = "$KV.leases.pod."
 
 
@@ -76,7 +76,10 @@ class ConnectorService(Service):
         self._lease = Lease(self.bus, f"pod.{context.pod}", context.pod, ttl_s, answers=True)
 
     async def start(self) -> None:
-        """Take the lease, then the work. Without this order, others would take it for dead."""
+        """Take the lease, and then take work.
+
+        In the other order, other connectors would take this connector for dead.
+        """
         await self._peers.answer()
         await self._lease.acquire()
         self.spawn("lease", lambda: keep(self._lease, self._settings.pod_renew_s))
@@ -92,7 +95,8 @@ class ConnectorService(Service):
             "start": self._commands.start,
         }
         at_once = {
-            # A cancel is at work until its leg has ended. A slow one must not keep others waiting.
+            # A cancel is handled until its leg has ended. A slow cancel must not keep other cancels
+            # waiting.
             "cancel": max(AT_ONCE, self._settings.max_legs),
             "start": AT_ONCE + self._settings.max_waiting_starts,
         }
@@ -114,17 +118,18 @@ class ConnectorService(Service):
             if kind == "start" and self._settings.max_waiting_starts:
                 self.spawn("share", partial(self._share, queue))
         if self.context.alone:
-            self._take_up_commands()  # those that an earlier process had taken and not finished
+            self._take_up_commands()  # an earlier process may have left some
 
     async def drain(self, grace_s: float) -> None:
-        """Take no work but cancels. Hand over the legs that lose nothing by it; let others end."""
+        """Take no work but cancels. Hand over the legs that lose nothing, and let others end."""
         await self._take_no_more()
         await self._commands.handover.drain(grace_s)
 
     async def stop(self) -> None:
         """Hand over or end the legs that are left, then give the lease back.
 
-        Without this order, another connector would take over legs that are still held here.
+        If the lease were given back first, another connector would take over legs that are still
+        held here.
         """
         await self._take_no_more()
         await self._commands.handover.stop()
@@ -139,7 +144,7 @@ class ConnectorService(Service):
         await self._commands.handover.refuse()
 
     async def _continue(self, stored: Stored) -> None:
-        """Carry a continue out; one without a decision becomes a dead letter."""
+        """Carry a continue command out. A command without a decision becomes a dead letter."""
         try:
             await self._commands.resume(stored)
         except NotDecided as error:
@@ -192,7 +197,8 @@ class ConnectorService(Service):
                 seen = 0
                 continue
             try:
-                # a start that was delivered since the last look is most likely being begun
+                # A start that was delivered since the last look is left out: another connector is most
+                # likely beginning it.
                 taking_up = asyncio.create_task(starts.take_up(seen))
                 self._taking_up.add(taking_up)
                 taking_up.add_done_callback(self._taking_up.discard)

@@ -10,8 +10,8 @@ from penstock.settings import Settings
 class NormalizerSettings(Settings):
     """Each field is read from the environment variable `PENSTOCK_<NAME>`."""
 
-    # The time is longer than an election of NATS, because no lease can be renewed during an
-    # election.
+    # `partition_ttl_s` is longer than an election of NATS, because no lease can be renewed during
+    # an election.
     partition_ttl_s: float = Field(
         12.0,
         ge=1,

@@ -65,7 +65,7 @@ class OpenDecision(Enum):
     """What is to be done with a decision whose sending is claimed by this connector."""
 
     OPEN = "open"
-    LOOK_AGAIN = "look_again"  # the leg was opened since the first look
+    LOOK_AGAIN = "look_again"  # the leg was opened before, so the run is read again
     END_AS_LOST = "end_as_lost"  # it may have been sent, and NATS has lost the leg's frames
     REFUSE = "refuse"  # the run has ended
 

@@ -1,7 +1,7 @@
 """What a leg holds of a response's body: unstored bytes, and a frame that is not complete.
 
-Both are counted for the leg and for the process. Without the second limit, many legs together could
-take all memory.
+The bytes of both are counted for the leg and for the process. Without the limit for the process,
+many legs together could take all memory.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ SMALL_FRAME_BYTES = 1024 * 1024  # an unfinished frame of this size is always al
 
 
 class Body:
-    """Chunks between the reader and the writer, held until they are stored.
+    """Holds the bytes of one leg between its reader and its writer, until they are stored.
 
-    The bytes of this leg are limited, and those of all legs by a common budget. A reader that waits
-    for room continues when its own writer has stored something. Even when other legs use up the
-    budget, a leg without unstored bytes may read one more chunk. All chunks are in one buffer,
-    since a list of tiny chunks would take many times the memory that is counted.
+    One limit applies to the bytes of this leg, and a common budget to the bytes of all legs. A
+    reader that waits for room continues when its own writer has stored bytes. Even when other legs
+    use up the budget, a leg without unstored bytes may read one more chunk. All chunks are in one
+    buffer, since a list of tiny chunks would take many times the memory that is counted.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class Body:
         self._limit_bytes = limit_bytes
         self._budget = budget
         self._unwritten = bytearray()
-        self._held_bytes = 0  # of it, and of what is being written
+        self._held_bytes = 0  # in `_unwritten`, and those that are being written
         self._writing_bytes = 0
-        self._received = ""
+        self._received = ""  # when the first byte of `_unwritten` came
         self._closed = False
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
@@ -52,9 +52,10 @@ class Body:
             await self._room.wait()
 
     async def take(self) -> tuple[str, bytes]:
-        """The time of receipt of the first unstored byte, and all unstored bytes; none at the end.
+        """Wait for bytes, and take all bytes that are not stored; no bytes at the body's end.
 
-        A call tells that the bytes of the call before are stored.
+        Return the time of receipt of the first byte, and the bytes. The caller stores the bytes
+        before it calls again, since each call counts the bytes of the previous call as stored.
         """
         self._give_back(self._writing_bytes)
         self._writing_bytes = 0

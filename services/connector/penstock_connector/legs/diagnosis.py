@@ -1,7 +1,7 @@
 """Logs why runs of an agent fail before they begin: the address, and what to change.
 
-Clients get neither, since both are of the operator's network. The server of an agent is checked at
-most once a minute, however many of its runs fail.
+Clients get neither the address nor the advice, since both describe the operator's network. The
+server of an agent is checked at most once a minute, however many of its runs fail.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from penstock_connector.secrets import without_secrets
 
 log = logging.getLogger(__name__)
 
-AGAIN_S: Final = 60.0
-_SERVER_ERROR: Final = 500  # from this status on the configuration is not the reason
+AGAIN_S: Final = 60.0  # between two checks of the same agent, at least
+_SERVER_ERROR: Final = 500  # at this status and above, the configuration is not the reason
 
 
 class Diagnosis:
@@ -74,7 +74,7 @@ class Diagnosis:
 
 
 def _has_answered(outcome: Outcome) -> bool | None:
-    """Whether the server answered; None where the configuration is not the reason."""
+    """Whether the server answered; None if the configuration is not the reason of the failure."""
     code = outcome.facts.get("code") if outcome.kind == "lost" else None
     if code == "not_a_stream":
         return True

@@ -14,9 +14,10 @@ from penstock_connector.legs.progress import Progress, Watcher
 
 @dataclass(slots=True)
 class LegHistory:
-    """Takes the leg's source frames in their order. `progress` is then that of the leg's holder.
+    """Takes a leg's source frames in their order, and reconstructs the progress of the leg.
 
-    `watcher` is the adapter's `watch`.
+    Afterwards `progress` is the same as the progress of the leg's earlier holder. `watcher` is the
+    adapter's `watch`.
     """
 
     leg: int
@@ -25,15 +26,17 @@ class LegHistory:
     progress: Progress = field(default_factory=Progress)
     opened: bool = False  # the leg's `open` was found
     claimed_to_call: bool = False
-    _begun_at: str = ""  # by the server's clock, RFC 3339
-    _taken_at: str = ""  # the same
+    # Times of NATS, RFC 3339: of the first byte, else of the first frame; and of the new holder's
+    # `claim`.
+    _begun_at: str = ""
+    _taken_at: str = ""
     _open: bytes = b""  # the parts of the `open` so far
     _connection: str = ""
     _parser: Parser | None = None
 
     @property
     def called(self) -> bool:
-        """Whether the upstream may have been called. Without an `open` it may have been."""
+        """Whether the upstream may have been called; also true if the `open` is missing."""
         return self.claimed_to_call or not self.opened
 
     def feed(self, frame: RawFrame, stored_at: str) -> None:
@@ -95,7 +98,8 @@ class LegHistory:
 def may_call(kind: str, facts: dict[str, object]) -> bool:
     """Whether the writer of this `open` or `claim` may have called the upstream after it.
 
-    A connector that opens a leg calls at once, unless earlier legs of the session have not ended:
-    then `calls` is false. A connector that takes a leg over writes `calls` when it calls.
+    A connector that opens a leg calls the upstream at once, unless earlier legs of the session have
+    not ended. In that case, the `open` has `calls: false`. A connector that takes a leg over writes
+    a `claim` with `calls: false`, and another one with `calls: true` before it calls the upstream.
     """
     return bool(facts.get("calls", kind == "open"))

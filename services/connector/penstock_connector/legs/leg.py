@@ -1,17 +1,17 @@
-"""One leg: one request to an agent server, its body put on the bus verbatim as it comes.
+"""Runs one leg: sends one request to an agent server, and stores the response verbatim in RAW.
 
 A leg goes through these phases, and never back:
 
 - WAITING: earlier legs of its session have not ended.
 - PREPARING: its request is being made. Nothing was sent.
 - CALLING: the request may have been sent, and the response is read.
-- CLOSING: the upstream is done with; the last source frame is being written.
+- CLOSING: the response has ended or was given up; the last source frame is being written.
 - OVER: the last source frame is written, or another connector holds the leg.
 
-What arrives is in RAW before anybody interprets it. While the broker is slow the upstream is not
-read. A leg ends in exactly one `end` or `lost` frame; a connector that releases a leg to another
-one writes neither. A leg that was taken over is reattached by the same code that mends a cut
-connection.
+The bytes of the response are in RAW before anybody interprets them. While the broker is slow, the
+upstream is not read. A leg ends in exactly one `end` or `lost` frame. A connector that releases a
+leg to another connector writes neither. The code that continues a stream after a cut connection
+also continues a leg that was taken over.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ from penstock_connector.upstreams.base import Attachment, Call, Upstream, Upstre
 
 log = logging.getLogger(__name__)
 
-REATTACH_TRIES: Final = 5  # without an event in between
-REATTACH_S: Final = 0.5
-# Right after a write of ours the leg is still ours: a takeover takes longer than this.
+REATTACH_TRIES: Final = 5  # tries in a row that brought no new event
+REATTACH_S: Final = 0.5  # the pause before a try, times the tries in a row without a new event
+# Seconds after a write of ours for which the leg is certainly still ours: the fence has accepted
+# the write, and a takeover takes longer than this.
 FRESH_S: Final = 0.5
 WAS_CUT: Final = "the connection was cut"
 HISTORY_LOST: Final = (
@@ -61,7 +62,7 @@ HISTORY_LOST: Final = (
     "nobody can go on with it"
 )
 
-# httpx raises these before a byte of the request has left.
+# The errors that httpx raises before it has sent a byte of the request.
 _NOT_SENT: Final = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
@@ -72,7 +73,7 @@ _NOT_SENT: Final = (
 
 
 class Phase(Enum):
-    """Where a leg is. The module's docstring describes the phases."""
+    """The phase of a leg. The module's docstring describes the phases."""
 
     WAITING = "waiting"
     PREPARING = "preparing"
@@ -83,9 +84,9 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the runner of a leg does for it."""
+    """The functions of the runner that a leg calls."""
 
-    prepare: Callable[[], Awaitable[Call]]  # makes the request; the same one when called again
+    prepare: Callable[[], Awaitable[Call]]  # makes the same request each time
     turn: Callable[[], Awaitable[None]]  # returns when the session's earlier legs have ended
     # Keeps the server's own id of the run, for a connector that takes the leg over.
     remember: Callable[[str], Awaitable[None]]
@@ -95,9 +96,10 @@ class Steps:
 class Leg:
     """A leg that this process holds. `run` does all of it and returns its outcome.
 
-    `history` is given for a leg whose upstream another connector has called: the leg reattaches.
-    `why` then says why it was taken over. `is_queued`: the leg's `open` says that it does not call
-    yet, since earlier legs of the session have not ended.
+    `history` is given if another connector has called the upstream for this leg. The leg then
+    reattaches to the upstream, and `why` says why the leg was taken over. `is_queued` is true if
+    the leg's `open` says that the leg does not call the upstream yet, since earlier legs of the
+    session have not ended.
     """
 
     run_id: str
@@ -170,7 +172,7 @@ class Leg:
                     return self.requests.stop_as or await self._cancel(stream)
                 outcome = stream.result()
                 if outcome.kind == "lost" and self.requests.cancelled is not None:
-                    return await self._cancel(stream)  # the stream broke since it was cancelled
+                    return await self._cancel(stream)  # the cancel may be why it broke
                 return outcome
         except TimeoutError:
             await stop(stream)
@@ -211,20 +213,20 @@ class Leg:
         return ended("cancelled", **(asked.facts if asked else {}), confirmed=confirmed)
 
     async def _cancel(self, stream: asyncio.Task[Outcome]) -> Outcome:
-        """Let the upstream end by itself if it can be asked to, else close the connection."""
+        """Ask the upstream to stop, and let it end by itself; else close the connection."""
         confirmed = True
         if await self._ask_to_cancel():
             await asyncio.wait({stream}, timeout=self.resources.settings.cancel_grace_s)
             confirmed = stream.done() and stream.result().kind != "lost"
-            # Agno closes the stream without a frame when it is asked before it has begun. Then
-            # there is no event that says that the run was cancelled.
+            # If Agno is asked to cancel a run that has not begun, it closes the stream without a
+            # frame. Then no event says that the run was cancelled, so the leg's end must say it.
             if confirmed and self._has_frames:
                 return stream.result()
         await stop(stream)
         return self._cancelled(confirmed=confirmed)
 
     async def _ask_to_cancel(self) -> bool:
-        """Ask the upstream to stop; False when closing the connection is the way."""
+        """Ask the upstream to stop; False if only closing the connection can stop it."""
         client, grace_s = self.resources.client, self.resources.settings.cancel_grace_s
         try:
             async with asyncio.timeout(grace_s):
@@ -245,7 +247,8 @@ class Leg:
 
     async def _stream(self) -> Outcome:
         if self.is_queued:
-            # Another connector may have taken the leg over while it waited, and called.
+            # Another connector may have taken the leg over while the leg waited, and may have
+            # called the upstream. Then the fence refuses this `claim`.
             await self._claim()
         prepared = await self._prepare()
         if isinstance(prepared, Outcome):
@@ -255,7 +258,7 @@ class Leg:
         return await self._follow(prepared)
 
     async def _prepare(self) -> Call | Outcome:
-        """The request; or how the leg ended, where none can be made."""
+        """Make the request. If it cannot be made, return the outcome of the leg."""
         try:
             self._call = await self.steps.prepare()
             return self._call
@@ -285,7 +288,8 @@ class Leg:
                 again = await self._reattachment(call)
                 if again is None:
                     return self._cannot_continue(reason)
-                # Bytes of two responses must not be joined into one frame.
+                # Readers of RAW parse the bytes of each connection separately. So a new name keeps
+                # the bytes of two responses from being joined into one frame.
                 cuts += 1
                 self.writer.connection = f"{connection}.{cuts}"
                 if again.produces_again:
@@ -320,7 +324,7 @@ class Leg:
             raise Cut(str(error)) from error
 
     async def _begin_attempt(self) -> None:
-        """Write that the upstream produces again from here on."""
+        """Write a `claim` that says: from here on, the upstream produces the leg again."""
         self._progress.attempt += 1
         await self._claim(attempt=self._progress.attempt)
         self._progress.attempt_unanswered = True
@@ -412,7 +416,7 @@ class Leg:
         )
 
     async def _end_without_history(self, error: HistoryLost) -> Outcome:
-        """RAW has lost frames of this leg, and what follows makes no sense without them."""
+        """End the leg as lost: RAW has lost frames without which later frames make no sense."""
         log.error("run %s leg %d: it is ended: %s", self.run_id, self.number, error)
         await self._ask_to_cancel()
         await self._close()
@@ -425,7 +429,7 @@ class Leg:
         return outcome
 
     async def _close(self) -> None:
-        """Let the adapter finish. An exception of it is logged and changes no outcome."""
+        """Let the adapter finish. Its exceptions are logged, and do not change the outcome."""
         if self._call is None:
             return
         await self._require_ours()
@@ -453,7 +457,10 @@ class Leg:
         await self._write("claim", orjson.dumps({"calls": True, **facts}))
 
     async def _require_ours(self) -> None:
-        """Return if the leg is ours. This process may have been suspended beyond its lease.
+        """Check that this connector still holds the leg.
+
+        This process may have been suspended for longer than its lease. Then another connector has
+        taken the leg over.
 
         Raises:
             FenceConflict: another connector holds the leg.
@@ -465,8 +472,8 @@ class Leg:
 def outlives_us(upstream: Upstream[Any], seen: Attachment, run_id: str) -> bool:
     """Whether the upstream's run goes on without this connection, and can be continued elsewhere.
 
-    An adapter that fails here answers no. Without this, one leg would keep all legs of a stopping
-    connector from being handed over.
+    The answer is False if the adapter raises an exception. If the exception were raised here, one
+    leg would keep all legs of a stopping connector from being handed over.
     """
     try:
         return upstream.outlives_us(seen)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-# Of a response that is no stream, at most this much is read and stored.
+# The most bytes that are read and stored of a response that is no stream.
 MAX_BYTES: Final = 256 * 1024
-MAX_SHOWN_CHARACTERS: Final = 1000
+MAX_SHOWN_CHARACTERS: Final = 1000  # of such a response, in the error text
 
 _STREAM: Final = "text/event-stream"
 _FIELDS: Final = (b"data:", b"event:", b"retry:", b"id:", b":")
@@ -21,7 +21,7 @@ class Beginning:
     """Decides by the content type and the first bytes whether a body is an event stream.
 
     A body with the type of event streams, or without a type, is a stream unless it begins like JSON
-    or HTML. A body with another type is a stream only if it begins with a field of one.
+    or HTML. A body with another type is a stream only if it begins like an event stream.
     """
 
     def __init__(self, content_type: str) -> None:
@@ -46,7 +46,7 @@ class Beginning:
                 self._kept = b""
 
     def end(self) -> None:
-        """Note that the body has ended. If it was too short to decide, its type decides."""
+        """Note that the body has ended. If it was too short to decide, the content type decides."""
         if self._is_stream is None:
             self._is_stream = self._claims
 

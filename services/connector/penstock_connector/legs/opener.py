@@ -41,11 +41,12 @@ class LegOpener:
     ) -> None:
         """Write the leg's records and its `open`, then let it run.
 
-        `facts` are the payload of the `open`. `is_taken_over`: an earlier connector claimed the
-        command. Without an agent of that name, the leg is opened and ended.
+        `facts` is the payload of the `open`. `is_taken_over`: an earlier connector claimed the
+        command. If `agent` is None, no agent has the command's name, and the leg is opened and
+        ended.
 
-        Up to the `open`, a BusError leaves the command to be delivered again. From the `open` on
-        the leg is ours, so every step is repeated while the bus is away.
+        If the bus fails before the `open` is written, the command is delivered again. Once the
+        `open` is written, the leg is ours, so every step is repeated while the bus is away.
 
         Raises:
             FenceConflict: another connector has opened the leg, or the run has moved on.
@@ -61,30 +62,33 @@ class LegOpener:
         try:
             is_first = True
             if agent is not None:
-                # 2. The place in the session's queue, before the `open`. Without this order, a leg
-                # that clients saw start could be overtaken by one that they started afterwards.
+                # 2. The place in the session's queue, before the `open`. In the other order, a leg
+                # that clients saw start could be overtaken by a leg that they started afterwards.
                 is_first = await self._join(order, agent)
                 known = await stores.sessions.thread_id(order.session)
                 order = order.named(known or self._runner.new_thread_id(order, agent))
                 facts = {**facts, **_names(order)}
             if not is_first:
                 # A successor must know that nothing was sent before the leg's turn came. Without
-                # this field it would end a leg that only waited as one that may have called.
+                # this field, a successor would treat a leg that only waited as a leg that may have
+                # called the upstream.
                 facts = {**facts, "calls": False}
             # 3. The `open`, before the upstream is called. Without it, a successor could not tell
             # whether the upstream was called. The fence admits one `open` of a leg.
             await writer.write("open", orjson.dumps(facts), leg=order.leg)
         except Exception as error:
             if isinstance(error, FenceConflict) or not isinstance(error, BusError):
-                # The leg is not ours. Without these two writes, the turn and the record would block
-                # the session and keep others busy. After a BusError nobody knows whether the `open`
-                # is stored, so both stay, and the command is delivered again.
+                # The leg is not ours. Without these two writes, the turn would block the session,
+                # and the record would make other connectors look for the leg. After a BusError,
+                # nobody knows whether the `open` is stored. So the turn and the record stay, and
+                # the command is delivered again.
                 await stores.sessions.leave(order.session, run_id, stores.pod, order.leg)
                 await stores.leg_records.delete(run_id)
             raise
         if is_taken_over:
             # 4. Clear away what earlier connectors left, after the `open` and not before. Until the
-            # fence admits our `open`, a suspended connector may still be first, and then needs it.
+            # fence admits our `open`, a suspended connector may still write its own `open` first.
+            # Then it needs its turn and its record.
             await with_retries(lambda: self._clear_predecessors(order))
         if time.monotonic() - recorded_at_s > FRESH_S:
             # 5. Another connector may have taken us for dead and deleted the record of a leg that
@@ -123,13 +127,14 @@ class LegOpener:
         unknown = lost("internal", f"no agent {order.command.agent} in this connector's file")
         await writer.write(unknown.kind, orjson.dumps(unknown.facts), leg=order.leg)
         if approval_id is not None:
-            # before the record is deleted, by which a successor would find the open sending
+            # This write comes before the deletion of the record: by the record, a successor would
+            # find that the sending is still open.
             await with_retries(lambda: stores.sendings.record(approval_id, "done", is_known=True))
         await with_retries(lambda: stores.leg_records.delete(order.run_id))
 
 
 def _names(order: Order) -> dict[str, str]:
-    """The session's two ids, where its server calls it otherwise."""
+    """The session's two ids; empty if the server uses the same id as the clients."""
     if order.thread_id == order.command.session_id:
         return {}
     return {"session_id": order.command.session_id, "thread_id": order.thread_id}

@@ -1,6 +1,6 @@
-"""Orders: commands to open a leg, with what it takes to carry them out.
+"""Orders: an order is a command to open a leg, with all that is needed to carry it out.
 
-An order is a leg's record with its command parsed. The connector that takes a leg over reads the
+An order consists of a leg's record and the parsed command. The connector that takes a leg over reads the
 same order from the record of the leg's earlier holder.
 """
 
@@ -61,7 +61,7 @@ class Order:
         return replace(self, thread_id=thread_id)
 
     def turn(self, pod: str) -> Turn:
-        """The place in the session's queue when that connector holds the leg."""
+        """The leg's place in the session's queue, with that connector as the holder."""
         return Turn(run_id=self.run_id, leg=self.leg, pod=pod, sequence=self.record.sequence)
 
 
@@ -112,7 +112,7 @@ class Orders:
         raise LookupError(f"the record of the pause for approval {command.approval_id} is lost")
 
     async def request(self, order: Order, upstream: Upstream[Any], agent: AgentConfig) -> Call:
-        """The request that opens the leg; the same one for each connector that asks.
+        """Make the request that opens the leg; it is the same for each connector that makes it.
 
         Raises:
             NotAccepted: the start passes something that the agent's server may not be passed.
@@ -131,7 +131,7 @@ class Orders:
 
 
 def accepted(agent: AgentConfig, command: StartCommand) -> StartCommand:
-    """The start with nothing but what the agent's server may be passed.
+    """Return the start with only the input that may be passed to the agent's server.
 
     Raises:
         NotAccepted: the start passes something else.

@@ -24,12 +24,15 @@ class Outcome:
 
 
 def ended(outcome: Literal["eof", "cancelled"], **facts: Any) -> Outcome:
-    """The body ended cleanly, or the leg was cancelled."""
+    """The outcome of a leg whose body ended cleanly, or that was cancelled."""
     return Outcome("end", {"outcome": outcome, **facts})
 
 
 def lost(code: str, error: str, **facts: Any) -> Outcome:
-    """The body was cut or could not begin. `code` is one of lifecycle.failed's codes."""
+    """The outcome of a leg whose body was cut or could not begin.
+
+    `code` is one of the codes of lifecycle.failed.
+    """
     return Outcome("lost", {"code": code, "error": error, **facts})
 
 

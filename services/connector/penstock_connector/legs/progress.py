@@ -1,4 +1,4 @@
-"""The progress of a leg's stream, as its holder saw it or as RAW shows it. Pure."""
+"""The progress of a leg's stream, as the leg's holder saw it, or as RAW shows it. Pure."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ class Progress:
     attempt: int = 1  # a reattachment that makes the server produce again begins another attempt
     answered: bool = False  # the server has begun to answer, to this connector or an earlier one
     attempt_unanswered: bool = False  # a later attempt was begun, and no byte of it has come
-    unwatchable: bool = False  # a frame could not be watched, so `seen` may be wrong
+    unwatchable: bool = False  # the adapter failed on a frame, so `seen` may be wrong
 
     @property
     def can_reattach(self) -> bool:
-        """False where a second request might run something twice, or begin at the wrong event."""
+        """Whether a second request is safe. Else it might run a tool twice, or skip events."""
         return not (self.attempt_unanswered or self.unwatchable)
 
     def watch(self, watcher: Watcher, frame: Frame) -> None:
         """Let the adapter note the frame.
 
-        A frame that breaks the adapter does not break the run: its bytes go on as they came. The
-        leg cannot be reattached any more, since the adapter's notes may be wrong. Without this, a
-        leg with such a frame would break each connector that takes it over, and never end.
+        If the adapter raises an exception, the run continues, and the frame's bytes are stored as
+        they came. The leg cannot be reattached any more, since the adapter's notes may be wrong. If
+        the exception were raised, each connector that takes the leg over would fail on the same
+        frame, and the leg would never end.
         """
         try:
             watcher(frame, self.seen)

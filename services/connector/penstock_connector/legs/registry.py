@@ -12,7 +12,8 @@ from penstock.bus import Retry
 from penstock_connector.legs.leg import Leg, Phase
 from penstock_connector.legs.outcome import Outcome
 
-# Each leg gets this long to write how it ended; a bus that is away must not keep the process.
+# Seconds that `stop` waits for the legs to write how they ended, and how often it waits. After that
+# the process ends, even if the bus is away.
 STOP_S: Final = 2.0
 STOP_TRIES: Final = 3
 STOPPED: Final = "the connector was stopped, the upstream was not"
@@ -68,10 +69,10 @@ class LegRegistry:
 
     @contextmanager
     def exclusively(self, run_id: str) -> Iterator[None]:
-        """One command or takeover of a run at a time.
+        """Let only one command or takeover work on a run at a time.
 
-        The server may deliver one command twice to this process, and the reaper may meet a command.
-        Without this, both would open the same leg.
+        The server may deliver a command twice to this process, and the reaper may find a run that a
+        command works on. Without this lock, both would open the same leg.
 
         Raises:
             Retry: another command of the run is at work.
@@ -102,8 +103,9 @@ class LegRegistry:
     async def release(self, run_id: str) -> None:
         """Release the run's leg here, if any, and return when its records are updated.
 
-        The leg is over, or another connector holds it. Without the wait, the updates that it still
-        makes would hit the records of the leg that this connector is about to take over.
+        That leg is over, or another connector holds it, but its task may still update records.
+        Without the wait, these updates would change the records of the leg that this connector is
+        about to take over.
         """
         if (held := self._legs.get(run_id)) is not None:
             held.leg.requests.release()

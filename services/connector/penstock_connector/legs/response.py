@@ -21,9 +21,9 @@ from penstock_connector.legs.tasks import stop
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.upstreams.base import Upstream
 
-MAX_DETAIL_CHARACTERS: Final = 4000
+MAX_DETAIL_CHARACTERS: Final = 4000  # of an error response's text
 MAX_DETAIL_BYTES: Final = 4 * MAX_DETAIL_CHARACTERS
-DETAIL_S: Final = 5.0
+DETAIL_S: Final = 5.0  # to read an error response's text
 
 
 class Cut(Exception):
@@ -53,11 +53,11 @@ Store = Callable[[bytes, str], Awaitable[None]]
 
 
 class ResponseBody:
-    """Reads a response and stores it at the same time. Bytes that come during a write are written
-    together in the next one.
+    """Reads a response and stores it at the same time.
 
-    `reattached`: the response continues an earlier one. So the server may refuse that, and the
-    response may go on after the leg's last event.
+    Bytes that come during a write are written together in the next write. `reattached` is true if
+    the response continues an earlier response. In that case, the server may refuse to continue, and
+    the response may contain events after the last event of the leg.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ResponseBody:
         self._frames = Frames(resources.settings.max_frame_bytes, resources.frame_budget)
 
     async def pump(self) -> Outcome | ReattachRefused:
-        """Read and store all of it.
+        """Read and store the whole response.
 
         Raises:
             Cut: the connection broke.
@@ -104,7 +104,8 @@ class ResponseBody:
                 await stop(reading)
                 await self._response.aclose()
             finally:
-                # A write is never cancelled: the next could not tell whether the first was stored.
+                # A write is never cancelled. After a cancelled write, the next write could not tell
+                # whether the cancelled one was stored.
                 await asyncio.wait({writing})
         writing.result()
         return reading.result()

@@ -1,4 +1,4 @@
-"""Runs a leg that this connector holds in a task of its own, and closes its records at the end."""
+"""Runs each leg of this connector in its own task, and updates the leg's records at the end."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LegRunner:
         return self._upstreams[agent.protocol]
 
     def new_thread_id(self, order: Order, agent: AgentConfig) -> str:
-        """What a new session of the order is called at the agent's server."""
+        """The id that the order's session gets at the agent's server if the session is new."""
         return thread_id(agent, order.command, callers_known=self._callers_known)
 
     async def stop(self) -> None:
@@ -89,7 +89,7 @@ class LegRunner:
         why: str = "",
         cancelled: CancelCommand | None = None,
     ) -> None:
-        """Register the leg and let its task run it. The leg's `open` or `claim` is in RAW.
+        """Register the leg and start its task. The caller has written its `open` or `claim`.
 
         See `Leg` for `is_queued`, `history` and `why`. With `cancelled`, the leg only asks the
         upstream to stop.
@@ -116,8 +116,9 @@ class LegRunner:
         )
         if cancelled is not None:
             leg.requests.cancel(cancelled.by, cancelled.reason)
-        # The leg listens before it calls. Without this order, a cancel that comes between the call
-        # and the subscription would find no holder, and end the run while the upstream goes on.
+        # The leg listens before it calls. In the other order, a cancel that comes between the call
+        # and the subscription would find no holder. It would end the run while the upstream
+        # continues.
         listening = await with_retries(
             lambda: self._bus.subscribe(control(run_id), partial(self._on_control, leg))
         )
@@ -134,13 +135,13 @@ class LegRunner:
         leg.requests.cancel(asked.by, asked.reason)
         await self._bus.client.publish(msg.reply, b"{}")
 
-    # What the leg asks its holder for
+    # The steps that a leg calls
 
     async def _prepare(self, order: Order, agent: AgentConfig, *, was_called: bool) -> Call:
         """The leg's request.
 
         Raises:
-            NotAccepted: a start may not be sent, also while a run of its session waits.
+            NotAccepted: the start may not be sent; a waiting run of its session can be the reason.
         """
         if order.leg == 1 and not was_called and _waits_for_its_thread(agent):
             sessions, key = self._stores.sessions, order.session
@@ -204,7 +205,7 @@ class LegRunner:
         await self._stop_listening(leg, listening)
         await self._pass_cancel_on(leg, outcome)
         if outcome == RELEASED:
-            # The connector that goes on with the leg needs the record and the place in the queue.
+            # The connector that continues the leg needs the record and the place in the queue.
             return
         # 1. Leave the queue. Without this write, the session's next leg would wait until it finds
         # in RAW that this one has ended.
@@ -216,8 +217,9 @@ class LegRunner:
         if order.approval_id is not None and outcome != TAKEN_OVER:
             approval_id, state = order.approval_id, sending_state(outcome.label)
             await with_retries(lambda: stores.sendings.record(approval_id, state, is_known=True))
-        # 3. Delete the record of the leg, last. If this process ends before, another connector
-        # finds by the record what is not yet done; without the record nobody would look.
+        # 3. Delete the record of the leg, last. If this process ends before this write, another
+        # connector finds the record, and does what is not yet done. Without the record, nobody
+        # would look.
         await with_retries(lambda: stores.leg_records.delete(run_id))
 
     async def _stop_listening(self, leg: Leg, listening: Subscription) -> None:
@@ -227,15 +229,16 @@ class LegRunner:
             log.debug("run %s leg %d: not unsubscribed: %r", leg.run_id, leg.number, error)
 
     async def _pass_cancel_on(self, leg: Leg, outcome: Outcome) -> None:
-        """Let no cancel be lost that this connector has accepted and the leg has not served."""
+        """Pass on a cancel that this connector has accepted and the leg has not carried out."""
         cancelled = leg.requests.cancelled
         if cancelled is None:
             return
         if outcome.kind == "gone":
-            # Another connector holds the leg. Without this, that connector would not learn of it.
+            # Another connector holds the leg. Without this command, it would not get the cancel.
             await with_retries(lambda: self._cancel_again(leg.run_id, cancelled))
         elif outcome.label == "eof":
-            # The leg may have ended in a pause just before the cancel. Then the run still waits.
+            # The leg may have ended in a pause just before the cancel. Then the run still waits,
+            # and is cancelled here.
             runs = self._stores.runs
             await with_retries(lambda: runs.cancel_between_legs(leg.run_id, cancelled.facts))
 
@@ -251,5 +254,5 @@ def _waits_for_its_thread(agent: AgentConfig) -> bool:
 
 
 def sending_state(label: str) -> SendingState:
-    """What became of the decision that a leg was to send. `label` is of the leg's outcome."""
+    """What became of the decision that a leg was to send. `label`: the label of its outcome."""
     return "outcome_unknown" if label == "outcome_unknown" else "done"

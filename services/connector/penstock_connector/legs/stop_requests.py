@@ -25,8 +25,8 @@ class Cancelled:
 class StopRequests:
     """Requests to stop a leg. They may come at any time and more than once.
 
-    A leg may be both cancelled and released. The connector that goes on with the leg then cancels
-    it. Of a release and an abandonment, the first one counts.
+    A leg may be both cancelled and released. Then the connector that takes the leg over cancels it.
+    If a leg is both released and abandoned, only the first request counts.
     """
 
     cancelled: Cancelled | None = None
@@ -34,16 +34,19 @@ class StopRequests:
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def cancel(self, by: str, reason: str) -> None:
-        """End the run."""
+        """Ask the leg to cancel the run."""
         self.cancelled = Cancelled(by, reason)
         self._asked.set()
 
     def release(self) -> None:
-        """Close the connection and write nothing: another connector is about to take the leg."""
+        """Ask the leg to close the connection and to write nothing.
+
+        Another connector is about to take the leg.
+        """
         self._stop(RELEASED)
 
     def abandon(self, error: str) -> None:
-        """Close the connection, and write that the upstream is lost."""
+        """Ask the leg to close the connection, and to write that the upstream is lost."""
         self._stop(lost("upstream_lost", error))
 
     async def wait(self) -> None:

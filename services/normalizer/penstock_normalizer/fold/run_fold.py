@@ -87,7 +87,10 @@ class RunFold:
         return list(self.events(frame))
 
     def events(self, frame: RawFrame) -> Iterator[CanonicalEvent]:
-        """Yield this frame's events one by one; together they can have a hundred times its size."""
+        """Yield this frame's events one by one.
+
+        All events of a frame together can be a hundred times as large as the frame.
+        """
         self.error = None
         if frame.sequence <= self.raw_sequence or self.broken_off:
             return

@@ -11,7 +11,7 @@ import time
 
 from penstock import telemetry
 
-RETRY_S, MAX_RETRY_S = 1.0, 30.0
+RETRY_S, MAX_RETRY_S = 1.0, 30.0  # the first delay before another try, and the longest delay
 
 
 class BlockedRun:

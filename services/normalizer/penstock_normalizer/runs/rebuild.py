@@ -117,7 +117,10 @@ class Rebuild:
                 await self._index.update_from_stored(self._run_id, last)
 
     def _continue_numbers(self, fold: RunFold, frame: RawFrame) -> None:
-        """Continue the published events' numbers: another version may have made more or fewer."""
+        """Continue the numbers of the published events.
+
+        Another version of the normalizer may have made more or fewer events of the same frames.
+        """
         published = self._output.events
         if published.sequence and published.raw_position < frame.sequence:
             fold.sequence = published.sequence

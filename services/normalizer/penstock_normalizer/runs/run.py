@@ -1,8 +1,8 @@
 """Fold one run's frames, in order, and publish the run's events, in order.
 
-A frame is done when its events are in EVENTS. The next normalizer of the partition, or a normalizer
-that does not know yet that it has lost the partition, folds the same frames into the same events.
-The fence of EVENTS accepts each event once.
+A frame is done when its events are in EVENTS. Two normalizers may fold the same frame: the
+partition's new holder, and the former one, as long as it does not know that it has lost the
+partition. Both produce the same events, and the fence of EVENTS accepts each event once.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from penstock_normalizer.fold.run_fold import RunFold
 
 log = logging.getLogger(__name__)
 
-# An atomic batch takes 4 to 7 ms, independent of its size. Fewer events than this are published
-# faster one by one.
+# The number of events from which events are published in an atomic batch. A batch takes 4 to 7 ms,
+# independent of its size, so fewer events are published faster one by one.
 BATCH_FROM = 50
 
 

@@ -19,7 +19,7 @@ from penstock_normalizer.fold.run_fold import RunFold
 
 log = logging.getLogger(__name__)
 
-MAX_SHOWN_CHARACTERS = 2000
+MAX_SHOWN_CHARACTERS = 2000  # of each text of an event that a record repeats
 
 _STATUS: Mapping[str, RunStatus] = {
     "lifecycle.started": "running",
