@@ -197,8 +197,8 @@ class ConnectorService(Service):
                 seen = 0
                 continue
             try:
-                # A start that was delivered since the last look is left out: another connector is most
-                # likely beginning it.
+                # A start that was delivered since the last look is left out: another connector is
+                # most likely beginning it.
                 taking_up = asyncio.create_task(starts.take_up(seen))
                 self._taking_up.add(taking_up)
                 taking_up.add_done_callback(self._taking_up.discard)

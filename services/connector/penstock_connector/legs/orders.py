@@ -1,7 +1,7 @@
 """Orders: an order is a command to open a leg, with all that is needed to carry it out.
 
-An order consists of a leg's record and the parsed command. The connector that takes a leg over reads the
-same order from the record of the leg's earlier holder.
+An order consists of a leg's record and the parsed command. The connector that takes a leg over
+reads the same order from the record of the leg's earlier holder.
 """
 
 from __future__ import annotations
