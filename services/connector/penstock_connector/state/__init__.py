@@ -1,1 +1,1 @@
-"""What KV and RAW say of runs, sessions, claims and legs."""
+"""Reads and writes what KV and RAW hold about runs, sessions, claims and legs."""

@@ -3,8 +3,8 @@
 The server counts how often it has delivered a command. When connectors are killed again and again,
 a sound command is delivered many times and never finished, so the count says nothing about the
 command. Therefore, from a number of deliveries on, a connector records each attempt before it
-begins, and deletes the record when it has survived the attempt, whatever the result. Time that a
-command only waits, for a leg or for its next attempt, is no part of an attempt. When several
+begins, and deletes the record when it has survived the attempt, whatever the result. While a
+command only waits, for a leg or for its next attempt, no attempt is under way. When several
 attempts in a row were not survived, the command is the reason.
 """
 
@@ -16,12 +16,12 @@ from contextlib import asynccontextmanager
 from penstock.bus import Bus, NeverFinished, Stored
 from penstock.bus.subjects import run_id_of
 
-UNCOUNTED = 10  # deliveries before attempts are recorded: nearly every command needs one
-MAX_UNSURVIVED = 5
+UNCOUNTED = 10  # deliveries without a record; nearly every command needs only one delivery
+MAX_UNSURVIVED = 5  # attempts in a row; then the command is the reason
 
 
 class Attempts:
-    """How many attempts in a row no connector survived: KV `claims`.
+    """Counts how many attempts in a row no connector survived, in KV `claims`.
 
     The key is `attempts.<run>.<stream sequence>.<step>`. Each step of a command has a count of its
     own, since a connector that survives the first step may end in the second.
@@ -32,7 +32,7 @@ class Attempts:
 
     @asynccontextmanager
     async def at(self, step: str, stored: Stored) -> AsyncIterator[None]:
-        """Within the context, the command may end this process.
+        """Record an attempt. Within the context, the command may end this process.
 
         The attempt is recorded for a command that was delivered more than 10 times, or that has a
         record. (`delivered` is 0 where the command was read from the stream, not delivered.)

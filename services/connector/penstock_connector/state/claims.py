@@ -33,7 +33,10 @@ class Claims:
         return _claim(entry) if entry is not None else None
 
     async def take_over(self, run_id: str, state: ClaimState = "held") -> bool:
-        """Replace the claim of a connector that does not answer; False when another was first."""
+        """Replace the claim of a connector that does not answer.
+
+        Return False if that connector answers, or if another connector replaced the claim first.
+        """
         entry = await self._bucket.get(f"claim.{run_id}")
         if entry is None or await self._connectors.answers(_claim(entry).pod):
             return False
@@ -44,7 +47,7 @@ class Claims:
     async def give_back(self, run_id: str) -> None:
         """Let any connector take over a start that this connector has claimed and cannot begin.
 
-        Without this write every other connector would wait for this one, which does not go on.
+        Without this write, every other connector would wait for this one, which does not begin.
         """
         entry = await self._bucket.get(f"claim.{run_id}")
         if entry is not None and _claim(entry) == Claim(pod=self._pod):

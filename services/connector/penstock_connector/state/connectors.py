@@ -25,7 +25,7 @@ class Connectors:
 
     `sees_others()` is False after the bus was away for so long that all leases have expired. Then
     the other connectors are about to renew their leases, so none of them counts as dead. `peers`
-    learns by asking; a connector that it has found dead is dead in any case.
+    asks connectors whether they live. A connector that `peers` has found dead is dead in any case.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Connectors:
     async def answers(self, pod: str) -> bool:
         """As `lives`, but False as soon as nobody answers for that connector.
 
-        This is enough to begin what that connector has not begun. If it lives after all, the fence
-        refuses its `open`.
+        If nobody answers, another connector may begin what that connector has claimed and not
+        begun. If that connector lives after all, the fence refuses its `open`.
 
         Raises:
             BusError: the leases cannot be read.
@@ -86,7 +86,9 @@ class Connectors:
         return await self.lives(pod)
 
     async def living(self) -> set[str]:
-        """All connectors with a valid lease, and this one. Ask `sees_others` afterwards.
+        """All connectors with a valid lease, and this one.
+
+        The result counts only if `sees_others()` returns True afterwards.
 
         Raises:
             BusError: the leases cannot be read.
@@ -96,6 +98,6 @@ class Connectors:
         return {key.removeprefix("pod.") for key in keys} | {self._pod}
 
     def suspect(self, pods: set[str]) -> None:
-        """Ask whether these connectors live, which have left leg records and no lease."""
+        """Ask whether these connectors live. They have leg records, but no lease."""
         if self._peers is not None:
             self._peers.suspect(pods)

@@ -1,7 +1,7 @@
 """Decisions as the approvals service has recorded them: KV `approvals`, read from the leader.
 
-A continue command is only a reminder. The request to the server is made of the record, which is
-written before the command, and only if the command says exactly the same.
+A continue command is only a reminder. The request to the server is made from the record, which is
+written before the command. The request is made only if the command says the same as the record.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which legs a connector holds: KV `claims`, key `active.<pod>.<run>`.
 
-The record of a leg is all that another connector needs to go on with it. The command follows the
-facts as it came from the stream, so that a large command stays a reference to the object store.
+The record of a leg is all that another connector needs to continue the leg. The record's value is
+the facts, followed by the command's payload as it came from the stream. So a large command stays a
+reference to the object store.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class LegRecord:
 
     @classmethod
     def parse(cls, value: bytes) -> LegRecord | None:
-        """None for a record of a release that kept no facts. Facts of a later one are left out."""
+        """Parse a record; None for a record of an old release, which has no facts.
+
+        Facts that only a later release knows are left out.
+        """
         facts, _, command = value.partition(b"\n")
         if not command:
             return None
@@ -48,7 +52,7 @@ _FACTS = frozenset(each.name for each in fields(LegRecord)) - {"command"}
 
 
 class StoredLeg(NamedTuple):
-    """A leg record as it is stored. `record` is None for one without facts, or when none exists."""
+    """A stored leg record. `record` is None if it has no facts, or if there is no record."""
 
     record: LegRecord | None
     revision: int  # 0 when there is no record
@@ -73,9 +77,9 @@ class LegRecords:
         await self._bucket.delete(f"active.{self._pod}.{run_id}")
 
     async def delete_of(self, pod: str, run_id: str, revision: int) -> None:
-        """Delete another connector's record in that revision.
+        """Delete another connector's record if it still has that revision.
 
-        Without the revision, a connector that lives would lose the record of its next leg.
+        Without this condition, a connector that lives would lose the record of its next leg.
         """
         await self._bucket.delete(f"active.{pod}.{run_id}", revision)
 
@@ -91,7 +95,7 @@ class LegRecords:
         return StoredLeg(LegRecord.parse(entry.value), entry.revision)
 
     async def find(self, pod: str = "*", run_id: str = "*") -> list[tuple[str, str]]:
-        """Pod and run of every record; those of one pod, or of one run."""
+        """Pod and run of every record, or only of the records of one pod or of one run."""
         pairs = []
         for key in await self._bucket.keys(f"active.{pod}.{run_id}"):
             _, holder, held = key.split(".")

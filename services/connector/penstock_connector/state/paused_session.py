@@ -20,16 +20,17 @@ from penstock.starts import NotAccepted, Refusal
 from penstock_connector.state.retries import with_retries
 from penstock_connector.state.run_state import CLOSED, Runs, kind_of
 
-SETTLES_S: Final = 20.0  # the normalizer reads within it whether a leg that ended has paused
+SETTLES_S: Final = 20.0  # within it, the normalizer finds out whether an ended leg has paused
 LOOK_S: Final = 0.1
 BY_CALL: Final = "tool"  # the style of an answer that names its call
 
 
 async def require_at_rest(bus: Bus, runs: Runs, run_ids: Sequence[str]) -> list[str]:
-    """Return those of the runs that have ended. The others wait for an answer that names its call.
+    """Return the runs that have ended. No other run waits for an answer that names no call.
 
     Raises:
-        NotAccepted: a run waits for another answer, or nobody knows yet whether it does.
+        NotAccepted: a run waits for an answer that names no call, or it is not yet known whether a
+            run waits.
     """
     ended = []
     for run_id in run_ids:
@@ -46,7 +47,8 @@ async def _has_ended(bus: Bus, runs: Runs, run_id: str) -> bool:
     while True:
         record = await runs.record(run_id)
         if record is None:
-            # a run's record is kept for 30 days, its pause for as long as it waits
+            # A run's record is kept for 30 days, but its pause for as long as the run waits. So a
+            # run with neither has ended.
             return await bus.bucket("pauses").get(run_id) is None
         if record.status in ENDED:
             return True

@@ -1,4 +1,4 @@
-"""What RAW and the run's record say of a run, and how a connector without its leg ends it."""
+"""Reads what RAW and a run's record say, and ends runs whose leg this connector does not hold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class Runs:
         self._connections = 0
 
     def writer(self, run_id: str, last: Stored | None = None) -> RawWriter:
-        """A writer whose first frame follows `last`. The fence refuses it if another frame does."""
+        """A writer whose first frame follows `last`.
+
+        If another frame follows `last` already, the fence refuses the write.
+        """
         self._connections += 1
         connection = f"{self._pod}/{self._connections}"
         return RawWriter(self._bus, run_id, WRITER, connection, last.sequence if last else 0)
@@ -78,12 +81,12 @@ class Runs:
         return RunRecord.model_validate_json(entry.value)
 
     async def has_ended(self, run_id: str) -> bool:
-        """Whether the run's last event was terminal. The record follows the event at once."""
+        """Whether the run's record says that the run has ended."""
         record = await self.record(run_id)
         return record is not None and record.status in ENDED
 
     async def cancel_that_forbids_continuing(self, run_id: str) -> CancelCommand | None:
-        """Why no connector may go on with the run's open leg; None when one may.
+        """The cancel that forbids continuing the run's open leg; None if there is none.
 
         A cancel stays in COMMANDS until the leg has ended. A run may also have ended before its
         leg: the edge cancels a run by a frame of its own when no connector does so in time.

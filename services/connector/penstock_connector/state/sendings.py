@@ -45,10 +45,10 @@ class Sendings:
         return Sent.model_validate_json(entry.value) if entry is not None else None
 
     async def take_over(self, approval_id: str, revision: int) -> bool:
-        """Replace the claim of a dead connector that has not begun; False when another was first.
+        """Replace the claim of a dead connector that has not begun.
 
-        The revision is that of the claim that was judged. Without it, this connector could replace
-        the claim of a third one that was first.
+        `revision` is the revision of the claim that the caller has read. Return False if another
+        connector has replaced that claim first.
         """
         sent = Sent(pod=self._pod)
         return await self._bucket.update(approval_id, sent.dump(), revision) is not None
@@ -69,10 +69,10 @@ class Sendings:
     ) -> None:
         """Record what became of the sending, unless that is recorded already.
 
-        Only the connector that claimed the sending may record it: this one, or `pod` for which this
-        one acts. `is_known`: RAW shows what became of the leg. Then any connector may record it,
-        since a connector that was suspended may have sent the decision although another one had
-        taken the sending over.
+        Only the connector that claimed the sending may record the result: this connector, or `pod`,
+        for which this connector acts. With `is_known`, RAW shows what became of the leg, and any
+        connector may record it. The claim may be another connector's in that case: a connector that
+        was suspended may have sent the decision after its claim was taken over.
         """
         sent = Sent(pod=self._pod, state=state)
         while (entry := await self._bucket.get(approval_id)) is not None:

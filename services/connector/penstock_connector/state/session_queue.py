@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 2.0  # between two looks at the leg in front, when no notice comes
 MAX_RUNS_LISTED: Final = 1000
-# A record of an earlier release does not say which runs are open. Then the last ones may be.
+# The number of last runs that count as open if a record of an earlier release does not say which
+# runs are open.
 MAX_OPEN_OF_BEFORE: Final = 50
 
 
@@ -58,8 +59,8 @@ class SessionQueue:
             if record.thread_id == "":
                 record.thread_id = thread_id
             if mine not in record.queue:
-                # Two connectors may join in another order than that of their commands. The first
-                # leg may run already, so it keeps its place.
+                # Two connectors may join in another order than their commands have, so the waiting
+                # legs are sorted. The first leg may run already, so it keeps its place.
                 waiting = sorted([*record.queue[1:], mine], key=lambda turn: turn.sequence)
                 record.queue = [*record.queue[:1], *waiting]
             if lists_open_runs:
@@ -86,8 +87,8 @@ class SessionQueue:
         if entry is None:
             return []
         record = _session(entry)
-        # A run whose decision is in the queue behind this leg still waits, so only first legs of
-        # the queue, which have not begun, are left out.
+        # Only runs whose first leg is in the queue are left out, since they have not begun. A run
+        # whose decision is in the queue behind this leg still waits.
         queued = {turn.run_id for turn in record.queue if turn.leg == 1} | {run_id}
         return [each for each in record.open or [] if each not in queued]
 
@@ -112,8 +113,8 @@ class SessionQueue:
             ]
             places = [n for n, turn in enumerate(others) if _same_leg(turn, mine)]
             record.queue = [turn for turn in others if not _same_leg(turn, mine)]
-            # The leg gets the first of its places. If another leg has passed it over, the leg goes
-            # behind that one, which runs now.
+            # The leg gets the first of its places. If it has no place, another leg has passed it
+            # over. That other leg runs now, so the leg goes behind it.
             record.queue.insert(places[0] if places else 1, mine)
 
         await self._change(key, change)
@@ -147,8 +148,9 @@ class SessionQueue:
     async def leave(self, key: str, run_id: str, pod: str, leg: int | None) -> None:
         """Delete the turn of a leg that has ended, and tell the connectors that wait.
 
-        `leg` keeps the turn of a later leg of the run, which the same pod may hold by now. None
-        deletes the turns of all legs of the run that the pod has put into the queue.
+        If `leg` is given, only the turn of this leg is deleted, because the same pod may hold a
+        later leg of the run by now. If `leg` is None, the turns of all legs of the run that the pod
+        has put into the queue are deleted.
         """
 
         def change(record: SessionRecord) -> None:
@@ -174,8 +176,8 @@ class SessionQueue:
             if mine not in queue or queue[0] == mine:
                 return
             first = queue[0]
-            # A turn of the same leg is of a connector that the fence has refused: our `open` is in
-            # RAW, so no other connector can run this leg.
+            # If the first turn is of the same leg, it is the turn of another connector, which the
+            # fence has refused: our `open` is in RAW, so no other connector can run this leg.
             if not _same_leg(first, mine) and not await self._is_abandoned(first):
                 return
             log.warning("run %s leg %d: its turn is passed over", first.run_id, first.leg)
@@ -189,9 +191,9 @@ class SessionQueue:
     async def _is_abandoned(self, turn: Turn) -> bool:
         """Whether that leg has ended, or its connector ended before it recorded the leg.
 
-        RAW shows that a leg has ended; its connector may have ended, or hang, before it deleted
-        the turn. The leg of a dead connector that is recorded and open is left to the reaper,
-        which goes on with it.
+        RAW shows whether a leg has ended. The leg's connector may have ended, or may hang, before
+        it deleted the turn. If a dead connector's leg is recorded and open, the turn stays, since
+        the reaper continues the leg.
         """
         last = await tail(self._bus, RAW, raw_stored(turn.run_id, WRITER))
         if last is not None and is_over(last, turn.leg):

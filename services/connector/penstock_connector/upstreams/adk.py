@@ -19,13 +19,14 @@ from penstock.settings import AdkAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.base import Attachment, Call, UpstreamRefused, segment
 
-# The client's Origin header is left out: from 1.28 on the server refuses unknown origins.
+# The headers of each request. The client's Origin header is not passed on, because the server
+# refuses unknown origins since ADK 1.28.
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream"}
 
 _ABORTED = "INVOCATION_ABORTED"
 _SEALS_SINCE = 2  # the major version from which on the server notes an aborted invocation
-SEAL_TRIES = 20
-SEAL_S = 0.25
+SEAL_TRIES = 20  # how often the session is read to find the server's note
+SEAL_S = 0.25  # between two such reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,12 @@ class AdkUpstream:
     """Posts to /run_sse, in a session that exists."""
 
     def __init__(self) -> None:
-        self._versions: dict[str, int] = {}  # major, by base URL; 0: 1.16 has no /version
+        self._versions: dict[str, int] = {}  # the major version by base URL
 
     async def start(
         self, client: httpx.AsyncClient, agent: AdkAgent, command: StartCommand
     ) -> Call:
-        """The client's body in the command's session, or a body made around the message."""
+        """Make the request from the client's body, or from the message if there is no body."""
         await self._ensure_session(client, agent, command.user_id, command.session_id)
         if command.body is not None:
             body, content = _in_session(command.body, _session(agent, command))
@@ -69,7 +70,7 @@ class AdkUpstream:
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """All answers in one message, with the stored ids and names of the requests."""
+        """Send all answers in one message, with the stored ids and names of the requests."""
         decided = {item.item_id: item for item in command.items}
         parts = [
             {
@@ -89,7 +90,7 @@ class AdkUpstream:
         }
         invocation_id = pause.resume.get("invocation_id")
         # 1.16 refuses an `invocationId` unless its app is resumable. A client that names the
-        # invocation knows that it is.
+        # invocation knows that its app is resumable.
         if invocation_id and (
             agent.resumable
             or command.invocation_id == invocation_id
@@ -126,10 +127,11 @@ class AdkUpstream:
     ) -> Call | None:
         """POST /run_sse with the `invocationId` alone: a resumable app continues after its abort.
 
-        Only once the session ends in the server's own note that it aborted this invocation. With
-        that note, a tool call that was under way has an error as its result, so no tool runs again.
-        A server of 1.x, and one that was killed, leaves no note, and would run the tool again. A
-        leg that carries a decision is not continued: nobody has tried what a server does then.
+        The request is made only if the last event of the session is the server's own note that it
+        aborted this invocation. With that note, a tool call that was under way has an error as its
+        result, so no tool runs again. Servers of 1.x, and servers that were killed, leave no note,
+        and would run the tool again. A leg that carries a decision is not continued, since nobody
+        has tried what a server does in that case.
 
         Raises:
             httpx.HTTPError: the server cannot be reached.

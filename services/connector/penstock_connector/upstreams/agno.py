@@ -27,7 +27,7 @@ _HEADERS = {
 _EVENT_INDEX = b'"event_index"'
 _OF_RESUME = ("replay", "catch_up", "subscribed")  # frames about the resumption have no number
 _UNNUMBERED = "unnumbered"  # the stream cannot be resumed: 2.3, or a run in the foreground
-_GOES_ON = "continue"  # the call of a leg after the first
+_GOES_ON = "continue"  # `Call.own` of a leg after the first
 
 
 class AgnoUpstream:
@@ -101,7 +101,7 @@ class AgnoUpstream:
         seen.last_event_index = index
 
     def outlives_us(self, seen: Attachment) -> bool:
-        """Whether the server numbers the events: then 3.x runs in the background and keeps them."""
+        """Whether the server numbers the events: 3.x does so for runs in the background."""
         return seen.last_event_index is not None
 
     async def reattach(
@@ -109,8 +109,9 @@ class AgnoUpstream:
     ) -> Call | None:
         """POST …/runs/{run_id}/resume (3.x), after the last complete event.
 
-        Without an event, a first leg asks for the whole run. A later leg is not continued then: the
-        number of its first event is not known, and a server that was restarted counts anew.
+        If no event has come, a first leg asks for the whole run, and a later leg is not continued.
+        The number of the later leg's first event is not known, since a server that was restarted
+        counts anew.
         """
         if call.run_id is None or (call.own == _GOES_ON and seen.last_event_index is None):
             return None
@@ -135,7 +136,8 @@ def _base(agent: AgnoAgent) -> str:
 
 
 def _background(agent: AgnoAgent) -> dict[str, str]:
-    # 3.1.10 ends a workflow's stream in the background without an event that it has paused.
+    # If a workflow runs in the background and pauses, 3.1.10 ends its stream without an event that
+    # says so.
     return {} if agent.kind == "workflow" else {"background": "true"}
 
 
@@ -148,10 +150,10 @@ def _call(url: str, fields: Mapping[str, Any], run_id: str, session_id: str) -> 
 
 
 def _answers(resume: Mapping[str, Any], decided: Mapping[str, Decided]) -> dict[str, Any]:
-    """The one form field that this kind of run takes its decisions in.
+    """Return the form field with the decisions. Each kind of run has another field.
 
-    `resume["items"]` leads from each item to its own object, which alone is changed: two members of
-    a team may ask under the same tool call id.
+    `resume["items"]` has the path from each item to the item's own object. Only this object is
+    changed, because two members of a team may ask under the same tool call id.
     """
     section = _SECTIONS.get(resume.get("kind", ""), "tools")
     answered = {section: copy.deepcopy(resume.get(section, []))}

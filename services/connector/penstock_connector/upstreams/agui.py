@@ -66,7 +66,7 @@ class AguiUpstream:
     async def start(
         self, client: httpx.AsyncClient, agent: AguiAgent, command: StartCommand
     ) -> Call:
-        """The client's body in the session's thread, or one of the conversation and message."""
+        """Make the request from the client's body, or from the conversation and the message."""
         session = session_key(command.user_id, agent.id, command.session_id)
         if command.body is not None:
             content = command.body.encode()
@@ -141,8 +141,8 @@ class AguiUpstream:
     ) -> Call | None:
         """GET …/v1/runs/{run_id}/events of another Penstock, after the last frame with an id.
 
-        Without such a frame, a first leg begins with the run. A later leg is not continued, since
-        nobody knows where it begins.
+        Without such a frame, a first leg asks for all events of the run. A later leg is not
+        continued, since nobody knows where its events begin.
         """
         at = urlsplit(agent.url)
         own = call.own
@@ -167,7 +167,8 @@ class AguiUpstream:
     async def closed(self, agent: AguiAgent, call: Call, seen: Attachment) -> None:
         """Keep the leg's messages, for the run if it waits, and for the session.
 
-        The session gets no tool calls without a result: the run that waits for one adds it later.
+        The session gets no tool calls without a result. The run that waits for the result adds the
+        call later.
         """
         own, received = call.own, seen.notes
         if not isinstance(own, _Own) or not isinstance(received, _Received):
@@ -217,7 +218,10 @@ def _empty(agent: AguiAgent) -> dict[str, Any]:
 
 
 def _tools(agent: AguiAgent, body: Any) -> list[dict[str, Any]]:
-    """The tools of both; one of the request replaces one of the configuration with its name."""
+    """The tools of the configuration and of the request.
+
+    If both have a tool of the same name, the tool of the request is taken.
+    """
     given = _objects(body.get("tools")) if isinstance(body, dict) else []
     named = {tool.get("name") for tool in given}
     return [*(tool for tool in agent.tools if tool.get("name") not in named), *given]
@@ -266,7 +270,10 @@ def _by_entry(body: dict[str, Any], how: Mapping[str, Any], item: Decided) -> No
 
 
 def _confirmation(interrupt: Mapping[str, Any], item: Decided) -> dict[str, Any]:
-    """The answer's fields that the interrupt's schema has; all of them without a schema."""
+    """Return the answer: `approved`, and the other fields that the interrupt's schema has.
+
+    If the interrupt has no schema, the only other field is `reason`.
+    """
     schema = interrupt.get("responseSchema") or {}
     room = schema.get("properties", {"reason": {}})
     payload: dict[str, Any] = {"approved": item.decision == "approve"}

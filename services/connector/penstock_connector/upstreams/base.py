@@ -16,7 +16,7 @@ from penstock.sse import Frame
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The request that opens a leg, or reattaches to it. `run_id` is the upstream's, if known."""
+    """The request that opens a leg or reattaches to it. `run_id`: the upstream's id of the run."""
 
     url: str
     headers: Mapping[str, str]
@@ -30,9 +30,9 @@ class Call:
 
 @dataclass(slots=True)
 class Attachment:
-    """What was seen of a leg's stream that is needed to reattach to it.
+    """What the adapter has noted of a leg's stream, to reattach to the stream.
 
-    A connector that takes the leg over fills it from RAW, by the same `watch`.
+    A connector that takes the leg over reads the frames from RAW, and calls the same `watch`.
     """
 
     last_event_index: int | None = None
@@ -48,15 +48,15 @@ AgentT_contra = TypeVar("AgentT_contra", bound=AgentBase, contravariant=True)
 
 
 class Upstream(Protocol[AgentT_contra]):
-    """One protocol. It has no state: a leg's is in its `Call` and its `Attachment`."""
+    """The adapter for one protocol. A leg's state is in its `Call` and its `Attachment`."""
 
     async def start(
         self, client: httpx.AsyncClient, agent: AgentT_contra, command: StartCommand
     ) -> Call:
-        """The request for leg 1, after whatever the server needs beforehand.
+        """Do what the server needs before a run, and return the request for leg 1.
 
-        The command's session is the server's id of it; here and in `resume`. A connector that takes
-        the leg over asks again, and gets the same request.
+        Here and in `resume`, the command's `session_id` is the id that the server uses. A connector
+        that takes the leg over calls this method again, and gets the same request.
 
         Raises:
             httpx.HTTPError: the server cannot be reached.
@@ -75,7 +75,7 @@ class Upstream(Protocol[AgentT_contra]):
         ...
 
     async def cancel(self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call) -> bool:
-        """Ask the server to stop; False when closing the connection is the way."""
+        """Ask the server to stop; False if only closing the connection stops the run."""
         ...
 
     def answered(self, headers: Mapping[str, str], seen: Attachment) -> None:
@@ -102,7 +102,7 @@ class Upstream(Protocol[AgentT_contra]):
         ...
 
     async def closed(self, agent: AgentT_contra, call: Call, seen: Attachment) -> None:
-        """Keep what later legs need. The stream has ended, and its last frame is not written."""
+        """Keep what later legs need. The leg's last source frame is not written yet."""
         ...
 
 
@@ -116,5 +116,5 @@ class UpstreamRefused(Exception):
 
 
 def segment(text: str) -> str:
-    """A foreign id as one segment of a URL's path. Without this, `..` would lead out of it."""
+    """Quote a foreign id as a segment of a URL's path. Unquoted, `..` would leave the path."""
     return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")

@@ -1,4 +1,4 @@
-"""Conversations with AG-UI servers. Most servers keep none, so each request has all of it.
+"""Conversations with AG-UI servers. Most servers keep none, so a request has all messages.
 
 KV `threads`: `thread.<session key>` is a session's conversation and state; `run.<run id>` is the
 request by which a run is continued. Legs of one session run one after another, so a plain write is

@@ -17,7 +17,7 @@ from penstock.settings import AgentConfig
 def thread_id(
     agent: AgentConfig, command: StartCommand | ContinueCommand, *, callers_known: bool
 ) -> str:
-    """The id of a new session. `callers_known` counts where the command does not say it."""
+    """The id of a new session. `callers_known` counts if the command does not say it."""
     of_command = getattr(command, "callers_known", None)
     known = callers_known if of_command is None else of_command
     # an ADK server keeps the sessions of users apart by itself
