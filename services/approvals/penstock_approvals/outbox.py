@@ -32,7 +32,7 @@ class Phase(Enum):
 
 
 def phase_of(record: ApprovalRecord | None, written_s: float, now_s: float) -> Phase:
-    """Return the phase of an entry: `record` is its approval, `written_s` when it was written."""
+    """Return the phase of the entry that was written at `written_s`, for this approval's record."""
     if record is not None and record.status == "decided":
         return Phase.TO_SEND
     return Phase.ABANDONED if written_s < now_s - ABANDONED_S else Phase.UNDECIDED

@@ -23,7 +23,7 @@ class Unfit(ValueError):
 
 
 def check(approval: ApprovalRecord, request: DecideRequest) -> None:
-    """Raise Unfit unless each item is decided once, as its kind allows, and no other item is."""
+    """Raise Unfit unless exactly the request's items are decided, each once, as its kind allows."""
     wanted = {item["item_id"]: item for item in approval.items}
     given = Counter(item.item_id for item in request.items)
     for item_id, count in given.items():

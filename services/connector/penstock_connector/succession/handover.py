@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16  # legs that are handed over side by side
 LOOK_FOR_PEERS_S: Final = 1.0
-HAND_OVER_S: Final = 10.0  # within it another connector answers that it has taken a leg
+HAND_OVER_S: Final = 10.0  # the time for another connector to answer that it has taken a leg
 
 
 class Handover:
@@ -136,8 +136,8 @@ class Handover:
         held = self._registry.legs.get(run_id)
         if held is None:
             return  # the leg has ended while others were handed over
-        # The leg is released before it is offered. Without this order, two connectors would read
-        # the upstream's stream, and only the fence would stop the first.
+        # The leg is released before it is offered. In the other order, two connectors would read
+        # the upstream's stream, and only the fence would stop this connector.
         held.leg.requests.release()
         await asyncio.wait({held.task})
         if held.task.result() != RELEASED:

@@ -35,21 +35,21 @@ class Reaper:
         self._dead: set[str] = set()  # dead connectors with legs that are not settled yet
         self._silent: set[str] = set()  # connectors that do not answer
         self._swept_at_s = float("-inf")
-        self._orphans: set[str] = set()  # runs that were recorded as ours without a leg, last time
+        self._orphans: set[str] = set()  # runs with a record of ours and no leg, at the last look
 
     def lease_ended(self, pod: str) -> None:
-        """A connector's lease has expired, or was given back."""
+        """Note that a connector's lease has expired, or was given back."""
         self._dead.add(pod)
 
     def fell_silent(self, pod: str) -> None:
-        """Nobody answers for a connector. It was killed, or has no connection for a moment."""
+        """Note that nobody answers for a connector: it was killed, or has no connection now."""
         self._silent.add(pod)
 
     async def reap(self) -> None:
         """Settle the legs of dead connectors once.
 
         Raises:
-            BusError: the bus is away; the next call goes on.
+            BusError: the bus is away; the next call continues.
         """
         connectors = self._stores.connectors
         while self._silent:
@@ -83,8 +83,8 @@ class Reaper:
     async def _settle_orphans(self, recorded: set[str]) -> None:
         """Settle legs that were recorded as held here twice in a row, and have no task.
 
-        An exception in this process has left them. Without this, nobody would move them, since
-        their connector lives.
+        An exception in this process has left such legs. No other connector settles them, since
+        their own connector lives.
         """
         orphans = {run_id for run_id in recorded if not self._registry.works_on(run_id)}
         for run_id in orphans & self._orphans:
@@ -113,7 +113,7 @@ class Reaper:
             log.exception("run %s of the dead connector %s cannot be settled", run_id, pod)
 
     async def _take_over_freely(self, pod: str, run_id: str) -> None:
-        """Go on with a leg if nothing is lost by it in case its holder lives."""
+        """Continue a leg if no data is lost even if the leg's holder still lives."""
         last = await self._stores.runs.tail(run_id)
         if last is not None and kind_of(last) not in CLOSED and holder_of(last) == pod:
             await self._takeover.take_over(run_id, last, DIED.format(pod), only_freely=True)
@@ -141,8 +141,8 @@ class Reaper:
     async def _clear(self, pod: str, run_id: str) -> None:
         """Do what a dead connector left undone for a leg that is over or never began.
 
-        The order is that of a leg's own end: the queue, the sending, and last the record, by which
-        another connector finds what is not yet done.
+        The order is the same as at the end of a leg: the queue, the sending, the record. The record
+        is last, since another connector finds by the record what is not yet done.
         """
         stores = self._stores
         record, revision = await stores.leg_records.read(run_id, pod)

@@ -1,8 +1,8 @@
-"""Takes over one leg: goes on with it where the agent server allows that, or ends it.
+"""Takes over one leg: continues it if the agent server allows that, or ends it.
 
 The fence decides which connector takes a leg over. The connector writes a `claim` after the last
-frame that it saw, before it asks the upstream for anything. A second connector, and an earlier
-holder that was suspended, are refused by the fence.
+frame that it saw, before it asks the upstream for anything. The fence then refuses the writes of
+any other connector, also of an earlier holder that was only suspended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DIED: Final = "the connector {}, which held the connection, died"
 
 
 class Takeover:
-    """Takes over legs whose holder is dead, or hands them over."""
+    """Takes over legs whose holder is dead, or has released them for another connector."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Takeover:
         connectors, pod = self._stores.connectors, holder_of(last)
         if not connectors.sees_others() and await connectors.lives(pod):
             raise Retry(1)
-        # The caller works on the run, so a leg of this connector counts as held here. The reaper
-        # finds one of them that has no task.
+        # The caller works on the run, so a leg of this connector counts as held here. If such a leg
+        # has no task, the reaper finds it.
         if not await self.is_held(run_id, last):
             await self.take_over(run_id, last, DIED.format(pod))
 
@@ -90,16 +90,16 @@ class Takeover:
         *,
         only_freely: bool = False,
     ) -> bool:
-        """Go on with an open leg that no connector holds, or end it.
+        """Continue an open leg that no connector holds, or end it.
 
-        `last` is the run's last source frame, and `why` says in the leg's end why it changed hands.
-        True when the leg is ours now. False when it has ended, or another connector was first. Of a
-        run that was cancelled, or has ended without the leg, the upstream is only asked to stop.
-        `only_freely`: do nothing unless the earlier holder may still be alive without any loss.
-        The caller works exclusively on the run.
+        `last` is the run's last source frame. `why` is the reason of the takeover, for the leg's
+        end. Return True when the leg is ours now, and False when it has ended, or another connector
+        was first. If the run was cancelled, or has ended without the leg, the upstream is only
+        asked to stop. With `only_freely`, do nothing unless no data is lost even if the earlier
+        holder still lives. The caller works exclusively on the run.
 
         Raises:
-            BusError: the bus is away; the leg is as it was, or its record is ours.
+            BusError: the bus is away; the leg is unchanged, or has a record of this connector.
         """
         stores, pod = self._stores, self._stores.pod
         holder = holder_of(last)

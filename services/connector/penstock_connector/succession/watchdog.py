@@ -34,9 +34,12 @@ from penstock_connector.state.stores import Stores
 log = logging.getLogger(__name__)
 
 RUNS_STREAM, PREFIX = "KV_runs", "$KV.runs."
-PAGES = 10  # of 500 records, a look: a million records are read in less than two hours
-EXAMINED = 100  # runs a look
-UNSTARTED_S = 120.0  # an edge tries for less long to send the command
+# Pages of 500 records that each look reads. A million records are read in less than two hours.
+PAGES = 10
+EXAMINED = 100  # runs that each look examines
+# Seconds after which a run without a command counts as never started. An edge tries for a shorter
+# time to send the command.
+UNSTARTED_S = 120.0
 
 
 class Stuck(StrEnum):
@@ -55,11 +58,11 @@ class _Watched:
 
     revision: int
     since: float
-    found: tuple[Stuck, int] | None = None  # and the sequence of the run's last source frame
+    found: tuple[Stuck, int] | None = None  # with the sequence of the run's last frame
 
 
 class Watchdog:
-    """See the module. `take_over`, `send` and `end` move a run; they work exclusively on it."""
+    """Finds stuck runs. `take_over`, `send` and `end` move a run; they work exclusively on it."""
 
     def __init__(
         self,
@@ -169,7 +172,7 @@ class Watchdog:
     async def _why(
         self, record: RunRecord, last: Stored | None, watched: _Watched
     ) -> tuple[Stuck | None, str | None]:
-        """Why the run is stuck, and the decision that is not sent; None for a run that is not."""
+        """Why the run is stuck, and the decision that is not sent; None for each if it is not."""
         run_id = record.run_id
         if last is None:
             if time.monotonic() - watched.since < UNSTARTED_S or await self._waits(run_id, "start"):
@@ -201,7 +204,7 @@ class Watchdog:
         sent = await self._stores.sendings.read(approval_id)
         if sent is None:
             return False
-        # RAW has lost the `open` of a decision that was sent; the normalizer ends that run
+        # If the decision was sent, RAW has lost the leg's `open`, and the normalizer ends the run.
         is_begun = sent.state in ("done", "outcome_unknown")
         return is_begun or (
             sent.state == "claimed" and await self._stores.connectors.lives(sent.pod)
