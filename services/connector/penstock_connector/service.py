@@ -1,4 +1,4 @@
-"""The connector service: takes commands, holds legs, and takes over those of dead connectors."""
+"""The connector service: takes commands, holds legs, takes over legs of dead connectors."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class FairQueue:
             self._opened(run_id)
 
     def close(self) -> None:
-        """Refuse all starts that wait, and those that come later."""
+        """Refuse all starts that wait, and all starts that come later."""
         self._closed = True
         for heap in self._waiting.values():
             for each in heap:

@@ -32,7 +32,7 @@ class Body:
         self._limit_bytes = limit_bytes
         self._budget = budget
         self._unwritten = bytearray()
-        self._held_bytes = 0  # in `_unwritten`, and those that are being written
+        self._held_bytes = 0  # bytes in `_unwritten`, and bytes that are being written
         self._writing_bytes = 0
         self._received = ""  # when the first byte of `_unwritten` came
         self._closed = False

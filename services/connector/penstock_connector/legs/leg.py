@@ -339,7 +339,7 @@ class Leg:
         request = client.build_request(
             call.method,
             call.url,
-            # A compressed body could not go on verbatim.
+            # A compressed body could not be stored as an event stream that readers parse.
             headers={"accept-encoding": "identity", **self.agent.headers, **call.headers},
             content=call.content,
         )
@@ -470,7 +470,7 @@ class Leg:
 
 
 def outlives_us(upstream: Upstream[Any], seen: Attachment, run_id: str) -> bool:
-    """Whether the upstream's run goes on without this connection, and can be continued elsewhere.
+    """Whether the upstream's run continues without this connection, and can be reattached to.
 
     The answer is False if the adapter raises an exception. If the exception were raised here, one
     leg would keep all legs of a stopping connector from being handed over.

@@ -127,7 +127,7 @@ class Takeover:
             await stores.leg_records.delete(run_id)
             return False
         # 3. The place in the queue, after the `claim`: only the holder of the leg may take it.
-        # Without this write the turn would stay that of a dead connector, and be passed over.
+        # Without this write, the turn would still name the dead connector, and be passed over.
         mine = order.turn(pod)
         await with_retries(lambda: stores.sessions.take_over(order.session, mine))
         if (approval_id := order.approval_id) is not None:
@@ -168,7 +168,7 @@ class Takeover:
         return has_position and outlives_us(self._runner.upstream(agent), seen, order.run_id)
 
     async def _order(self, run_id: str, last: Stored) -> tuple[Order, AgentConfig] | None:
-        """The order that the leg's holder has recorded; None where that is not enough to go on."""
+        """The order that the leg's holder has recorded; None if the leg cannot be continued by it."""
         record, _ = await self._stores.leg_records.read(run_id, holder_of(last))
         if record is None or record.leg != leg_of(last):
             return None
@@ -193,7 +193,7 @@ class Takeover:
     async def _end(
         self, run_id: str, last: Stored, why: str, cancelled: CancelCommand | None
     ) -> None:
-        """End a leg that no connector can go on with."""
+        """End a leg that no connector can continue."""
         if cancelled is not None:
             facts = {"by": cancelled.by, "reason": cancelled.reason}
             outcome = ended("cancelled", **facts, confirmed=False)

@@ -14,5 +14,5 @@ from penstock_connector.upstreams.conversations import Threads
 
 
 def upstreams(bus: Bus) -> Mapping[str, Upstream[Any]]:
-    """The adapters by protocol. Only that of AG-UI keeps anything on the bus."""
+    """The adapters by protocol. Only `AguiUpstream` keeps anything on the bus."""
     return {"agno": AgnoUpstream(), "adk": AdkUpstream(), "agui": AguiUpstream(Threads(bus))}

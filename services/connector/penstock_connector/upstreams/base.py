@@ -71,7 +71,7 @@ class Upstream(Protocol[AgentT_contra]):
         command: ContinueCommand,
         pause: PauseRecord,
     ) -> Call:
-        """The request that carries a decision: the stored objects, never those of the caller."""
+        """The request that carries a decision, made of the stored objects, not of the caller's."""
         ...
 
     async def cancel(self, client: httpx.AsyncClient, agent: AgentT_contra, call: Call) -> bool:
