@@ -168,7 +168,7 @@ class Takeover:
         return has_position and outlives_us(self._runner.upstream(agent), seen, order.run_id)
 
     async def _order(self, run_id: str, last: Stored) -> tuple[Order, AgentConfig] | None:
-        """The order that the leg's holder has recorded; None if the leg cannot be continued by it."""
+        """The order that the leg's holder has recorded; None if it does not suffice."""
         record, _ = await self._stores.leg_records.read(run_id, holder_of(last))
         if record is None or record.leg != leg_of(last):
             return None
