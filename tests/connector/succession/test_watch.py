@@ -41,11 +41,11 @@ def found(why: str) -> float:
 
 
 async def test_a_run_whose_start_was_lost_ends_and_is_not_begun_by_what_comes_late(
-    nats_server: NatsServer, upstream: Misbehaving
+    fresh_nats: NatsServer, upstream: Misbehaving
 ) -> None:
     upstream.script(plays(agno_text("x")))
     before = found("never_started")
-    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+    async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
         command = await penstock.register("agno", "hello")
         *_, last = await penstock.ended(command.run_id)
         await penstock.command("start", command)
@@ -58,10 +58,10 @@ async def test_a_run_whose_start_was_lost_ends_and_is_not_begun_by_what_comes_la
 
 
 async def test_an_open_leg_that_a_dead_connector_has_not_noted_is_ended(
-    nats_server: NatsServer, upstream: Misbehaving
+    fresh_nats: NatsServer, upstream: Misbehaving
 ) -> None:
     before = found("nobody_holds")
-    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+    async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
         command = await penstock.register("agno", "hello")
         dead = RawWriter(penstock.bus, command.run_id, "upstream", f"{DEAD}/1")
         facts = command.model_dump(include={"agent", "session_id", "user_id", "message"})
@@ -85,13 +85,13 @@ def continued(upstream: Misbehaving) -> int:
 
 
 async def test_a_decision_whose_command_was_lost_is_sent_once_as_its_record_says(
-    nats_server: NatsServer, upstream: Misbehaving
+    fresh_nats: NatsServer, upstream: Misbehaving
 ) -> None:
     """The command is deleted from the stream of commands; later it comes after all."""
     upstream.script(plays(agno_pause()), plays(agno_approved()))
     before = found("never_sent")
-    async with pipeline(nats_server.url, agents(upstream), WITHOUT_CONNECTOR) as penstock:
-        async with pipeline(nats_server.url, agents(upstream), PEER, **FAST):
+    async with pipeline(fresh_nats.url, agents(upstream), WITHOUT_CONNECTOR) as penstock:
+        async with pipeline(fresh_nats.url, agents(upstream), PEER, **FAST):
             run_id, approval_id = await paused(penstock)
         await penstock.decide(approval_id)
         subject = f"command.connector.continue.{run_id}"
@@ -105,7 +105,7 @@ async def test_a_decision_whose_command_was_lost_is_sent_once_as_its_record_says
 
         await eventually(sent)
         await eventually(outbox_is_empty)
-        async with pipeline(nats_server.url, agents(upstream), PEER, **OFTEN):
+        async with pipeline(fresh_nats.url, agents(upstream), PEER, **OFTEN):
             *_, last = await penstock.ended(run_id)
             await penstock.command("continue", await penstock.continue_command(approval_id))
             await penstock.ended(await penstock.start_run("agno", "another"))
@@ -115,11 +115,11 @@ async def test_a_decision_whose_command_was_lost_is_sent_once_as_its_record_says
 
 
 async def test_a_decision_that_cannot_be_sent_again_ends_its_run(
-    nats_server: NatsServer, upstream: Misbehaving
+    fresh_nats: NatsServer, upstream: Misbehaving
 ) -> None:
     """What the upstream needs to go on is lost as well."""
     upstream.script(plays(agno_pause()), plays(agno_approved()))
-    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+    async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
         run_id, approval_id = await paused(penstock)
         await penstock.bus.bucket("pauses").delete(run_id)
         await decided_and_lost(penstock, approval_id)
@@ -137,7 +137,7 @@ async def test_a_decision_that_cannot_be_sent_again_ends_its_run(
     ],
 )
 async def test_a_decision_is_not_sent_again_where_nobody_knows_whether_it_was(
-    nats_server: NatsServer,
+    fresh_nats: NatsServer,
     upstream: Misbehaving,
     monkeypatch: pytest.MonkeyPatch,
     lost: tuple[str, ...],
@@ -146,7 +146,7 @@ async def test_a_decision_is_not_sent_again_where_nobody_knows_whether_it_was(
     losses: dict[str, tuple[Loss, ...]] = {}
     monkeypatch.setattr(Continuity, "of", lambda self, stream: losses.get(stream, ()))
     upstream.script(plays(agno_pause()), plays(agno_approved()))
-    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+    async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
         run_id, approval_id = await paused(penstock)
         later = now().replace("20", "21", 1)  # in a hundred years
         losses.update({stream: (Loss(stream, 0, 0, 0, later),) for stream in lost})
@@ -169,7 +169,7 @@ async def decided_and_lost(penstock: Pipeline, approval_id: str) -> None:
 
 
 async def test_a_leg_that_an_error_of_ours_has_left_open_is_dealt_with(
-    nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
+    fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "FULL_SWEEP_S", 0.1)
     upstream.script(plays(agno_text("x")))
@@ -179,7 +179,7 @@ async def test_a_leg_that_an_error_of_ours_has_left_open_is_dealt_with(
         monkeypatch.setattr(LegRunner, "run", run)
         raise RuntimeError("a mistake")
 
-    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+    async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
         monkeypatch.setattr(LegRunner, "run", breaks)
         session = "s-left-open"
         run_id = await penstock.start_run("agno", "hello", session_id=session)
@@ -193,12 +193,12 @@ async def test_a_leg_that_an_error_of_ours_has_left_open_is_dealt_with(
 
 @pytest.mark.parametrize("whose", ["a living one's", "a dead one's"])
 async def test_a_note_that_a_killed_broker_has_brought_back_goes_away(
-    nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch, whose: str
+    fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     """A deleted key may stand again on a replica whose server was killed."""
     monkeypatch.setattr(reaper, "FULL_SWEEP_S", 0.1)
     upstream.script(plays(agno_text("x")))
-    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+    async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
         run_id = await penstock.start_run("agno", "hello")
         *_, last = await penstock.ended(run_id)
         pod = (await penstock.raw(run_id))[0].connection.partition("/")[0]
@@ -218,7 +218,7 @@ async def test_a_note_that_a_killed_broker_has_brought_back_goes_away(
 
 
 async def test_runs_that_somebody_will_move_are_let_be(
-    nats_server: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
+    fresh_nats: NatsServer, upstream: Misbehaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that streams, one behind it in its session, and one that waits for a person."""
     why = [stuck.value for stuck in watchdog.Stuck]
@@ -232,7 +232,7 @@ async def test_runs_that_somebody_will_move_are_let_be(
 
     monkeypatch.setattr(watchdog.Watchdog, "_examine", examines)
     upstream.script(plays(agno_pause()), plays(agno("RunStarted"), stalls))
-    async with pipeline(nats_server.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
+    async with pipeline(fresh_nats.url, agents(upstream), PIPELINE, **OFTEN) as penstock:
         paused = await penstock.start_run("agno", "delete")
         await penstock.events_until(paused, "lifecycle.paused")
         runs = [await penstock.start_run("agno", n, session_id="s-let-be") for n in "12"]
