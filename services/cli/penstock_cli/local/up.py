@@ -190,7 +190,7 @@ async def _warn(agents: list[AgentConfig], ready: asyncio.Event) -> None:
     """Log which agents of the file cannot work as configured. Services do not wait for this."""
     try:
         findings = await check_all(agents)
-    except Exception:
+    except Exception:  # the check only warns; Penstock starts all the same
         log.exception("the agents' servers could not be checked")
         return
     await ready.wait()  # so that the warnings are the last lines of the start

@@ -61,7 +61,7 @@ class Diagnosis:
         if reached:
             try:
                 finding = await check(self._client, agent)
-            except Exception:
+            except Exception:  # the check only serves the log, and must not break the task
                 log.exception("agent %s: its server could not be checked", agent.id)
                 return
             is_right = "nothing in its configuration, which fits the server"

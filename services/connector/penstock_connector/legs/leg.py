@@ -122,6 +122,7 @@ class Leg:
     def __post_init__(self) -> None:
         if self.history is not None:
             self._progress = self.history.progress
+        self._progress.run_id = self.run_id
 
     @property
     def called_url(self) -> str:
@@ -435,7 +436,7 @@ class Leg:
         await self._require_ours()
         try:
             await self.upstream.closed(self.agent, self._call, self._progress.seen)
-        except Exception:
+        except Exception:  # the leg ends all the same: its `end` is not written yet
             log.exception("run %s leg %d: the adapter could not finish", self.run_id, self.number)
 
     # RAW

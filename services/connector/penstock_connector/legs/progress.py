@@ -28,6 +28,7 @@ class Progress:
     attempt: int = 1  # a reattachment that makes the server produce again begins another attempt
     answered: bool = False  # the server has begun to answer, to this connector or an earlier one
     attempt_unanswered: bool = False  # a later attempt was begun, and no byte of it has come
+    run_id: str = ""  # for the log
     unwatchable: bool = False  # the adapter failed on a frame, so `seen` may be wrong
 
     @property
@@ -47,5 +48,7 @@ class Progress:
             watcher(frame, self.seen)
         except Exception:
             if not self.unwatchable:
-                log.exception("a frame cannot be watched; its leg cannot be reattached any more")
+                log.exception(
+                    "run %s: a frame cannot be watched; its leg cannot be reattached", self.run_id
+                )
             self.unwatchable = True

@@ -185,7 +185,7 @@ class LegRunner:
             outcome = await leg.run()
             self._diagnosis.after(leg.run_id, leg.agent, leg.called_url, outcome)
             return outcome
-        except Exception:
+        except Exception:  # without this, the run would have no end
             log.exception("run %s leg %d: the connector failed", leg.run_id, leg.number)
             return await self._end_as_lost(leg, BROKEN)
 

@@ -65,7 +65,8 @@ class SessionQueue:
                 record.queue = [*record.queue[:1], *waiting]
             if lists_open_runs:
                 before = record.runs[-MAX_OPEN_OF_BEFORE:] if record.open is None else record.open
-                # the edge lists the run before it is started, where clients use ADK's older pair
+                # The list may have the run already: for ADK's legacy POST and GET
+                # (adk-streaming.md), the edge lists a run before the run is started.
                 record.open = [*(each for each in before if each != mine.run_id), mine.run_id]
             if mine.run_id not in record.runs:
                 insort(record.runs, mine.run_id)  # UUIDv7 ids sort by the time of creation

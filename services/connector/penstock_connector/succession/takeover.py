@@ -184,6 +184,7 @@ class Takeover:
         """The leg up to `last`, as its holder saw it."""
         upstream = self._runner.upstream(agent)
         history = LegHistory(order.leg, upstream.watch, self._max_frame_bytes)
+        history.progress.run_id = order.run_id
         history.progress.seen.run_id = order.record.upstream_run_id
         async for stored in self._stores.runs.frames(order.run_id, order.record.after, last):
             history.feed(raw_frame(stored), stored.headers[STORED_AT])

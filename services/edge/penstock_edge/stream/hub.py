@@ -202,7 +202,7 @@ class Hub:
                 await self._fan_out()
                 self._budget.hold(self, self.ring.held_bytes)
             await self._source.stop()
-        except Exception:
+        except Exception:  # without this, the clients would wait for events for ever
             log.exception("%s: the hub stops following", " ".join(self.view.key))
             self._close(State.FAILED)
             self._budget.forget(self)
