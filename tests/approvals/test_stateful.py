@@ -108,9 +108,9 @@ class Deciding(RuleBasedStateMachine):
                 "data": data,
             }
         )
-        message = Message(subjects.event(type_, run_id), body, {"ce-type": type_})
-        sequence = await self.world.bus.publisher.publish(message)
-        stored = Stored(message.subject, sequence, dict(message.headers), body)
+        subject, headers = subjects.event(type_, run_id), {"ce-type": type_}
+        sequence = await self.world.bus.publisher.publish(Message(subject, body, headers))
+        stored = Stored(subject, sequence, headers, body)
         self.events.append(stored)
         self.unhandled.append(stored)
 

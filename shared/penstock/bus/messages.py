@@ -8,6 +8,7 @@ broke off, or never began; JSON), `event` (a source event of Penstock itself; JS
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +26,9 @@ RAW_POSITION = "Penstock-Raw"
 FIRST = "Penstock-First"
 RAW_FIRST = "Penstock-Raw-First"
 
+_NAME = re.compile(r"[!-9;-~]+")  # printable ASCII without blanks and without the colon
+_LINE_ENDS = str.maketrans("\r\n", "  ")
+
 
 @dataclass(slots=True)
 class Stored:
@@ -40,11 +44,38 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message to publish. Its headers are sent unchanged."""
+    """A message to publish. Its headers are sent unchanged.
+
+    `headers` may be the bytes that `header_lines` returns. A caller that publishes many messages
+    with the same headers encodes these headers only once.
+    """
 
     subject: str
     payload: bytes
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] | bytes
+
+    def with_headers(self, headers: Mapping[str, str]) -> Message:
+        """Return the same message with further headers. A header must not be there already."""
+        if isinstance(self.headers, bytes):
+            return Message(self.subject, self.payload, self.headers + header_lines(headers))
+        return Message(self.subject, self.payload, {**self.headers, **headers})
+
+
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    """Return headers as complete lines of the NATS protocol (`Name: value` and CRLF).
+
+    As nats-py does, this function replaces each line end in a value by a blank. Otherwise a value
+    could add a header of its own, such as a fence.
+
+    Raises:
+        ValueError: a name is empty, or contains a blank, a colon or a character outside ASCII.
+    """
+    for name in headers:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot be the name of a header")
+    return "".join(
+        [f"{name}: {value.strip().translate(_LINE_ENDS)}\r\n" for name, value in headers.items()]
+    ).encode()
 
 
 @dataclass(slots=True)

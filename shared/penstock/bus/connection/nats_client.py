@@ -12,6 +12,7 @@ from typing import Any
 
 from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client, Srv
 from nats.aio.msg import Msg
+from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.protocol.parser import PERMISSIONS_ERR
@@ -140,6 +141,24 @@ class Connection(Client):
         before = cancellations()
         try:
             await super().publish(subject, payload, reply, headers)
+        finally:
+            obey_cancellation(before)
+
+    async def publish_lines(self, subject: str, payload: bytes, reply: str, lines: bytes) -> None:
+        """Publish a message whose headers are lines (see `header_lines`), as `publish` does.
+
+        Raises:
+            ConnectionClosedError: there is no connection.
+        """
+        if not self.is_connected:
+            raise ConnectionClosedError
+        before = cancellations()
+        size = len(lines) + 12  # with the line `NATS/1.0`, and the empty line at the end
+        head = f"HPUB {subject} {reply} {size} {size + len(payload)}\r\nNATS/1.0\r\n"
+        try:
+            await self._send_command(b"".join((head.encode(), lines, b"\r\n", payload, b"\r\n")))
+            if self._flush_queue is not None and self._flush_queue.empty():
+                await self._flush_pending()
         finally:
             obey_cancellation(before)
 

@@ -40,11 +40,7 @@ class Writes(HasJetStream, Protocol):
 
 
 def _fenced(message: Message, pattern: str, last: int) -> Message:
-    return Message(
-        message.subject,
-        message.payload,
-        {**message.headers, EXPECTED_SUBJECT: pattern, EXPECTED_SEQUENCE: str(last)},
-    )
+    return message.with_headers({EXPECTED_SUBJECT: pattern, EXPECTED_SEQUENCE: str(last)})
 
 
 async def append(bus: Writes, pattern: str, batch: Sequence[Message], last: int) -> int:

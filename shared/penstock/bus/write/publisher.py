@@ -184,14 +184,13 @@ class Publisher:
         reply, ack = self._expect(messages[0].subject)
         try:
             for number, message in enumerate(messages, 1):
-                headers = {**message.headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
+                headers = {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)}
                 if number == last:
                     headers[BATCH_COMMIT] = "1"
                 # The first message requests an answer, too. Otherwise a batch that the server
                 # refuses at the first message would fail only at the last message.
                 await self._send(
-                    Message(message.subject, message.payload, headers),
-                    reply if number in (1, last) else "",
+                    message.with_headers(headers), reply if number in (1, last) else ""
                 )
                 if ack.done() or not self._client.is_connected:
                     break  # the server stores nothing of a batch without its last message
@@ -219,9 +218,12 @@ class Publisher:
                 f"server's max_payload of {client.max_payload}"
             )
         try:
-            await client.publish(
-                message.subject, message.payload, reply, dict(message.headers) or None
-            )
+            if isinstance(message.headers, bytes):
+                await client.publish_lines(message.subject, message.payload, reply, message.headers)
+            else:
+                await client.publish(
+                    message.subject, message.payload, reply, dict(message.headers) or None
+                )
         except (
             OutboundBufferLimitError,
             ConnectionClosedError,

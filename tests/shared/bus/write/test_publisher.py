@@ -19,7 +19,9 @@ from penstock.bus import (
     streams,
     subjects,
 )
+from penstock.bus.messages import header_lines
 from penstock.bus.read import direct
+from penstock.bus.write.fence import append
 from penstock.bus.write.publisher import error_of
 from support.drive.bus import connected, event, publish_events
 from support.real.nats import NatsServer
@@ -41,6 +43,41 @@ async def test_headers_are_sent_as_they_stand(bus: Bus, run_id: str) -> None:
     stored = await bus.tail(streams.EVENTS, subjects.events_of_run(run_id))
     assert stored is not None
     assert stored.headers == headers
+
+
+async def test_encoded_headers_are_stored_as_a_mapping_of_them_is(bus: Bus, run_id: str) -> None:
+    headers = {"Penstock-Sequence": "1", "ce-source": "/penstock/größer"}
+    await bus.publisher.publish(Message(f"llm.stream.{run_id}", b"{}", header_lines(headers)))
+    stored = await bus.tail(streams.EVENTS, subjects.events_of_run(run_id))
+    assert stored is not None
+    assert (stored.headers, stored.payload) == (headers, b"{}")
+
+
+async def test_a_message_with_encoded_headers_is_fenced_alone_and_in_a_batch(
+    bus: Bus, run_id: str
+) -> None:
+    pattern = subjects.events_of_run(run_id)
+    messages = [
+        Message(f"llm.stream.{run_id}", b"%d" % n, header_lines({"n": str(n)})) for n in range(4)
+    ]
+    last = await append(bus, pattern, messages[:1], 0)
+    for batch in (messages[1:2], messages[1:]):
+        with pytest.raises(FenceConflict):
+            await append(bus, pattern, batch, 0)
+    await append(bus, pattern, messages[1:], last)
+    stored = [s async for s in direct.replay(bus, streams.EVENTS, pattern)]
+    assert [(s.payload, s.headers["n"]) for s in stored] == [(b"%d" % n, str(n)) for n in range(4)]
+
+
+def test_the_value_of_a_header_adds_no_header() -> None:
+    lines = header_lines({"ce-source": "/penstock/a\r\nNats-Msg-Id: x", "n": " 1 "})
+    assert lines == b"ce-source: /penstock/a  Nats-Msg-Id: x\r\nn: 1\r\n"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "a\r\nb", "ä"])
+def test_a_wrong_name_of_a_header_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name of a header"):
+        header_lines({name: "1"})
 
 
 async def test_a_message_without_headers_is_stored(bus: Bus, run_id: str) -> None:
