@@ -70,6 +70,11 @@ NATS_LOST = Gauge(
     "Acknowledged messages at the end of a stream that are known to be lost",
     ["service", "stream"],
 )
+UNREADABLE_RECORDS = Counter(
+    "penstock_unreadable_records_total",
+    "Records that lists leave out because they cannot be parsed, by bucket",
+    ["bucket"],
+)
 FOLD_SECONDS = Histogram(
     "penstock_fold_seconds",
     "Seconds from the receipt of a source frame to the publication of its events",

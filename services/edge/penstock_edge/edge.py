@@ -16,6 +16,7 @@ from penstock_edge.sources.allowance import Allowance
 from penstock_edge.sources.feed import Feed
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.many_runs import ManyRunViews
+from penstock_edge.sources.run_list import RunList
 from penstock_edge.sources.sessions import RunRecords
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OpenStreams
@@ -41,6 +42,7 @@ class Edge:
     agui_names: AguiNames
     turns: ReadScheduler
     open_runs: OpenRuns
+    run_list: RunList
 
     @classmethod
     def of(cls, bus: Bus, config: Config, settings: EdgeSettings) -> Edge:
@@ -63,6 +65,7 @@ class Edge:
             agui_names=names,
             turns=turns,
             open_runs=open_runs,
+            run_list=RunList(bus),
         )
 
     @property

@@ -55,6 +55,7 @@ class EdgeService(Service):
         self.bus.continuity.on_loss(self._on_loss)
         self.spawn("maintain-streams", self._edge.hubs.maintain)
         self.spawn("open-runs", self._edge.open_runs.follow)
+        self.spawn("list-runs", self._edge.run_list.index.run)
 
     def _on_loss(self, loss: Loss) -> None:
         if loss.stream == EVENTS:
@@ -67,7 +68,7 @@ class EdgeService(Service):
 
     async def stop(self) -> None:
         """End all streams between two frames, so that clients can reconnect with their cursors."""
-        await self.cancel("maintain-streams", "open-runs")
+        await self.cancel("maintain-streams", "open-runs", "list-runs")
         await self._edge.hubs.close()
         await self._edge.many.feed.close()
         for surface in self._surfaces:

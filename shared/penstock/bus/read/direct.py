@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import orjson
@@ -22,6 +22,9 @@ from penstock.bus.messages import Stored
 
 BATCH = 500
 MAX_BATCH_BYTES = 4 * 1024 * 1024
+MAX_SUBJECTS = (
+    1000  # nats-server 2.15 refuses a request for the last messages of over 1,024 subjects
+)
 # How many seconds a request waits for the first message of its answer before it is sent again: the
 # server that got the request may be gone. Later waits are longer, since the server may only be
 # slow.
@@ -47,13 +50,47 @@ async def read(
         BusUnavailable: there is no connection, or the server refuses the request.
         OutcomeUnknown: the answer did not end in time.
     """
+    return await _batch(
+        bus,
+        stream,
+        {"seq": max(start, 1), "next_by_subj": pattern, "batch": limit, "max_bytes": max_bytes},
+    )
+
+
+async def last_of_each(
+    bus: HasJetStream, stream: str, subjects: Sequence[str], max_bytes: int = MAX_BATCH_BYTES
+) -> list[Stored]:
+    """Return the last message of each subject that has one, in the order of stream sequences.
+
+    `subjects` has at most `MAX_SUBJECTS` subjects without wildcards. A lagging replica may answer
+    with older messages, or without a message that the leader has.
+
+    Raises:
+        BusUnavailable, OutcomeUnknown: as `read` does.
+    """
+    found: list[Stored] = []
+    left = list(subjects)
+    while left:
+        request = {"multi_last": left, "batch": len(left), "max_bytes": max_bytes}
+        some, pending = await _batch(bus, stream, request)
+        found += some
+        if not some or not pending:
+            return found
+        # The answer was cut at `max_bytes`.
+        seen = {stored.subject for stored in some}
+        left = [subject for subject in left if subject not in seen]
+    return found
+
+
+async def _batch(
+    bus: HasJetStream, stream: str, request: dict[str, Any]
+) -> tuple[list[Stored], int]:
+    """Send a request for several messages; return them, and how many more the server has.
+
+    Raises:
+        BusUnavailable, OutcomeUnknown: as `read` does.
+    """
     jetstream = bus.jetstream
-    request = {
-        "seq": max(start, 1),
-        "next_by_subj": pattern,
-        "batch": limit,
-        "max_bytes": max_bytes,
-    }
     await jetstream.connection.standing(jetstream.timeout_s)
     try:
         async with asyncio.timeout(jetstream.timeout_s):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 import orjson
 from pydantic import ValidationError
@@ -149,27 +149,15 @@ class Runs:
         limit = number(query.get("limit"), "limit", LISTED, MAX_LISTED)
         before, status = query.get("before"), query.get("status")
         if before is not None and not is_run_id(before):
-            raise Problem(422, "before: must be a run id")
+            raise Problem(422, "before: must be `next` of an earlier page, which is a run id")
         if status is not None and status not in get_args(RunStatus):
             raise Problem(422, f"status: must be one of {', '.join(get_args(RunStatus))}")
         wanted = {name: query[name] for name in ("agent", "session_id", "status") if name in query}
         async with self._edge.turns.of(who.user_id):
-            entries = await self._edge.bus.bucket("runs").entries()
-        found: list[dict[str, Any]] = []
-        # Run ids are UUIDv7, so the order of the ids is the order in which the runs were created.
-        for entry in sorted(entries, key=lambda entry: entry.key, reverse=True):
-            if entry.value is None or (before is not None and entry.key >= before):
-                continue
-            record = orjson.loads(entry.value)
-            fits = all(record.get(name) == value for name, value in wanted.items())
-            if fits and who.sees(record["user_id"]):
-                if not who.may("administer"):
-                    record.pop("unredacted", None)
-                found.append(record)
-            if len(found) > limit:
-                break
-        more = len(found) > limit
-        runs = found[:limit]
+            runs, more = await self._edge.run_list.page(who.owners, who.sees, wanted, before, limit)
+        if not who.may("administer"):
+            for run in runs:
+                run.pop("unredacted", None)
         return _json(orjson.dumps({"runs": runs, "next": runs[-1]["run_id"] if more else None}))
 
     @serves(

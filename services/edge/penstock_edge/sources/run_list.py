@@ -1,0 +1,250 @@
+"""Lists runs by an index in memory, the newest first.
+
+Run ids are UUIDv7, so the order of the ids is the order in which the runs were created. A page
+begins after a run id, so pages stay complete and without repetitions while runs are created and
+change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, get_args
+
+import orjson
+
+from penstock import telemetry
+from penstock.bus import Bus
+from penstock.bus.records import RunStatus
+from penstock.bus.state.bucket_index import BucketIndex, Change
+from penstock.bus.state.index_rows import SLICE, IndexRows, number_of
+from penstock.bus.subjects import is_run_id
+
+log = logging.getLogger(__name__)
+
+BUCKET: Final = "runs"
+STATUSES: Final = {status: code for code, status in enumerate(get_args(RunStatus))}
+_AFTER_ALL: Final = b"\xff" * 16
+_PUT: Final = (
+    "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+    "owner = excluded.owner, agent = excluded.agent, session = excluded.session, "
+    "status = excluded.status, updated = excluded.updated, seq = excluded.seq"
+)
+
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The part of a run's record by which runs are listed. `updated`: Unix milliseconds."""
+
+    key: bytes
+    owner: int
+    agent: int
+    session: int
+    status: int
+    updated: int
+    sequence: int
+
+
+class RunRows(IndexRows):
+    """The rows of all runs. The key is the run id as 16 bytes, in the order of the ids."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "runs",
+            "CREATE TABLE runs(key BLOB PRIMARY KEY, owner INT, agent INT, session INT,"
+            " status INT, updated INT, seq INT) WITHOUT ROWID",
+            "CREATE INDEX runs_by_owner ON runs(owner, key, agent, status)",
+            "CREATE INDEX runs_by_session ON runs(session, key)",
+        )
+        # These functions get the rows of each batch, after the batch was taken over.
+        self.on_rows: list[Callable[[Sequence[Row]], None]] = []
+
+    def put(self, changes: Sequence[Change]) -> None:
+        """Take over the changes; report values that are no records of runs, and drop their rows."""
+        rows, gone = [], []
+        for change in changes:
+            row = _row(change) if change.value is not None else None
+            if row is not None:
+                rows.append(row)
+            elif is_run_id(change.key):
+                gone.append((_packed(change.key),))
+        self.write("DELETE FROM runs WHERE key = ?", gone)
+        self.write(
+            _PUT,
+            [(r.key, r.owner, r.agent, r.session, r.status, r.updated, r.sequence) for r in rows],
+        )
+        for follow in self.on_rows:
+            follow(rows)
+
+    def drop(self, key: str, sequence: int) -> None:
+        """Drop the row of a run, unless the row is of a later sequence."""
+        self.write("DELETE FROM runs WHERE key = ? AND seq < ?", [(_packed(key), sequence)])
+
+    def slice(
+        self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int
+    ) -> tuple[list[bytes], bytes | None]:
+        """Look through some rows before a key; return the keys that fit, the newest first.
+
+        Also returns the key from which to continue, or None if no more rows fit.
+        """
+        base, index, given = "", "", []
+        others = dict(wanted)
+        if "session_id" in others:
+            index, base = "INDEXED BY runs_by_session", "session = ? AND"
+            given.append(number_of(others.pop("session_id")))
+            if owner is not None:
+                others["user_id"] = owner
+        elif owner is not None:
+            index, base = "INDEXED BY runs_by_owner", "owner = ? AND"
+            given.append(number_of(owner))
+        floor = None
+        if others:
+            sql = f"SELECT key FROM runs {index} WHERE {base} key < ? ORDER BY key DESC"
+            at = self.rows(f"{sql} LIMIT 1 OFFSET {SLICE - 1}", (*given, before))
+            floor = at[0][0] if at else None
+        conditions = " ".join(f"AND {_COLUMNS[name]} = ?" for name in others)
+        found = self.rows(
+            f"SELECT key FROM runs {index} WHERE {base} key < ? AND key >= ? {conditions}"
+            " ORDER BY key DESC LIMIT ?",
+            (
+                *(*given, before, floor or b""),
+                *(_code(name, value) for name, value in others.items()),
+                limit,
+            ),
+        )
+        keys = [key for (key,) in found]
+        if len(keys) == limit:
+            return keys, keys[-1]
+        return keys, floor
+
+
+_COLUMNS: Final = {
+    "user_id": "owner",
+    "agent": "agent",
+    "session_id": "session",
+    "status": "status",
+}
+
+
+class RunList:
+    """The list of runs of one edge."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.rows = RunRows()
+        self.index = BucketIndex(bus, BUCKET, self.rows)
+
+    async def page(
+        self,
+        owners: Collection[str] | None,
+        sees: Callable[[str], bool],
+        wanted: Mapping[str, str],
+        before: str | None,
+        limit: int,
+    ) -> tuple[list[JsonObject], bool]:
+        """Return the newest runs of these owners, and whether more runs follow.
+
+        Args:
+            owners: the owners of the runs; None for the runs of all owners.
+            sees: whether the caller may see the runs of an owner. The function decides by the
+                record that is shown, so an error of the index cannot show a foreign run.
+            wanted: what the runs' records have in `agent`, `session_id` and `status`.
+            before: a run id; only older runs are returned.
+            limit: how many runs are returned at most.
+
+        Raises:
+            BusError: the runs cannot be read now.
+        """
+        await self.index.caught_up()
+        found: list[JsonObject] = []
+        place = _packed(before) if before is not None else _AFTER_ALL
+        while len(found) <= limit:
+            missing = limit + 1 - len(found)
+            keys = await self._keys(owners, wanted, place, missing)
+            ids = [_run_id(key) for key in keys]
+            values = await self.index.values(ids)
+            for run_id in ids:
+                record = _record(values[run_id].value) if run_id in values else None
+                if record is None or not sees(record["user_id"]):
+                    continue
+                if all(record.get(name) == value for name, value in wanted.items()):
+                    found.append(record)
+            if len(keys) < missing:
+                break
+            place = keys[-1]
+        return found[:limit], len(found) > limit
+
+    async def _keys(
+        self, owners: Collection[str] | None, wanted: Mapping[str, str], before: bytes, limit: int
+    ) -> list[bytes]:
+        keys: list[bytes] = []
+        for owner in owners if owners is not None else (None,):
+            keys += await self._keys_of(owner, wanted, before, limit)
+        return sorted(keys, reverse=True)[:limit]
+
+    async def _keys_of(
+        self, owner: str | None, wanted: Mapping[str, str], before: bytes, limit: int
+    ) -> list[bytes]:
+        keys: list[bytes] = []
+        place: bytes | None = before
+        while place is not None and len(keys) < limit:
+            some, place = self.rows.slice(owner, wanted, place, limit - len(keys))
+            keys += some
+            await asyncio.sleep(0)  # a filter that nothing fits looks through all rows
+        return keys
+
+
+def _row(change: Change) -> Row | None:
+    """Return the row of a record; report a value that is no record, and return None."""
+    record = _record(change.value or b"")
+    if record is None or not is_run_id(change.key):
+        telemetry.UNREADABLE_RECORDS.labels(BUCKET).inc()
+        log.warning(
+            "run %s: its record in KV %s cannot be read; lists of runs leave the run out. Repair "
+            "or delete the record",
+            *(change.key, BUCKET),
+        )
+        return None
+    return Row(
+        _packed(change.key),
+        number_of(record["user_id"]),
+        number_of(str(record.get("agent"))),
+        number_of(str(record.get("session_id"))),
+        _code("status", str(record.get("status"))),
+        _unix_ms(record.get("updated_at")),
+        change.sequence,
+    )
+
+
+def _record(value: bytes) -> JsonObject | None:
+    try:
+        record = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return None
+    known = isinstance(record, dict) and isinstance(record.get("user_id"), str)
+    return record if known and isinstance(record.get("run_id"), str) else None
+
+
+def _code(name: str, value: str) -> int:
+    return STATUSES.get(value, -1) if name == "status" else number_of(value)
+
+
+def _packed(run_id: str) -> bytes:
+    return bytes.fromhex(run_id.replace("-", ""))
+
+
+def _run_id(key: bytes) -> str:
+    text = key.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def _unix_ms(timestamp: object) -> int:
+    """Return the time in Unix milliseconds; 0 for a value that is no time of RFC 3339."""
+    try:
+        return int(datetime.fromisoformat(str(timestamp)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return 0

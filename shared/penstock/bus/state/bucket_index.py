@@ -1,0 +1,216 @@
+"""Keeps rows in memory about the values of a bucket, so that a list need not read the bucket.
+
+An index is read from the bucket's stream, and no service writes it. So an index cannot lack an
+entry because a process ended between two writes, and records of older versions are in the index,
+too. Every process has its own index: see docs/decisions/0140.
+
+`BucketIndex.caught_up` reads what was written since its last call. A list that calls `caught_up`
+first therefore shows what the caller has just written. Rows may still be wrong in one direction: a
+value that expired, or that was deleted while this process had no connection, may still have a row.
+So a list reads the values of the rows that it shows, and `BucketIndex.values` drops rows without
+a value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from penstock.bus.connection.jetstream import HasJetStream
+from penstock.bus.errors import BusError, BusUnavailable, ObjectGone
+from penstock.bus.messages import Stored
+from penstock.bus.read.direct import STORED_AT, read
+from penstock.bus.state.continuity import Continuity
+from penstock.bus.state.kv import Bucket, Buckets, Entry, is_marker
+from penstock.bus.state.losses import Loss
+from penstock.bus.write.objects import unwrap
+
+log = logging.getLogger(__name__)
+
+BATCH: Final = 200  # messages of one read; the process takes over a batch in one go, in 5 ms
+# The longest pause, in seconds, between two batches. A process that reads a whole bucket after its
+# start rests as long as it works, so that other requests get half of its time.
+MAX_REST_S: Final = 0.02
+TICK_S: Final = 2.0  # seconds between two reads while nobody lists
+LOOK_S: Final = 30.0  # seconds between two comparisons with the stream's first and last sequence
+WAIT_S: Final = 5.0  # how many seconds a list waits for the first reading of the bucket
+FORGOTTEN: Final = 1000  # rows that are dropped in one go
+
+
+class Change(NamedTuple):
+    """The last write of a key. `value` is None if the key was deleted."""
+
+    key: str
+    value: bytes | None
+    sequence: int  # in the bucket's stream
+    stored_at: str  # RFC 3339, by NATS's clock
+
+
+class Rows(Protocol):
+    """The rows that a `BucketIndex` keeps equal to a bucket. The methods do not wait."""
+
+    def put(self, changes: Sequence[Change]) -> None:
+        """Take over the changes, in this order. A value that cannot be parsed must not raise."""
+        ...
+
+    def drop(self, key: str, sequence: int) -> None:
+        """Drop the row of a key, unless the row is of a later sequence."""
+        ...
+
+    def forget_before(self, sequence: int, limit: int) -> bool:
+        """Drop up to `limit` rows of older sequences; return whether there may be more."""
+        ...
+
+    def clear(self) -> None:
+        """Drop all rows."""
+        ...
+
+
+class HasBuckets(Buckets, HasJetStream, Protocol):
+    """The interface of a `Bus` that an index needs."""
+
+    continuity: Continuity
+
+
+class StillReading(BusUnavailable):
+    """The process has started, and has not read the whole bucket yet. A later attempt succeeds."""
+
+
+class BucketIndex:
+    """Keeps rows equal to the values of a bucket."""
+
+    def __init__(self, bus: HasBuckets, name: str, rows: Rows, pattern: str = "*") -> None:
+        """Take the bucket's name, its rows, and the pattern of the keys that have rows."""
+        self._bus = bus
+        self._name = name
+        self._rows = rows
+        self._stream = f"KV_{name}"
+        self._prefix = f"$KV.{name}."
+        self._pattern = self._prefix + pattern
+        self._next = 1  # the sequence from which the next read begins
+        self._lock = asyncio.Lock()
+        self._begun = 0  # the number of the last catch-up
+        self._done = 0  # the number of the last catch-up that succeeded
+        # NATS has lost messages of this bucket, so rows and `_next` are of messages that no longer
+        # exist.
+        self._stale = False
+        self._looked_s = 0.0
+        bus.continuity.on_loss(self._on_loss)
+
+    @property
+    def bucket(self) -> Bucket:
+        """The bucket of this index."""
+        return self._bus.bucket(self._name)
+
+    async def run(self) -> None:
+        """Read the bucket, and what is written to it later, until cancelled."""
+        while True:
+            try:
+                await self._turn(self._begun)
+                if time.monotonic() - self._looked_s > LOOK_S:
+                    await self._look()
+            except BusError as error:
+                log.debug("the index of KV %s is read again later: %s", self._name, error)
+            await asyncio.sleep(TICK_S)
+
+    async def caught_up(self) -> None:
+        """Return when the rows include everything that was written before this call.
+
+        Raises:
+            StillReading: the process reads the bucket for the first time, which takes longer.
+            BusError: the bucket cannot be read now.
+        """
+        arrived = self._begun
+        if self._done and not self._stale:
+            await self._turn(arrived)
+            return
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await self._turn(arrived)
+        except TimeoutError as error:
+            raise StillReading(
+                f"this process has started and still reads the {self._name}; ask again in some "
+                "seconds"
+            ) from error
+
+    async def values(self, keys: Sequence[str]) -> dict[str, Entry]:
+        """Return the present values of these keys; drop the rows of keys that have none.
+
+        Raises:
+            BusError: the bucket cannot be read now.
+        """
+        bucket = self.bucket
+        found = await bucket.many(keys)
+        for key in keys:
+            if key in found:
+                continue
+            # A lagging replica may have answered. A row that is dropped never comes back, so the
+            # leader must confirm that there is no value. A later write has a later sequence than
+            # `_next`, so such a write brings the row back.
+            end = self._next
+            entry = await bucket.get(key)
+            if entry is None:
+                self._rows.drop(key, end)
+            else:
+                found[key] = entry
+        return found
+
+    async def _turn(self, arrived: int) -> None:
+        """Catch up, unless another caller has begun a catch-up after number `arrived` and ended it.
+
+        Many requests that wait at the same time so need one read.
+        """
+        async with self._lock:
+            if self._done <= arrived:
+                self._begun += 1
+                await self._catch_up()
+                self._done = self._begun
+
+    async def _catch_up(self) -> None:
+        if self._stale:
+            self._rows.clear()
+            self._next = 1
+            self._done = 0
+            self._stale = False
+        while True:
+            begun = time.monotonic()
+            found, pending = await read(self._bus, self._stream, self._pattern, self._next, BATCH)
+            if found:
+                changes = [await self._change(stored) for stored in found]
+                # Nothing may wait between these lines: a cancellation must find both done, or none.
+                self._rows.put(changes)
+                self._next = found[-1].sequence + 1
+            if not found or not pending:
+                return
+            await asyncio.sleep(min(time.monotonic() - begun, MAX_REST_S))
+
+    async def _change(self, stored: Stored) -> Change:
+        value: bytes | None = None
+        if not is_marker(stored):
+            try:
+                value = await unwrap(self._bus, stored.payload)
+            except ObjectGone:
+                value = b""  # no record can be read: the rows report it
+        at = stored.headers.get(STORED_AT, "")
+        return Change(stored.subject.removeprefix(self._prefix), value, stored.sequence, at)
+
+    async def _look(self) -> None:
+        """Drop the rows of values that have aged out, and notice a stream that has become shorter.
+
+        Raises:
+            BusError: the leader does not answer.
+        """
+        state = (await self._bus.jetstream.api(f"STREAM.INFO.{self._stream}"))["state"]
+        self._looked_s = time.monotonic()
+        if int(state["last_seq"]) < self._next - 1:
+            self._stale = True
+            return
+        while self._rows.forget_before(int(state["first_seq"]), FORGOTTEN):
+            await asyncio.sleep(0)
+
+    def _on_loss(self, loss: Loss) -> None:
+        if loss.stream == self._stream:
+            self._stale = True

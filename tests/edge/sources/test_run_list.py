@@ -1,0 +1,231 @@
+"""Lists of runs: pages are complete and disjoint, whatever is written meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+import orjson
+import pytest
+import uuid_utils
+from prometheus_client import REGISTRY
+
+from penstock.bus import Bus
+from penstock_edge.sources import run_list
+from penstock_edge.sources.run_list import RunList
+from support.drive.bus import connected, new_run_id
+from support.drive.clients import MakeEdge
+from support.fakes.pretend import PretendRun
+from support.real.nats import NatsServer
+
+OLDEST = {  # the fields that the first release wrote
+    "agent": "assistant",
+    "session_id": "s1",
+    "status": "completed",
+    "created_at": "2025-01-01T00:00:00.000Z",
+    "updated_at": "2025-01-01T00:00:00.000Z",
+}
+
+
+@pytest.fixture
+async def own_bus(fresh_nats: NatsServer) -> AsyncIterator[Bus]:
+    """A bus whose buckets are empty."""
+    async with connected(fresh_nats.url) as bus:
+        yield bus
+
+
+@pytest.fixture
+def listed(bus: Bus) -> RunList:
+    return RunList(bus)
+
+
+def owner() -> str:
+    return f"user-{uuid_utils.uuid7()}"
+
+
+async def put(bus: Bus, user_id: str, run_id: str = "", **fields: Any) -> str:
+    run_id = run_id or new_run_id()
+    record = {**OLDEST, "run_id": run_id, "user_id": user_id, **fields}
+    await bus.bucket("runs").put(run_id, orjson.dumps(record))
+    return run_id
+
+
+async def pages(
+    runs: RunList,
+    owners: Collection[str] | None,
+    limit: int,
+    before: str | None = None,
+    **wanted: str,
+) -> list[list[str]]:
+    """The ids of all pages, one page after another."""
+    found = []
+    while True:
+        page, more = await runs.page(
+            owners, lambda user: owners is None or user in owners, wanted, before, limit
+        )
+        found.append([run["run_id"] for run in page])
+        if not more:
+            return found
+        before = found[-1][-1]
+
+
+async def test_pages_are_complete_and_without_repetitions_while_runs_are_written(
+    bus: Bus, listed: RunList
+) -> None:
+    user, others = owner(), owner()
+    made = [await put(bus, user, status="queued") for _ in range(60)]
+    stop = asyncio.Event()
+
+    async def writes() -> None:
+        """Change runs that are listed, and create new ones, of this user and of others."""
+        while not stop.is_set():
+            await put(bus, user, random.choice(made), status=random.choice(["running", "failed"]))
+            await put(bus, random.choice([user, others]))
+
+    writing = [asyncio.create_task(writes()) for _ in range(3)]
+    try:
+        for limit in (1, 7, 25, 59, 60):
+            found = [id for page in await pages(listed, {user}, limit) for id in page]
+            assert found == sorted(set(found), reverse=True)
+            assert set(made) <= set(found)
+    finally:
+        stop.set()
+        await asyncio.gather(*writing)
+
+
+async def test_a_page_begins_after_its_cursor_though_the_cursors_run_is_gone(
+    bus: Bus, listed: RunList
+) -> None:
+    user = owner()
+    made = [await put(bus, user) for _ in range(4)]
+    await bus.bucket("runs").delete(made[2])
+    assert await pages(listed, {user}, 2, before=made[2]) == [[made[1], made[0]]]
+
+
+async def test_several_owners_are_one_list(bus: Bus, listed: RunList) -> None:
+    users = [owner() for _ in range(3)]
+    made = [await put(bus, users[number % 3]) for number in range(9)]
+    newest = made[::-1]
+    mine = [id for id in newest if made.index(id) % 3 != 2]
+    assert await pages(listed, set(users[:2]), 4) == [mine[:4], mine[4:]]
+    everything = [id for page in await pages(listed, None, 1000) for id in page]
+    assert [id for id in everything if id in made] == newest
+
+
+@pytest.mark.parametrize("rows_at_once", [3, 20_000])
+async def test_a_filter_that_rarely_fits_finds_all_that_fit(
+    bus: Bus, listed: RunList, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_list, "SLICE", rows_at_once)
+    user = owner()
+    rare: list[str] = []
+    for number in range(30):
+        fits = number in (0, 1, 13, 29)
+        fields = {"status": "failed", "agent": "helper"} if fits else {}
+        run_id = await put(bus, user, session_id=f"s-{user}", **fields)
+        rare += [run_id] * fits
+    rare.reverse()
+    for wanted in (
+        {"status": "failed"},
+        {"agent": "helper"},
+        {"agent": "helper", "status": "failed"},
+        {"agent": "helper", "session_id": f"s-{user}"},
+    ):
+        assert await pages(listed, {user}, 3, **wanted) == [rare[:3], rare[3:]]
+    assert await pages(listed, None, 10, session_id=f"s-{user}", status="failed") == [rare]
+    assert await pages(listed, {user}, 10, session_id="s1") == [[]]
+    assert await pages(listed, {owner()}, 10, session_id=f"s-{user}") == [[]]
+    assert await pages(listed, {user}, 10, status="failed", agent="assistant") == [[]]
+
+
+async def test_numbers_that_collide_show_nobody_elses_run(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_list, "number_of", lambda _: 1)
+    listed, user, other = RunList(bus), owner(), owner()
+    mine = await put(bus, user)
+    await put(bus, other)
+    assert await pages(listed, {user}, 1) == [[mine]]
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"{", b"[]", b"null", b'{"run_id": "x"}', b'{"user_id": 1, "run_id": "x"}']
+)
+async def test_a_broken_record_is_left_out_logged_and_counted(
+    bus: Bus, listed: RunList, value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    user = owner()
+    made = [await put(bus, user) for _ in range(3)]
+    counted = _unreadable()
+    await bus.bucket("runs").put(made[1], value)
+    assert await pages(listed, {user}, 10) == [[made[2], made[0]]]
+    assert await pages(listed, {user}, 10) == [[made[2], made[0]]]
+    assert made[1] in caplog.text
+    assert _unreadable() >= counted + 1
+    await put(bus, user, made[1])
+    assert await pages(listed, {user}, 10) == [made[::-1]]
+
+
+async def test_a_key_that_is_no_run_id_is_left_out(bus: Bus, listed: RunList) -> None:
+    user = owner()
+    await bus.bucket("runs").put("odd", orjson.dumps({**OLDEST, "run_id": "odd", "user_id": user}))
+    assert await pages(listed, {user}, 10) == [[]]
+
+
+async def test_a_deleted_run_and_a_run_that_has_aged_out_are_left_out(
+    bus: Bus, listed: RunList
+) -> None:
+    user = owner()
+    made = [await put(bus, user) for _ in range(6)]
+    await listed.index.caught_up()
+    await bus.bucket("runs").delete(made[5])
+    # Without a marker, as by age.
+    await bus.api("STREAM.PURGE.KV_runs", {"filter": f"$KV.runs.{made[3]}"})
+    await bus.api("STREAM.PURGE.KV_runs", {"filter": f"$KV.runs.{made[0]}"})
+    assert await pages(listed, {user}, 2) == [[made[4], made[2]], [made[1]]]
+
+
+async def test_old_runs_age_out_of_the_rows(own_bus: Bus) -> None:
+    listed = RunList(own_bus)
+    made = [await put(own_bus, "alice") for _ in range(5)]
+    await listed.index.caught_up()
+    await own_bus.api("STREAM.PURGE.KV_runs", {"keep": 2})
+    await listed.index._look()
+    assert listed.rows.rows("SELECT count(*) FROM runs") == [(2,)]
+    assert await pages(listed, {"alice"}, 10) == [made[:2:-1]]
+
+
+async def test_another_edge_and_an_edge_that_was_started_anew_list_the_same(
+    make_edge: MakeEdge, bus: Bus
+) -> None:
+    session = owner()
+    made = []
+    for number in range(7):
+        run = PretendRun(bus, session_id=session)
+        await run.record(status="failed" if number % 2 else "queued")
+        made.append(run.run_id)
+    first = await make_edge()
+    query = {"session_id": session, "limit": "4"}
+    page = (await first.get("/v1/runs", params=query)).json()
+    second = await make_edge()
+    rest = (await second.get("/v1/runs", params={**query, "before": page["next"]})).json()
+    assert [run["run_id"] for run in (*page["runs"], *rest["runs"])] == made[::-1]
+    assert rest["next"] is None
+
+
+async def test_a_started_run_is_listed_at_once_by_every_edge(make_edge: MakeEdge) -> None:
+    edges = [await make_edge(), await make_edge()]
+    session = owner()
+    for number in range(10):
+        body = {"agent": "assistant", "message": "Hello", "session_id": session}
+        await edges[number % 2].post("/v1/runs", json=body)
+        query = f"/v1/runs?session_id={session}"
+        for edge in edges:
+            assert len((await edge.get(query)).json()["runs"]) == number + 1
+
+
+def _unreadable() -> float:
+    name = "penstock_unreadable_records_total"
+    return REGISTRY.get_sample_value(name, {"bucket": "runs"}) or 0.0
