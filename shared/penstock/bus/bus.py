@@ -24,6 +24,7 @@ from penstock.bus.connection.refusals import Refusals
 from penstock.bus.connection.settings import BusSettings
 from penstock.bus.messages import Stored
 from penstock.bus.read import leader
+from penstock.bus.shards import Shards
 from penstock.bus.state.continuity import Continuity
 from penstock.bus.state.kv import Bucket
 from penstock.bus.state.recovery import Recovery
@@ -76,8 +77,8 @@ class Bus:
             await bus._dialer.check_server(bus.jetstream)
             await bus.publisher.start()
             if ensure:
-                await ensure_streams(bus, settings.retention)
-                names = [config["name"] for config in declared(settings.retention)]
+                shards = await ensure_streams(bus, settings.retention)
+                names = [config["name"] for config in declared(settings.retention, shards.made)]
                 await bus._recovery.begin(names)
             await bus.clock.begin()
         except BaseException:
@@ -141,6 +142,11 @@ class Bus:
         reasons = self.health.reasons + self.clock.not_ready
         held_back = self.client.held_back
         return reasons if not held_back or held_back in reasons else [held_back, *reasons]
+
+    @property
+    def shards(self) -> Shards:
+        """The number of shards of RAW and EVENTS, at most some seconds old."""
+        return self.continuity.shards
 
     # requests, reads and buckets
 

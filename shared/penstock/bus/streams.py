@@ -5,6 +5,8 @@ The README beside this file lists what each stream and bucket holds.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +20,7 @@ from nats.js.api import (
 )
 
 from penstock.bus import subjects
-from penstock.bus.subjects import CATEGORIES, PARTITIONS
+from penstock.bus.subjects import CATEGORIES, PARTITIONS, SHARD, shard_of
 
 COMMANDS, RAW, EVENTS, SCHEDULES, DEADLETTERS, ADVISORIES = (
     "COMMANDS",
@@ -28,6 +30,10 @@ COMMANDS, RAW, EVENTS, SCHEDULES, DEADLETTERS, ADVISORIES = (
     "DEADLETTERS",
     "ADVISORIES",
 )
+
+# How many shards RAW and EVENTS may have. Each process looks after the streams of every shard.
+MAX_SHARDS = 64
+_OF_SHARD = re.compile(rf"({RAW}|{EVENTS})_([1-9][0-9]*)")
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -62,19 +68,41 @@ class Retention:
     runs_max_age_s: float = 30 * DAY_S
     idempotency_max_age_s: float = DAY_S
     max_bytes: int = -1
+    shards: int = 1  # of a new installation; afterwards only `penstock streams migrate` adds shards
+
+
+def raw_of(shard: int) -> str:
+    """Return the name of the stream with the source frames of a shard."""
+    return f"{RAW}_{shard}" if shard else RAW
+
+
+def events_of(shard: int) -> str:
+    """Return the name of the stream with the canonical events of a shard."""
+    return f"{EVENTS}_{shard}" if shard else EVENTS
+
+
+def raw_for(run_id: str) -> str:
+    """Return the name of the stream with the source frames of a run."""
+    return raw_of(shard_of(run_id))
+
+
+def events_for(run_id: str) -> str:
+    """Return the name of the stream with the canonical events of a run."""
+    return events_of(shard_of(run_id))
+
+
+def kind_and_shard(stream: str) -> tuple[str, int]:
+    """Return the kind and the shard of a stream: (RAW, 3) of `RAW_3`, (RAW, 0) of `RAW`."""
+    match = _OF_SHARD.fullmatch(stream)
+    return (match[1], int(match[2])) if match else (stream, 0)
 
 
 def streams(retention: Retention) -> list[StreamConfig]:
-    """Return every stream with all its limits. A field without a value has the server's default."""
-    stream = partial(
-        StreamConfig,
-        storage=StorageType.FILE,
-        num_replicas=retention.replicas,
-        max_bytes=retention.max_bytes,
-        allow_direct=True,
-        # nats-server 2.15 would treat "unlimited" as 1,000 consumers for each stream
-        max_consumers=100_000,
-    )
+    """Return every stream with all its limits, with shard 0 of RAW and EVENTS alone.
+
+    A field without a value has the server's default.
+    """
+    stream = _stream_with(retention)
     return [
         stream(
             name=COMMANDS,
@@ -83,26 +111,7 @@ def streams(retention: Retention) -> list[StreamConfig]:
             retention=RetentionPolicy.WORK_QUEUE,
             discard=DiscardPolicy.NEW,
         ),
-        stream(
-            name=RAW,
-            description="Source frames, verbatim, partitioned by run",
-            subjects=["raw.*.*"],
-            subject_transform=SubjectTransform(
-                src="raw.*.*",
-                dest=f"rawp.{{{{partition({PARTITIONS},1)}}}}.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}",
-            ),
-            republish=RePublish(src="rawp.*.*.*", dest="frames.{{wildcard(2)}}.{{wildcard(3)}}"),
-            max_age=retention.raw_max_age_s,
-            allow_atomic=True,
-        ),
-        stream(
-            name=EVENTS,
-            description="Canonical events: category.action.run_id",
-            subjects=[f"{category}.>" for category in CATEGORIES],
-            republish=RePublish(src=">", dest="live.>"),
-            max_age=retention.events_max_age_s,
-            allow_atomic=True,
-        ),
+        *shard_streams(retention, 0),
         stream(
             name=SCHEDULES,
             description="Deadlines, retries, timers; a schedule must outlive any age limit",
@@ -127,6 +136,53 @@ def streams(retention: Retention) -> list[StreamConfig]:
             max_age=retention.deadletters_max_age_s,
         ),
     ]
+
+
+def shard_streams(retention: Retention, shard: int) -> list[StreamConfig]:
+    """Return RAW and EVENTS of one shard.
+
+    A publisher chooses the shard by its subject (`subjects.to_shard`). All shards store the same
+    subjects and republish to the same subjects.
+    """
+    stream = _stream_with(retention)
+    source = subjects.to_shard(shard, "raw.*.*")
+    return [
+        stream(
+            name=raw_of(shard),
+            description="Source frames, verbatim, partitioned by run",
+            subjects=[source],
+            subject_transform=SubjectTransform(
+                src=source,
+                dest=f"rawp.{{{{partition({PARTITIONS},1)}}}}.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}",
+            ),
+            republish=RePublish(src="rawp.*.*.*", dest="frames.{{wildcard(2)}}.{{wildcard(3)}}"),
+            max_age=retention.raw_max_age_s,
+            allow_atomic=True,
+        ),
+        stream(
+            name=events_of(shard),
+            description="Canonical events: category.action.run_id",
+            subjects=[subjects.to_shard(shard, f"{category}.>") for category in CATEGORIES],
+            subject_transform=(
+                SubjectTransform(src=f"{SHARD}.{shard}.>", dest=">") if shard else None
+            ),
+            republish=RePublish(src=">", dest="live.>"),
+            max_age=retention.events_max_age_s,
+            allow_atomic=True,
+        ),
+    ]
+
+
+def _stream_with(retention: Retention) -> Callable[..., StreamConfig]:
+    return partial(
+        StreamConfig,
+        storage=StorageType.FILE,
+        num_replicas=retention.replicas,
+        max_bytes=retention.max_bytes,
+        allow_direct=True,
+        # nats-server 2.15 would treat "unlimited" as 1,000 consumers for each stream
+        max_consumers=100_000,
+    )
 
 
 def buckets(retention: Retention) -> list[StreamConfig]:

@@ -12,6 +12,11 @@ import json
 import re
 
 PARTITIONS = 16
+# The version digit of the ids of runs in shard 1 and later: UUIDv8. The three digits after the
+# version digit are the shard. Runs of shard 0 have UUIDv7s. Both begin with the time in
+# milliseconds, so ids sort by the time of creation.
+_SHARDED, _VERSION_AT, _SHARD_DIGITS = "8", 14, slice(15, 18)
+SHARD = "shard"  # the first token of the subjects to which messages for shard 1 and later are sent
 CATEGORIES = (
     "lifecycle",
     "llm",
@@ -36,9 +41,25 @@ def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None
 
 
+def shard_of(run_id: str) -> int:
+    """Return the shard of RAW and EVENTS that stores a run, which is a part of the run's id."""
+    if run_id[_VERSION_AT : _VERSION_AT + 1] != _SHARDED:
+        return 0
+    return int(run_id[_SHARD_DIGITS], 16)
+
+
+def to_shard(shard: int, subject: str) -> str:
+    """Return the subject to publish so that this shard stores the message under `subject`.
+
+    The transform of the shard's stream removes the first two tokens. Shard 0 has no transform of
+    this kind, so the subject is unchanged.
+    """
+    return f"{SHARD}.{shard}.{subject}" if shard else subject
+
+
 def raw(run_id: str, writer: str) -> str:
     """Return the subject to which a writer publishes its source frames of a run."""
-    return f"raw.{run_id}.{writer}"
+    return to_shard(shard_of(run_id), f"raw.{run_id}.{writer}")
 
 
 def raw_stored(run_id: str, writer: str) -> str:
@@ -62,8 +83,13 @@ def frames(run_id: str, writer: str) -> str:
 
 
 def event(type: str, run_id: str) -> str:
-    """Return the subject of a canonical event; `type` is `category.action`."""
+    """Return the stored subject of a canonical event; `type` is `category.action`."""
     return f"{type}.{run_id}"
+
+
+def event_input(type: str, run_id: str) -> str:
+    """Return the subject to which the normalizer publishes a canonical event of a run."""
+    return to_shard(shard_of(run_id), f"{type}.{run_id}")
 
 
 def events_of_run(run_id: str) -> str:

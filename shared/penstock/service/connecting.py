@@ -55,6 +55,7 @@ def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = Fa
             replicas=settings.replicas,
             raw_max_age_s=settings.raw_max_age_s,
             events_max_age_s=settings.events_max_age_s,
+            shards=settings.shards,
         ),
         repairs=repairs,
     )
@@ -107,7 +108,8 @@ async def connect(
 
 def _measure(service: str, bus: Bus) -> None:
     telemetry.NATS_CONNECTED.labels(service).set_function(lambda: bus.ready)
-    for stream in losses.WATCHED:
+    # The shards that are made later are not measured until the next start.
+    for stream in losses.watched(bus.shards.made):
         telemetry.NATS_LOST.labels(service, stream).set_function(
             partial(bus.continuity.count, stream)
         )

@@ -62,6 +62,13 @@ class Settings(BaseSettings):
     events_max_age_s: float = Field(
         7 * 24 * 3600, gt=0, description="Seconds for which events are kept (stream EVENTS)."
     )
+    shards: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="The number of shards of RAW and EVENTS in a new installation. Later "
+        "`penstock streams migrate --shards` changes it.",
+    )
     max_unacked_bytes: int = Field(
         64 * 1024 * 1024,
         ge=1,

@@ -44,7 +44,7 @@ def exhausted(
     async def handle(stored: Stored) -> None:
         advisory = orjson.loads(stored.payload)
         stream, consumer = advisory["stream"], advisory["consumer"]
-        if stream not in WATCHED:
+        if streams.kind_and_shard(stream)[0] not in WATCHED:
             log.info("the consumer %s of %s gave up a message of another stream", consumer, stream)
             return
         message = await leader.at(bus, stream, advisory["stream_seq"])

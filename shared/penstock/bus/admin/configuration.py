@@ -45,20 +45,38 @@ class Difference:
         return f"{self.field} is {self.found}, not {self.wanted}"
 
 
-def declared(retention: Retention) -> list[Configuration]:
-    """Return the configurations of all streams and buckets.
+def declared(retention: Retention, shards: int = 1) -> list[Configuration]:
+    """Return the configurations of all streams and buckets, with this number of shards.
 
     The bucket of leases comes first, since every change of another stream needs a lease.
     """
     made: list[StreamConfig] = [*streams.streams(retention), *streams.buckets(retention)]
     made.sort(key=lambda config: config.name != "KV_leases")
+    return [*map(_marked, made), *declared_shards(retention, shards)]
+
+
+def declared_shards(retention: Retention, shards: int) -> list[Configuration]:
+    """Return the configurations of the streams of all these shards except shard 0."""
+    return [
+        _marked(config)
+        for shard in range(1, shards)
+        for config in streams.shard_streams(retention, shard)
+    ]
+
+
+def _marked(config: StreamConfig) -> Configuration:
     mark = {streams.SCHEMA_KEY: f"{streams.SCHEMA}", streams.OLDEST_KEY: f"{streams.OLDEST}"}
-    return [{**config.as_dict(), "metadata": mark} for config in made]
+    return {**config.as_dict(), "metadata": mark}
 
 
 def schema_of(found: Configuration) -> int:
     """Return the schema of a stream; 1 for a stream of release 0.1, which recorded no schema."""
     return int((found.get("metadata") or {}).get(streams.SCHEMA_KEY, 1))
+
+
+def has_partitions(found: Configuration) -> bool:
+    """Return whether this is a configuration of RAW, whose transform has partitions."""
+    return bool(_COUNT.search((found.get("subject_transform") or {}).get("dest", "")))
 
 
 def partitions_of(raw: Configuration) -> int:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from penstock.bus import streams
+from penstock.bus import shards, streams
 from penstock.bus.admin import configuration as configurations
 from penstock.bus.admin.configuration import (
     Configuration,
     Difference,
     configuration,
     declared,
+    declared_shards,
     differences,
     expected,
+    has_partitions,
     partitions_of,
     schema_of,
     update,
@@ -34,22 +36,75 @@ from penstock.bus.errors import (
     StartUpError,
     refusal,
 )
+from penstock.bus.shards import ONE, Shards
 from penstock.bus.state.kv import Buckets
 from penstock.bus.streams import Retention
 
 log = logging.getLogger(__name__)
 
 
-async def ensure(bus: Buckets, retention: Retention) -> None:
+async def ensure(bus: Buckets, retention: Retention) -> Shards:
     """Make the streams that are missing, and upgrade streams of an older schema.
+
+    Returns the number of shards. A new installation gets `retention.shards` shards. Any other
+    installation keeps its shards, and only the operator makes more (`admin.resharding`).
 
     Raises:
         NotThereYet: this user may not make or change streams, or a leader is missing.
         StartUpError: a stream is not Penstock's, or is too new for this version.
     """
-    for wanted in declared(retention):
+    made = await ensure_all(bus, declared(retention))
+    try:
+        found = await shards_of(bus)
+        if found == ONE and streams.RAW in made and retention.shards > 1:
+            await ensure_all(bus, declared_shards(retention, retention.shards))
+            wanted = Shards(retention.shards, retention.shards)
+            await bus.bucket(shards.BUCKET).create(shards.KEY, wanted.dump())
+            found = await shards_of(bus)
+        else:
+            await ensure_all(bus, declared_shards(retention, found.made))
+    except StartUpError:
+        raise
+    except BusError as error:
+        raise refusal(error)(f"cannot read the number of shards: {error}") from error
+    if retention.shards not in (1, found.used):
+        log.warning(
+            "new runs are divided among %d shards, not %d as PENSTOCK_SHARDS says. `penstock "
+            "streams migrate --shards %d` changes the number",
+            *(found.used, retention.shards, retention.shards),
+        )
+    return found
+
+
+async def shards_of(bus: Buckets) -> Shards:
+    """Return the recorded number of shards; one shard without a record.
+
+    Raises:
+        BusError: the record cannot be read.
+    """
+    entry = await bus.bucket(shards.BUCKET).get(shards.KEY)
+    if entry is None:
+        return ONE
+    try:
+        return Shards.parse(entry.value)
+    except ValueError as error:
+        raise BusError(
+            f"KV {shards.BUCKET}, key {shards.KEY} cannot be read: {error}. Write the record again "
+            "with `penstock streams migrate --shards`"
+        ) from error
+
+
+async def ensure_all(bus: Buckets, wanted_streams: list[Configuration]) -> list[str]:
+    """Make or upgrade these streams; return the names of the streams that this call made.
+
+    Raises:
+        NotThereYet, StartUpError: as `ensure` does.
+    """
+    made = []
+    for wanted in wanted_streams:
         try:
-            await _ensure(bus, wanted)
+            if await _ensure(bus, wanted):
+                made.append(str(wanted["name"]))
         except StartUpError:
             raise
         except NotPermitted as error:
@@ -63,14 +118,16 @@ async def ensure(bus: Buckets, retention: Retention) -> None:
                 f"cannot ensure the stream {wanted['name']}: {error}. "
                 "May this user create streams? Is a stream of another owner in the way?"
             ) from error
+    return made
 
 
-async def _ensure(bus: Buckets, wanted: Configuration) -> None:
+async def _ensure(bus: Buckets, wanted: Configuration) -> bool:
+    """Make or upgrade a stream; return whether this call made the stream."""
     found = await configuration(bus, wanted["name"])
     if found is None:
         try:
             await bus.jetstream.api(f"STREAM.CREATE.{wanted['name']}", wanted)
-            return
+            return True
         except ApiError as error:
             if error.code != STREAM_NAME_IN_USE:
                 raise
@@ -93,6 +150,7 @@ async def _ensure(bus: Buckets, wanted: Configuration) -> None:
             "--max-bytes=-1`",
             *(found["name"], found["max_bytes"], found["name"]),
         )
+    return False
 
 
 async def _upgrade(bus: Buckets, wanted: Configuration) -> Configuration:
@@ -117,7 +175,7 @@ async def _upgrade(bus: Buckets, wanted: Configuration) -> Configuration:
 
 
 def _keeping_partitions(found: Configuration, wanted: object) -> object:
-    if not found.get("subject_transform"):
+    if not has_partitions(found):
         return wanted
     return with_partitions(wanted, partitions_of(found))
 

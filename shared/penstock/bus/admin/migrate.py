@@ -12,12 +12,12 @@ from penstock.bus.admin.configuration import (
     expected,
     update,
 )
-from penstock.bus.connection.jetstream import HasJetStream
+from penstock.bus.admin.ensure import shards_of
 from penstock.bus.state.kv import Buckets
 from penstock.bus.streams import Retention
 
 
-async def plan(bus: HasJetStream, retention: Retention) -> list[Difference]:
+async def plan(bus: Buckets, retention: Retention) -> list[Difference]:
     """Return the changes that `apply` would make, where the streams differ from these settings.
 
     Raises:
@@ -25,7 +25,7 @@ async def plan(bus: HasJetStream, retention: Retention) -> list[Difference]:
     """
     return [
         difference
-        for wanted in declared(retention)
+        for wanted in declared(retention, (await shards_of(bus)).made)
         if (found := await configuration(bus, wanted["name"])) is not None
         for difference in differences(wanted, found, streams.RETENTION)
         if difference.wanted != -1  # without a limit in the settings, the stream keeps its limit

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.bus.subjects import CATEGORIES
+from penstock.bus.subjects import CATEGORIES, SHARD
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,9 @@ def advice_on(trouble: str, user: str | None) -> str:
 def stream_of(subject: str) -> str:
     """Return the stream that stores messages of the subject; else the family of the subject."""
     first, _, rest = subject.partition(".")
+    if first == SHARD:
+        shard, _, rest = rest.partition(".")
+        return f"{stream_of(rest)}_{shard}"
     if prefix := _PREFIXES.get(first.upper()):  # the server names a refused subject in lower case
         return prefix + rest.partition(".")[0]
     return _STREAMS.get(first, family(subject))

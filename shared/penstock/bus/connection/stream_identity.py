@@ -52,6 +52,10 @@ class StreamIdentity:
         """Remember a stream and its time of creation."""
         self._known[stream] = created
 
+    def knows(self, stream: str) -> bool:
+        """Return whether the stream is remembered."""
+        return stream in self._known
+
     async def check(self) -> None:
         """Compare the streams until every stream is known to be the same."""
         unseen, gone = set(self._known), False

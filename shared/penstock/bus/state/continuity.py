@@ -32,8 +32,19 @@ import orjson
 from penstock.bus import messages, streams
 from penstock.bus.errors import BusError
 from penstock.bus.read import leader
+from penstock.bus.shards import ONE, Shards
 from penstock.bus.state.kv import Buckets
-from penstock.bus.state.losses import BUCKET, LOST, MARGIN, MARKS, NUMBERED, WATCHED, Loss, Snapshot
+from penstock.bus.state.losses import (
+    BUCKET,
+    LOST,
+    MARKS,
+    Loss,
+    Snapshot,
+    is_numbered,
+    margin,
+    numbered,
+    watched,
+)
 from penstock.bus.state.skipping import ends_at, skip
 
 log = logging.getLogger(__name__)
@@ -61,6 +72,7 @@ class Continuity:
     def __init__(self, bus: Buckets, *, repairs: bool) -> None:
         self._bus = bus
         self._repairs = repairs
+        self._shards = ONE  # as the last check read them
         self._known: dict[str, int] = {}  # the highest sequence that was read, by stream
         self._losses: dict[str, tuple[Loss, ...]] = {}
         # the snapshot of the last check, if that check found all streams complete
@@ -115,6 +127,11 @@ class Continuity:
             if datetime.fromisoformat(loss.found_at) > since
         ]
 
+    @property
+    def shards(self) -> Shards:
+        """The number of shards, at most some seconds old."""
+        return self._shards
+
     async def check(self) -> str:
         """Compare the streams' ends with the known sequences, and repair streams if so configured.
 
@@ -145,7 +162,7 @@ class Continuity:
                 behind = look.behind
         self._learn(look)
         self._looked = None if behind else look
-        waiting = [name for name in behind if name in NUMBERED]
+        waiting = [name for name in behind if is_numbered(name)]
         return _WAITS.format(", ".join(sorted(waiting))) if waiting else ""
 
     async def note(self) -> None:
@@ -167,14 +184,20 @@ class Continuity:
         # Read the known sequences first, then the streams' ends. Other processes write meanwhile:
         # in the other order, a known sequence could be newer than the end, and a complete stream
         # would look too short.
-        look = Snapshot(own={stream: self._own(stream) for stream in NUMBERED})
+        look = Snapshot(
+            own={stream: self._own(stream) for stream in numbered(self._shards.made)},
+            shards=self._shards,
+        )
         for entry in await self._bus.bucket(BUCKET).entries():
             look.take(entry)
+        self._shards = look.shards
         if self._repairs:
-            await self._ask_events(look)
-        watched = WATCHED if self._repairs else NUMBERED
-        answers = await asyncio.gather(*map(self._state, watched))
-        for stream, answer in zip(watched, answers, strict=True):
+            await asyncio.gather(
+                *(self._ask_events(look, shard) for shard in range(look.shards.made))
+            )
+        names = (watched if self._repairs else numbered)(look.shards.made)
+        answers = await asyncio.gather(*map(self._state, names))
+        for stream, answer in zip(names, answers, strict=True):
             if answer is not None:
                 look.last[stream] = answer["state"]["last_seq"]
                 look.now = max(look.now, answer["ts"])
@@ -191,22 +214,24 @@ class Continuity:
             log.debug("%s: %s", stream, error)
             return None
 
-    async def _ask_events(self, look: Snapshot) -> None:
+    async def _ask_events(self, look: Snapshot, shard: int) -> None:
         """Mark the source frame from which the last event was made, since it must have existed."""
         try:
-            last = await leader.tail(self._bus, streams.EVENTS, ">")
+            last = await leader.tail(self._bus, streams.events_of(shard), ">")
         except BusError as error:
             log.debug("the last event: %s", error)
             return
         if last is not None and (position := last.headers.get(messages.RAW_POSITION)):
-            look.mark(streams.RAW, int(position))
+            look.mark(streams.raw_of(shard), int(position))
 
     def _learn(self, look: Snapshot) -> None:
         """Remember, log and report the new losses of streams that are repaired."""
         loop = asyncio.get_running_loop()
         for stream, losses in look.losses.items():
             last = look.last.get(stream, 0)
-            settled = [loss for loss in losses if stream not in NUMBERED or loss.skipped_to <= last]
+            settled = [
+                loss for loss in losses if not is_numbered(stream) or loss.skipped_to <= last
+            ]
             news = [loss for loss in settled if loss not in self.of(stream)]
             if not news:
                 continue
@@ -229,7 +254,7 @@ class Continuity:
         more = {
             stream: known
             for stream in behind
-            if stream in NUMBERED and (known := self._own(stream)) > look.marks.get(stream, 0)
+            if is_numbered(stream) and (known := self._own(stream)) > look.marks.get(stream, 0)
         }
         if more:
             value = orjson.dumps({**look.marks, **more})
@@ -241,8 +266,8 @@ class Continuity:
         losses = look.losses.setdefault(stream, [])
         begun = losses and stands < losses[-1].skipped_to and known <= losses[-1].skipped_to
         if not begun:
-            to = known + MARGIN[stream] if stream in NUMBERED else stands
-            if stream in NUMBERED and not await ends_at(self._bus, stream, stands):
+            to = known + margin(stream) if is_numbered(stream) else stands
+            if is_numbered(stream) and not await ends_at(self._bus, stream, stands):
                 return
             losses.append(Loss(stream, stands, known, to, look.now))
             log.error("%s", _NOTICE.format(losses[-1]))
@@ -251,7 +276,7 @@ class Continuity:
             revision = look.revisions.get(stream, 0)
             if await self._bus.bucket(BUCKET).update(LOST + stream, value, revision) is None:
                 return  # another process repairs the stream
-        if stream in NUMBERED:
+        if is_numbered(stream):
             await skip(self._bus, stream, stands, losses[-1].skipped_to)
         else:
             look.marks[stream] = stands

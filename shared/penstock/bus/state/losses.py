@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 
-from penstock.bus import streams
+from penstock.bus import shards, streams
+from penstock.bus.shards import ONE, Shards
 from penstock.bus.state.kv import Entry
 
 log = logging.getLogger(__name__)
@@ -23,11 +24,28 @@ MARKS, LOST = "marks", "lost."
 # How many sequences after the last known sequence a repair makes unusable, by stream. The number
 # is at least the number of messages that can be stored between two writes of the marks.
 MARGIN = {streams.RAW: 10_000, streams.EVENTS: 10_000, streams.COMMANDS: 200}
-NUMBERED = tuple(MARGIN)
-WATCHED = (
-    *NUMBERED,
-    *("KV_runs", "KV_sessions", "KV_claims", "KV_sent", "KV_pauses", "KV_approvals"),
-)
+_BUCKETS = ("KV_runs", "KV_sessions", "KV_claims", "KV_sent", "KV_pauses", "KV_approvals")
+
+
+def is_numbered(stream: str) -> bool:
+    """Return whether no sequence of this stream may be used twice."""
+    return streams.kind_and_shard(stream)[0] in MARGIN
+
+
+def margin(stream: str) -> int:
+    """Return how many sequences of a numbered stream a repair makes unusable (see `MARGIN`)."""
+    return MARGIN[streams.kind_and_shard(stream)[0]]
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """Return the streams of which no sequence may be used twice, with this number of shards."""
+    sharded = ((streams.raw_of(shard), streams.events_of(shard)) for shard in range(1, count))
+    return (*MARGIN, *(stream for pair in sharded for stream in pair))
+
+
+def watched(count: int) -> tuple[str, ...]:
+    """Return the streams and buckets whose ends are recorded, with this number of shards."""
+    return (*numbered(count), *_BUCKETS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,7 @@ class Snapshot:
     now: str = ""  # NATS's time, RFC 3339
     marks: dict[str, int] = field(default_factory=dict)
     revision: int = 0  # of the marks
+    shards: Shards = ONE
     losses: dict[str, list[Loss]] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)  # of each stream's list of losses
 
@@ -94,8 +113,12 @@ class Snapshot:
             stream = entry.key.removeprefix(LOST)
             self.revisions[stream] = entry.revision
             self.losses[stream] = [_loss(each) for each in orjson.loads(entry.value)]
-        elif entry.key.startswith("normalizer.") and entry.value.isdigit():
-            self.mark(streams.RAW, int(entry.value))
+        elif entry.key == shards.KEY:
+            self.shards = Shards.parse(entry.value)
+        elif entry.value.isdigit():
+            shard = shards.shard_of_group(entry.key.partition(".")[0])
+            if shard is not None:
+                self.mark(streams.raw_of(shard), int(entry.value))
 
     def mark(self, stream: str, sequence: int) -> None:
         """Record that this sequence of the stream has existed."""
@@ -104,8 +127,8 @@ class Snapshot:
     def known_of(self, stream: str) -> int:
         """Return the highest sequence of the stream that has existed or was skipped; 0 if none."""
         known = self.marks.get(stream, 0)
-        if stream in NUMBERED:
-            known = max(known, self.own[stream])
+        if is_numbered(stream):
+            known = max(known, self.own.get(stream, 0))
             # A process that ended during a repair may have skipped only a part of the sequences.
             known = max(known, *(loss.skipped_to for loss in self.losses.get(stream, ())), 0)
         return known
@@ -122,7 +145,7 @@ class Snapshot:
     def new_marks(self) -> dict[str, int]:
         """Return all marks, updated to the streams' present ends; `self.marks` if none changed."""
         marks = {
-            stream: max(last, self.marks.get(stream, 0)) if stream in NUMBERED else last
+            stream: max(last, self.marks.get(stream, 0)) if is_numbered(stream) else last
             for stream, last in self.last.items()
         }
         if all(self.marks.get(stream) == last for stream, last in marks.items()):

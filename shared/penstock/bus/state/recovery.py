@@ -27,6 +27,7 @@ from penstock.bus.errors import (
     refusal,
 )
 from penstock.bus.state.continuity import Continuity
+from penstock.bus.state.losses import numbered
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Recovery:
                 if time.monotonic() > until:
                     raise NotThereYet(reason)
                 await asyncio.sleep(ORDER_S)
+            await self._know_new_shards()
         except BusError as error:
             if isinstance(error, StartUpError):
                 raise
@@ -115,6 +117,7 @@ class Recovery:
                 continue
             try:
                 reason = await self._continuity.check()
+                await self._know_new_shards()
                 if self._repairs:
                     await self._continuity.note()
             except BusError as error:
@@ -138,6 +141,12 @@ class Recovery:
                 return None
             raise BusUnavailable(str(answer["error"].get("description")))
         return str(answer["created"])
+
+    async def _know_new_shards(self) -> None:
+        """Remember the streams of shards that were made after the start. Raises BusError."""
+        for name in numbered(self._continuity.shards.made):
+            if not self._identity.knows(name) and (created := await self._created(name)):
+                self._identity.know(name, created)
 
     def _found(self) -> None:
         if self._phase is Phase.COMPARING:

@@ -17,12 +17,20 @@ EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 # The run id in the subjects of fillers. This run id is no UUID, so no service takes a filler for a
 # message of a run.
 NOBODY = "skipped"
-# The subjects of the fillers of each stream: the subject of the publish, and the stored subject.
+# The subjects of the fillers of each kind of stream: the subject of the publish in shard 0, and
+# the stored subject.
 _FILLERS = {
     streams.RAW: (subjects.raw(NOBODY, "penstock"), subjects.raw_stored(NOBODY, "penstock")),
     streams.EVENTS: (subjects.event("system.skipped", NOBODY),) * 2,
     streams.COMMANDS: (subjects.command("penstock", "skipped", NOBODY),) * 2,
 }
+
+
+def _filler(stream: str) -> tuple[str, str]:
+    """Return the subject to which a stream's fillers are published, and their stored subject."""
+    kind, shard = streams.kind_and_shard(stream)
+    subject, stored = _FILLERS[kind]
+    return subjects.to_shard(shard, subject), stored
 
 
 async def ends_at(bus: Writes, stream: str, last: int) -> bool:
@@ -31,7 +39,7 @@ async def ends_at(bus: Writes, stream: str, last: int) -> bool:
     Raises:
         BusError: the leader refuses the message, or does not answer.
     """
-    subject, _ = _FILLERS[stream]
+    subject, _ = _filler(stream)
     try:
         await bus.publisher.publish(Message(subject, b"", {EXPECTED_LAST: str(last)}))
     except FenceConflict:
@@ -45,7 +53,7 @@ async def skip(bus: Writes, stream: str, last: int, to: int) -> None:
     Raises:
         BusError: the stream takes no messages now.
     """
-    subject, stored = _FILLERS[stream]
+    subject, stored = _filler(stream)
     publisher = bus.publisher
     while last < to:
         batch = [Message(subject, b"", {}) for _ in range(min(MAX_BATCH, to - last))]
