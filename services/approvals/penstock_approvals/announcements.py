@@ -9,7 +9,7 @@ import orjson
 
 from penstock.bus import Bus, FenceConflict, RawWriter
 from penstock.bus.messages import LEG
-from penstock.bus.streams import RAW
+from penstock.bus.streams import raw_for
 from penstock.bus.subjects import raw_stored
 from penstock.bus.write.fence import tail
 
@@ -38,7 +38,7 @@ class Announcements:
         """
         payload = orjson.dumps({"type": type_, "data": data})
         while True:
-            last = await tail(self._bus, RAW, raw_stored(run_id, WRITER))
+            last = await tail(self._bus, raw_for(run_id), raw_stored(run_id, WRITER))
             if last is not None and (last.payload == payload or int(last.headers[LEG]) > leg):
                 return
             self._writes += 1

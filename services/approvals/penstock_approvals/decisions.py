@@ -22,7 +22,7 @@ from penstock.bus.records import (
     PauseRecord,
     RunRecord,
 )
-from penstock.bus.streams import EVENTS
+from penstock.bus.streams import events_for
 from penstock.bus.subjects import event, events_of_run, key_of
 from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
@@ -86,7 +86,7 @@ class Approvals:
             # This version has no policy, so a person decides every request.
             paused = {"reason": "approval_required", "approval_id": approval_id}
             await self._announcements.once(run_id, record.leg, "lifecycle.paused", paused)
-        last = await tail(self._bus, EVENTS, events_of_run(run_id))
+        last = await tail(self._bus, events_for(run_id), events_of_run(run_id))
         if last is not None and last.headers.get("ce-type") in TERMINAL:
             # The run ended while the request was recorded. If its terminal event was handled before
             # the record existed, nothing else would withdraw the request.
@@ -120,7 +120,7 @@ class Approvals:
         if not self._bus.continuity.of("KV_pauses"):
             return None
         # NATS has lost records of pauses, perhaps this record. The run's events have the id, too.
-        asked = await self._bus.tail(EVENTS, event("approval.requested", run_id))
+        asked = await self._bus.tail(events_for(run_id), event("approval.requested", run_id))
         if asked is None:
             return None
         body = orjson.loads(await objects.unwrap(self._bus, asked.payload))

@@ -18,7 +18,7 @@ import orjson
 from penstock.bus import Bus, ObjectGone, Stored
 from penstock.bus.read import direct
 from penstock.bus.records import ApprovalRecord, Decided, Decision, RunRecord
-from penstock.bus.streams import EVENTS
+from penstock.bus.streams import events_for
 from penstock.bus.subjects import event
 from penstock.bus.write import objects
 from penstock_approvals.decisions import Approvals
@@ -103,7 +103,7 @@ class Restore:
 
         Returns the event as stored, and its body.
         """
-        stored = await self._bus.tail(EVENTS, event(type_, run_id))
+        stored = await self._bus.tail(events_for(run_id), event(type_, run_id))
         if stored is None:
             return None
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))

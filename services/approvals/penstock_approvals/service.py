@@ -22,6 +22,7 @@ from penstock_approvals.settings import ApprovalsSettings
 
 log = logging.getLogger(__name__)
 
+NEW_SHARDS_S = 1.0  # how often the service looks whether the bus has new shards
 # The subjects of the events that the service reads from EVENTS.
 CONCERNS = (
     "approval.requested.*",
@@ -45,6 +46,7 @@ class ApprovalsService(Service):
         self._approvals = Approvals(self.bus, context.pod)
         self._restore = Restore(self.bus, self._approvals)
         self._listening: Subscription | None = None
+        self._requests: list[str] = []  # the names of the loops that take requests
         self._sending: set[asyncio.Task[None]] = set()
         self.routes = routes_of(Api(self._approvals, self._decide))
 
@@ -52,23 +54,33 @@ class ApprovalsService(Service):
         """Begin to take decisions, and then to record requests."""
         self._listening = await self.bus.subscribe("decide.*", self._on_decide, self.name)
         self.spawn("outbox", self._sweep)
-        queue = WorkQueue(
-            self.bus,
-            streams.EVENTS,
-            self.name,
-            CONCERNS,
-            self._on_event,
-            on_poison=self.give_up,
-            ack_wait_s=self._settings.ack_wait_s,
-        )
-        self.spawn("requests", queue.run)
+        self.spawn("shards", self._take_from_all)
         self.spawn("replays", self.replays(self._on_event).run)
+
+    async def _take_from_all(self) -> None:
+        """Take the requests of each shard, also of shards that are made later."""
+        taken = 0
+        while True:
+            for shard in range(taken, self.bus.shards.made):
+                queue = WorkQueue(
+                    self.bus,
+                    streams.events_of(shard),
+                    self.name,
+                    CONCERNS,
+                    self._on_event,
+                    on_poison=self.give_up,
+                    ack_wait_s=self._settings.ack_wait_s,
+                )
+                self._requests.append(f"requests of shard {shard}")
+                self.spawn(self._requests[-1], queue.run)
+                taken = shard + 1
+            await asyncio.sleep(NEW_SHARDS_S)
 
     async def stop(self) -> None:
         """Stop taking decisions, and send the decisions that were taken."""
         if self._listening is not None:
             await self._listening.unsubscribe()
-        await self.cancel("requests", "replays")
+        await self.cancel("shards", *self._requests, "replays")
         if self._sending:
             await asyncio.wait(self._sending, timeout=self._settings.drain_s)
         await self.cancel("outbox")

@@ -13,10 +13,11 @@ from penstock_edge.runs.open_runs import OpenRuns
 from penstock_edge.runs.start import Starter
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.allowance import Allowance
-from penstock_edge.sources.feed import Feed
+from penstock_edge.sources.feed import Feeds
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.many_runs import ManyRunViews
 from penstock_edge.sources.run_list import RunList
+from penstock_edge.sources.session_shards import SessionShards
 from penstock_edge.sources.sessions import RunRecords
 from penstock_edge.stream.hubs import Hubs
 from penstock_edge.stream.open_streams import OpenStreams
@@ -43,11 +44,13 @@ class Edge:
     turns: ReadScheduler
     open_runs: OpenRuns
     run_list: RunList
+    shards: SessionShards
 
     @classmethod
     def of(cls, bus: Bus, config: Config, settings: EdgeSettings) -> Edge:
         """Make the parts of an edge that uses this bus."""
-        many = ManyRunViews(bus, Feed(bus), RunRecords(bus))
+        many = ManyRunViews(bus, Feeds(bus), RunRecords(bus))
+        shards = SessionShards(bus, tuple(agent.id for agent in config.agents))
         names = AguiNames(bus, many.records)
         turns = ReadScheduler()
         open_runs = OpenRuns(
@@ -58,7 +61,7 @@ class Edge:
             config,
             settings,
             hubs=Hubs(bus, settings, turns),
-            starter=Starter(bus, open_runs, callers_known=settings.auth.asks),
+            starter=Starter(bus, open_runs, shards, callers_known=settings.auth.asks),
             canceller=Canceller(bus, settings.cancel_wait_s),
             many=many,
             agui=AguiViews(names),
@@ -66,6 +69,7 @@ class Edge:
             turns=turns,
             open_runs=open_runs,
             run_list=RunList(bus),
+            shards=shards,
         )
 
     @property

@@ -6,7 +6,6 @@ import logging
 from typing import ClassVar, Final
 
 from penstock.bus import Loss
-from penstock.bus.streams import EVENTS
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock.web.server import raise_file_limit
@@ -58,8 +57,7 @@ class EdgeService(Service):
         self.spawn("list-runs", self._edge.run_list.index.run)
 
     def _on_loss(self, loss: Loss) -> None:
-        if loss.stream == EVENTS:
-            self._edge.many.feed.forget()
+        self._edge.many.feeds.forget(loss.stream)
         self._edge.hubs.on_loss(loss)
 
     async def drain(self, grace_s: float) -> None:
@@ -70,6 +68,6 @@ class EdgeService(Service):
         """End all streams between two frames, so that clients can reconnect with their cursors."""
         await self.cancel("maintain-streams", "open-runs", "list-runs")
         await self._edge.hubs.close()
-        await self._edge.many.feed.close()
+        await self._edge.many.feeds.close()
         for surface in self._surfaces:
             await surface.close()

@@ -12,6 +12,7 @@ from penstock.bus import BusError, FairShare, Loss
 from penstock.bus.admin import repartition
 from penstock.bus.admin.advisories import exhausted
 from penstock.bus.budget import Budget
+from penstock.bus.shards import group_of
 from penstock.bus.state import deadletters
 from penstock.bus.subjects import PARTITIONS
 from penstock.service import Context, Service
@@ -22,6 +23,7 @@ from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
 
+NEW_SHARDS_S = 1.0  # how often the normalizer looks whether the bus has new shards
 COUNT_S = 15.0  # how often the dead letters are counted
 COLLECT_LOSSES_S = 0.1  # one failure of NATS is found as several losses, one for each stream
 
@@ -39,28 +41,23 @@ class NormalizerService(Service):
         self._settings = context.settings
         self._budget = Budget(self._settings.max_held_bytes)
         self._loss = asyncio.Event()
-        self._partitions: dict[int, Partition] = {}
-        self._share = FairShare(
-            self.bus,
-            self.name,
-            context.pod,
-            range(PARTITIONS),
-            start=self._begin,
-            stop=self._end,
-            ttl_s=self._settings.partition_ttl_s,
-            renew_s=self._settings.partition_renew_s,
-        )
+        self._partitions: dict[tuple[int, int], Partition] = {}  # by shard and number
+        self._shares: dict[int, FairShare] = {}  # by shard
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions that this normalizer works on now."""
-        return self._share.held
+        """The partitions of shard 0 that this normalizer works on now."""
+        return self._held_of(0)
+
+    def _held_of(self, shard: int) -> frozenset[int]:
+        share = self._shares.get(shard)
+        return share.held if share is not None else frozenset()
 
     async def start(self) -> None:
         """Join the normalizers; the first partitions come within `partition_renew_s`."""
         self.bus.continuity.on_loss(self._on_loss)
         self.spawn("losses", self._begin_anew)
-        self.spawn("share", self._take_part)
+        self.spawn("shards", self._take_part_in_all)
         advisories = exhausted(
             self.bus,
             "normalizer-advisories",
@@ -86,16 +83,38 @@ class NormalizerService(Service):
             await self._loss.wait()
             await asyncio.sleep(COLLECT_LOSSES_S)
             self._loss.clear()
-            for number in self._share.held:
-                name = f"partition {number}"
+            for shard, number in tuple(self._partitions):
+                name = _name(shard, number)
                 if self.spawned(name):
                     await self.cancel(name)
-                    if number in self._share.held:  # another normalizer may hold it now
-                        self._work_on(number)
+                    if number in self._held_of(shard):  # another normalizer may hold it now
+                        self._work_on(shard, number)
 
-    async def _take_part(self) -> None:
-        await repartition.at_least(self.bus, await repartition.partitions(self.bus))
-        await self._share.run()
+    async def _take_part_in_all(self) -> None:
+        """Take part in the work on each shard, also on shards that are made later."""
+        while True:
+            for shard in range(self.bus.shards.made):
+                if shard not in self._shares:
+                    self._shares[shard] = self._share_of(shard)
+                    self.spawn(f"share {shard}", partial(self._take_part, shard))
+            await asyncio.sleep(NEW_SHARDS_S)
+
+    def _share_of(self, shard: int) -> FairShare:
+        return FairShare(
+            self.bus,
+            group_of(shard),
+            self.context.pod,
+            range(PARTITIONS),
+            start=partial(self._begin, shard),
+            stop=partial(self._end, shard),
+            ttl_s=self._settings.partition_ttl_s,
+            renew_s=self._settings.partition_renew_s,
+        )
+
+    async def _take_part(self, shard: int) -> None:
+        count = await repartition.partitions(self.bus, shard)
+        await repartition.at_least(self.bus, count, shard)
+        await self._shares[shard].run()
 
     async def _count_dead_letters(self) -> None:
         while True:
@@ -105,18 +124,25 @@ class NormalizerService(Service):
                 log.debug("the dead letters are not counted now: %s", error)
             await asyncio.sleep(COUNT_S)
 
-    async def _begin(self, number: int) -> None:
-        self._work_on(number)
+    async def _begin(self, shard: int, number: int) -> None:
+        self._work_on(shard, number)
         telemetry.PARTITIONS.inc()
 
-    def _work_on(self, number: int) -> None:
-        partition = Partition(self.bus, number, self._settings, self._budget, self.give_up)
-        self._partitions[number] = partition
-        self.spawn(f"partition {number}", partition.work)
+    def _work_on(self, shard: int, number: int) -> None:
+        partition = Partition(
+            self.bus, number, self._settings, self._budget, self.give_up, shard=shard
+        )
+        self._partitions[shard, number] = partition
+        self.spawn(_name(shard, number), partition.work)
 
-    async def _end(self, number: int) -> None:
-        self._partitions.pop(number, None)
+    async def _end(self, shard: int, number: int) -> None:
+        self._partitions.pop((shard, number), None)
         try:
-            await self.cancel(f"partition {number}")
+            await self.cancel(_name(shard, number))
         finally:
             telemetry.PARTITIONS.dec()
+
+
+def _name(shard: int, number: int) -> str:
+    """Return the name of the loop that works on a partition."""
+    return f"partition {number} of shard {shard}" if shard else f"partition {number}"

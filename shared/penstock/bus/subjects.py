@@ -161,6 +161,11 @@ def partition_of(run_id: str, partitions: int = PARTITIONS) -> int:
     return value % partitions
 
 
+def is_in_partition(run_id: str, shard: int, partition: int, partitions: int) -> bool:
+    """Return whether RAW of this shard has the run's frames in this partition."""
+    return shard_of(run_id) == shard and partition_of(run_id, partitions) == partition
+
+
 def key_of(*foreign: str | None) -> str:
     """Return a KV key for foreign ids: the SHA-256 hex of their JSON list, which is unambiguous."""
     return hashlib.sha256(json.dumps(foreign).encode()).hexdigest()

@@ -11,6 +11,7 @@ from penstock_edge.runs import open_runs
 from penstock_edge.runs.open_runs import OpenRuns
 from penstock_edge.runs.start import Start, Starter
 from penstock_edge.sources.active_runs import ActiveRuns
+from penstock_edge.sources.session_shards import SessionShards
 from support.fakes.pretend import PretendRun
 
 AGENT = AgnoAgent(id="assistant", protocol="agno", url="http://127.0.0.1:9", agent="demo")
@@ -23,7 +24,9 @@ async def test_a_run_that_cannot_be_prepared_is_not_in_the_list(bus: Bus) -> Non
         prepared.append(run_id)
         raise BusUnavailable("KV does not answer")
 
-    starter = Starter(bus, OpenRuns(bus, 0, 0), callers_known=False)
+    starter = Starter(
+        bus, OpenRuns(bus, 0, 0), SessionShards(bus, (AGENT.id,)), callers_known=False
+    )
     with pytest.raises(BusUnavailable):
         await starter.start(Start(AGENT, "Hello", None, "alice", prepare=prepare))
     assert await bus.bucket("runs").get(prepared[0]) is None

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.bus import Bus, BusSettings, Stored
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.sources.feed import Feed
+from penstock_edge.sources.feed import Feed, Feeds
 from penstock_edge.sources.locate import start_from_now
 from penstock_edge.sources.many_runs import ManyRunViews
 from penstock_edge.sources.sessions import RunRecords
@@ -378,8 +378,9 @@ async def test_a_nats_server_that_restarts_costs_no_event(
     await bus.close()
 
 
-async def test_who_sees_only_their_own_runs_gets_only_those(bus: Bus, feed: Feed) -> None:
-    many = ManyRunViews(bus, feed, RunRecords(bus))
+async def test_who_sees_only_their_own_runs_gets_only_those(bus: Bus) -> None:
+    feeds = Feeds(bus)
+    many = ManyRunViews(bus, feeds, RunRecords(bus))
     place = await start_from_now(bus)
     mine, foreign = PretendRun(bus), PretendRun(bus)
     await mine.record(user_id="me")
@@ -396,3 +397,4 @@ async def test_who_sees_only_their_own_runs_gets_only_those(bus: Bus, feed: Feed
     assert body.count(mine.run_id.encode()) == 2
     assert foreign.run_id.encode() not in body
     await hubs.close()
+    await feeds.close()

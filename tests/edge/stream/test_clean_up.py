@@ -18,7 +18,7 @@ from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources import run_source
-from penstock_edge.sources.feed import Feed
+from penstock_edge.sources.feed import Feeds
 from penstock_edge.sources.locate import start_from_now, start_of_new_run
 from penstock_edge.sources.many_runs import ManyRunViews
 from penstock_edge.sources.sessions import RunRecords, Session
@@ -59,15 +59,15 @@ async def test_a_stream_over_many_runs_ends_when_its_events_cannot_be_selected(
         async def of(self, run_id: str) -> Any:
             raise RuntimeError("this record breaks the selection")
 
-    feed = Feed(bus)
-    view = ManyRunViews(bus, feed, Broken(bus)).of_types(["*.*"], frozenset({"alice"}), NAMED_SSE)
+    feeds = Feeds(bus)
+    view = ManyRunViews(bus, feeds, Broken(bus)).of_types(["*.*"], frozenset({"alice"}), NAMED_SSE)
     client = await hubs.join(view, await start_from_now(bus))
     await run.started()
     await all_of(client)
     assert client.end is End.FAILED
     client.leave()
     await hubs.close()
-    await feed.close()
+    await feeds.close()
 
 
 async def test_a_message_that_breaks_the_encoder_is_a_notice_and_the_next_ones_follow(
@@ -81,7 +81,7 @@ async def test_a_message_that_breaks_the_encoder_is_a_notice_and_the_next_ones_f
 
     view = run_view(run.run_id, "canonical")
     broken = replace(view, encoding=lambda: Broken(CanonicalEncoder(), NAMED_SSE.event))
-    client = await hubs.join(broken, await start_of_new_run(bus))
+    client = await hubs.join(broken, await start_of_new_run(bus, 0))
     await run.started()
     await run.text("Hello")
     await run.completed()
@@ -98,7 +98,7 @@ async def test_a_legs_stream_ends_in_an_error_when_the_end_of_its_run_cannot_be_
         raise BusUnavailable("refused")
 
     monkeypatch.setattr(run_source, "tail", refused)
-    start = await start_of_new_run(bus, frames=True)
+    start = await start_of_new_run(bus, 0, frames=True)
     client = await hubs.join(upstream_leg_view(run.run_id, 1, 300), start)
     await run.started()
     await run.raw("open", {})

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.bus import Bus
 from penstock_edge.settings import EdgeSettings
-from penstock_edge.sources.feed import Feed
+from penstock_edge.sources.feed import Feeds
 from penstock_edge.sources.locate import locate, start_from_now
 from penstock_edge.sources.many_runs import ManyRunViews
 from penstock_edge.sources.sessions import RunRecords
@@ -122,9 +122,9 @@ async def test_a_stream_over_many_runs_leaves_nothing_either(
     bus: Bus, run: PretendRun, uncollected: Uncollected
 ) -> None:
     await run.record()
-    feed = Feed(bus)
+    feeds = Feeds(bus)
     hubs = Hubs(bus, EdgeSettings(hub_grace_s=0))
-    all_runs = ManyRunViews(bus, feed, RunRecords(bus)).of_types(["*.*"], None, Sse())
+    all_runs = ManyRunViews(bus, feeds, RunRecords(bus)).of_types(["*.*"], None, Sse())
     client = await hubs.join(all_runs, await start_from_now(bus))
     await run.started()
     assert await client.take()
@@ -137,5 +137,5 @@ async def test_a_stream_over_many_runs_leaves_nothing_either(
 
     await eventually(gone, 5, "the hub is freed")
     await hubs.close()
-    await feed.close()
+    await feeds.close()
     assert not [each for each in uncollected() if type(each).__module__.startswith("penstock")]

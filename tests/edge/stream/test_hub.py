@@ -89,7 +89,7 @@ async def test_closing_the_edge_ends_every_stream(hubs: Hubs, bus: Bus, run: Pre
 async def test_closing_the_edge_is_no_silent_end_where_nobody_can_come_back(
     hubs: Hubs, bus: Bus, run: PretendRun
 ) -> None:
-    place = await start_of_new_run(bus, frames=True)
+    place = await start_of_new_run(bus, 0, frames=True)
     reader = await hubs.join(upstream_leg_view(run.run_id, 1, 300), place)
     await run.raw("open", {})
     await run.raw("bytes", b"data: 1\n\ndata: 2")
@@ -109,8 +109,8 @@ async def test_who_falls_out_of_the_ring_gets_every_byte_all_the_same(
     seen = (
         upstream_leg_view(run.run_id, 1, 300) if surface == "leg" else run_view(run.run_id, surface)
     )
-    reader = await hubs.join(seen, await start_of_new_run(bus, frames=seen.reads_frames))
-    whole = await hubs.join(seen, await start_of_new_run(bus, frames=seen.reads_frames))
+    reader = await hubs.join(seen, await start_of_new_run(bus, 0, frames=seen.reads_frames))
+    whole = await hubs.join(seen, await start_of_new_run(bus, 0, frames=seen.reads_frames))
     await run.started()
     await run.raw("open", {})
     bodies = [bytes([65 + number]) * 100 for number in range(20)]

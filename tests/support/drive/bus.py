@@ -36,7 +36,7 @@ def new_run_id() -> str:
 def event(run_id: str, sequence: int, payload: bytes = b"", type: str = "llm.stream") -> Message:
     """A canonical event as the normalizer publishes it."""
     return Message(
-        subjects.event(type, run_id),
+        subjects.event_input(type, run_id),
         payload or b"%d" % sequence,
         {messages.SEQUENCE: f"{sequence}"},
     )

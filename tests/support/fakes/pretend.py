@@ -83,7 +83,7 @@ class PretendRun:
             headers[messages.FIRST] = str(self.first)
         payload = await wrap(self.bus, f"{self.run_id}.{self.sequence}", orjson.dumps(event))
         place = await self.bus.publisher.publish(
-            Message(subjects.event(type, self.run_id), payload, headers)
+            Message(subjects.event_input(type, self.run_id), payload, headers)
         )
         self.first = self.first or place
         self.places.append(place)

@@ -39,6 +39,12 @@ def migrate_streams(
         int | None,
         typer.Option(min=1, max=1024, help="Also change the number of partitions to this."),
     ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Also divide new runs among this number of shards (docs/scale.md)."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would change.")
     ] = False,
@@ -48,4 +54,9 @@ def migrate_streams(
 ) -> None:
     """Change the streams to the settings in the environment, while runs go on."""
     output = Output(as_json)
-    operate(lambda bus: streams.bring_forward(bus, output, partitions, dry_run), output, nats, data)
+    operate(
+        lambda bus: streams.bring_forward(bus, output, partitions, shards, dry_run),
+        output,
+        nats,
+        data,
+    )

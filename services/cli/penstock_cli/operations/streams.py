@@ -5,10 +5,12 @@ from __future__ import annotations
 from penstock.bus import Bus
 from penstock.bus.admin import configuration, migrate, subscribers
 from penstock.bus.admin.configuration import Difference
-from penstock.bus.admin.ensure import ensure
+from penstock.bus.admin.ensure import ensure, shards_of
 from penstock.bus.admin.permissions import SUBSCRIBER
 from penstock.bus.admin.repartition import partitions as partitions_now
 from penstock.bus.admin.repartition import repartition
+from penstock.bus.admin.resharding import reshard
+from penstock.bus.streams import EVENTS, kind_and_shard
 from penstock_cli.operations.connection import DONE
 from penstock_cli.terminal.output import Output
 
@@ -17,7 +19,8 @@ async def show(bus: Bus, output: Output) -> int:
     """Show every stream with its schema, and its differences from the settings."""
     changes = await migrate.plan(bus, bus.settings.retention)
     rows = []
-    for wanted in configuration.declared(bus.settings.retention):
+    shards = await shards_of(bus)
+    for wanted in configuration.declared(bus.settings.retention, shards.made):
         found = await configuration.configuration(bus, wanted["name"])
         if found is None:
             continue
@@ -27,15 +30,18 @@ async def show(bus: Bus, output: Output) -> int:
             "replicas": found["num_replicas"],
             "differs": [str(change) for change in changes if change.stream == found["name"]],
         }
-        if found["name"] == "RAW":
+        if configuration.has_partitions(found):
             row["partitions"] = configuration.partitions_of(found)
+        kind, shard = kind_and_shard(found["name"])
+        if kind == EVENTS and shards.made > 1:
+            row["new_runs"] = shard < shards.used
         rows.append(row)
     rows.sort(key=lambda row: str(row["stream"]))
     if output.as_json:
         for row in rows:
             output.json_line(row)
     else:
-        columns = ("stream", "schema", "replicas", "partitions", "differs")
+        columns = ("stream", "schema", "replicas", "partitions", "new_runs", "differs")
         output.table(columns, ([_cell(row.get(name, "")) for name in columns] for row in rows))
     return DONE
 
@@ -45,8 +51,7 @@ async def make(bus: Bus, output: Output) -> int:
     before = [name for name in _names(bus) if await bus.has(name)]
     await ensure(bus, bus.settings.retention)
     made = [name for name in _names(bus) if name not in before]
-    if await subscribers.ensure(bus):
-        made.append(f"the durable {SUBSCRIBER} of EVENTS")
+    made += [f"the durable {SUBSCRIBER} of {name}" for name in await subscribers.ensure(bus)]
     for name in made:
         if output.as_json:
             output.json_line({"made": name})
@@ -61,7 +66,9 @@ def _names(bus: Bus) -> list[str]:
     return [config["name"] for config in configuration.declared(bus.settings.retention)]
 
 
-async def bring_forward(bus: Bus, output: Output, partitions: int | None, dry_run: bool) -> int:
+async def bring_forward(
+    bus: Bus, output: Output, partitions: int | None, shards: int | None, dry_run: bool
+) -> int:
     """Change the streams to the settings and to this version's schema, and show each change."""
     retention = bus.settings.retention
     if dry_run:
@@ -73,6 +80,10 @@ async def bring_forward(bus: Bus, output: Output, partitions: int | None, dry_ru
         former = await partitions_now(bus)
         await repartition(bus, partitions)
         _report(output, [Difference("RAW", "partitions", former, partitions)], "changed")
+    if shards is not None:
+        used = (await shards_of(bus)).used
+        await reshard(bus, shards, retention)
+        _report(output, [Difference("EVENTS", "shards", used, shards)], "changed")
     return DONE
 
 

@@ -11,7 +11,7 @@ import orjson
 
 from penstock.bus import Bus
 from penstock.bus.records import StartCommand
-from penstock.bus.streams import COMMANDS, RAW
+from penstock.bus.streams import COMMANDS, raw_for
 from penstock.bus.subjects import run_id_of
 from penstock.settings import AgentConfig, Config
 from penstock_connector.legs.opener import LegOpener
@@ -79,8 +79,8 @@ class Context:
         lost data as well. Then nobody knows whether the server was called, so the server is not
         called again.
         """
-        continuity = self.bus.continuity
-        if not continuity.of(RAW):
+        continuity, raw = self.bus.continuity, raw_for(order.run_id)
+        if not continuity.of(raw):
             return False
         asked_at = await self._asked_at(order)
         if asked_at is None:
@@ -91,7 +91,7 @@ class Context:
             losses = continuity.of(stream)
             return any(datetime.fromisoformat(loss.found_at) > since for loss in losses)
 
-        return has_lost_data(RAW) and (was_claimed or has_lost_data(bucket))
+        return has_lost_data(raw) and (was_claimed or has_lost_data(bucket))
 
     async def _asked_at(self, order: Order) -> str | None:
         """When the command was stored. If COMMANDS has lost it: when its decision was taken."""

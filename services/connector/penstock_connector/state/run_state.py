@@ -12,7 +12,7 @@ import orjson
 from penstock.bus import Bus, FenceConflict, RawWriter, Stored, messages
 from penstock.bus.read.direct import replay
 from penstock.bus.records import ENDED, CancelCommand, RunRecord
-from penstock.bus.streams import COMMANDS, RAW
+from penstock.bus.streams import COMMANDS, raw_for
 from penstock.bus.subjects import command, raw_stored
 from penstock.bus.write.fence import tail
 
@@ -51,7 +51,7 @@ class Runs:
 
     async def tail(self, run_id: str) -> Stored | None:
         """The last source frame of the upstream's writer."""
-        return await tail(self._bus, RAW, raw_stored(run_id, WRITER))
+        return await tail(self._bus, raw_for(run_id), raw_stored(run_id, WRITER))
 
     async def frames(self, run_id: str, after: int, last: Stored) -> AsyncIterator[Stored]:
         """The source frames of the upstream's writer after that sequence of RAW, up to `last`.
@@ -59,18 +59,19 @@ class Runs:
         The server finds a run's frames by their subject, so no clock decides where to begin.
         """
         read_to = after
+        stream, pattern = raw_for(run_id), raw_stored(run_id, WRITER)
         while read_to < last.sequence:
             before = read_to
-            async for stored in replay(self._bus, RAW, raw_stored(run_id, WRITER), read_to + 1):
+            async for stored in replay(self._bus, stream, pattern, read_to + 1):
                 if stored.sequence <= last.sequence:
                     read_to = stored.sequence
                     yield stored
             if read_to == before:
                 await asyncio.sleep(LAG_S)  # a replica that lags has answered
 
-    async def stored_at(self, sequence: int) -> str:
-        """When the server stored that frame of RAW, RFC 3339; empty when it has aged."""
-        stored = await self._bus.at(RAW, sequence)
+    async def stored_at(self, run_id: str, sequence: int) -> str:
+        """When the server stored that frame of the run, RFC 3339; empty when it has aged."""
+        stored = await self._bus.at(raw_for(run_id), sequence)
         return stored.stored_at if stored is not None else ""
 
     async def record(self, run_id: str) -> RunRecord | None:

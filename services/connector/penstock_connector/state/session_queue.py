@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.bus import Bus, Entry, Msg
 from penstock.bus.records import SessionRecord, Turn
-from penstock.bus.streams import RAW
+from penstock.bus.streams import raw_for
 from penstock.bus.subjects import raw_stored, turn
 from penstock.bus.write.fence import tail
 from penstock_connector.state.connectors import Connectors
@@ -196,7 +196,7 @@ class SessionQueue:
         it deleted the turn. If a dead connector's leg is recorded and open, the turn stays, since
         the reaper continues the leg.
         """
-        last = await tail(self._bus, RAW, raw_stored(turn.run_id, WRITER))
+        last = await tail(self._bus, raw_for(turn.run_id), raw_stored(turn.run_id, WRITER))
         if last is not None and is_over(last, turn.leg):
             return True
         if await self._connectors.lives(turn.pod):

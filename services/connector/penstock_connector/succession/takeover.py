@@ -136,7 +136,7 @@ class Takeover:
             await with_retries(lambda: stores.sendings.record(approval_id, "claimed", holder))
         # 5. The earlier holders' records, last: a successor finds by them what is not yet done.
         await with_retries(lambda: self._opener.delete_records_of_others(run_id, order.leg))
-        history.taken(await with_retries(lambda: stores.runs.stored_at(claim)))
+        history.taken(await with_retries(lambda: stores.runs.stored_at(run_id, claim)))
         await self._runner.run(
             order,
             agent,

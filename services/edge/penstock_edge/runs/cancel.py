@@ -54,7 +54,7 @@ class Canceller:
         """
         record = await run_of(self._bus, who, run_id)
         run_id = record.run_id  # in small letters, as on the bus
-        position = await start_of_new_run(self._bus)
+        position = await start_of_new_run(self._bus, subjects.shard_of(run_id))
         before = await lifecycle_of(self._bus, run_id)
         if before is not None and type_of(before) in TERMINAL:
             raise _ended(type_of(before).removeprefix("lifecycle."))

@@ -13,7 +13,7 @@ import orjson
 from penstock.bus import Bus, Entry, Msg, OutcomeUnknown
 from penstock.bus.messages import FIRST
 from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest, PauseRecord
-from penstock.bus.subjects import decide, key_of
+from penstock.bus.subjects import decide, key_of, shard_of
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
 from penstock.web.problems import Problem
@@ -139,7 +139,7 @@ async def start_of_next_leg(bus: Bus, run_id: str, *, frames: bool = False) -> S
         BusError: the streams cannot be read now.
     """
     lifecycle = await lifecycle_of(bus, run_id)
-    position = await start_of_new_run(bus, frames=frames)
+    position = await start_of_new_run(bus, shard_of(run_id), frames=frames)
     if lifecycle is None:
         return position
     if frames:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from penstock.bus import Bus, Reader, Stored, subjects
 from penstock.bus.records import RunRecord
-from penstock.bus.streams import COMMANDS, RAW
+from penstock.bus.streams import COMMANDS, raw_for
 from penstock.web.auth import beyond
 from penstock.web.auth.identity import ANONYMOUS_USER
 
@@ -209,7 +209,10 @@ class OpenRuns:
         if await self._bus.tail(COMMANDS, start) is not None:
             return False
         # A connector that has claimed the run has written to RAW, or is about to write.
-        if await self._bus.tail(RAW, subjects.raw_of_run(record.run_id)) is not None:
+        if (
+            await self._bus.tail(raw_for(record.run_id), subjects.raw_of_run(record.run_id))
+            is not None
+        ):
             return False
         log.warning(
             "run %s is queued, but its command was never published; it is not counted",

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-import uuid_utils
 
 from penstock.bus import (
     Bus,
@@ -23,11 +22,13 @@ from penstock.bus import (
     subjects,
 )
 from penstock.bus.records import RunRecord, StartCommand
+from penstock.bus.shards import new_run_id
 from penstock.bus.write.objects import wrap
 from penstock.settings import AgentConfig
 from penstock.web.problems import Problem
 from penstock_edge.runs.open_runs import OpenRuns
 from penstock_edge.runs.trace import traceparent
+from penstock_edge.sources.session_shards import SessionShards
 
 SHOWN_CHARACTERS = 200  # the number of the message's characters that the run's record keeps
 TRIES = 3
@@ -51,6 +52,8 @@ class Start:
     key: str | None = None
     request: bytes = b""
     prepare: Callable[[str], Awaitable[object]] | None = None  # called with the run's id
+    # The shard of the session, from `Starter.shard_for`. None: the starter looks up the shard.
+    shard: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,23 @@ class Started:
 class Starter:
     """Writes the records and commands of new runs."""
 
-    def __init__(self, bus: Bus, open_runs: OpenRuns, *, callers_known: bool) -> None:
+    def __init__(
+        self, bus: Bus, open_runs: OpenRuns, shards: SessionShards, *, callers_known: bool
+    ) -> None:
         self._bus = bus
+        self._shards = shards
         self._callers_known = callers_known
         self._open_runs = open_runs
+
+    async def shard_for(self, user_id: str, session_id: str | None) -> int:
+        """Return the shard of a run of this session that is about to start.
+
+        Raises:
+            BusError: KV cannot be read or written now.
+        """
+        if session_id is None:
+            return self._shards.of_new_session()
+        return await self._shards.of(user_id, session_id)
 
     async def start(self, start: Start) -> Started:
         """Start a new run, or return the run of an earlier request with the same key.
@@ -84,7 +100,10 @@ class Starter:
         require_reachable(start.agent, start.user_id, start.session_id)
         # Lists sort runs by id, and the id contains the time. So all edges must have the same time,
         # and the time comes from the clock of the bus.
-        run_id = str(uuid_utils.uuid7(nanoseconds=round(self._bus.clock.time() * 1e9)))
+        shard = start.shard
+        if shard is None:
+            shard = await self.shard_for(start.user_id, start.session_id)
+        run_id = new_run_id(shard, self._bus.clock.time())
         if not await self._open_runs.has_room(start.user_id) and not await self._is_repeat(start):
             self._open_runs.refuse(start.user_id)
         # If there were an `await` between the check and this line, many concurrent starts could
@@ -107,6 +126,10 @@ class Starter:
         command = _command(start, run_id, self._bus.clock.stamp()).model_copy(
             update={"callers_known": self._callers_known}
         )
+        if start.session_id is None:
+            await self._shards.record(
+                command.user_id, command.session_id, subjects.shard_of(run_id)
+            )
         record, revision = await self._record(command)
         # An earlier attempt may have failed before it published the command. So a repeated request
         # publishes the command again. Two commands for one run are harmless, because a run is

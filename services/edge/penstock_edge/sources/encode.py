@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.bus import Bus, BusError, ObjectGone, Stored, subjects
 from penstock.bus.messages import SEQUENCE
-from penstock.bus.streams import EVENTS
+from penstock.bus.streams import events_for
 from penstock.bus.write.objects import unwrap
 from penstock_edge.sources.history import History
 from penstock_edge.views.items import Encoding, Item
@@ -53,10 +53,11 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
 
 async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequence) -> None:
     """Fold the run's events from `start` on, up to the event before `upto`."""
-    run = (subjects.events_of_run(subjects.run_id_of(upto.subject)),)
+    run_id = subjects.run_id_of(upto.subject)
+    stream, run = events_for(run_id), (subjects.events_of_run(run_id),)
     newest = int(upto.headers[SEQUENCE]) - 1
     for _ in range(FOLD_TRIES):
-        history = History(bus, EVENTS, lambda: run, start)
+        history = History(bus, stream, lambda: run, start)
         while found := await history.below(upto.sequence):
             for stored in found:
                 encoding.fold(await _with_object(bus, stored))

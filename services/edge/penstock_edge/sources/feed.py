@@ -19,7 +19,7 @@ import orjson
 from penstock.bus import Bus, Follow, Followed, Stored, subjects
 from penstock.bus.read.follow import PROBE_S
 from penstock.bus.state.skipping import NOBODY
-from penstock.bus.streams import EVENTS
+from penstock.bus.streams import EVENTS, events_of, kind_and_shard
 from penstock_edge.views.items import type_of
 from penstock_edge.views.positions import StreamSequence
 
@@ -49,10 +49,11 @@ class Listener(Protocol):
 
 
 class Feed:
-    """Follows EVENTS for all listeners in this process, as long as there is a listener."""
+    """Follows EVENTS of a shard for all listeners, as long as there is a listener."""
 
-    def __init__(self, bus: Bus, probe_s: float = PROBE_S) -> None:
+    def __init__(self, bus: Bus, probe_s: float = PROBE_S, shard: int = 0) -> None:
         self._bus = bus
+        self._stream = events_of(shard)
         self._probe_s = probe_s
         self._users = 0
         self._opening: asyncio.Task[Follow] | None = None
@@ -133,11 +134,11 @@ class Feed:
             task.add_done_callback(self._closing.discard)
 
     async def _open(self) -> Follow:
-        state = (await self._bus.api(f"STREAM.INFO.{EVENTS}"))["state"]
+        state = (await self._bus.api(f"STREAM.INFO.{self._stream}"))["state"]
         self._next = StreamSequence(max(state["last_seq"] + 1 - RECENT, state["first_seq"], 1))
         self._recent.clear()
         self._recent_bytes = 0
-        whole = Followed(EVENTS, ">", "live.>", _is_next)
+        whole = Followed(self._stream, ">", "live.>", _is_next)
         follow = Follow(self._bus, whole, self._next, self._deliver, self._probe_s)
         await follow.start()
         return follow
@@ -196,6 +197,31 @@ class Feed:
             self._session_of.clear()
         self._session_of[run_id] = session_id
         return session_id
+
+
+class Feeds:
+    """The feeds of all shards that this process has needed."""
+
+    def __init__(self, bus: Bus, probe_s: float = PROBE_S) -> None:
+        self._bus = bus
+        self._probe_s = probe_s
+        self._feeds: dict[int, Feed] = {}
+
+    def of(self, shard: int) -> Feed:
+        """Return the feed of a shard."""
+        if shard not in self._feeds:
+            self._feeds[shard] = Feed(self._bus, self._probe_s, shard)
+        return self._feeds[shard]
+
+    def forget(self, stream: str) -> None:
+        """Drop the remembered messages of this stream (see `Feed.forget`)."""
+        kind, shard = kind_and_shard(stream)
+        if kind == EVENTS and shard in self._feeds:
+            self._feeds[shard].forget()
+
+    async def close(self) -> None:
+        """Wait until the subscriptions that no listener needs any more have ended."""
+        await asyncio.gather(*(feed.close() for feed in self._feeds.values()))
 
 
 def _is_next(before: Stored, after: Stored) -> bool:

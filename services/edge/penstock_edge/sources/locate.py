@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from penstock.bus import Bus, Stored, subjects
+from penstock.bus import Bus, Stored, streams, subjects
 from penstock.bus.messages import FIRST, SEQUENCE, raw_frame
 from penstock.bus.read.direct import read
 from penstock.bus.records import ENDED, RunRecord
-from penstock.bus.streams import EVENTS, RAW
 from penstock.events.catalogue import TERMINAL
 from penstock.web.problems import Problem
 from penstock_edge.sources.history import tail
@@ -42,18 +41,20 @@ class StartPosition:
     live_after: int | None = None
 
 
-async def start_of_new_run(bus: Bus, *, frames: bool = False) -> StartPosition:
+async def start_of_new_run(bus: Bus, shard: int, *, frames: bool = False) -> StartPosition:
     """Return a position before all messages of the run, or of the leg, that is about to start.
 
-    With `frames`, the position is in RAW, for a view of source frames.
+    `shard` is the run's shard. With `frames`, the position is in RAW, for a view of source frames.
 
     Raises:
         BusError: the streams cannot be read now.
     """
     if not frames:
-        events_end = await _end(bus, EVENTS)
+        events_end = await _end(bus, streams.events_of(shard))
         return StartPosition(events_end, events_end)
-    raw_end, events_end = await asyncio.gather(_end(bus, RAW), _end(bus, EVENTS))
+    raw_end, events_end = await asyncio.gather(
+        _end(bus, streams.raw_of(shard)), _end(bus, streams.events_of(shard))
+    )
     return StartPosition(raw_end, events_end)
 
 
@@ -68,17 +69,20 @@ async def with_live_marker(
     return replace(start, live_after=await tail(bus, stream, list(patterns)))
 
 
-async def start_from_now(bus: Bus) -> StartPosition:
-    """Return the position in EVENTS of the next message that will be stored.
+async def start_from_now(bus: Bus, shard: int = 0) -> StartPosition:
+    """Return the position in EVENTS of a shard of the next message that will be stored.
 
     Raises:
         BusError: the stream cannot be read now.
     """
-    return _start_from(await _end(bus, EVENTS))
+    return _start_from(await _end(bus, streams.events_of(shard)))
 
 
 async def start_after(
-    bus: Bus, after: Cursor, keep: Callable[[Stored], Awaitable[bool]] | None = None
+    bus: Bus,
+    after: Cursor,
+    keep: Callable[[Stored], Awaitable[bool]] | None = None,
+    shard: int = 0,
 ) -> StartPosition:
     """Return the position in EVENTS from which a client of many runs continues.
 
@@ -88,25 +92,27 @@ async def start_after(
             stream.
         BusError: the stream cannot be read now.
     """
-    state = (await bus.api(f"STREAM.INFO.{EVENTS}"))["state"]
+    stream = streams.events_of(shard)
+    state = (await bus.api(f"STREAM.INFO.{stream}"))["state"]
     first, last = int(state["first_seq"]), int(state["last_seq"])
     if after.sequence < first:
         return StartPosition(first, first, after, truncated=after.sequence < first - 1)
-    if after.sequence > last or bus.continuity.covers(EVENTS, after.sequence):
+    if after.sequence > last or bus.continuity.covers(stream, after.sequence):
         raise _lost(after)
     if keep is not None:
-        found = await bus.at(EVENTS, after.sequence)
+        found = await bus.at(stream, after.sequence)
         if found is None or not await keep(found):
             raise Problem(400, f"the cursor {after} is not of this stream")
     return StartPosition(after.sequence, after.sequence, after)
 
 
-async def start_since(bus: Bus, since: datetime) -> StartPosition:
+async def start_since(bus: Bus, since: datetime, shard: int = 0) -> StartPosition:
     """Return the position of the first message of EVENTS that was stored at this time or later."""
-    found = await bus.since(EVENTS, since)
+    stream = streams.events_of(shard)
+    found = await bus.since(stream, since)
     if found is None:
-        return await start_from_now(bus)
-    state = (await bus.api(f"STREAM.INFO.{EVENTS}"))["state"]
+        return await start_from_now(bus, shard)
+    state = (await bus.api(f"STREAM.INFO.{stream}"))["state"]
     # If `found` is the oldest message of a stream whose beginning has expired, some of the expired
     # messages may have been stored at this time or later.
     truncated = 1 < found.sequence <= state["first_seq"]
@@ -142,7 +148,7 @@ async def lifecycle_of(bus: Bus, run_id: str) -> Stored | None:
     Raises:
         BusError: the stream cannot be read now.
     """
-    return await bus.tail(EVENTS, subjects.event("lifecycle.*", run_id))
+    return await bus.tail(streams.events_for(run_id), subjects.event("lifecycle.*", run_id))
 
 
 async def locate(bus: Bus, view: View, after: Cursor | None) -> StartPosition:
@@ -210,14 +216,16 @@ async def _not_begun(bus: Bus, view: View, record: RunRecord) -> StartPosition:
     Raises:
         Problem: 410 if the run has ended; 503 if its events are lost and may be restored.
     """
-    loss = bus.continuity.covers(EVENTS, record.first_event or 0)
+    loss = bus.continuity.covers(streams.events_for(record.run_id), record.first_event or 0)
     if record.status in ENDED:
         if loss is not None and bus.clock.age_s(loss.found_at) < RECOVERY_S:
             raise Problem(
                 503, "the server has lost these events and restores them; try again in some seconds"
             )
         raise _gone(record.run_id)
-    position = await start_of_new_run(bus, frames=view.reads_frames)
+    position = await start_of_new_run(
+        bus, subjects.shard_of(record.run_id), frames=view.reads_frames
+    )
     # The run may have begun meanwhile.
     lifecycle = await lifecycle_of(bus, record.run_id)
     if lifecycle is not None:

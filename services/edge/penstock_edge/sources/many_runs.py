@@ -15,7 +15,7 @@ from penstock.bus import Bus, Stored, subjects
 from penstock.bus.messages import FIRST
 from penstock.dialects.base import Encoder
 from penstock.dialects.encoders import CLIENT_DIALECTS
-from penstock_edge.sources.feed import Feed
+from penstock_edge.sources.feed import Feed, Feeds
 from penstock_edge.sources.run_source import ignore_failure
 from penstock_edge.sources.sessions import RunRecords, Session, records_of
 from penstock_edge.views.dialects import notices, reads_from_of, rendering
@@ -245,26 +245,30 @@ class ManyRunViews:
     """Makes the views over many runs."""
 
     bus: Bus
-    feed: Feed
+    feeds: Feeds
     records: RunRecords
 
     def types(
-        self, types: Sequence[str], owners: frozenset[str] | None, deliver: Deliver
+        self, types: Sequence[str], owners: frozenset[str] | None, deliver: Deliver, shard: int = 0
     ) -> TypesSource:
-        """Make a source of events whose types match these `category.action` patterns.
+        """Make a source of a shard's events whose types match these `category.action` patterns.
 
         With `owners`, only events of these owners' runs are delivered.
         """
-        return TypesSource(self.feed, self.records, types, owners, deliver)
+        return TypesSource(self.feeds.of(shard), self.records, types, owners, deliver)
 
     def session(self, session: Session, deliver: Deliver) -> SessionSource:
         """Make a source of the events of a session's runs."""
-        return SessionSource(self.bus, self.feed, self.records, session, deliver)
+        return SessionSource(self.bus, self.feeds.of(session.shard), self.records, session, deliver)
 
     def of_types(
-        self, types: Sequence[str], owners: frozenset[str] | None, framing: Framing
+        self,
+        types: Sequence[str],
+        owners: frozenset[str] | None,
+        framing: Framing,
+        shard: int = 0,
     ) -> View:
-        """Make a view of the canonical events that match these `category.action` patterns.
+        """Make a view of a shard's canonical events that match these `category.action` patterns.
 
         With `owners`, the view has only events of these owners' runs.
         """
@@ -273,8 +277,14 @@ class ManyRunViews:
         # have different keys. With the same key, clients of different owners would share a hub, and
         # would see each other's events.
         owner_key = "*" if owners is None else orjson.dumps(sorted(owners)).decode()
-        key = ("types", owner_key, *chosen)
-        return _view(key, "canonical", framing, lambda deliver: self.types(chosen, owners, deliver))
+        key = ("types", f"{shard}", owner_key, *chosen)
+        return _view(
+            key,
+            "canonical",
+            framing,
+            lambda deliver: self.types(chosen, owners, deliver, shard),
+            shard,
+        )
 
     def of_session(
         self, session: Session, dialect: str, framing: Framing, types: frozenset[str] | None = None
@@ -285,6 +295,7 @@ class ManyRunViews:
             dialect,
             framing,
             lambda deliver: self.session(session, deliver),
+            session.shard,
             session.session_id,
             types,
         )
@@ -295,6 +306,7 @@ def _view(
     dialect: str,
     framing: Framing,
     sources: Callable[[Deliver], FilteredSource],
+    shard: int,
     session_id: str = "",
     types: frozenset[str] | None = None,
 ) -> View:
@@ -304,7 +316,7 @@ def _view(
     return View(
         (*key, dialect, framing.key, *sorted(types or ())),
         dialect,
-        ManyRuns(sources),
+        ManyRuns(sources, shard),
         lambda: ManyEncoding(known.encoder, render, reads_from),
         notices(dialect, framing, "", session_id),
         reads_from,

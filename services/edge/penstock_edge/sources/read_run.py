@@ -10,7 +10,7 @@ import orjson
 from penstock.bus import Bus
 from penstock.bus.read.direct import read
 from penstock.bus.records import RunRecord
-from penstock.bus.streams import EVENTS
+from penstock.bus.streams import events_for
 from penstock.bus.subjects import events_of_run
 from penstock.bus.write.objects import unwrap
 from penstock.web.read_scheduler import Turn
@@ -35,10 +35,11 @@ async def read_run(
         ObjectGone: the payload of an event has expired.
     """
     events: list[dict[str, Any]] = []
-    start, pattern, pending = run.first_event or 1, events_of_run(run.run_id), 1
+    stream, pattern = events_for(run.run_id), events_of_run(run.run_id)
+    start, pending = run.first_event or 1, 1
     while pending and not allowance.spent:
         async with turn():
-            found, pending = await read(bus, EVENTS, pattern, start, BATCH, MAX_READ_BYTES)
+            found, pending = await read(bus, stream, pattern, start, BATCH, MAX_READ_BYTES)
             for stored in found:
                 body = await unwrap(bus, stored.payload)
                 allowance.take(1, len(body))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from penstock.bus import Bus, Follow, Followed, Stored, subjects
 from penstock.bus.read.follow import events, raw
-from penstock.bus.streams import RAW
+from penstock.bus.streams import raw_for
 from penstock.bus.write.fence import tail
 from penstock.events.catalogue import TERMINAL
 from penstock_edge.sources.locate import StartPosition
@@ -130,7 +130,9 @@ class FramesUntilEnd(Source):
             self.on_failure(error)
 
     async def _find_end(self, event: Stored) -> None:
-        last = await tail(self._bus, RAW, subjects.raw_stored(self._run_id, UPSTREAM))
+        last = await tail(
+            self._bus, raw_for(self._run_id), subjects.raw_stored(self._run_id, UPSTREAM)
+        )
         # The other messages of this source have sequences of RAW, but the terminal event has a
         # sequence of EVENTS. So the terminal event gets the sequence after the last frame:
         # otherwise the cursors of the client's stream might not increase.

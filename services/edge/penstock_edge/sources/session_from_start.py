@@ -6,7 +6,7 @@ from collections.abc import Collection
 from functools import partial
 
 from penstock.bus import Bus, Stored
-from penstock.bus.streams import EVENTS
+from penstock.bus.streams import events_of
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.sources.history import History
 from penstock_edge.sources.many_runs import ManyRunViews
@@ -23,6 +23,7 @@ class SessionFromStart(Source):
     ) -> None:
         self.on_failure = ignore_failure
         self._bus = bus
+        self._stream = events_of(session.shard)
         self._turn = partial(turns.of, session.owner)
         self._deliver = deliver
         self._live = many.session(session, self._on_live)
@@ -37,7 +38,9 @@ class SessionFromStart(Source):
         """
         self._live.on_failure = self.on_failure
         floor = await self._live.start()
-        history = History(self._bus, EVENTS, self._live.patterns, 1, self._live.keep, self._turn)
+        history = History(
+            self._bus, self._stream, self._live.patterns, 1, self._live.keep, self._turn
+        )
         while batch := await history.below(floor):
             self._deliver(batch)
         held, self._held = self._held, None

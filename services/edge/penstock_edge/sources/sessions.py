@@ -15,7 +15,7 @@ from penstock.bus import Bus, BusError, ObjectGone, Stored
 from penstock.bus.messages import SEQUENCE
 from penstock.bus.read.direct import read
 from penstock.bus.records import RunRecord, SessionRecord
-from penstock.bus.streams import EVENTS
+from penstock.bus.streams import events_for
 from penstock.bus.subjects import events_of_run, session_key
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL
@@ -42,6 +42,7 @@ class Session:
     session_id: str
     agents: tuple[str, ...]
     any_agent: bool
+    shard: int = 0  # of all runs of the session; see `SessionShards`
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -114,7 +115,7 @@ async def is_cut(bus: Bus, records: Sequence[SessionRecord]) -> bool:
 
 
 async def _is_run_cut(bus: Bus, run_id: str) -> bool:
-    found, _ = await read(bus, EVENTS, events_of_run(run_id), 1, 1)
+    found, _ = await read(bus, events_for(run_id), events_of_run(run_id), 1, 1)
     if found:
         return found[0].headers[SEQUENCE] != "1"
     entry = await bus.bucket("runs").get(run_id)

@@ -297,12 +297,16 @@ class AguiViews:
         audience: Audience,
         framing: Framing,
         source: Callable[[Deliver], Source],
+        shard: int,
     ) -> View:
-        """Make the view of a thread's runs, one after another; `key` is the key of the session."""
+        """Make the view of a thread's runs, one after another.
+
+        `key` is the key of the session, and `shard` is the shard of its runs.
+        """
         return View(
             ("thread", *key, *audience.key, framing.key),
             audience.profile.name,
-            ManyRuns(source),
+            ManyRuns(source, shard),
             lambda: ThreadEncoding(RunsInTurn(self.encoders(audience)), framing.event),
             _notice(framing),
             ReadFrom.START,

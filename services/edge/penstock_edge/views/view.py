@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from penstock.bus import Followed, Stored
 from penstock.bus.read.follow import events, raw
-from penstock.bus.streams import EVENTS
+from penstock.bus.streams import events_of
 from penstock_edge.views.framing import Framing, Sse
 from penstock_edge.views.items import Encoding
 
@@ -80,12 +80,13 @@ class ManyRuns:
     """Events of many runs, in EVENTS; `open` makes the source that selects these events."""
 
     open: Callable[[Deliver], Source]
+    shard: int = 0  # all the runs are in this shard
     run_id: str = ""  # a response over many runs names no run
 
     @property
     def followed(self) -> Followed:
         """All of EVENTS. The feed finds gaps in EVENTS, so the hub does not look for gaps."""
-        return Followed(EVENTS, ">", "live.>", lambda before, after: True)
+        return Followed(events_of(self.shard), ">", "live.>", lambda before, after: True)
 
 
 class ReadFrom(Enum):

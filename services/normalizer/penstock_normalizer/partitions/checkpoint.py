@@ -6,6 +6,7 @@ import logging
 import time
 
 from penstock.bus import Bus, BusError, BusUnavailable, Entry, Loss, streams
+from penstock.bus.shards import group_of
 from penstock_normalizer.partitions.checkpoint_history import CheckpointHistory
 
 log = logging.getLogger(__name__)
@@ -21,11 +22,12 @@ class Checkpoint:
     back.
     """
 
-    def __init__(self, bus: Bus, partition: int) -> None:
+    def __init__(self, bus: Bus, shard: int, partition: int) -> None:
         self._bus = bus
         self._bucket = bus.bucket("checkpoints")
         self._partition = partition
-        self._key = f"normalizer.{partition}"
+        self._events = streams.events_of(shard)
+        self._key = f"{group_of(shard)}.{partition}"
         self._history_key = f"{self._key}.past"
         self._revision = 0
         self._history = CheckpointHistory()
@@ -64,7 +66,7 @@ class Checkpoint:
             # No normalizer has worked on this partition before, so it has lost nothing.
             self._history.settle(self._bus.continuity.all)
         losses = self._history.unsettled(self._bus.continuity.all)
-        back = self._history.go_back(losses)
+        back = self._history.go_back(loss for loss in losses if loss.stream == self._events)
         if back is not None and back < self.position:
             log.warning(
                 "partition %d: EVENTS has lost events of later frames: RAW is read again from %d, "
@@ -112,7 +114,7 @@ class Checkpoint:
         self._remembered_at = time.monotonic()
         # `floor` was read before this request, so the end of EVENTS is at or after the events of
         # all frames up to `floor`.
-        state = (await self._bus.api(f"STREAM.INFO.{streams.EVENTS}"))["state"]
+        state = (await self._bus.api(f"STREAM.INFO.{self._events}"))["state"]
         self._history.add(floor, state["last_seq"])
         value = self._history.dump()
         revision = await self._bucket.update(self._history_key, value, self._history_revision)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import orjson
 
 from penstock.bus import Loss
-from penstock.bus.streams import EVENTS
 
 MAX_POINTS = 48
 
@@ -52,11 +51,11 @@ class CheckpointHistory:
         self.settled += [_name(loss) for loss in losses]
 
     def go_back(self, losses: Iterable[Loss]) -> int | None:
-        """Return the frame of RAW after which to read again; None if no event was lost.
+        """Return the frame of RAW after which to read again; None without losses of EVENTS.
 
         Removes the checkpoints after this frame.
         """
-        last_left = min((loss.stands for loss in losses if loss.stream == EVENTS), default=None)
+        last_left = min((loss.stands for loss in losses), default=None)
         if last_left is None:
             return None
         self.points = [point for point in self.points if point[1] <= last_left]

@@ -44,15 +44,18 @@ class Partition:
         settings: NormalizerSettings,
         budget: Budget,
         give_up: GiveUp,
+        shard: int = 0,
     ) -> None:
         self._bus = bus
         self._give_up = give_up
+        self._shard = shard
         self._number = number
+        self._raw = streams.raw_of(shard)
         self._settings = settings
         self._budget = budget
         self._index = RunIndex(bus)
         self._pauses = Pauses(bus, settings.events_max_age_s)
-        self._checkpoint = Checkpoint(bus, number)
+        self._checkpoint = Checkpoint(bus, shard, number)
         self._looked_at = time.monotonic()
         self._seen = 0  # the last frame that was handed to a run, by its sequence in RAW
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
@@ -68,7 +71,7 @@ class Partition:
         losses = await self._resume()
         reader = Reader(
             self._bus,
-            streams.RAW,
+            self._raw,
             subjects.raw_of_partition(self._number),
             self._checkpoint.position + 1,
             self._hand_out,
@@ -107,7 +110,9 @@ class Partition:
             try:
                 await self._checkpoint.read()
                 losses = await self._checkpoint.go_back()
-                await expired.end_expired_runs(self._bus, self._number, self._checkpoint.position)
+                await expired.end_expired_runs(
+                    self._bus, self._shard, self._number, self._checkpoint.position
+                )
                 break
             except BusError as error:
                 log.warning("partition %d: it cannot begin yet: %s", self._number, error)
@@ -119,10 +124,10 @@ class Partition:
         """Wait until all frames are done; then repair or end the runs that have lost data."""
         while True:
             try:
-                last = await self._bus.tail(streams.RAW, subjects.raw_of_partition(self._number))
+                last = await self._bus.tail(self._raw, subjects.raw_of_partition(self._number))
                 while last is not None and self._floor < last.sequence:
                     await asyncio.sleep(self._settings.checkpoint_s)
-                await lost_data.repair_runs(self._bus, self._number, losses)
+                await lost_data.repair_runs(self._bus, self._shard, self._number, losses)
                 await self._checkpoint.settle(losses, self._floor)
                 return
             except BusError as error:
@@ -175,7 +180,7 @@ class Partition:
             await asyncio.sleep(self._settings.checkpoint_s)
             if time.monotonic() > self._looked_at + LOOK_S:
                 await self._pass_over_other_partitions()
-            self._bus.continuity.knows(streams.RAW, self._seen)
+            self._bus.continuity.knows(self._raw, self._seen)
             await self._checkpoint.write(self._floor)
             await self._checkpoint.remember_now_and_then(self._floor)
             self._forget_idle_runs()
@@ -187,8 +192,8 @@ class Partition:
         """
         self._looked_at = time.monotonic()
         try:
-            last = (await self._bus.api(f"STREAM.INFO.{streams.RAW}"))["state"]["last_seq"]
-            ours = await self._bus.tail(streams.RAW, subjects.raw_of_partition(self._number))
+            last = (await self._bus.api(f"STREAM.INFO.{self._raw}"))["state"]["last_seq"]
+            ours = await self._bus.tail(self._raw, subjects.raw_of_partition(self._number))
         except BusError as error:
             log.debug("partition %d: the end of RAW is not known: %s", self._number, error)
             return

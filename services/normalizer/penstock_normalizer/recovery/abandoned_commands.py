@@ -37,7 +37,7 @@ async def end_abandoned_run(bus: Bus, stored: Stored, error: Exception) -> None:
     if record.status in ENDED:
         return
     leg = 1 if kind == "start" else await _leg_of(bus, stored, record)
-    last = await bus.tail(streams.RAW, subjects.raw_stored(run_id, "upstream"))
+    last = await bus.tail(streams.raw_for(run_id), subjects.raw_stored(run_id, "upstream"))
     if last is not None and int(last.headers[messages.LEG]) >= leg:
         return  # the connector that opened the leg also ends it
     text = f"the command cannot be carried out: {error}"

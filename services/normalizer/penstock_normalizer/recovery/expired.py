@@ -23,25 +23,25 @@ log = logging.getLogger(__name__)
 MIN_AGE_S = 10.0  # a younger run may be starting, and its first frame may not be stored yet
 
 
-async def end_expired_runs(bus: Bus, partition: int, checkpoint: int) -> None:
+async def end_expired_runs(bus: Bus, shard: int, partition: int, checkpoint: int) -> None:
     """End the partition's runs that have no frame left, if RAW has a gap after the checkpoint.
 
     Raises BusError.
     """
-    state = (await bus.api(f"STREAM.INFO.{streams.RAW}"))["state"]
+    state = (await bus.api(f"STREAM.INFO.{streams.raw_of(shard)}"))["state"]
     if checkpoint >= state["first_seq"] - 1:
         return
     log.warning(
-        "partition %d: the frames %d to %d were deleted before they were read",
-        *(partition, checkpoint + 1, state["first_seq"] - 1),
+        "%s, partition %d: the frames %d to %d were deleted before they were read",
+        *(streams.raw_of(shard), partition, checkpoint + 1, state["first_seq"] - 1),
     )
-    count = await partitions(bus)
+    count = await partitions(bus, shard)
     # The list of runs may be long, so the records are read in batches.
     async for stored in direct.replay(bus, "KV_runs", "$KV.runs.>"):
         if not stored.payload:
             continue  # a deleted record
         run_id = stored.subject.removeprefix("$KV.runs.")
-        if subjects.partition_of(run_id, count) != partition:
+        if not subjects.is_in_partition(run_id, shard, partition, count):
             continue
         try:
             record = RunRecord.model_validate_json(stored.payload)
@@ -56,7 +56,10 @@ async def _has_expired(bus: Bus, record: RunRecord) -> bool:
     is_young = bus.clock.age_s(record.updated_at) < MIN_AGE_S
     if record.status not in ("queued", "running") or is_young:
         return False
-    if await bus.tail(streams.RAW, subjects.raw_of_run(record.run_id)) is not None:
+    if (
+        await bus.tail(streams.raw_for(record.run_id), subjects.raw_of_run(record.run_id))
+        is not None
+    ):
         return False
     start = subjects.command("*", "start", record.run_id)
     return record.status == "running" or await bus.tail(streams.COMMANDS, start) is None

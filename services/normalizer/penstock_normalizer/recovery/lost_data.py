@@ -28,8 +28,6 @@ from penstock_normalizer.runs.run_index import RunIndex
 log = logging.getLogger(__name__)
 
 RUNS = "KV_runs"
-# The streams that contain a run's state. Connectors and approvals handle losses of other streams.
-RELEVANT = (streams.RAW, streams.EVENTS, streams.COMMANDS, RUNS)
 # Runs that were changed up to this long before a loss are checked, too, because clocks differ, and
 # messages may have been on their way.
 MARGIN = timedelta(minutes=5)
@@ -39,17 +37,20 @@ TEXT = (
 )
 
 
-async def repair_runs(bus: Bus, partition: int, losses: Iterable[Loss]) -> None:
+async def repair_runs(bus: Bus, shard: int, partition: int, losses: Iterable[Loss]) -> None:
     """Repair or end the partition's runs, after all its frames were read. Raises BusError."""
-    relevant = tuple(loss for loss in losses if loss.stream in RELEVANT)
+    # The streams that contain a run's state. Connectors and approvals handle losses of other
+    # streams.
+    streams_of_run = (streams.raw_of(shard), streams.events_of(shard), streams.COMMANDS, RUNS)
+    relevant = tuple(loss for loss in losses if loss.stream in streams_of_run)
     if not relevant:
         return
     since = await _earliest_loss(bus, relevant)
     if any(loss.stream == RUNS for loss in relevant):
-        await _restore_records(bus, partition, since)
+        await _restore_records(bus, shard, partition, since)
     too_young = [
         record
-        async for record in _records(bus, partition)
+        async for record in _records(bus, shard, partition)
         if not await _repaired(bus, record, since)
     ]
     if too_young:
@@ -69,11 +70,13 @@ async def _earliest_loss(bus: Bus, losses: Iterable[Loss]) -> datetime:
     return earliest - MARGIN
 
 
-async def _records(bus: Bus, partition: int) -> AsyncIterator[RunRecord]:
-    count = await partitions(bus)
+async def _records(bus: Bus, shard: int, partition: int) -> AsyncIterator[RunRecord]:
+    count = await partitions(bus, shard)
     async for stored in direct.replay(bus, RUNS, "$KV.runs.>"):
         run_id = stored.subject.removeprefix("$KV.runs.")
-        if not stored.payload or subjects.partition_of(run_id, count) != partition:
+        if not stored.payload:
+            continue
+        if not subjects.is_in_partition(run_id, shard, partition, count):
             continue
         try:
             yield RunRecord.model_validate_json(stored.payload)
@@ -88,7 +91,9 @@ async def _repaired(
     updated = datetime.fromisoformat(record.updated_at)
     if record.status in ENDED and updated < since:
         return True
-    last = await bus.tail(streams.EVENTS, subjects.event("lifecycle.*", record.run_id))
+    last = await bus.tail(
+        streams.events_for(record.run_id), subjects.event("lifecycle.*", record.run_id)
+    )
     if last is not None and int(last.headers[messages.SEQUENCE]) > record.sequence:
         await RunIndex(bus).update_from_stored(record.run_id, last)
     if last is not None and last.headers["ce-type"] in TERMINAL:
@@ -108,28 +113,31 @@ async def _has_lost_data(bus: Bus, record: RunRecord, lifecycle: Stored | None) 
     if lifecycle is None:
         if record.status in ENDED:
             return False  # the run had ended, and all its events are gone
-        if await bus.tail(streams.RAW, subjects.raw_of_run(record.run_id)) is not None:
+        if (
+            await bus.tail(streams.raw_for(record.run_id), subjects.raw_of_run(record.run_id))
+            is not None
+        ):
             return False  # the partition is reading these frames
         start = subjects.command("*", "start", record.run_id)
         return await bus.tail(streams.COMMANDS, start) is None
     if record.status in ENDED:
         return True  # the terminal event was published, and its frame is gone
-    last = await bus.tail(streams.EVENTS, subjects.events_of_run(record.run_id))
+    last = await bus.tail(streams.events_for(record.run_id), subjects.events_of_run(record.run_id))
     return last is not None and any(
-        bus.continuity.covers(streams.RAW, int(last.headers[name]))
+        bus.continuity.covers(streams.raw_for(record.run_id), int(last.headers[name]))
         for name in (messages.RAW_POSITION, messages.RAW_FIRST)
     )
 
 
-async def _restore_records(bus: Bus, partition: int, since: datetime) -> None:
+async def _restore_records(bus: Bus, shard: int, partition: int, since: datetime) -> None:
     """Create the missing records of runs that have lifecycle events since then."""
-    first = await bus.since(streams.EVENTS, since)
+    first = await bus.since(streams.events_of(shard), since)
     if first is None:
         return
-    count = await partitions(bus)
+    count = await partitions(bus, shard)
     index = RunIndex(bus)
     pattern = subjects.event("lifecycle.*", "*")
-    async for stored in direct.replay(bus, streams.EVENTS, pattern, first.sequence):
+    async for stored in direct.replay(bus, streams.events_of(shard), pattern, first.sequence):
         run_id = subjects.run_id_of(stored.subject)
-        if subjects.partition_of(run_id, count) == partition:
+        if subjects.is_in_partition(run_id, shard, partition, count):
             await index.update_from_stored(run_id, stored)

@@ -138,17 +138,17 @@ async def read(bus: Bus, run_id: str, start: int, limit: int) -> list[Stored]:
 
     The list is empty only if the stream's leader has no frame of the run from `start` on.
     """
-    pattern = subjects.raw_of_run(run_id)
+    stream, pattern = streams.raw_for(run_id), subjects.raw_of_run(run_id)
     while True:
         try:
-            found, _ = await direct.read(bus, streams.RAW, pattern, start, limit, READ_BYTES)
+            found, _ = await direct.read(bus, stream, pattern, start, limit, READ_BYTES)
         except BusError as error:
             log.warning("run %s: its frames cannot be read yet: %s", run_id, error)
             await asyncio.sleep(fence.RETRY_S)
             continue
         if found:
             return found  # a replica that lags behind returns fewer frames but skips none
-        tail = await fence.tail(bus, streams.RAW, pattern)
+        tail = await fence.tail(bus, stream, pattern)
         if tail is None or tail.sequence < start:
             return []
         await asyncio.sleep(fence.RETRY_S)

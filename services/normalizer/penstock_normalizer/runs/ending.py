@@ -60,7 +60,7 @@ class Ending:
     async def _lacks_end(self) -> bool:
         """Return whether EVENTS has events of the run, but no terminal event."""
         pattern = subjects.event("lifecycle.*", self._run_id)
-        lifecycle = await fence.tail(self._bus, streams.EVENTS, pattern)
+        lifecycle = await fence.tail(self._bus, streams.events_for(self._run_id), pattern)
         return lifecycle is not None and lifecycle.headers["ce-type"] not in TERMINAL
 
     async def fail(self, fold: RunFold, stored: Stored, text: str) -> None:

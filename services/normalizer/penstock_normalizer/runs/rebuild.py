@@ -101,7 +101,7 @@ class Rebuild:
     async def _has_earlier_frames(self, frame: RawFrame) -> bool:
         """Return whether the edge wrote a frame of the run before a connector opened the run."""
         pattern = subjects.raw_stored(self._run_id, EARLY_WRITER)
-        early = await fence.tail(self._bus, streams.RAW, pattern)
+        early = await fence.tail(self._bus, streams.raw_for(self._run_id), pattern)
         return early is not None and early.sequence < frame.sequence
 
     async def _show_in_index(self) -> None:
@@ -113,7 +113,9 @@ class Rebuild:
         """
         if self._output.events.first:
             pattern = subjects.event("lifecycle.*", self._run_id)
-            if (last := await fence.tail(self._bus, streams.EVENTS, pattern)) is not None:
+            if (
+                last := await fence.tail(self._bus, streams.events_for(self._run_id), pattern)
+            ) is not None:
                 await self._index.update_from_stored(self._run_id, last)
 
     def _continue_numbers(self, fold: RunFold, frame: RawFrame) -> None:
@@ -128,10 +130,8 @@ class Rebuild:
     async def _is_whole(self, fold: RunFold, frame: RawFrame) -> bool:
         """Return whether the fold has every frame before this one; False if frames are gone."""
         published = self._output.events
-        lost = self._bus.continuity
-        if lost.covers(streams.RAW, published.raw_first) or lost.covers(
-            streams.RAW, published.raw_position
-        ):
+        lost, raw = self._bus.continuity, streams.raw_for(self._run_id)
+        if lost.covers(raw, published.raw_first) or lost.covers(raw, published.raw_position):
             return False
         if published.raw_first and (fold.raw_first or frame.sequence) != published.raw_first:
             return False

@@ -53,7 +53,7 @@ class RunEvents:
 
     async def read_tail(self) -> None:
         """Read the run's last event from the stream. Waits for the bus as needed."""
-        tail = await fence.tail(self._bus, streams.EVENTS, self._pattern)
+        tail = await fence.tail(self._bus, streams.events_for(self._run_id), self._pattern)
         if tail is None:
             # All events have aged out, so the fence begins at 0 again. The numbers continue.
             self.last = 0
@@ -129,4 +129,4 @@ class RunEvents:
             headers[messages.FIRST] = str(self.first)
         if "traceparent" in fold.facts:
             headers["traceparent"] = fold.facts["traceparent"]
-        return Message(subjects.event(event.type, self._run_id), body, headers)
+        return Message(subjects.event_input(event.type, self._run_id), body, headers)

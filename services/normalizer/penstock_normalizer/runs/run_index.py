@@ -100,7 +100,8 @@ class RunIndex:
                     return
             else:
                 is_first = first == lifecycle.sequence
-                started = lifecycle if is_first else await self._bus.at(streams.EVENTS, first)
+                events = streams.events_for(run_id)
+                started = lifecycle if is_first else await self._bus.at(events, first)
                 if started is None:
                     return  # the run's first event has aged out, and its record may have, too
                 record = _record_of_started(run_id, await self._body(started))

@@ -7,18 +7,30 @@ the subject of the answer, and the server does not check this subject. So within
 PENSTOCK, a subscriber that may only fetch its next event could choose `decide.<id>` or the subject
 of a bucket, and the server would deliver the event there.
 
-`python -m penstock.bus.admin.permissions` prints deploy/nats/accounts.conf.
+`python -m penstock.bus.admin.permissions` prints deploy/nats/accounts.conf. With `--shards N`, the
+users may also use the shards 1 to N - 1 of RAW and EVENTS.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from penstock.bus.streams import ADVISORIES, COMMANDS, EVENTS, RAW, SCHEDULES
-from penstock.bus.subjects import CATEGORIES
+from penstock.bus.shards import group_of
+from penstock.bus.streams import (
+    ADVISORIES,
+    COMMANDS,
+    EVENTS,
+    MAX_SHARDS,
+    RAW,
+    SCHEDULES,
+    events_of,
+    raw_of,
+)
+from penstock.bus.subjects import CATEGORIES, to_shard
 
 ACCOUNT: Final = "PENSTOCK"
 SUBSCRIBERS: Final = "SUBSCRIBERS"
@@ -229,15 +241,43 @@ def password_variable(user: str) -> str:
     return f"PENSTOCK_NATS_PASSWORD_{user.upper()}"
 
 
-def configuration(passwords: Mapping[str, str]) -> str:
+def configuration(passwords: Mapping[str, str], shards: int = 1) -> str:
     """Return the block `accounts` of a NATS server's configuration, with a password for each user.
 
     A password is written unchanged, so the caller must quote a password that is not a variable
-    (`json.dumps`).
+    (`json.dumps`). The users may use this number of shards.
     """
-    operators = "\n".join(_user(user, passwords[user.name]) for user in USERS)
-    readers = "\n".join(_user(user, passwords[user.name]) for user in READERS)
-    return _ACCOUNTS.format(operators=operators, readers=readers)
+    operators = "\n".join(_user(_with_shards(user, shards), passwords[user.name]) for user in USERS)
+    readers = "\n".join(_user(_with_shards(user, shards), passwords[user.name]) for user in READERS)
+    names = [events_of(shard) for shard in range(shards)]
+    return _ACCOUNTS.format(
+        operators=operators,
+        readers=readers,
+        exports="".join(map(_exports, names)),
+        imports="".join(map(_imports, names)),
+    )
+
+
+def _with_shards(user: User, shards: int) -> User:
+    """Return the user with the same permissions in every shard as in shard 0."""
+    more = [
+        subject
+        for shard in range(1, shards)
+        for each in user.publish
+        if (subject := _in_shard(each, shard)) != each
+    ]
+    return replace(user, publish=(*user.publish, *more))
+
+
+def _in_shard(subject: str, shard: int) -> str:
+    """Return the subject by which a shard is used as shard 0 is by `subject`."""
+    tokens = subject.split(".")
+    if tokens[0] in ("raw", *CATEGORIES):
+        return to_shard(shard, subject)
+    names = {RAW: raw_of(shard), EVENTS: events_of(shard)}
+    if tokens[0] == "$KV":
+        names = {group_of(0): group_of(shard)}
+    return ".".join(names.get(token, token) for token in tokens)
 
 
 def _user(user: User, password: str) -> str:
@@ -271,10 +311,7 @@ accounts {{{{
     ]
     # all that the account of the subscribers may reach
     exports: [
-      {{{{service: "{_API}.{_INFO}.{EVENTS}.*"}}}}
-      {{{{service: "{_API}.{_NEXT}.{EVENTS}.*", response_type: stream}}}}
-      {{{{service: "$JS.ACK.{EVENTS}.>"}}}}
-      {{{{stream: "live.>"}}}}
+{{exports}}      {{{{stream: "live.>"}}}}
     ]
   }}}}
   {SUBSCRIBERS} {{{{
@@ -282,27 +319,43 @@ accounts {{{{
 {{readers}}
     ]
     imports: [
-      {{{{
-        service: {{{{account: {ACCOUNT}, subject: "{_API}.{_INFO}.{EVENTS}.*"}}}}
-        to: "$JS.{DOMAIN}.API.{_INFO}.{EVENTS}.*"
-      }}}}
-      {{{{
-        service: {{{{account: {ACCOUNT}, subject: "{_API}.{_NEXT}.{EVENTS}.*"}}}}
-        to: "$JS.{DOMAIN}.API.{_NEXT}.{EVENTS}.*"
-      }}}}
-      {{{{service: {{{{account: {ACCOUNT}, subject: "$JS.ACK.{EVENTS}.>"}}}}}}}}
-      {{{{stream: {{{{account: {ACCOUNT}, subject: "live.>"}}}}}}}}
+{{imports}}      {{{{stream: {{{{account: {ACCOUNT}, subject: "live.>"}}}}}}}}
     ]
   }}}}
 }}}}
 """
 
 
+def _exports(stream: str) -> str:
+    return f"""\
+      {{service: "{_API}.{_INFO}.{stream}.*"}}
+      {{service: "{_API}.{_NEXT}.{stream}.*", response_type: stream}}
+      {{service: "$JS.ACK.{stream}.>"}}
+"""
+
+
+def _imports(stream: str) -> str:
+    return f"""\
+      {{
+        service: {{account: {ACCOUNT}, subject: "{_API}.{_INFO}.{stream}.*"}}
+        to: "$JS.{DOMAIN}.API.{_INFO}.{stream}.*"
+      }}
+      {{
+        service: {{account: {ACCOUNT}, subject: "{_API}.{_NEXT}.{stream}.*"}}
+        to: "$JS.{DOMAIN}.API.{_NEXT}.{stream}.*"
+      }}
+      {{service: {{account: {ACCOUNT}, subject: "$JS.ACK.{stream}.>"}}}}
+"""
+
+
 def main() -> None:
     """Print the block `accounts`, with a variable for each password."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shards", type=int, default=1, choices=range(1, MAX_SHARDS + 1))
+    shards = parser.parse_args().shards
     print("# Made by `make contract` from penstock/bus/admin/permissions.py: change it there.")
     print("# A variable of the server's environment holds each password; see README.md.")
-    print(configuration({name: f"${password_variable(name)}" for name in NAMES}), end="")
+    print(configuration({name: f"${password_variable(name)}" for name in NAMES}, shards), end="")
 
 
 if __name__ == "__main__":

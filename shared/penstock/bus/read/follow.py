@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 PROBE_S = 5.0
 MAX_PROBE_S = 60.0
 RETRY_S = 0.05
+STREAM = "Nats-Stream"  # header of a live message: the stream that stores the message
 MAX_EARLY_BYTES = 4 * 1024 * 1024  # the limit of live messages kept while the history is read
 
 
@@ -83,7 +84,7 @@ def _next_on_subject(before: Stored, after: Stored) -> bool:
 def events(run_id: str) -> Followed:
     """Return the description of a run's canonical events."""
     return Followed(
-        streams.EVENTS,
+        streams.events_for(run_id),
         subjects.events_of_run(run_id),
         subjects.live_of_run(run_id),
         _next_sequence,
@@ -94,7 +95,7 @@ def events(run_id: str) -> Followed:
 def raw(run_id: str, writer: str) -> Followed:
     """Return the description of the source frames of one writer of a run."""
     return Followed(
-        streams.RAW,
+        streams.raw_for(run_id),
         subjects.raw_stored(run_id, writer),
         subjects.frames(run_id, writer),
         _next_on_subject,
@@ -166,6 +167,8 @@ class Follow:
 
     async def _on_live(self, msg: Msg) -> None:
         headers = msg.headers or {}
+        if headers[STREAM] != self._followed.stream:
+            return  # `live.>` and `frames.>` have the messages of all shards
         stored = Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, msg.data)
         if self._repair is None and self._is_next(stored):
             self._accept([stored])

@@ -62,7 +62,7 @@ class RawWriter:
         Raises:
             BusError: the server refuses the request.
         """
-        stored = await tail(bus, streams.RAW, subjects.raw_stored(run_id, writer))
+        stored = await tail(bus, streams.raw_for(run_id), subjects.raw_stored(run_id, writer))
         return cls(bus, run_id, writer, connection, stored.sequence if stored else 0)
 
     async def write(
@@ -122,7 +122,7 @@ class RawWriter:
             BusError: the server refuses the request.
         """
         pattern = subjects.raw_stored(self.run_id, self.writer)
-        return not self._is_foreign(await tail(self.bus, streams.RAW, pattern))
+        return not self._is_foreign(await tail(self.bus, streams.raw_for(self.run_id), pattern))
 
     async def go_on(self) -> None:
         """Continue after the frames that are left when `write` has raised HistoryLost.
@@ -133,7 +133,7 @@ class RawWriter:
             BusError: the server refuses the request.
         """
         pattern = subjects.raw_stored(self.run_id, self.writer)
-        stored = await tail(self.bus, streams.RAW, pattern)
+        stored = await tail(self.bus, streams.raw_for(self.run_id), pattern)
         self.last = stored.sequence if stored else 0
 
     async def _store(self, batch: Sequence[Message]) -> int:
@@ -149,7 +149,7 @@ class RawWriter:
                 level = logging.DEBUG
                 await asyncio.sleep(RETRY_S)
             except (OutcomeUnknown, FenceConflict):
-                stored = await tail(self.bus, streams.RAW, pattern)
+                stored = await tail(self.bus, streams.raw_for(self.run_id), pattern)
                 if self.last > (stored.sequence if stored else 0) and not await self._has_aged():
                     raise HistoryLost(
                         f"run {self.run_id}: RAW has lost its frame {self.last}"
@@ -165,13 +165,14 @@ class RawWriter:
 
     async def _has_aged(self) -> bool:
         """Return whether this writer's last frame is gone because it exceeded RAW's age limit."""
+        stream = streams.raw_for(self.run_id)
         while True:
             try:
-                state = (await self.bus.jetstream.api(f"STREAM.INFO.{streams.RAW}"))["state"]
+                state = (await self.bus.jetstream.api(f"STREAM.INFO.{stream}"))["state"]
             except BusError:
                 await asyncio.sleep(RETRY_S)
                 continue
-            lost = self.bus.continuity.covers(streams.RAW, self.last)
+            lost = self.bus.continuity.covers(stream, self.last)
             return lost is None and state["first_seq"] > self.last
 
     def _is_foreign(self, stored: Stored | None) -> bool:

@@ -187,7 +187,7 @@ async def test_a_stream_that_is_cut_is_no_silent_success(bus: Bus, thread: str) 
     run = PretendRun(bus, session_id=thread)
     await run.record()
     view = edge.agui.of_leg(run.run_id, 1, Audience(protocol_version="1.0"))
-    client = await edge.hubs.join(view, await start_of_new_run(bus))
+    client = await edge.hubs.join(view, await start_of_new_run(bus, 0))
     await run.started()
     await run.text("Hel")
     body = b""

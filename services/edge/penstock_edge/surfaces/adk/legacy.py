@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from penstock import starts
 from penstock.bus.read.direct import read
-from penstock.bus.streams import EVENTS
+from penstock.bus.streams import events_of
 from penstock.bus.subjects import run_id_of, turn
 from penstock.events.catalogue import TERMINAL
 from penstock.web.auth import identity_of
@@ -107,7 +107,10 @@ class Legacy:
         if found is not None:
             return await self._follow(*found)
         if after is not None:
-            await start_after(self._edge.bus, after)  # raises 410 if NATS has lost the cursor
+            shard = await self._edge.shards.of(named.user_id, named.id)
+            await start_after(
+                self._edge.bus, after, shard=shard
+            )  # raises 410 if NATS has lost the cursor
             raise Problem(400, f"the cursor {after} is not of this session")
 
         async def begun() -> EventStream | None:
@@ -132,7 +135,7 @@ class Legacy:
         runs = record.runs if record is not None else []
         if not runs:
             return None
-        seen = await self._run_at(after.sequence) if after is not None else None
+        seen = await self._run_at(named, after.sequence) if after is not None else None
         if after is None or seen not in runs:
             return runs[-1], after
         following = runs[runs.index(seen) + 1 :]
@@ -142,9 +145,10 @@ class Legacy:
             return following[0], None
         return seen, after
 
-    async def _run_at(self, sequence: int) -> str | None:
+    async def _run_at(self, named: Named, sequence: int) -> str | None:
         """Return the run of the event with this stream sequence; None if the event has expired."""
-        found, _ = await read(self._edge.bus, EVENTS, ">", sequence, 1)
+        shard = await self._edge.shards.of(named.user_id, named.id)
+        found, _ = await read(self._edge.bus, events_of(shard), ">", sequence, 1)
         if not found or found[0].sequence != sequence:
             return None
         return run_id_of(found[0].subject)

@@ -118,13 +118,15 @@ class Legs:
     async def _start(self, agent: AgentConfig, asked: RunAgentRequest, body: bytes) -> OpenedLeg:
         edge = self._edge
         native = agent.protocol == ADK
-        position = await start_of_new_run(edge.bus, frames=native)
+        shard = await edge.starter.shard_for(asked.user_id, asked.session_id)
+        position = await start_of_new_run(edge.bus, shard, frames=native)
         start = Start(
             agent,
             adk_request.text_of(asked),
             asked.session_id,
             asked.user_id,
             body=body.decode() if native else None,
+            shard=shard,
         )
         started = await edge.starter.start(start)
         return OpenedLeg(agent, started.record.run_id, 1, position)

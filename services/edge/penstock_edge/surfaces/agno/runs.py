@@ -146,7 +146,8 @@ class Runs:
         if not native:
             agno_request.require_portable(asked)
         _require_raw(who, agent, asked)
-        place = await start_of_new_run(edge.bus, frames=native and asked.stream)
+        shard = await edge.starter.shard_for(user_id, asked.session_id)
+        place = await start_of_new_run(edge.bus, shard, frames=native and asked.stream)
         started = await edge.starter.start(
             Start(
                 agent,
@@ -155,6 +156,7 @@ class Runs:
                 user_id,
                 # `given` is empty for an agent of another protocol: its input has other fields.
                 input=given or None,
+                shard=shard,
             )
         )
         if asked.returns_at_once:

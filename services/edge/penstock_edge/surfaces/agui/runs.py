@@ -91,7 +91,8 @@ class Runs:
     ) -> ASGIApp:
         """Start a run; if the client repeats a request, stream the run of the first request."""
         edge = self._edge
-        place = await start_of_new_run(edge.bus)
+        shard = await edge.starter.shard_for(who.user_id, asked.thread_id)
+        place = await start_of_new_run(edge.bus, shard)
         digest = hashlib.sha256(body).hexdigest()
         start = Start(
             agent,
@@ -102,6 +103,7 @@ class Runs:
             key=orjson.dumps([AGUI, agent.id, asked.thread_id, asked.run_id, digest]).decode(),
             request=body,
             prepare=lambda run_id: self._call(run_id, 1, asked),
+            shard=shard,
         )
         started = await edge.starter.start(start)
         view = edge.agui.of_leg(started.record.run_id, 1, _audience(asked))

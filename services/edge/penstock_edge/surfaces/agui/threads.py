@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock.bus import Stored
-from penstock.bus.streams import EVENTS
+from penstock.bus.streams import events_of
 from penstock.dialects.agui.encode import RUNS, STRICT, AguiEncoder, prelude
 from penstock.dialects.agui.encode.memory import Memory
 from penstock.dialects.agui.encode.prelude import remember
@@ -88,7 +88,7 @@ class Threads:
 
         Each frame has the lines `id`, `event` and `data` in this order.
         """
-        session = self._session(request, request.query_params.get("agent"))
+        session = await self._session(request, request.query_params.get("agent"))
         view = self._view(session, Audience(RUNS), Sse(id_first=True))
         return await self._stream(request, session, view, await self._start(request, session))
 
@@ -106,11 +106,11 @@ class Threads:
         To get the next page, a client sends `next` as `?after=`.
         """
         edge = self._edge
-        session = self._session(request, request.query_params.get("agent"))
+        session = await self._session(request, request.query_params.get("agent"))
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
         await self._idle_since(session)
         position = await self._position(request, session)
-        end = (await start_of_new_run(edge.bus)).start
+        end = (await start_of_new_run(edge.bus, session.shard)).start
         source = self._source(session)
         await source.prepare()
         view = self._view(session, Audience(RUNS), PageItems())
@@ -151,7 +151,7 @@ class Threads:
         with a cursor gets no prelude: an EventSource that reconnects sends its first URL, with
         `?prelude=1`, and its cursor.
         """
-        session = self._session(request, request.path_params["agent"])
+        session = await self._session(request, request.path_params["agent"])
         query = request.query_params
         if query.get("prelude") not in FLAGS:
             raise Problem(422, "prelude: must be 1 or 0")
@@ -163,7 +163,7 @@ class Threads:
         # The end of the prelude is read before `_start`. If a run ends in between, its last events
         # come after the prelude, so these events are in the stream. If `_start` came first, these
         # events could be in the prelude only.
-        end = (await start_of_new_run(self._edge.bus)).start
+        end = (await start_of_new_run(self._edge.bus, session.shard)).start
         start = await self._start(request, session)
         frames = await self._prelude(identity_of(request), session, audience, view, end)
         after = Cursor(end - 1, LAST_FRAME) if end > 1 else None
@@ -171,7 +171,7 @@ class Threads:
         prelude_bytes = b"".join(map(framing.notice, frames))
         return await self._stream(request, session, view, start, prelude_bytes)
 
-    def _session(self, request: Request, agent: str | None) -> Session:
+    async def _session(self, request: Request, agent: str | None) -> Session:
         """Return the thread that the path names.
 
         The thread has the runs of the agent, or of all agents if `agent` is None.
@@ -189,9 +189,10 @@ class Threads:
         owner = act_as(caller, request.query_params.get("user_id"))
         if agent is not None:
             known = agent_by_id(self._edge.config, agent)
-            return Session(owner, thread_id, (known.id,), any_agent=False)
+            session = Session(owner, thread_id, (known.id,), any_agent=False)
+            return await self._edge.shards.placed(session)
         agents = tuple(each.id for each in self._edge.config.agents)
-        return Session(owner, thread_id, agents, any_agent=True)
+        return await self._edge.shards.placed(Session(owner, thread_id, agents, any_agent=True))
 
     async def _start(self, request: Request, session: Session) -> SessionStart:
         """Return the position at which a stream starts, and whether the stream ends when idle.
@@ -237,7 +238,7 @@ class Threads:
         else:
             source = self._source(session)
             await source.prepare()
-            truncated = (await start_after(bus, after, source.keep)).truncated
+            truncated = (await start_after(bus, after, source.keep, session.shard)).truncated
         # The frames of a run depend on the runs before, so the thread is read from its beginning.
         return StartPosition(1, 1, after, truncated)
 
@@ -274,7 +275,7 @@ class Threads:
         turns = RunsInTurn(self._edge.agui.encoders(audience), keep)
         encoding = ThreadEncoding(turns, view.framing.event)
         turn = self._edge.turns.named(who)
-        history = History(bus, EVENTS, source.patterns, 1, source.keep, turn)
+        history = History(bus, events_of(session.shard), source.patterns, 1, source.keep, turn)
         while batch := await history.below(end):
             for stored in batch:
                 await encode(bus, view, encoding, stored)
@@ -283,7 +284,7 @@ class Threads:
     def _view(self, session: Session, audience: Audience, framing: Framing) -> View:
         edge = self._edge
         source = partial(SessionFromStart, edge.bus, edge.many, session, edge.turns)
-        return edge.agui.of_thread(session.key, audience, framing, source)
+        return edge.agui.of_thread(session.key, audience, framing, source, session.shard)
 
     def _source(self, session: Session) -> SessionFromStart:
         edge = self._edge

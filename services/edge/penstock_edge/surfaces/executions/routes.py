@@ -84,8 +84,11 @@ class TriggerAndCancel:
         with named_in_422():
             starts.refuse_answers(asked.model_extra)
         edge.streams.require_room(request.scope)
-        place = await start_of_new_run(edge.bus)
-        started = await edge.starter.start(Start(agent, asked.user_message, None, who.user_id))
+        shard = await edge.starter.shard_for(who.user_id, None)
+        place = await start_of_new_run(edge.bus, shard)
+        started = await edge.starter.start(
+            Start(agent, asked.user_message, None, who.user_id, shard=shard)
+        )
         return await edge.stream(run_view(started.record.run_id, "executions"), place)
 
     @serves(

@@ -74,6 +74,8 @@ class EventsOfAllRuns:
         Without a cursor and a time, the stream begins now.
         """
         many, bus = self._edge.many, self._edge.bus
+        if bus.shards.made > 1:
+            raise Problem(501, "the events of all runs cannot be read while there are shards")
         caller = identity_of(request.scope)
         subjects = subjects_of(request)
         if caller.grant is not None:
@@ -132,8 +134,8 @@ def _matches(pattern: str, type: str) -> bool:
     )
 
 
-async def position_of(edge: Edge, request: HTTPConnection) -> StartPosition | None:
-    """Return the position that the request names by a cursor or a time.
+async def position_of(edge: Edge, request: HTTPConnection, shard: int = 0) -> StartPosition | None:
+    """Return the position in a shard that the request names by a cursor or a time.
 
     The result is None if the request has neither. A cursor is preferred to a time, because an
     EventSource that reconnects sends both.
@@ -145,8 +147,8 @@ async def position_of(edge: Edge, request: HTTPConnection) -> StartPosition | No
     since = _time(request)
     after = cursor_of(request)
     if after is not None:
-        return await start_after(edge.bus, after)
-    return None if since is None else await start_since(edge.bus, since)
+        return await start_after(edge.bus, after, shard=shard)
+    return None if since is None else await start_since(edge.bus, since, shard)
 
 
 def _time(request: HTTPConnection) -> datetime | None:

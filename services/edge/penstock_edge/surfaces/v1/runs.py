@@ -105,7 +105,10 @@ class Runs:
         if streams:
             require_dialect(who, dialect)
             edge.streams.require_room(request.scope)
-        place = await start_of_new_run(edge.bus, frames=dialect == RAW_DIALECT) if streams else None
+        shard = await edge.starter.shard_for(user_id, asked.session_id)
+        place = None
+        if streams:
+            place = await start_of_new_run(edge.bus, shard, frames=dialect == RAW_DIALECT)
         started = await edge.starter.start(
             Start(
                 agent,
@@ -115,6 +118,7 @@ class Runs:
                 input=asked.input,
                 key=_key(request, asked),
                 request=orjson.dumps(body, option=orjson.OPT_SORT_KEYS),
+                shard=shard,
             )
         )
         run_id = started.record.run_id

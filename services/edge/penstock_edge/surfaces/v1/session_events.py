@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from penstock.bus import Stored
-from penstock.bus.streams import EVENTS
+from penstock.bus.streams import events_of
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.web.auth import act_as, identity_of
 from penstock.web.operation import Answer, Operation, serves
@@ -70,7 +70,7 @@ class SessionEvents:
     async def events(self, request: Request) -> ASGIApp:
         """Respond with the stream, or with one page if the request accepts JSON."""
         edge = self._edge
-        asked = self._asked(request)
+        asked = await self._placed(self._asked(request))
         start = await self._start(request, asked)
         if wants_page(request):
             return await self._page(request, asked, start.position)
@@ -96,7 +96,7 @@ class SessionEvents:
         """
         edge = self._edge
         edge.streams.require_room(websocket.scope)
-        asked = self._asked(websocket)
+        asked = await self._placed(self._asked(websocket))
         start = await self._start(websocket, asked)
         framing = WebSocketMessages(switch(websocket, "cursors", default=False))
         client = await self._join(websocket, asked, framing, start.position)
@@ -127,6 +127,9 @@ class SessionEvents:
         session = Session(owner, session_id, agents, any_agent=agent is None)
         return Asked(session, dialect, types_of(request, dialect), until_idle(request))
 
+    async def _placed(self, asked: Asked) -> Asked:
+        return replace(asked, session=await self._edge.shards.placed(asked.session))
+
     async def _start(self, request: HTTPConnection, asked: Asked) -> SessionStart:
         """Return the position at which the stream starts, and whether the stream ends when idle.
 
@@ -146,9 +149,9 @@ class SessionEvents:
         if after is not None:
             source = self._edge.many.session(asked.session, _drop)
             await source.prepare()
-            position = await start_after(bus, after, source.keep)
+            position = await start_after(bus, after, source.keep, asked.session.shard)
         else:
-            position = await position_of(self._edge, request) or StartPosition(
+            position = await position_of(self._edge, request, asked.session.shard) or StartPosition(
                 1, 1, truncated=await is_cut(bus, records)
             )
         position = replace(position, ended=idle is not None)
@@ -161,7 +164,9 @@ class SessionEvents:
         if switch(request, "markers", default=False):
             source = edge.many.session(asked.session, _drop)
             await source.prepare()
-            position = await with_live_marker(edge.bus, EVENTS, source.patterns(), position)
+            position = await with_live_marker(
+                edge.bus, events_of(asked.session.shard), source.patterns(), position
+            )
         return await edge.hubs.join(self._view(asked, framing), position)
 
     async def _page(
@@ -170,7 +175,9 @@ class SessionEvents:
         edge = self._edge
         limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
         source = edge.many.session(asked.session, _drop)
-        end, _ = await asyncio.gather(start_of_new_run(edge.bus), source.prepare())
+        end, _ = await asyncio.gather(
+            start_of_new_run(edge.bus, asked.session.shard), source.prepare()
+        )
         body = await page(
             edge.bus,
             self._view(asked, PageItems()),

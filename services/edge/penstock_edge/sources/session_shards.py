@@ -1,0 +1,89 @@
+"""Finds the shard of a session's runs.
+
+All runs of a session are in one shard. So the cursor of a session's stream is one stream sequence,
+and the runs of a session have one order. The shard of a session never changes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import Final
+
+from penstock.bus import Bus, BusUnavailable, subjects
+from penstock_edge.sources.sessions import Session, records_of
+
+KNOWN_SESSIONS: Final = 20_000
+
+
+class SessionShards:
+    """Reads and records the shards of sessions, in KV `aliases`.
+
+    While there is one shard, nothing is read or written. A session that is older than the second
+    shard has no entry, but it has runs, whose ids contain the shard.
+    """
+
+    def __init__(self, bus: Bus, agents: tuple[str, ...]) -> None:
+        self._bus = bus
+        self._agents = agents
+        self._known: dict[str, int] = {}
+
+    async def of(self, user_id: str, session_id: str) -> int:
+        """Return the shard of a session; a session without runs gets a shard now.
+
+        Raises:
+            BusError: KV cannot be read or written now.
+        """
+        if self._bus.shards.made == 1:
+            return 0
+        key = subjects.key_of("shard", user_id, session_id)
+        shard = self._known.get(key)
+        if shard is None:
+            shard = await self._look_up(key, user_id, session_id)
+            if len(self._known) >= KNOWN_SESSIONS:
+                self._known.clear()
+            self._known[key] = shard
+        return shard
+
+    async def placed(self, session: Session) -> Session:
+        """Return the session with its shard.
+
+        Raises:
+            BusError: KV cannot be read or written now.
+        """
+        return replace(session, shard=await self.of(session.owner, session.session_id))
+
+    def of_new_session(self) -> int:
+        """Return a shard for a session that does not exist yet."""
+        used = self._bus.shards.used
+        return secrets.randbelow(used) if used > 1 else 0
+
+    async def record(self, user_id: str, session_id: str, shard: int) -> None:
+        """Record the shard of a new session, before its first run starts.
+
+        Raises:
+            BusError: KV cannot be written now.
+        """
+        if self._bus.shards.made > 1:
+            key = subjects.key_of("shard", user_id, session_id)
+            await self._bus.bucket("aliases").create(key, b"%d" % shard)
+
+    async def _look_up(self, key: str, user_id: str, session_id: str) -> int:
+        bucket = self._bus.bucket("aliases")
+        entry = await bucket.get(key)
+        if entry is None:
+            shard = await self._of_runs(user_id, session_id)
+            if shard is None:
+                shard = self.of_new_session()
+            if await bucket.create(key, b"%d" % shard) is not None:
+                return shard
+            entry = await bucket.get(key)  # another edge was first
+        if entry is None:
+            raise BusUnavailable("the shard of the session has just expired; try again")
+        return int(entry.value)
+
+    async def _of_runs(self, user_id: str, session_id: str) -> int | None:
+        """Return the shard of the session's newest run; None without a run."""
+        session = Session(user_id, session_id, self._agents, any_agent=True)
+        runs = [run_id for record in await records_of(self._bus, session) for run_id in record.runs]
+        return subjects.shard_of(max(runs)) if runs else None
