@@ -90,8 +90,8 @@ dist: setup ## Build the wheels and sdists of all members into dist/, with the l
 dist-check: setup upstreams ## Install the wheels into an empty environment, and run penstock from there
 	@$(BIN)/python -m pytest tests/test_dist.py -m dist -p no:xdist --timeout 900 -rs
 
-bench: setup upstreams ## Measure
-	@$(BIN)/python -m pytest tests/bench -m bench -p no:xdist --timeout 900 -s
+bench: setup ## Measure, and print a table (ARGS="edge.w3 path" for a part, ROUNDS=n, ARGS=--long)
+	@PYTHONPATH=tests ROUNDS=$(ROUNDS) $(BIN)/python -m bench $(ARGS)
 
 chaos: setup upstreams ## Kill, stop and cut everything for minutes, check every run; fuzz (SEED=n replays)
 	@PENSTOCK_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest tests/chaos tests/fuzz -m chaos \

@@ -3,7 +3,8 @@
 `python flooder.py PORT`. The agent that is asked for says what comes, e.g. `burst-100000`:
 
 - `burst-N`: N frames as fast as they are taken
-- `paced-N-RATE`: N frames, RATE a second; each holds the time it was sent, in nanoseconds
+- `paced-N-RATE`: N frames, RATE a second; a text ends in `@n=<number> @t=<ns since the epoch>`
+- `slow-N-SECONDS`: the same, one frame in so many seconds
 - `large-MIB`: one frame of that size
 - `bytes-N`: N frames, each byte a chunk of its own
 - `comments-N`: N keep-alives
@@ -71,13 +72,17 @@ async def burst(answer: Answer, frames: int) -> None:
     await answer.send(COMPLETED)
 
 
-async def paced(answer: Answer, frames: int, rate: int) -> None:
+async def slow(answer: Answer, frames: int, distance_s: int) -> None:
+    await paced(answer, frames, 1 / distance_s)
+
+
+async def paced(answer: Answer, frames: int, rate: float) -> None:
     loop = asyncio.get_running_loop()
     # spread over a frame's distance, however the starts came: a burst would measure its queue
     begun = loop.time() + next(_phases) / rate
     for number in range(frames):
         await asyncio.sleep(max(0.0, begun + number / rate - loop.time()))
-        text = f"{time.time_ns()} {WORDS}"
+        text = f"{time.time_ns()} {WORDS} @n={number + 1} @t={time.time_ns()}"
         await answer.send(frame("RunContent", content=text, pad=PADDING))
     await answer.send(COMPLETED)
 
@@ -118,6 +123,7 @@ async def approval(answer: Answer, frames: int, rate: int) -> None:
 MODES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "burst": burst,
     "paced": paced,
+    "slow": slow,
     "large": large,
     "bytes": single_bytes,
     "comments": comments,

@@ -1,6 +1,6 @@
 """The peer: what one writes without Penstock. httpx stream in, StreamingResponse out.
 
-`python plain_proxy.py PORT UPSTREAM`
+`python plain_proxy.py PORT UPSTREAM`; a path of the proxy is the same path of the upstream.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=Non
 async def proxy(request: Request) -> StreamingResponse:
     """One shared client, the body passed on as it comes."""
     body = await request.body()
+    url = f"{sys.argv[2]}{request.url.path}"
 
     async def stream() -> AsyncIterator[bytes]:
-        async with client.stream("POST", sys.argv[2], content=body) as upstream:
+        async with client.stream("POST", url, content=body) as upstream:
             async for chunk in upstream.aiter_bytes():
                 yield chunk
 
@@ -31,6 +32,6 @@ async def proxy(request: Request) -> StreamingResponse:
 
 
 if __name__ == "__main__":
-    app = Starlette(routes=[Route("/", proxy, methods=["POST"])])
+    app = Starlette(routes=[Route("/{path:path}", proxy, methods=["POST"])])
     print("ready", flush=True)
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")

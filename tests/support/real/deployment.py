@@ -69,6 +69,7 @@ class Deployment:
     config: Path
     nats_url: str
     environment: Mapping[str, str]
+    python: str = sys.executable  # with the code of the services
     instances: list[Instance] = field(default_factory=list)
     http: httpx.AsyncClient = field(
         default_factory=lambda: httpx.AsyncClient(timeout=httpx.Timeout(30, read=60))
@@ -100,7 +101,7 @@ class Deployment:
         number = len(self.instances)
         process = servers.start(
             f"{service} {number}",
-            [*before, sys.executable, "-m", f"penstock_{service}"],
+            [*before, self.python, "-m", f"penstock_{service}"],
             log=self.folder / f"{service}-{number}.log",
             owner_pid=os.getpid(),
             env={

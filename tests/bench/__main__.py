@@ -1,0 +1,87 @@
+"""`python -m bench [PIECE[.WORKLOAD]…]`: measure, and print a table. `--help` lists the options."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from bench import machine
+from bench.pieces import PIECES
+from bench.results import Results, markdown
+from bench.session import Options, Session
+from support.drive.repository import ROOT
+from support.real.nats import write_passwords
+
+ROUNDS, LONG_ROUNDS = 3, 7
+OUT = ROOT / ".penstock/bench"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench ARGS=…", description=__doc__)
+    parser.add_argument("pieces", nargs="*", help=f"of {', '.join(PIECES)}; or e.g. edge.w3")
+    parser.add_argument("--rounds", type=int, help=f"of each workload ({ROUNDS})")
+    parser.add_argument("--long", action="store_true", help="all sizes, more rounds")
+    parser.add_argument("--systems", nargs="+", default=[], help="measure these only")
+    parser.add_argument(
+        "--code",
+        nargs="+",
+        default=[],
+        metavar="NAME=PYTHON",
+        help="another version of Penstock beside this one, e.g. before=../before/.venv/bin/python",
+    )
+    parser.add_argument("--out", type=Path, help="the file of the results")
+    return parser.parse_args()
+
+
+def _asked(names: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Each piece that is asked for, with its workloads: none means all."""
+    found: dict[str, set[str]] = {}
+    for name in names or PIECES:
+        piece, _, workload = name.partition(".")
+        if piece not in PIECES:
+            raise SystemExit(f"no piece {piece!r}: there are {', '.join(PIECES)}")
+        found.setdefault(piece, set()).update({workload} - {""})
+    return {piece: frozenset(workloads) for piece, workloads in found.items()}
+
+
+async def measure(arguments: argparse.Namespace, folder: Path) -> Results:
+    results = Results(machine.described())
+    rounds = arguments.rounds or int(os.environ.get("ROUNDS") or 0)
+    codes = dict(code.split("=", 1) for code in arguments.code)
+    for name, workloads in _asked(arguments.pieces).items():
+        print(f"{name}:", flush=True)
+        options = Options(
+            rounds=rounds or (LONG_ROUNDS if arguments.long else ROUNDS),
+            long=arguments.long,
+            systems=frozenset(arguments.systems),
+            codes=codes,
+            workloads=workloads,
+        )
+        await PIECES[name].run(Session(options, results, folder / name))
+    return results
+
+
+def main() -> None:
+    arguments = _arguments()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
+    os.environ.pop("PYTHONPATH", None)  # what is measured sees its own modules only
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        folder = Path(name)
+        os.environ["PENSTOCK_NATS_PASSWORDS"] = str(write_passwords(folder / "credentials"))
+        results = asyncio.run(measure(arguments, folder))
+    OUT.mkdir(parents=True, exist_ok=True)
+    out = arguments.out or OUT / time.strftime("%Y%m%d-%H%M%S.json")
+    out.write_text(results.dump())
+    leads = {name: (piece.lead, piece.compared) for name, piece in PIECES.items()}
+    print(f"\n{markdown(results, leads)}\nresults: {out}")
+
+
+if __name__ == "__main__":
+    main()

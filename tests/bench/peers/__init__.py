@@ -1,0 +1,18 @@
+"""The edges that are measured: Penstock's, at one or more versions, and its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Final
+
+from bench.peers import nchan, penstock
+from bench.peers.served import Served
+
+# What is compared with Penstock's edge.
+EDGES: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Served]]]] = {
+    "nchan": nchan.edge,
+}
+
+__all__ = ["EDGES", "nchan", "penstock"]

@@ -1,0 +1,97 @@
+"""Penstock's edge: JWT, access by run, dialects, resume, and events from JetStream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from bench.peers.served import Served
+from bench.publisher import Plan
+from support.drive.bus import make_streams
+from support.fakes.issuer import SECRET, token
+from support.real.deployment import Deployment
+from support.real.nats import NatsServer
+from support.real.processes import pid_of
+
+USER = "alice"
+DAY_S = 86_400
+# One user stands for all clients, so that nothing of the product but its limits is turned off.
+SETTINGS: Final = {
+    "auth_jwt_secret": SECRET,
+    "auth_max_connections_per_user": 0,
+    "auth_max_streams_per_user": 0,
+    "auth_max_requests_per_s": 0,
+    "max_open_runs_per_user": 0,
+    "max_queued_runs_per_user": 0,
+    "log_level": "warning",
+}
+
+
+def bearer() -> dict[str, str]:
+    """The headers of a user's request."""
+    return {"Authorization": f"Bearer {token(sub=USER, exp=int(time.time()) + DAY_S)}"}
+
+
+def path(run_id: str, dialect: str) -> str:
+    """The path of a run's stream."""
+    return f"/v1/runs/{run_id}/events?dialect={dialect}"
+
+
+@asynccontextmanager
+async def broker(folder: Path) -> AsyncIterator[NatsServer]:
+    """A nats-server with JetStream and the streams of Penstock."""
+    nats = NatsServer(folder / "nats", name=f"{folder.name} nats")
+    nats.start()
+    try:
+        await make_streams(nats.url)
+        yield nats
+    finally:
+        await asyncio.to_thread(nats.remove)
+
+
+@asynccontextmanager
+async def services(
+    nats: NatsServer,
+    folder: Path,
+    names: Sequence[str],
+    python: str = sys.executable,
+    agents: Sequence[Mapping[str, str]] = (),
+    **settings: object,
+) -> AsyncIterator[Deployment]:
+    """One process for each of the names, which may be there more than once, of `python`'s code."""
+    config = folder / "penstock.yaml"
+    config.write_text(json.dumps({"agents": list(agents)}))
+    environment = {
+        f"PENSTOCK_{name.upper()}": str(value) for name, value in {**SETTINGS, **settings}.items()
+    }
+    penstock = Deployment(folder, config, nats.url, environment, python)
+    try:
+        for name in names:
+            await penstock.start(name)
+        yield penstock
+    finally:
+        await penstock.stop()
+
+
+@asynccontextmanager
+async def edge(folder: Path, python: str = sys.executable) -> AsyncIterator[Served]:
+    """An edge of the code that `python` has, with a broker of its own."""
+    async with broker(folder) as nats, services(nats, folder, ["edge"], python) as penstock:
+        [instance] = penstock.of("edge")
+        yield Served(
+            url=instance.url,
+            pids=[pid_of(instance.process)],
+            path=path,
+            replay_path=path,
+            plan=Plan("nats", nats.url, 0, 0.0, USER),
+            headers=bearer(),
+            broker_pids=[nats.pid],
+            python=python,
+            dialects=frozenset({"canonical", "agui", "unified"}),
+        )

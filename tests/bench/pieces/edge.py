@@ -1,0 +1,157 @@
+"""What an edge costs for each event that it delivers, and for each connection that it holds.
+
+W1: one run with many clients. W2: many runs, seldom an event. W3: many events of each run. W4:
+clients to whom nothing is sent. W5: clients that read a run from its start.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bench.load import Clients, Publishing, Seen, Window, measure, publishing
+from bench.peers.served import NotHere, Served
+from bench.session import Fleet, Session
+
+NAME: Final = "edge"
+LEAD: Final = "us_per_event"
+COMPARED: Final = ("nchan", "naive")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Runs, their clients, and their events a second."""
+
+    runs: int
+    clients: int
+    rate: float
+    dialect: str = "canonical"
+
+
+FOLLOWED: Final = {
+    "w1": Workload(1, 1000, 50),
+    "w1-100": Workload(1, 1000, 100),
+    "w1-200": Workload(1, 1000, 200),
+    "w2": Workload(1000, 1000, 10),
+    "w3": Workload(100, 100, 100),
+    "w3-10": Workload(100, 100, 10),
+    "w3-agui": Workload(100, 100, 50, "agui"),
+    "w3-unified": Workload(100, 100, 50, "unified"),
+}
+IDLE: Final = {"w4": Workload(10, 10_000, 0), "w4-each": Workload(10_000, 10_000, 0)}
+REPLAYED: Final = {"w5-cold": Workload(1, 1000, 0), "w5-warm": Workload(1, 1000, 0)}
+REPLAY: Final = 1000  # events
+
+
+async def run(session: Session) -> None:
+    """Measure what is asked for."""
+    async with Fleet(session) as fleet:
+        for _ in range(session.options.rounds):
+            for name, workload in FOLLOWED.items():
+                if session.wants(name):
+                    for system in fleet.names:
+                        await _followed(session, fleet, name, workload, system)
+    async with Fleet(session) as fleet:
+        for _ in range(session.options.rounds):
+            for name, workload in {**IDLE, **REPLAYED}.items():
+                if session.wants(name):
+                    for system in fleet.names:
+                        await _fresh(session, fleet, name, workload, system)
+
+
+def _clients(served: Served, workload: Workload, runs: list[str]) -> Clients:
+    paths = [served.path(run_id, workload.dialect) for run_id in runs]
+    return Clients(served.url, paths, workload.clients, served.headers)
+
+
+def _watched(served: Served) -> dict[str, list[int]]:
+    return {"edge": list(served.pids), "broker": list(served.broker_pids)}
+
+
+def _figures(seen: Seen, behind_ms: float = 0.0) -> dict[str, float]:
+    found = {
+        "us_per_event": seen.us_per_event("edge"),
+        "events_per_s": seen.events / seen.window_s,
+        "p50_ms": seen.p50_ms,
+        "p99_ms": seen.p99_ms,
+        "events_per_read": seen.events_per_read,
+    }
+    if seen.cpu_s["broker"]:
+        found["broker_us_per_event"] = seen.us_per_event("broker")
+    if behind_ms > 500:
+        found["publisher_behind_ms"] = behind_ms
+    return found | seen.faults()
+
+
+async def _followed(
+    session: Session, fleet: Fleet, name: str, workload: Workload, system: str
+) -> None:
+    served = await fleet.get(system)
+    if served is None or workload.dialect not in served.dialects:
+        return
+    plan = replace(served.plan, runs=workload.runs, rate=workload.rate)
+    async with publishing(plan, served.python) as published:
+        folder = session.new_folder("clients")
+        clients = _clients(served, workload, published.runs)
+        seen = await measure(clients, Window(), _watched(served), folder, published.begin)
+        await published.end()
+    session.add(NAME, name, system, **_figures(seen, published.behind_ms))
+
+
+async def _fresh(
+    session: Session, fleet: Fleet, name: str, workload: Workload, system: str
+) -> None:
+    """A workload for which the edge is started anew: memory and rings are as at its start."""
+    try:
+        async with AsyncExitStack() as stack:
+            served = await stack.enter_async_context(fleet.start(system))
+            plan = replace(served.plan, runs=workload.runs)
+            published = await stack.enter_async_context(publishing(plan, served.python))
+            if name in IDLE:
+                await _idle(session, name, workload, system, served, published)
+            else:
+                await _replayed(session, name, workload, system, served, published)
+    except NotHere as error:
+        session.skip(system, error)
+
+
+async def _idle(
+    session: Session,
+    name: str,
+    workload: Workload,
+    system: str,
+    served: Served,
+    published: Publishing,
+) -> None:
+    clients = _clients(served, workload, published.runs)
+    folder = session.new_folder("clients")
+    seen = await measure(clients, Window(3.0, 2.0), _watched(served), folder)
+    grown_kib = seen.rss_kib["edge"] - seen.rss_kib_first["edge"]
+    figures = {"kib_per_connection": grown_kib / seen.connected, "connections": seen.connected}
+    session.add(NAME, name, system, **figures, **seen.faults())
+
+
+async def _replayed(
+    session: Session,
+    name: str,
+    workload: Workload,
+    system: str,
+    served: Served,
+    published: Publishing,
+) -> None:
+    await published.publish(REPLAY - 1)
+    paths = [served.replay_path(run_id, workload.dialect) for run_id in published.runs]
+    clients = replace(_clients(served, workload, published.runs), paths=paths)
+    window = Window(stop_after=REPLAY)
+    if name == "w5-warm":
+        one = replace(clients, connections=1)
+        await measure(one, window, {}, session.new_folder("clients"))
+    seen = await measure(clients, window, _watched(served), session.new_folder("clients"))
+    figures = {
+        "us_per_event": seen.us_per_event("edge"),
+        "events_per_s": seen.events / seen.window_s,
+    }
+    if seen.events < workload.clients * REPLAY:
+        figures["missing"] = workload.clients * REPLAY - seen.events
+    session.add(NAME, name, system, **figures, **seen.faults())

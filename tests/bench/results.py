@@ -1,0 +1,142 @@
+"""What was measured: samples by piece, workload, system and round, and the table of them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement. A figure's name ends in its unit, e.g. `us_per_event`."""
+
+    piece: str
+    workload: str
+    system: str
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The median of a figure's rounds, with the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+@dataclass
+class Results:
+    """The samples of one or more sessions, and where they were taken."""
+
+    machine: dict[str, str]
+    samples: list[Sample] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def add(self, sample: Sample) -> None:
+        self.samples.append(sample)
+
+    def rows(self, piece: str) -> list[tuple[str, str]]:
+        """The workloads and systems of a piece, in the order of their first samples."""
+        return list(dict.fromkeys((s.workload, s.system) for s in self.samples if s.piece == piece))
+
+    def pieces(self) -> list[str]:
+        """The pieces that have samples."""
+        return list(dict.fromkeys(s.piece for s in self.samples))
+
+    def value(self, piece: str, workload: str, system: str, figure: str) -> Value | None:
+        """A figure over all rounds; None if it was not measured."""
+        found = [
+            s.figures[figure]
+            for s in self.samples
+            if (s.piece, s.workload, s.system) == (piece, workload, system) and figure in s.figures
+        ]
+        return Value(median(found), min(found), max(found), len(found)) if found else None
+
+    def figures(self, piece: str) -> list[str]:
+        """The names of the figures of a piece, in their first order."""
+        return list(dict.fromkeys(n for s in self.samples if s.piece == piece for n in s.figures))
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+
+def load(path: Path) -> Results:
+    """Read what `dump` wrote. Raises OSError, ValueError, TypeError."""
+    stored: dict[str, Any] = json.loads(path.read_text())
+    samples = [Sample(**sample) for sample in stored["samples"]]
+    return Results(stored["machine"], samples, stored["skipped"])
+
+
+def merged(results: Sequence[Results]) -> Results:
+    """One table of several sessions; the machine of the last one is shown."""
+    whole = Results(results[-1].machine)
+    for each in results:
+        whole.samples.extend(each.samples)
+        whole.skipped.update(each.skipped)
+    return whole
+
+
+def markdown(results: Results, leads: Mapping[str, tuple[str, Sequence[str]]]) -> str:
+    """The table of each piece.
+
+    `leads`: a piece's most important figure, and the systems to which it is compared.
+    """
+    parts = [_table(results, piece, *leads.get(piece, ("", ()))) for piece in results.pieces()]
+    machine = "; ".join(f"{name}: {value}" for name, value in results.machine.items())
+    skipped = "".join(f"\nSkipped: {name} ({why})." for name, why in results.skipped.items())
+    return f"{machine}.{skipped}\n\n" + "\n".join(parts)
+
+
+def _table(results: Results, piece: str, lead: str, peers: Sequence[str]) -> str:
+    figures = results.figures(piece)
+    compared = [peer for peer in peers if any(s == peer for _, s in results.rows(piece))]
+    heads = ["workload", "system", *(_heading(name) for name in figures)]
+    heads += [f"÷ {peer}" for peer in compared]
+    lines = [f"### {piece}", "", _row(heads), _row(["---", "---", *["---:"] * (len(heads) - 2)])]
+    for workload, system in results.rows(piece):
+        cells = [_cell(results.value(piece, workload, system, name)) for name in figures]
+        for peer in compared:
+            ratio = ratio_of(results, piece, workload, system, peer, lead)
+            cells.append("" if ratio is None or system == peer else f"{ratio:.2f}")
+        lines.append(_row([workload, system, *cells]))
+    return "\n".join([*lines, ""])
+
+
+def ratio_of(
+    results: Results, piece: str, workload: str, system: str, peer: str, figure: str
+) -> float | None:
+    """A system's figure as a multiple of a peer's, by their medians."""
+    ours = results.value(piece, workload, system, figure)
+    theirs = results.value(piece, workload, peer, figure)
+    return ours.median / theirs.median if ours and theirs and theirs.median else None
+
+
+_UNITS = {"us": "µs", "ms": "ms", "s": "s", "kib": "KiB", "mib": "MiB"}
+
+
+def _heading(name: str) -> str:
+    return " ".join(_UNITS.get(word, word) for word in name.split("_"))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(value: Value | None) -> str:
+    if value is None:
+        return ""
+    if value.low == value.high:
+        return _number(value.median)
+    return f"{_number(value.median)} ({_number(value.low)} to {_number(value.high)})"
+
+
+def _number(value: float) -> str:
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

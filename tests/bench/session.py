@@ -1,0 +1,118 @@
+"""One session of measurements: its options, the systems that are up, and what it has found."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from bench import peers
+from bench.peers.served import NotHere, Served
+from bench.results import Results, Sample
+
+OURS = "penstock"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    rounds: int
+    long: bool
+    systems: frozenset[str]  # empty: all
+    codes: dict[str, str]  # name and interpreter of other versions of Penstock
+    workloads: frozenset[str]  # empty: all of the piece
+
+
+@dataclass
+class Session:
+    """What a piece is given."""
+
+    options: Options
+    results: Results
+    folder: Path
+    _folders: int = field(default=0)
+
+    def codes(self) -> dict[str, str]:
+        """The versions of Penstock that are measured: name to interpreter."""
+        every = {OURS: sys.executable, **self.options.codes}
+        return {name: python for name, python in every.items() if self.takes(name)}
+
+    def takes(self, system: str) -> bool:
+        """Whether this system is asked for."""
+        return not self.options.systems or system in self.options.systems
+
+    def wants(self, workload: str) -> bool:
+        """Whether this workload is asked for."""
+        return not self.options.workloads or workload in self.options.workloads
+
+    def new_folder(self, name: str) -> Path:
+        """An empty folder."""
+        self._folders += 1
+        made = self.folder / f"{self._folders}-{name}"
+        made.mkdir(parents=True)
+        return made
+
+    def add(self, piece: str, workload: str, system: str, **figures: float) -> None:
+        """Keep the figures of one round, and print them."""
+        self.results.add(Sample(piece, workload, system, figures))
+        shown = "  ".join(f"{name} {value:,.2f}" for name, value in figures.items())
+        print(f"  {piece}.{workload:14} {system:10} {shown}", flush=True)
+
+    def skip(self, system: str, error: NotHere) -> None:
+        """Say that a peer is not measured."""
+        if system not in self.results.skipped:
+            print(f"  skipped: {system}: {error}", flush=True)
+        self.results.skipped[system] = str(error)
+
+
+Start = Callable[[Path], AbstractAsyncContextManager[Served]]
+
+
+def edges(session: Session) -> dict[str, Start]:
+    """The edges to be measured, by name."""
+    ours: dict[str, Start] = {
+        name: partial(peers.penstock.edge, python=python)
+        for name, python in session.codes().items()
+    }
+    return ours | {name: start for name, start in peers.EDGES.items() if session.takes(name)}
+
+
+class Fleet:
+    """Edges that are started when they are first asked for, and then stay up."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._starts = edges(session)
+        self._up: dict[str, Served] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Fleet:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self._starts)
+
+    async def get(self, name: str) -> Served | None:
+        """The edge; None if it is not on this machine."""
+        if name not in self._starts:
+            return None
+        if name not in self._up:
+            try:
+                self._up[name] = await self._stack.enter_async_context(self.start(name))
+            except NotHere as error:
+                self._session.skip(name, error)
+                del self._starts[name]
+                return None
+        return self._up[name]
+
+    def start(self, name: str) -> AbstractAsyncContextManager[Served]:
+        """One more, of its own. Entering it raises NotHere."""
+        return self._starts[name](self._session.new_folder(name))
