@@ -279,6 +279,18 @@ def test_another_dialect_is_shown_as_it_comes(penstock: Invoke, api: PenstockApi
     assert json_lines(penstock("events", RUN_ID, "--dialect", "unified", "--json")) == api.events
 
 
+def test_a_list_is_read_page_after_page_up_to_the_limit(penstock: Invoke, api: PenstockApi) -> None:
+    api.most = 3
+    api.more_runs = [api.record | {"run_id": f"0197{RUN_ID[4:-2]}{n:02}"} for n in range(9, 0, -1)]
+    newest = [api.record, *api.more_runs]
+    shown = penstock("runs", "--json", "--limit", "8")
+    assert json_lines(shown) == newest[:8]
+    assert "--limit" in shown.stderr
+    shown = penstock("runs", "--json", "--limit", "20")
+    assert json_lines(shown) == newest
+    assert shown.stderr == ""
+
+
 def test_lists_are_tables_for_people_and_lines_for_scripts(
     penstock: Invoke, api: PenstockApi
 ) -> None:

@@ -18,6 +18,7 @@ from penstock.web.auth import Identity, act_as, check_owner, identity_of
 from penstock.web.bodies import read_model
 from penstock.web.leaving import while_there
 from penstock.web.operation import (
+    NULLABLE,
     OBJECT,
     Operation,
     Parameter,
@@ -30,6 +31,7 @@ from penstock.web.operation import (
 from penstock.web.problems import Problem, invalid
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_approvals.decisions import Approvals
+from penstock_approvals.listing import Page, Place
 from penstock_approvals.records import UnreadableRecord
 
 log = logging.getLogger(__name__)
@@ -81,7 +83,8 @@ class Query(BaseModel):
     run_id: str | None = Field(None, description="Only approvals of this run")
     agent: str | None = Field(None, description="Only approvals of this agent")
     session_id: str | None = Field(None, description="Only approvals of this session")
-    limit: int = Field(100, ge=1, le=1000, description="How many approvals at most")
+    limit: int = Field(100, ge=1, le=1000, description="How many approvals a page has at most")
+    after: str | None = Field(None, max_length=1000, description="`next` of the page before")
 
 
 _ID = in_path("approval_id", "The approval's id, from approval.requested")
@@ -104,31 +107,24 @@ class Api:
         _operation(
             method="GET",
             path="/v1/approvals",
-            summary="The caller's approvals, the newest first",
-            answers={200: json("The approvals", an_object(approvals=a_list(OBJECT)))},
+            summary="The caller's approvals: pending ones with a deadline first, then the newest",
+            answers={200: json("A page", an_object(approvals=a_list(OBJECT), next=NULLABLE))},
             scopes=("read",),
             parameters=_FILTERS,
         )
     )
     async def index(self, request: Request) -> Response | None:
-        """Return the approvals that the caller may see and that the query selects."""
+        """Return a page of the approvals that the caller may see and that the query selects."""
         who = identity_of(request)
         try:
             query = Query.model_validate(dict(request.query_params))
         except ValidationError as error:
             raise invalid(error) from error
-        wanted = query.model_dump(exclude={"limit"}, exclude_none=True)
-        records = await while_there(request.receive, self._read_all(who))
-        if records is None:
+        page = await while_there(request.receive, self._page(who, query))
+        if page is None:
             return None
-        found = [
-            record
-            for record in records
-            if who.sees(record.user_id)
-            and all(getattr(record, name) == value for name, value in wanted.items())
-        ]
-        page = [record.model_dump(exclude_none=True) for record in found[: query.limit]]
-        return _json({"approvals": page})
+        shown = [record.model_dump(exclude_none=True) for record in page.approvals]
+        return _json({"approvals": shown, "next": page.next})
 
     @serves(
         _operation(
@@ -169,9 +165,18 @@ class Api:
             raise Problem(reply.status, reply.detail)
         return _json(reply.approval)
 
-    async def _read_all(self, who: Identity) -> list[ApprovalRecord]:
+    async def _page(self, who: Identity, query: Query) -> Page:
+        """Read a page. Raises Problem 422 for a cursor that no page had."""
+        wanted = query.model_dump(exclude={"limit", "after"}, exclude_none=True)
+        try:
+            after = Place.parse(query.after) if query.after is not None else None
+        except ValueError as error:
+            text = "after: must be `next` of an earlier page; leave it out for the first page"
+            raise Problem(422, text) from error
         async with self._turns.of(who.user_id):
-            return await _asked(self._approvals.all())
+            return await _asked(
+                self._approvals.list.page(who.owners, who.sees, wanted, after, query.limit)
+            )
 
     async def _found(self, request: Request) -> ApprovalRecord:
         """Return the approval of the path. Raises Problem 404, also for another user's approval."""

@@ -28,6 +28,7 @@ from penstock.bus.write import objects
 from penstock.bus.write.fence import tail
 from penstock.events import TERMINAL
 from penstock_approvals.announcements import Announcements
+from penstock_approvals.listing import ApprovalList
 from penstock_approvals.outbox import Outbox
 from penstock_approvals.records import ApprovalRecords, Held
 from penstock_approvals.rules import Unfit, check, outcome
@@ -43,6 +44,7 @@ class Approvals:
         self._records = ApprovalRecords(bus)
         self._announcements = Announcements(bus, pod)
         self._outbox = Outbox(bus, self._records, self._announcements)
+        self.list = ApprovalList(bus, self._records)
 
     async def on_event(self, stored: Stored) -> None:
         """Handle an approval.requested, or the terminal event of a run. A repeat changes nothing.

@@ -59,6 +59,10 @@ class ApprovalRecords:
         held = await self.find(approval_id)
         return held.record if held is not None else None
 
+    async def of(self, entry: Entry) -> ApprovalRecord:
+        """Return the record of an entry that was read. Raises what `find` raises."""
+        return (await self._held(entry)).record
+
     async def all(self) -> list[ApprovalRecord]:
         """Return every record, the newest first. Unreadable records are logged and left out."""
         records = []

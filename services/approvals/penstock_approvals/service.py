@@ -55,6 +55,7 @@ class ApprovalsService(Service):
         self._listening = await self.bus.subscribe("decide.*", self._on_decide, self.name)
         self.spawn("outbox", self._sweep)
         self.spawn("shards", self._take_from_all)
+        self.spawn("list", self._approvals.list.index.run)
         self.spawn("replays", self.replays(self._on_event).run)
 
     async def _take_from_all(self) -> None:
@@ -83,7 +84,7 @@ class ApprovalsService(Service):
         await self.cancel("shards", *self._requests, "replays")
         if self._sending:
             await asyncio.wait(self._sending, timeout=self._settings.drain_s)
-        await self.cancel("outbox")
+        await self.cancel("outbox", "list")
 
     async def _on_event(self, stored: Stored) -> None:
         try:

@@ -83,6 +83,8 @@ class PenstockApi:
             "message": "hi",
         }
         self.agents: list[dict[str, Any]] = []
+        self.more_runs: list[dict[str, Any]] = []  # older than `record`, the newest first
+        self.most = 1000  # entries of a page
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.cursors: list[str | None] = []
         self.authorizations: set[str | None] = set()
@@ -152,7 +154,13 @@ class PenstockApi:
         return JSONResponse(self.record, 202)
 
     async def _runs(self, request: Request) -> Response:
-        return JSONResponse({"runs": [self.record], "next": None})
+        limit, before = int(request.query_params["limit"]), request.query_params.get("before")
+        rest = [
+            run for run in (self.record, *self.more_runs) if not before or run["run_id"] < before
+        ]
+        page = rest[: min(limit, self.most)]
+        following = page[-1]["run_id"] if len(page) < len(rest) else None
+        return JSONResponse({"runs": page, "next": following})
 
     async def _run(self, request: Request) -> Response:
         return JSONResponse(self.record)
@@ -166,7 +174,7 @@ class PenstockApi:
         return JSONResponse({"agents": self.agents})
 
     async def _approvals(self, request: Request) -> Response:
-        return JSONResponse({"approvals": [self.approval]})
+        return JSONResponse({"approvals": [self.approval], "next": None})
 
     async def _approval(self, request: Request) -> Response:
         if self.trouble.approval_missing:

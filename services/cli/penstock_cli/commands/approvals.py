@@ -26,12 +26,13 @@ def list_approvals(
         str | None, typer.Option(help="pending, decided, withdrawn, expired, or all.")
     ] = "pending",
     run: Annotated[str | None, typer.Option(help="Approvals of this run only.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The largest number of approvals.")] = 100,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """List the approvals that wait for a decision."""
     with connected(url, as_json) as (api, output):
-        approvals.show_list(api, output, None if status == "all" else status, run)
+        approvals.show_list(api, output, None if status == "all" else status, run, limit)
 
 
 @app.command("show")

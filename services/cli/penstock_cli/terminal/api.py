@@ -26,6 +26,7 @@ GIVE_UP_S = 120.0
 CALL_GIVE_UP_S = 10.0
 _TRY_AGAIN = frozenset({502, 503, 504})
 CONFLICT = 409
+MAX_PAGE = 1000  # the most entries that the services put on a page
 _ADVICE = {
     401: ". Set PENSTOCK_TOKEN to a token for it; with its PENSTOCK_AUTH_JWT_SECRET in the "
     "environment, `penstock token` makes one for development",
@@ -86,9 +87,9 @@ class Api:
         """Return a run's record."""
         return self._call("GET", f"/v1/runs/{_segment(run_id)}")
 
-    def runs(self, **filters: object) -> dict[str, Any]:
-        """Return `{"runs": [...], "next": …}`, the newest run first."""
-        return self._call("GET", "/v1/runs", filters)
+    def runs(self, limit: int, **filters: object) -> tuple[list[dict[str, Any]], bool]:
+        """Return up to `limit` runs, the newest first, and whether there are more."""
+        return self._pages("/v1/runs", "runs", "before", limit, filters)
 
     def agents(self) -> dict[str, Any]:
         """Return `{"agents": [...]}`, the agents of the server's configuration."""
@@ -102,9 +103,9 @@ class Api:
         """Return an approval's record."""
         return self._call("GET", f"/v1/approvals/{_segment(approval_id)}")
 
-    def approvals(self, **filters: object) -> dict[str, Any]:
-        """Return `{"approvals": [...]}`."""
-        return self._call("GET", "/v1/approvals", filters)
+    def approvals(self, limit: int, **filters: object) -> tuple[list[dict[str, Any]], bool]:
+        """Return up to `limit` approvals, urgent ones first, and whether there are more."""
+        return self._pages("/v1/approvals", "approvals", "after", limit, filters)
 
     def decide(
         self, approval: Mapping[str, Any], items: Sequence[Mapping[str, Any]], note: str | None
@@ -171,6 +172,20 @@ class Api:
             for chunk in response.iter_bytes():
                 patience.renew()  # keep-alive comments count, too
                 yield from parser.feed(chunk)
+
+    def _pages(
+        self, path: str, name: str, cursor: str, limit: int, filters: Mapping[str, object]
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """Read pages of a list; `cursor` is the parameter that takes `next` of the page before."""
+        found: list[dict[str, Any]] = []
+        following: str | None = None
+        while True:
+            size = min(limit - len(found), MAX_PAGE)
+            page = self._call("GET", path, {**filters, "limit": size, cursor: following})
+            found += page[name]
+            following = page.get("next")
+            if following is None or len(found) >= limit:
+                return found, following is not None
 
     def _call(
         self,

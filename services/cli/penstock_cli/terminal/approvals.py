@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock_cli.terminal import render
 from penstock_cli.terminal.api import Api
-from penstock_cli.terminal.output import Output
+from penstock_cli.terminal.output import MORE, Output
 
 Record = Mapping[str, Any]
 Item = dict[str, Any]
@@ -18,9 +18,11 @@ _WANTS_VALUE = frozenset({"input", "external", "feedback", "selection", "credent
 _WORDS = {"y": "approve", "yes": "approve", "n": "reject", "no": "reject"}
 
 
-def show_list(api: Api, output: Output, status: str | None, run_id: str | None) -> None:
-    """Show the approvals with this status, of this run; None selects all."""
-    approvals = api.approvals(status=status, run_id=run_id)["approvals"]
+def show_list(api: Api, output: Output, status: str | None, run_id: str | None, limit: int) -> None:
+    """Show up to `limit` approvals with this status, of this run; None selects all."""
+    approvals, more = api.approvals(limit, status=status, run_id=run_id)
+    if more:
+        output.notice(MORE)
     if output.as_json:
         for approval in approvals:
             output.json_line(approval)

@@ -19,6 +19,8 @@ from rich.text import Text
 from penstock_cli.terminal.api import DEFAULT_URL
 from penstock_cli.terminal.render import Piece, short
 
+MORE = "there are more than these; show more with --limit"
+
 
 class Output:
     """The output of a command. With `as_json`, stdout has only JSON, one object per line."""

@@ -12,7 +12,7 @@ from penstock import sse
 from penstock_cli.terminal import render
 from penstock_cli.terminal.api import CONFLICT, Api, ApiError
 from penstock_cli.terminal.approvals import Item
-from penstock_cli.terminal.output import Output, command
+from penstock_cli.terminal.output import MORE, Output, command
 
 WAITS = 4  # the run waits for an approval that was not answered here
 INTERRUPTED = 130  # the exit code of shells for Ctrl-C
@@ -130,8 +130,10 @@ def show_frames(api: Api, output: Output, run_id: str, dialect: str, after: str 
 
 
 def show_list(api: Api, output: Output, status: str | None, agent: str | None, limit: int) -> None:
-    """Show runs, the newest first."""
-    runs = api.runs(status=status, agent=agent, limit=limit)["runs"]
+    """Show up to `limit` runs, the newest first."""
+    runs, more = api.runs(limit, status=status, agent=agent)
+    if more:
+        output.notice(MORE)
     if output.as_json:
         for run in runs:
             output.json_line(run)

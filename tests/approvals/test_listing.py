@@ -1,0 +1,330 @@
+"""Lists of approvals: urgent ones first, pages complete and disjoint while people decide."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Any
+
+import orjson
+import pytest
+import uuid_utils
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.bus import Bus, Entry
+from penstock.bus.state.bucket_index import Change
+from penstock_approvals import listing
+from penstock_approvals.listing import ApprovalList, Place
+from penstock_approvals.records import ApprovalRecords
+from support.drive.bus import connected
+from support.real.nats import NatsServer
+
+OLDEST = {  # the fields that the first release wrote
+    "run_id": "r",
+    "agent": "a",
+    "session_id": "s",
+    "leg": 1,
+    "digest": "d",
+    "items": [],
+    "updated_at": "2026-01-01T00:00:00.000Z",
+}
+
+
+@pytest.fixture
+async def bus(nats: NatsServer) -> AsyncIterator[Bus]:
+    async with connected(nats.url) as bus:
+        yield bus
+
+
+@pytest.fixture
+def approvals(bus: Bus) -> ApprovalList:
+    return ApprovalList(bus, ApprovalRecords(bus))
+
+
+def owner() -> str:
+    return f"user-{uuid_utils.uuid7()}"
+
+
+def at(second: int) -> str:
+    return f"2026-01-01T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}.000Z"
+
+
+def document(user_id: str, approval_id: str, requested: int, **fields: Any) -> bytes:
+    record = {**OLDEST, "approval_id": approval_id, "user_id": user_id}
+    return orjson.dumps({**record, "requested_at": at(requested), **fields})
+
+
+async def put(bus: Bus, user_id: str, requested: int, approval_id: str = "", **fields: Any) -> str:
+    approval_id = approval_id or str(uuid_utils.uuid4())
+    value = document(user_id, approval_id, requested, **fields)
+    await bus.bucket("approvals").put(approval_id, value)
+    return approval_id
+
+
+async def pages(
+    approvals: ApprovalList, owners: Collection[str] | None, limit: int, **wanted: str
+) -> list[list[str]]:
+    """The ids of all pages, one page after another."""
+    found: list[list[str]] = []
+    after: Place | None = None
+    while True:
+        page = await approvals.page(
+            owners, lambda user: owners is None or user in owners, wanted, after, limit
+        )
+        found.append([record.approval_id for record in page.approvals])
+        if page.next is None:
+            return found
+        after = Place.parse(page.next)
+
+
+def flat(pages: list[list[str]]) -> list[str]:
+    return [approval_id for page in pages for approval_id in page]
+
+
+async def test_pending_approvals_with_a_deadline_come_first_and_all_others_the_newest_first(
+    bus: Bus, approvals: ApprovalList
+) -> None:
+    user = owner()
+    late = await put(bus, user, 1, expires_at=at(900))
+    soon = await put(bus, user, 2, expires_at=at(300))
+    decided = await put(bus, user, 3, status="decided", expires_at=at(200))
+    old, new = await put(bus, user, 4), await put(bus, user, 5)
+    everything = [soon, late, new, old, decided]
+    assert await pages(approvals, {user}, 10) == [everything]
+    for limit in (1, 2, 3):
+        assert flat(await pages(approvals, {user}, limit)) == everything
+    assert await pages(approvals, {user}, 10, status="pending") == [[soon, late, new, old]]
+    assert await pages(approvals, {user}, 10, status="decided") == [[decided]]
+
+
+class Memory:
+    """An index over values in memory, in which the clock is the number of writes."""
+
+    def __init__(self, list_: ApprovalList) -> None:
+        self._rows = list_.rows
+        self._values: dict[str, Entry] = {}
+        self._sequence = 0
+
+    def put(self, key: str, value: bytes) -> None:
+        self._sequence += 1
+        stored_at = f"2026-01-01T00:00:00.{self._sequence:09}Z"
+        self._values[key] = Entry(key, value, self._sequence)
+        self._rows.put([Change(key, value, self._sequence, stored_at)])
+
+    async def caught_up(self) -> None:
+        """The rows are always right."""
+
+    async def values(self, keys: Sequence[str]) -> dict[str, Entry]:
+        return {key: self._values[key] for key in keys if key in self._values}
+
+
+class NoBus:
+    """Only `ApprovalRecords.of` is used, which reads small records from the entry itself."""
+
+    class Continuity:
+        def on_loss(self, _: object) -> None:
+            """There are no losses."""
+
+    continuity = Continuity()
+
+    def bucket(self, _: str) -> None:
+        """There are no buckets."""
+
+
+_DEADLINES = st.one_of(st.none(), st.integers(0, 50))
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("request"), st.integers(0, 50), _DEADLINES),
+        st.tuples(st.sampled_from(["decided", "withdrawn", "expired"]), st.integers(0, 20)),
+    ),
+    max_size=4,
+)
+
+
+@given(
+    given_=st.lists(st.tuples(st.integers(0, 50), _DEADLINES, st.booleans()), max_size=12),
+    between=st.lists(_STEPS, max_size=12),
+    limit=st.integers(1, 5),
+    rows_at_once=st.sampled_from([1, 3, 1000]),
+)
+@settings(max_examples=150, deadline=None)
+def test_each_approval_is_on_one_page_whatever_happens_between_two_pages(
+    given_: list[tuple[int, int | None, bool]],
+    between: list[list[tuple[Any, ...]]],
+    limit: int,
+    rows_at_once: int,
+) -> None:
+    bus: Any = NoBus()
+    approvals = ApprovalList(bus, ApprovalRecords(bus))
+    memory: Any = Memory(approvals)
+    approvals.index = memory
+    made: list[dict[str, Any]] = []
+
+    def write(record: dict[str, Any]) -> None:
+        fields = {name: value for name, value in record.items() if value is not None}
+        memory.put(record["approval_id"], document("u", **fields))
+
+    def request(requested: int, deadline: int | None, status: str = "pending") -> None:
+        expires_at = None if deadline is None else at(deadline)
+        made.append(
+            {
+                "approval_id": f"id-{len(made)}",
+                "requested": requested,
+                "status": status,
+                "expires_at": expires_at,
+            }
+        )
+        write(made[-1])
+
+    async def read() -> list[str]:
+        steps = iter(between)
+        found: list[str] = []
+        after: Place | None = None
+        while True:
+            page = await approvals.page({"u"}, "u".__eq__, {}, after, limit)
+            found += [record.approval_id for record in page.approvals]
+            if page.next is None:
+                return found
+            after = Place.parse(page.next)
+            for kind, *rest in next(steps, ()):
+                if kind == "request":
+                    request(*rest)
+                elif made:
+                    record = made[rest[0] % len(made)]
+                    record["status"] = kind
+                    write(record)
+
+    for requested, deadline, decided in given_:
+        request(requested, deadline, "decided" if decided else "pending")
+    existing = [record["approval_id"] for record in made]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(listing, "SLICE", rows_at_once)
+        found = asyncio.run(read())
+    assert len(found) == len(set(found))
+    assert set(existing) <= set(found)
+
+
+async def test_pages_stay_complete_while_many_people_decide(
+    bus: Bus, approvals: ApprovalList
+) -> None:
+    user = owner()
+    made: dict[str, dict[str, Any]] = {}
+    for number in range(80):
+        fields: dict[str, Any] = {
+            "requested": number,
+            **({"expires_at": at(number % 7)} if number % 2 else {}),
+        }
+        made[await put(bus, user, **fields)] = fields
+    stop = asyncio.Event()
+
+    async def decides() -> None:
+        while not stop.is_set():
+            approval_id = random.choice(list(made))
+            fields = made[approval_id] | {"approval_id": approval_id, "status": "decided"}
+            await put(bus, user, **fields)
+            await put(bus, random.choice([user, owner()]), 50, expires_at=at(3))
+
+    deciding = [asyncio.create_task(decides()) for _ in range(3)]
+    try:
+        for limit in (1, 9, 40):
+            found = flat(await pages(approvals, {user}, limit))
+            assert len(found) == len(set(found))
+            assert set(made) <= set(found)
+    finally:
+        stop.set()
+        await asyncio.gather(*deciding)
+
+
+@pytest.mark.parametrize("rows_at_once", [3, 20_000])
+async def test_filters_find_all_that_fits_however_rare(
+    bus: Bus, approvals: ApprovalList, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "SLICE", rows_at_once)
+    user, other = owner(), owner()
+    rare: list[str] = []
+    for number in range(20):
+        fits = number in (0, 7, 19)
+        fields = {"agent": "b", "session_id": user, "run_id": user} if fits else {}
+        approval_id = await put(
+            bus, user, number, status="expired" if fits else "decided", **fields
+        )
+        rare += [approval_id] * fits
+        await put(bus, other, number, **fields)
+    rare.reverse()
+    for name, value in (
+        ("agent", "b"),
+        ("session_id", user),
+        ("run_id", user),
+        ("status", "expired"),
+    ):
+        assert await pages(approvals, {user}, 2, **{name: value}) == [rare[:2], rare[2:]]
+    assert await pages(approvals, {user}, 9, run_id=user, status="decided") == [[]]
+    of_all = await pages(approvals, None, 1000, run_id=user, status="expired")
+    assert of_all == [rare]
+    assert len(flat(await pages(approvals, {user, other}, 7))) == 40
+
+
+async def test_a_cursor_of_another_user_shows_nothing_of_that_user(
+    bus: Bus, approvals: ApprovalList
+) -> None:
+    alice, bob = owner(), owner()
+    for number in range(4):
+        await put(bus, alice, number, expires_at=at(number))
+    mine = [await put(bus, bob, number, expires_at=at(9)) for number in range(2)]
+    page = await approvals.page({alice}, alice.__eq__, {}, None, 2)
+    assert page.next is not None
+    stolen = await approvals.page({bob}, bob.__eq__, {}, Place.parse(page.next), 10)
+    assert [record.approval_id for record in stolen.approvals] == mine[::-1]
+
+
+async def test_broken_records_are_left_out_of_the_list(
+    bus: Bus, approvals: ApprovalList, caplog: pytest.LogCaptureFixture
+) -> None:
+    user = owner()
+    made = [await put(bus, user, number) for number in range(5)]
+    await bus.bucket("approvals").put(made[1], b"{")
+    await bus.bucket("approvals").put(made[2], b'{"user_id": 1}')
+    # This record has what the index needs, and lacks other fields.
+    broken = {"user_id": user, "requested_at": at(3)}
+    await bus.bucket("approvals").put(made[3], orjson.dumps(broken))
+    # This record's object is gone.
+    await bus.bucket("approvals").put(made[0], b'{"penstock_object":"approval.gone"}')
+    assert await pages(approvals, {user}, 2) == [[made[4]]]
+    for approval_id in made[:4]:
+        assert approval_id in caplog.text
+
+
+async def test_a_deleted_approval_and_an_entry_of_the_outbox_are_not_listed(
+    bus: Bus, approvals: ApprovalList
+) -> None:
+    user = owner()
+    made = [await put(bus, user, number) for number in range(3)]
+    await bus.bucket("approvals").put(f"outbox.{made[0]}", b"1")
+    await approvals.index.caught_up()
+    await bus.bucket("approvals").delete(made[1])
+    await bus.api("STREAM.PURGE.KV_approvals", {"filter": f"$KV.approvals.{made[2]}"})
+    assert await pages(approvals, {user}, 2) == [[made[0]]]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "W10", "WzEsMl0", "bnVsbA", "WzEsMiwzLDQsNV0", "é", "WzEsMSwxLDEsMV0"]
+)
+def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a cursor"):
+        Place.parse(text)
+
+
+@given(
+    place=st.builds(
+        Place,
+        st.integers(0, 2**62),
+        st.booleans(),
+        st.integers(-(2**62), 2**62),
+        st.integers(-(2**62), 2**62),
+        st.text(max_size=40),
+    )
+)
+def test_a_cursor_is_read_as_it_was_written(place: Place) -> None:
+    assert Place.parse(place.cursor()) == place
