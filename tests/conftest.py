@@ -85,9 +85,13 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if _is_worker() else base
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """A nats-server with JetStream, one per worker. Do not stop it: see `fresh_nats`."""
+    """A nats-server with JetStream, one per module. Do not stop it: see `fresh_nats`.
+
+    One server for all modules would keep the unfinished runs of every earlier test. The services
+    of the later tests would look after these runs, and their tests took up to ten times as long.
+    """
     server = NatsServer(tmp_path_factory.mktemp("nats"))
     server.start()
     yield server
