@@ -8,8 +8,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
-import httpx
-
 from penstock import telemetry
 from penstock.bus import BusError, Lease, Peers, Reader, Stored, WorkQueue, streams
 from penstock.bus.state.leases import keep
@@ -17,13 +15,13 @@ from penstock.bus.subjects import run_id_of
 from penstock.service import Context, Service
 from penstock.settings import Settings
 from penstock_connector.commands.handlers import Commands, retried
+from penstock_connector.http.transport import new_client
 from penstock_connector.settings import ConnectorSettings
 from penstock_connector.state.decided import NotDecided
 from penstock_connector.state.retries import with_retries
 
 log = logging.getLogger(__name__)
 
-KEEPALIVE_S = 1.0  # how long an idle connection to an agent server is kept
 AT_ONCE = 64  # commands of one kind that are handled side by side
 # A connector counts as dead when nobody has answered for it for 2 s in all. A wrong guess loses the
 # runs whose server offers no way to reattach. A connection that was cut is restored after 0.1 to
@@ -43,15 +41,7 @@ class ConnectorService(Service):
         super().__init__(context)
         assert isinstance(context.settings, ConnectorSettings)
         self._settings = context.settings
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(
-                None, connect=self._settings.connect_timeout_s, write=60.0, pool=None
-            ),
-            # A server may close an idle connection at the very moment of a request on it. Then
-            # nobody knows whether the run has begun, so no connection is used after 1 s idle.
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S),
-            follow_redirects=False,
-        )
+        self._client = new_client(self._settings.connect_timeout_s)
         self._peers = Peers(
             self.bus,
             "pod.",

@@ -19,6 +19,8 @@ from support.real.upstreams import Upstream
 
 pytestmark = pytest.mark.real
 
+# Connections before the one that runs: of the requests for the version and for the session.
+BEFORE = [10_000_000] * 2
 ABORTED = "{'error': 'Invocation was aborted by client.'}"
 
 
@@ -75,7 +77,7 @@ async def test_what_is_said_again_is_another_attempt(
     nats_server: NatsServer, adk_server: Upstream
 ) -> None:
     async with (
-        cutter(adk_server.url, [4000]) as proxy,
+        cutter(adk_server.url, [*BEFORE, 4000]) as proxy,
         pipeline(nats_server.url, config(proxy.url)) as penstock,
     ):
         run_id = await penstock.start_run("again", "slow 12 50")
@@ -97,7 +99,7 @@ async def test_an_app_that_is_not_called_resumable_is_not_gone_on_with(
     nats_server: NatsServer, adk_server: Upstream
 ) -> None:
     async with (
-        cutter(adk_server.url, [4000]) as proxy,
+        cutter(adk_server.url, [*BEFORE, 4000]) as proxy,
         pipeline(nats_server.url, config(proxy.url)) as penstock,
     ):
         run_id = await penstock.start_run("once", "slow 12 50")

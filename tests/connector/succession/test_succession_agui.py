@@ -103,10 +103,8 @@ async def test_a_leg_that_was_come_back_to_ends_where_the_inner_run_waits(
     nats_server: NatsServer,
     fresh_nats: NatsServer,
     upstream: Misbehaving,
-    monkeypatch: pytest.MonkeyPatch,
     leg: int,
 ) -> None:
-    monkeypatch.setattr("penstock_connector.service.KEEPALIVE_S", 0)  # a connection a request
     upstream.script(plays(agno_pause()), plays(agno_approved()))
     after = [700] if leg == 1 else [10_000_000, 700]
     async with (

@@ -1,0 +1,1 @@
+"""HTTP to agent servers: one connection for each request, and no pool of connections."""
