@@ -4,8 +4,8 @@
 .PHONY: dist dist-check help setup upstreams node agui-client run test test-fast lint types imports contract docs bench chaos chaos-long faults mutations lock format clean
 
 BIN := .venv/bin
-MEMBERS := shared services/approvals services/cli services/connector services/edge \
-	services/normalizer
+MEMBERS := shared services/approvals services/automations services/cli services/connector \
+	services/edge services/normalizer
 DEMO_UPSTREAMS := agno adk
 UPSTREAMS := $(DEMO_UPSTREAMS) pydantic_ai agno_agui langgraph
 

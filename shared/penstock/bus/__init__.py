@@ -7,6 +7,7 @@ functions are in the packages `read`, `write`, `state` and `admin`.
 
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
 
 from penstock.bus.bus import Bus
 from penstock.bus.connection.settings import BusSettings
@@ -50,6 +51,7 @@ __all__ = [
     "Message",
     "MessageTooLarge",
     "Msg",
+    "NatsError",
     "NeverFinished",
     "NotThereYet",
     "ObjectGone",

@@ -22,11 +22,12 @@ from nats.js.api import (
 from penstock.bus import subjects
 from penstock.bus.subjects import CATEGORIES, PARTITIONS, SHARD, shard_of
 
-COMMANDS, RAW, EVENTS, SCHEDULES, DEADLETTERS, ADVISORIES = (
+COMMANDS, RAW, EVENTS, SCHEDULES, DELIVERIES, DEADLETTERS, ADVISORIES = (
     "COMMANDS",
     "RAW",
     "EVENTS",
     "SCHEDULES",
+    "DELIVERIES",
     "DEADLETTERS",
     "ADVISORIES",
 )
@@ -40,7 +41,7 @@ DAY_S = 24 * HOUR_S
 
 # The version of the declarations below. Increase the version by one with every change of the
 # declarations. Release 0.1 recorded no schema, so the streams of release 0.1 count as schema 1.
-SCHEMA = 2
+SCHEMA = 3
 # The oldest schema whose services can work on streams of this schema.
 OLDEST = 1
 SCHEMA_KEY, OLDEST_KEY = "penstock-schema", "penstock-oldest-schema"
@@ -118,6 +119,13 @@ def streams(retention: Retention) -> list[StreamConfig]:
             subjects=["schedule.>", "due.>"],
             allow_msg_schedules=True,
             allow_msg_ttl=True,
+        ),
+        stream(
+            name=DELIVERIES,
+            description="Deliveries of automations: a work queue",
+            subjects=["delivery.*.*"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            discard=DiscardPolicy.NEW,
         ),
         stream(
             name=DEADLETTERS,
@@ -199,6 +207,7 @@ def buckets(retention: Retention) -> list[StreamConfig]:
         "threads": retention.runs_max_age_s,  # history that AG-UI servers must be sent again
         "pauses": forever,  # a paused run's fold, which may outlive its events
         "rules": forever,  # automations
+        "deliveries": retention.runs_max_age_s,  # attempts and outcomes of automations
         "tokens": forever,  # stream tokens, by hash; each key has its own TTL
         "checkpoints": forever,  # how far each partition is processed; how far streams reach
         "leases": forever,  # each key has its own TTL

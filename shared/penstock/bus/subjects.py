@@ -142,15 +142,34 @@ def replay_of(service: str, run_id: str) -> str:
     return command(service, "replay", run_id)
 
 
+def delivery(rule: str, run_id: str, sequence: int) -> str:
+    """Return the subject of the job to deliver the run's event of this sequence for a rule."""
+    return f"delivery.{rule}.{run_id}-{sequence}"
+
+
+def schedule(service: str, key: str) -> str:
+    """Return the subject of a scheduled message of a service; `key` is tokens joined by dots."""
+    return f"schedule.{service}.{key}"
+
+
+def due(service: str, key: str) -> str:
+    """Return the subject to which the server publishes a scheduled message at its time."""
+    return f"due.{service}.{key}"
+
+
 def traceback_id(subject: str, sequence: int) -> str:
     """Return the id that all log lines about a failed message have, in every process."""
     return hashlib.sha256(f"{subject} {sequence}".encode()).hexdigest()[:12]
 
 
 def run_id_of(subject: str) -> str:
-    """Return the run id in a subject: the last token, or in RAW subjects the token before it."""
+    """Return the run id in a subject: the last token, in RAW the token before it."""
     tokens = subject.split(".")
-    return tokens[-2] if tokens[0] in ("raw", "rawp", "frames") else tokens[-1]
+    if tokens[0] in ("raw", "rawp", "frames"):
+        return tokens[-2]
+    if tokens[0] in ("delivery", "due"):
+        return tokens[-1].rpartition("-")[0]  # the last token is <run>-<sequence>
+    return tokens[-1]
 
 
 def partition_of(run_id: str, partitions: int = PARTITIONS) -> int:

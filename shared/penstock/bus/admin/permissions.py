@@ -23,6 +23,7 @@ from penstock.bus.shards import group_of
 from penstock.bus.streams import (
     ADVISORIES,
     COMMANDS,
+    DELIVERIES,
     EVENTS,
     MAX_SHARDS,
     RAW,
@@ -209,15 +210,19 @@ USERS: Final = (
     ),
     _service(
         "automations",
-        "for a service of the next release: rules, webhooks, runs that rules start",
+        "matches events with rules, delivers webhooks, starts runs that rules ask for",
         ["command.connector.start.*", "raw.*.automations", "deadletter.automations.*"],
-        ["schedule.automations.>"],
-        _takes(EVENTS, "automations"),
+        ["delivery.*.*", "schedule.automations.>"],
+        _follows("KV_rules"),
+        _takes(EVENTS, "automations", "automations-ordered"),
+        _takes(DELIVERIES, "automations"),
         _takes(COMMANDS, "automations-replay"),
         _takes(SCHEDULES, "automations"),
-        _reads(EVENTS),
-        _buckets("rules", "runs", "aliases"),
-        _keys("rules.*", "runs.*"),
+        # A retry that is due has moved to DELIVERIES; SCHEDULES would keep its message forever.
+        [f"{_API}.STREAM.MSG.DELETE.{SCHEDULES}"],
+        _reads(EVENTS, RAW),
+        _buckets("rules", "deliveries", "runs", "aliases"),
+        _keys("rules.*", "deliveries.>", "runs.*"),
         _KEEPS_OBJECTS,
     ),
 )

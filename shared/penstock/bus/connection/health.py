@@ -29,6 +29,7 @@ _STREAMS: Mapping[str, str] = {
     "raw": "RAW",
     "command": "COMMANDS",
     "deadletter": "DEADLETTERS",
+    "delivery": "DELIVERIES",
     "schedule": "SCHEDULES",
     "due": "SCHEDULES",
     **dict.fromkeys(CATEGORIES, "EVENTS"),

@@ -1,0 +1,1 @@
+"""The automations service matches events with rules, and delivers each match once."""

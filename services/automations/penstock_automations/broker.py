@@ -1,0 +1,180 @@
+"""The FastStream broker: pull subscribers on the bus's connection, with manual acknowledgement.
+
+The broker works on the connection of the `Bus`, so it has the bus's NATS user, TLS and reconnects.
+The streams and the durable consumers are declared by the bus (`consumer`), not by FastStream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from faststream import AckPolicy
+from faststream.nats import JStream, NatsBroker, PullSub
+
+from penstock.bus import Bus, Msg, NatsError, Stored
+from penstock.bus.connection.retry import first_answer
+
+log = logging.getLogger(__name__)
+
+_NANO = 1_000_000_000
+_FILL_S = 0.05  # how long a batch waits to fill
+_POLL_S = 1.0  # how long one request for single messages stays open
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A durable consumer. `max_pending`: how many messages may be unacknowledged at once.
+
+    The server delivers a message again when it was not acknowledged for `ack_wait_s` seconds, as
+    often as necessary: a message that fails again and again is given up by its handler.
+    """
+
+    stream: str
+    durable: str
+    subjects: tuple[str, ...]
+    ack_wait_s: float
+    max_pending: int = 1000
+    from_now: bool = False  # a new consumer begins with the messages that come, not the stored ones
+
+
+async def declare(bus: Bus, consumer: Consumer) -> None:
+    """Make the durable consumer, or change the subjects of the one that exists.
+
+    Raises:
+        BusError: the server does not answer, or refuses the consumer.
+    """
+    config: dict[str, Any] = {
+        "durable_name": consumer.durable,
+        "filter_subjects": list(consumer.subjects),
+        "deliver_policy": "new" if consumer.from_now else "all",
+        "ack_policy": "explicit",
+        "ack_wait": int(consumer.ack_wait_s * _NANO),
+        "max_ack_pending": consumer.max_pending,
+        "max_deliver": -1,
+    }
+    call = f"CONSUMER.DURABLE.CREATE.{consumer.stream}.{consumer.durable}"
+    body = {"stream_name": consumer.stream, "config": config}
+    await first_answer(lambda: bus.jetstream.api(call, body))
+
+
+class Taken:
+    """A message that a subscriber has taken, and how it is answered."""
+
+    __slots__ = ("_msg", "stored")
+
+    def __init__(self, msg: Msg) -> None:
+        self._msg = msg
+        metadata = msg.metadata
+        self.stored = Stored(
+            msg.subject,
+            metadata.sequence.stream,
+            dict(msg.headers or {}),
+            msg.data,
+            metadata.num_delivered or 1,
+        )
+
+    async def ack(self) -> None:
+        """Tell the server that the message is done. Without an answer, it is delivered again."""
+        await self._answer(self._msg.ack)
+
+    async def give_back(self, delay_s: float) -> None:
+        """Have the server deliver the message again after `delay_s` seconds."""
+        await self._answer(lambda: self._msg.nak(delay=delay_s))
+
+    async def working(self) -> None:
+        """Tell the server that the message is still being worked on."""
+        await self._answer(self._msg.in_progress)
+
+    async def _answer(self, send: Callable[[], Awaitable[None]]) -> None:
+        with contextlib.suppress(NatsError):
+            await send()
+
+
+class _OnBus(NatsBroker):
+    """A broker on a connection that exists already, and that it does not close."""
+
+    def __init__(self, bus: Bus, grace_s: float) -> None:
+        # FastStream's own log lines would contain payloads; handlers log for themselves.
+        super().__init__(apply_types=False, logger=None, graceful_timeout=grace_s)
+        self._bus = bus
+
+    async def _connect(self) -> Any:
+        self.config.connect(self._bus.client)
+        return self._bus.client
+
+    async def stop(self, *error: Any) -> None:
+        self._connection = None  # NatsBroker would drain the connection, which is the bus's
+        await super().stop(*error)
+
+
+class Broker:
+    """The subscribers of one process."""
+
+    def __init__(self, bus: Bus, grace_s: float) -> None:
+        self._broker = _OnBus(bus, grace_s)
+        # A pull subscriber of FastStream takes `_INBOX.` unless it is told another prefix, and the
+        # service's NATS user may not subscribe to that.
+        self._inbox_prefix = f"{bus.settings.inbox_prefix}.".encode()
+
+    def batches(
+        self, consumer: Consumer, size: int, handle: Callable[[Sequence[Taken]], Awaitable[None]]
+    ) -> None:
+        """Call `handle` with up to `size` messages at a time, in order, one batch after another."""
+
+        async def on_batch(messages: list[Msg]) -> None:
+            await handle([Taken(each) for each in messages])
+
+        pull = PullSub(batch_size=size, timeout=_FILL_S, batch=True)
+        self._subscribe(consumer, pull, on_batch)
+
+    def messages(
+        self, consumer: Consumer, size: int, handle: Callable[[Taken], Awaitable[None]]
+    ) -> None:
+        """Call `handle` with each message; up to `size` calls are under way at once.
+
+        The next messages are fetched when all these calls have returned.
+        """
+
+        async def on_message(message: Msg) -> None:
+            await handle(Taken(message))
+
+        self._subscribe(consumer, PullSub(batch_size=size, timeout=_POLL_S), on_message)
+
+    async def start(self) -> None:
+        """Start all subscribers. Their consumers must exist (`declare`)."""
+        await self._broker.start()
+
+    async def stop(self) -> None:
+        """Take no more messages, and wait for the handlers that are running.
+
+        Call this before the bus is closed: FastStream's loops would ask a closed connection for
+        messages without a pause, and nothing else of the process could run.
+        """
+        await self._broker.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    def _subscribe(self, consumer: Consumer, pull: PullSub, handle: Any) -> None:
+        subscriber = self._broker.subscriber(
+            consumer.subjects[0],
+            stream=JStream(consumer.stream, declare=False),
+            durable=consumer.durable,
+            pull_sub=pull,
+            ack_policy=AckPolicy.MANUAL,
+            decoder=_undecoded,
+            inbox_prefix=self._inbox_prefix,
+        )
+        subscriber(handle)
+
+
+async def _undecoded(message: Any, _original: Any = None) -> Any:
+    return message.raw_message

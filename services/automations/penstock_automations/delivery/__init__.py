@@ -1,0 +1,1 @@
+"""Carries out jobs: signed requests, retries, outcomes, dead letters."""

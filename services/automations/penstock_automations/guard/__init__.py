@@ -1,0 +1,1 @@
+"""Refuses connections to addresses that a webhook must not reach, at the socket."""

@@ -1,0 +1,140 @@
+"""Makes TCP connections to addresses that webhooks may reach, and refuses all others.
+
+The check is at the socket: the host's name is resolved here, each address is checked, and the
+connection goes to the address that was checked. So a name server that gives another address a
+moment later (DNS rebinding) has no effect. TLS still uses the URL's host name, since httpcore
+starts TLS with the name of the origin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import httpcore
+
+from penstock_automations.guard.addresses import (
+    Network,
+    address_of,
+    is_forbidden,
+    parse_networks,
+)
+
+Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+
+MAX_ADDRESSES = 4  # how many addresses of a name are tried
+
+
+class AddressRefused(httpcore.ConnectError):
+    """The host has an address that webhooks must not reach, or a scheme that is not allowed."""
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """Return the host's addresses. Decimal, hexadecimal and short IPv4 forms are resolved, too.
+
+    Raises:
+        OSError: the host has no address.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+class Guard:
+    """The hosts and networks of settings that webhooks may reach although they are not public."""
+
+    def __init__(self, hosts: Iterable[str] = (), networks: Iterable[str] = ()) -> None:
+        self._hosts = frozenset(host.strip().lower().rstrip(".") for host in hosts)
+        self._networks: tuple[Network, ...] = parse_networks(networks)
+
+    def check_scheme(self, scheme: str, host: str) -> None:
+        """Raise AddressRefused for plain HTTP to a host that is not allowed by name or address."""
+        if scheme == "https" or self._is_allowed(host):
+            return
+        raise AddressRefused(
+            f"{scheme}://{host}: webhooks use https; an operator can allow this host "
+            "(PENSTOCK_WEBHOOK_ALLOW_HOSTS)"
+        )
+
+    def check(self, host: str, addresses: Sequence[str]) -> None:
+        """Raise AddressRefused if any of the host's addresses is forbidden."""
+        if host.lower().rstrip(".") in self._hosts:
+            return
+        for address in addresses:
+            if is_forbidden(address_of(address), self._networks):
+                # The address is not in the text: it would tell the author of a rule how names of
+                # the internal network are resolved.
+                raise AddressRefused(
+                    f"{host} has an address that is not public; an operator can allow the host or "
+                    "its network (PENSTOCK_WEBHOOK_ALLOW_HOSTS, PENSTOCK_WEBHOOK_ALLOW_NETWORKS)"
+                )
+
+    def _is_allowed(self, host: str) -> bool:
+        if host.lower().rstrip(".") in self._hosts:
+            return True
+        try:
+            address = address_of(host.strip("[]"))
+        except ValueError:
+            return False
+        return any(address in each for each in self._networks if each.version == address.version)
+
+
+class GuardedBackend(httpcore.AsyncNetworkBackend):
+    """The network backend of a pool of connections that a guard checks."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        dial: httpcore.AsyncNetworkBackend | None = None,
+        resolve: Resolve = resolve,
+    ) -> None:
+        self._guard = guard
+        self._dial = dial if dial is not None else httpcore.AnyIOBackend()
+        self._resolve = resolve
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to an address of the host that was checked.
+
+        Raises:
+            AddressRefused: the host has a forbidden address.
+            httpcore.ConnectError, httpcore.ConnectTimeout: no connection could be made.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                addresses = await self._resolve(host, port)
+        except TimeoutError:
+            raise httpcore.ConnectTimeout(f"{host}: the name was not resolved in time") from None
+        except (OSError, UnicodeError) as error:
+            raise httpcore.ConnectError(f"{host}: the name cannot be resolved: {error}") from None
+        if not addresses:
+            raise httpcore.ConnectError(f"{host}: the name has no address")
+        self._guard.check(host, addresses)
+        failure: Exception | None = None
+        for address in addresses[:MAX_ADDRESSES]:
+            try:
+                return await self._dial.connect_tcp(
+                    address, port, timeout, local_address, socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        """Refuse every socket of this machine. Raises AddressRefused."""
+        raise AddressRefused("webhooks reach no sockets of this machine")
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait; part of the interface of backends."""
+        await asyncio.sleep(seconds)

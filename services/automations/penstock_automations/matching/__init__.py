@@ -1,0 +1,1 @@
+"""Matches events with rules, and publishes a job for each match."""

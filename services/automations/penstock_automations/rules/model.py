@@ -1,0 +1,232 @@
+"""The form of a rule, as people write it, and its checks. Pure.
+
+A rule names the types of events that it waits for, may have a condition, and has an action. All
+models refuse unknown fields, so that a misspelt field is an error and not a rule that does more
+than its author meant.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from penstock.events import CATALOGUE
+from penstock_automations.rules.secrets import check_secret
+
+# These events are many, and few rules want them. A pattern such as `llm.*` leaves them out; a rule
+# that wants them names them.
+_TYPES: Final = frozenset(CATALOGUE)
+MANY: Final = frozenset({"llm.stream", "llm.tool_args"})
+MAX_SUBJECTS = 50
+MAX_TIMEOUT_S = 60.0
+
+RuleId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class BasicAuth(_Part):
+    """A user and a password, for HTTP basic authentication."""
+
+    username: str = Field(description="The user; without a colon.", pattern=r"^[^:\r\n]*$")
+    password: str = Field(description="The password. Penstock never shows it.")
+
+
+class HeaderAuth(_Part):
+    """A header with a secret value."""
+
+    name: str = Field(description="The header's name.", pattern=r"^[A-Za-z0-9-]{1,64}$")
+    value: str = Field(
+        description="The header's value. Penstock never shows it.", pattern=r"^[\x20-\x7e]+$"
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str) -> str:
+        lower = name.lower()
+        if lower in _OWN_HEADERS or lower.startswith(("webhook-", "penstock-")):
+            raise ValueError(f"the header {name} is set by Penstock; choose another")
+        return name
+
+
+_OWN_HEADERS = frozenset(
+    {"host", "content-length", "content-type", "transfer-encoding", "connection", "user-agent"}
+)
+
+
+class WebhookAuth(_Part):
+    """How a webhook authenticates besides its signature: one of the three."""
+
+    bearer: str | None = Field(
+        None, description="A bearer token. Penstock never shows it.", pattern=r"^[\x21-\x7e]+$"
+    )
+    basic: BasicAuth | None = None
+    header: HeaderAuth | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in ("bearer", "basic", "header") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of bearer, basic and header")
+        return self
+
+
+class Webhook(_Part):
+    """An HTTP request to a URL, signed as Standard Webhooks describes."""
+
+    url: str = Field(description="The URL that gets a POST for each event.", max_length=2000)
+    secrets: list[str] = Field(
+        [],
+        max_length=2,
+        description="The signing secrets, `whsec_` and base64 of 24 to 64 bytes. Two while one "
+        "replaces the other. Penstock never shows them; without any, it makes one.",
+    )
+    auth: WebhookAuth | None = None
+    timeout_s: float = Field(
+        15.0, ge=1, le=MAX_TIMEOUT_S, description="Seconds that one request may take."
+    )
+    expect: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="A text that a 2xx answer must contain in its first 64 KiB, or the attempt has "
+        "failed. n8n answers 200 with an empty body when a node fails.",
+    )
+    concurrency: int = Field(
+        4, ge=1, le=32, description="How many requests one process makes to the host at once."
+    )
+    rate_per_s: float | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="How many requests per second one process makes to the host at most.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, url: str) -> str:
+        check_url(url)
+        return url
+
+    @field_validator("secrets")
+    @classmethod
+    def _are_secrets(cls, secrets: list[str]) -> list[str]:
+        for secret in secrets:
+            check_secret(secret)
+        return secrets
+
+
+class Action(_Part):
+    """What a rule does. In this version it sends a webhook."""
+
+    webhook: Webhook
+
+
+class Rule(_Part):
+    """One rule, as a file or a client gives it."""
+
+    id: RuleId = Field(description="The rule's id: lower-case letters, digits, `-` and `_`.")
+    name: str = Field("", max_length=200, description="The name that people see. Default: `id`.")
+    subjects: list[str] = Field(
+        min_length=1,
+        max_length=MAX_SUBJECTS,
+        description="The types of events: `category.action`, or `category.*` for all of a category "
+        "except `llm.stream` and `llm.tool_args`.",
+    )
+    where: str | None = Field(
+        None,
+        description="A condition in CEL over `event`, the canonical event with `type` added. A "
+        "condition that reads a missing field does not hold.",
+    )
+    action: Action
+    payload: Literal["full", "reference"] = Field(
+        "full",
+        description="`full` sends the whole event, `reference` its ids and type only.",
+    )
+    order: Literal["none", "run"] = Field(
+        "none",
+        description="`run` delivers the events of a run one after another, in their order. A "
+        "delivery that fails then holds up the later ones until it has its outcome.",
+    )
+    loops: bool = Field(
+        False,
+        description="Whether the rule also sees its own `automation.*` events and the events of "
+        "runs that it started.",
+    )
+    enabled: bool = Field(True, description="Whether the rule matches events.")
+
+    @field_validator("subjects")
+    @classmethod
+    def _are_known(cls, subjects: list[str]) -> list[str]:
+        for subject in subjects:
+            types_of(subject)
+        return subjects
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        self.name = self.name or self.id
+        return self
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The types of events that the rule waits for."""
+        return frozenset[str]().union(*map(types_of, self.subjects))
+
+
+def types_of(subject: str) -> frozenset[str]:
+    """Return the types of events that a subject of a rule names.
+
+    Raises:
+        ValueError: there is no such type or category.
+    """
+    category, dot, action = subject.partition(".")
+    if dot and action == "*":
+        found = {type_ for type_ in _TYPES if type_.startswith(f"{category}.")} - MANY
+    else:
+        found = {subject} & _TYPES
+    if not found:
+        categories = ", ".join(sorted({type_.partition(".")[0] for type_ in _TYPES}))
+        raise ValueError(
+            f"there are no events {subject!r}; use category.action or category.*, with a category "
+            f"of {categories}"
+        )
+    return frozenset(found)
+
+
+def check_url(url: str) -> None:
+    """Raise ValueError unless the text is a URL that a webhook may have.
+
+    The host's address is checked when a connection is made, since it may change.
+    """
+    if any(character.isspace() or not character.isprintable() for character in url):
+        raise ValueError("the URL contains a space or a control character")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"not a URL: {error}") from None
+    if parts.scheme not in ("http", "https"):
+        raise ValueError("the URL must begin with https:// (or http:// for an allowed host)")
+    if not parts.hostname:
+        raise ValueError("the URL has no host")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("the URL has a user or password; use `auth` instead")
+    if parts.fragment:
+        raise ValueError("the URL has a fragment (#…), which is never sent")
+    if port == 0:
+        raise ValueError("the port 0 cannot be called")
+
+
+def fields_of(error: Any) -> list[dict[str, str]]:
+    """Return the problems of a pydantic ValidationError: each with its field and its reason."""
+    return [
+        {
+            "field": ".".join(str(step) for step in each["loc"]),
+            "reason": each["msg"].removeprefix("Value error, "),
+        }
+        for each in error.errors(include_input=False, include_url=False, include_context=False)
+    ]

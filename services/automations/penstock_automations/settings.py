@@ -1,0 +1,53 @@
+"""The settings of the automations service."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from penstock.settings import Settings, Words
+from penstock_automations.guard.addresses import parse_networks
+
+
+class AutomationsSettings(Settings):
+    """From the environment, as `PENSTOCK_<NAME>`."""
+
+    webhook_allow_hosts: Words = Field(
+        (),
+        description="Hosts, separated by commas, that webhooks may reach although their addresses "
+        "are not public, also over plain HTTP.",
+    )
+    webhook_allow_networks: Words = Field(
+        (),
+        description="Networks such as `10.1.0.0/16`, separated by commas, that webhooks may reach "
+        "although they are not public.",
+    )
+    webhook_max_bytes: int = Field(
+        1024 * 1024,
+        ge=1024,
+        description="Bytes that the body of a webhook may have. A larger event is sent as a "
+        "reference.",
+    )
+    match_batch: int = Field(
+        100, ge=1, le=1000, description="How many events are matched before they are acknowledged."
+    )
+    deliveries_at_once: int = Field(
+        64, ge=1, le=1000, description="How many deliveries one process works on at once."
+    )
+    deliver_ack_wait_s: float = Field(
+        30.0,
+        ge=1,
+        description="Seconds after which another process gets a delivery of a process that ended.",
+    )
+    retry_delays_s: Annotated[tuple[float, ...], Field(max_length=20)] = Field(
+        (5, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400),
+        description="Seconds between the attempts of a delivery, as a JSON list; each is varied "
+        "by up to a tenth. After one more attempt than there are delays, a delivery has failed.",
+    )
+
+    @field_validator("webhook_allow_networks")
+    @classmethod
+    def _are_networks(cls, value: tuple[str, ...]) -> Any:
+        parse_networks(value)
+        return value

@@ -1,0 +1,35 @@
+"""Schedules messages: NATS publishes such a message at its time, also after restarts."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+from penstock.bus.errors import FenceConflict
+from penstock.bus.messages import Message
+from penstock.bus.write import fence
+from penstock.bus.write.fence import Writes
+
+_AT, _TARGET, _TTL = "Nats-Schedule", "Nats-Schedule-Target", "Nats-TTL"
+
+
+async def schedule(bus: Writes, subject: str, target: str, at: float, payload: bytes) -> bool:
+    """Have the server publish the payload to `target` at the time `at`, in Unix seconds.
+
+    `subject` names the scheduled message, so a repeated call schedules nothing and returns False
+    while the first message waits. The time is rounded up to whole seconds; a time in the past means
+    at once. `target` must be a subject of SCHEDULES.
+
+    Raises:
+        BusUnavailable, StreamFull, MessageTooLarge: nothing was scheduled.
+        OutcomeUnknown: no acknowledgement came in time; repeat the call.
+    """
+    when = datetime.fromtimestamp(math.ceil(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # Without the TTL "never", an age limit that an operator sets on the stream would delete the
+    # message before its time.
+    headers = {_AT: f"@at {when}", _TARGET: target, _TTL: "never"}
+    try:
+        await fence.append(bus, subject, [Message(subject, payload, headers)], 0)
+    except FenceConflict:
+        return False
+    return True

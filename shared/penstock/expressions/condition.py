@@ -1,0 +1,107 @@
+"""Compiles conditions, which are expressions that give true or false, and evaluates them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cel_expr_python import cel
+
+from penstock.expressions import limits
+from penstock.expressions.errors import ExpressionError, MissingField, Position
+
+_WHERE = re.compile(r"ERROR: <input>:(\d+):(-?\d+): ([^\n]*)")
+_STATUS = re.compile(r"^[A-Z_]+: |\s*\[[A-Z_]+\]\s*$")
+_MISSING: Final = ("NOT_FOUND: ", "UNKNOWN: Index error")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Data that conditions are evaluated on. Several conditions may share it."""
+
+    activation: Any
+    size_bytes: int
+
+
+class Conditions:
+    """Compiles conditions over variables of these names, each an object with text keys.
+
+    `Conditions(["event"])` compiles conditions such as `event.data.tool == "delete_file"`.
+    """
+
+    def __init__(self, variables: Iterable[str]) -> None:
+        an_object = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
+        self._env = cel.NewEnv(variables=dict.fromkeys(variables, an_object))
+
+    def compile(self, text: str) -> Condition:
+        """Return the compiled condition.
+
+        Raises:
+            ExpressionError: the text is no expression, uses an unknown variable or function, may
+                not be used in a condition, or gives no boolean.
+        """
+        nested = limits.nested_macros(text)
+        try:
+            compiled = self._env.compile(text)
+        except RuntimeError as error:
+            raise _compile_error(str(error)) from None
+        found = compiled.return_type()
+        if found != cel.Type.BOOL:
+            raise ExpressionError(_not_boolean(found.name()), Position(1, 1))
+        return Condition(text, compiled, limits.MAX_DATA_BYTES[nested])
+
+    def bind(self, data: Mapping[str, Mapping[str, Any]], size_bytes: int) -> Bound:
+        """Return data for the conditions: each variable's value, and the size of all as JSON."""
+        return Bound(self._env.Activation(data), size_bytes)
+
+
+class Condition:
+    """A compiled condition."""
+
+    def __init__(self, text: str, compiled: Any, max_data_bytes: int) -> None:
+        self.text = text
+        self._compiled = compiled
+        self._max_data_bytes = max_data_bytes
+
+    def holds(self, bound: Bound) -> bool:
+        """Return whether the condition holds for the data.
+
+        Raises:
+            MissingField: the condition reads a field that the data does not have.
+            ExpressionError: the data is too large for this condition, or an operation fails.
+        """
+        if bound.size_bytes > self._max_data_bytes:
+            raise ExpressionError(
+                f"the data has {bound.size_bytes} bytes; with its nested macros, this condition is "
+                f"evaluated on at most {self._max_data_bytes}"
+            )
+        try:
+            result = self._compiled.eval(bound.activation)
+            value = result.value()
+        except RuntimeError as error:
+            raise ExpressionError(_plain(str(error))) from None
+        if value is True or value is False:
+            return bool(value)
+        reason = str(value)
+        kind = MissingField if reason.startswith(_MISSING) else ExpressionError
+        raise kind(_plain(reason))
+
+
+def _compile_error(text: str) -> ExpressionError:
+    found = _WHERE.search(text)
+    if found is None:
+        return ExpressionError(_plain(text))
+    line, column = int(found[1]), max(int(found[2]), 1)
+    return ExpressionError(found[3].removesuffix(" (in container '')"), Position(line, column))
+
+
+def _not_boolean(found: str) -> str:
+    if found == "DYN":
+        return "the condition gives a value of unknown type; compare it, as in event.data.x == true"
+    return f"the condition gives {found}, not true or false"
+
+
+def _plain(text: str) -> str:
+    return _STATUS.sub("", _STATUS.sub("", text)).strip()

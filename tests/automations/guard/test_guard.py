@@ -1,0 +1,151 @@
+"""No webhook reaches an address that is not public. The backend records what it would dial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import httpcore
+import pytest
+
+from penstock_automations.guard.backend import AddressRefused, Guard, GuardedBackend
+
+PUBLIC = "93.184.215.14"
+
+# Each host, or the address that the name server gives for it.
+FORBIDDEN = {
+    "loopback": "127.0.0.1",
+    "another loopback": "127.8.8.8",
+    "this machine": "0.0.0.0",
+    "private, class A": "10.0.0.7",
+    "private, class B": "172.16.3.4",
+    "private, class C": "192.168.1.1",
+    "carrier-grade NAT": "100.64.0.1",
+    "link-local metadata": "169.254.169.254",
+    "metadata of a cloud": "192.0.0.192",
+    "benchmarking": "198.18.0.1",
+    "multicast": "224.0.0.1",
+    "broadcast": "255.255.255.255",
+    "6to4 relay": "192.88.99.1",
+    "IPv6 loopback": "::1",
+    "IPv6 unspecified": "::",
+    "IPv6 link-local": "fe80::1",
+    "IPv6 link-local with a zone": "fe80::1%lo",
+    "IPv6 unique local": "fd00::1",
+    "IPv6 multicast": "ff02::1",
+    "IPv4-mapped": "::ffff:127.0.0.1",
+    "IPv4-mapped private": "::ffff:10.0.0.1",
+    "IPv4-compatible": "::7f00:1",
+    "NAT64": "64:ff9b::7f00:1",
+    "local NAT64": "64:ff9b:1::7f00:1",
+    "6to4": "2002:7f00:1::",
+    "Teredo": "2001:0:7f00:1::",
+    "discard": "100::1",
+    "documentation": "2001:db8::1",
+}
+# Texts that the system's resolver turns into an address of this machine.
+DISGUISED = ["2130706433", "0x7f000001", "0177.0.0.1", "127.1", "localhost", "0"]
+
+
+class Dialled(Exception):
+    """Raised in place of a connection."""
+
+
+class Recorder(httpcore.AsyncNetworkBackend):
+    """Records the addresses to which connections would be made; makes none."""
+
+    def __init__(self) -> None:
+        self.dialled: list[str] = []
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        self.dialled.append(host)
+        raise Dialled(host)
+
+
+class Names:
+    """A name server; each answer is used once, and the last one again and again."""
+
+    def __init__(self, *answers: Sequence[str]) -> None:
+        self._answers = list(answers)
+        self.asked = 0
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        self.asked += 1
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+async def connect(names: Names, guard: Guard | None = None, host: str = "hook.example") -> Recorder:
+    recorder = Recorder()
+    backend = GuardedBackend(guard or Guard(), recorder, names)
+    with pytest.raises((AddressRefused, Dialled)) as ended:
+        await backend.connect_tcp(host, 443, 5)
+    assert ended.type is Dialled or not recorder.dialled
+    return recorder
+
+
+@pytest.mark.parametrize("address", FORBIDDEN.values(), ids=FORBIDDEN)
+async def test_an_address_that_is_not_public_is_not_dialled(address: str) -> None:
+    assert (await connect(Names([address]))).dialled == []
+
+
+@pytest.mark.parametrize("address", FORBIDDEN.values(), ids=FORBIDDEN)
+async def test_one_forbidden_address_among_public_ones_is_enough(address: str) -> None:
+    assert (await connect(Names([PUBLIC, address]))).dialled == []
+
+
+@pytest.mark.parametrize("host", DISGUISED)
+async def test_a_disguised_address_is_resolved_and_not_dialled(host: str) -> None:
+    recorder = Recorder()
+    with pytest.raises(AddressRefused):
+        await GuardedBackend(Guard(), recorder).connect_tcp(host, 443, 5)
+    assert recorder.dialled == []
+
+
+@pytest.mark.parametrize("address", [PUBLIC, "2606:2800:21f:cb07:6820:80da:af6b:8b2c"])
+async def test_a_public_address_is_dialled_itself_and_not_its_name(address: str) -> None:
+    assert (await connect(Names([address]))).dialled == [address]
+
+
+async def test_a_name_server_that_rebinds_is_asked_once_for_each_connection() -> None:
+    names = Names([PUBLIC], ["127.0.0.1"])
+    assert (await connect(names)).dialled == [PUBLIC]
+    assert names.asked == 1
+    assert (await connect(names)).dialled == []
+
+
+async def test_an_allowed_network_and_an_allowed_host_are_dialled() -> None:
+    inside = Guard(networks=["10.0.0.0/8", "fd00::/8"])
+    assert (await connect(Names(["10.2.3.4"]), inside)).dialled == ["10.2.3.4"]
+    assert (await connect(Names(["fd00::5"]), inside)).dialled == ["fd00::5"]
+    assert (await connect(Names(["10.2.3.4", "127.0.0.1"]), inside)).dialled == []
+    named = Guard(hosts=["N8N.internal."])
+    assert (await connect(Names(["127.0.0.1"]), named, "n8n.internal")).dialled == ["127.0.0.1"]
+    assert (await connect(Names(["127.0.0.1"]), named, "other.internal")).dialled == []
+
+
+def test_plain_http_needs_an_allowed_host() -> None:
+    guard = Guard(hosts=["n8n.internal"], networks=["10.0.0.0/8"])
+    guard.check_scheme("https", "anything.example")
+    guard.check_scheme("http", "n8n.internal")
+    guard.check_scheme("http", "10.1.1.1")
+    for host in ("anything.example", "127.0.0.1", "[::1]"):
+        with pytest.raises(AddressRefused, match="https"):
+            guard.check_scheme("http", host)
+
+
+async def test_a_refusal_does_not_tell_the_address() -> None:
+    with pytest.raises(AddressRefused) as refused:
+        Guard().check("db.internal", ["10.11.12.13"])
+    assert "10.11.12.13" not in str(refused.value)
+
+
+async def test_a_socket_of_this_machine_is_refused() -> None:
+    with pytest.raises(AddressRefused):
+        await GuardedBackend(Guard(), Recorder()).connect_unix_socket("/run/docker.sock")

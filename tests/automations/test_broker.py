@@ -1,0 +1,114 @@
+"""FastStream's subscribers work on the bus's connection, and lose and repeat nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from penstock.bus import Bus, Message, streams, subjects
+from penstock_automations.broker import Broker, Consumer, Taken, declare
+from support.drive.bus import connected, new_run_id
+from support.drive.waiting import eventually
+from support.real.nats import NatsServer, login
+
+
+@pytest.fixture
+def consumer() -> Consumer:
+    return Consumer(streams.DELIVERIES, "automations", ("delivery.*.*",), ack_wait_s=1)
+
+
+async def publish(bus: Bus, count: int) -> None:
+    run_id = new_run_id()
+    for number in range(count):
+        subject = subjects.delivery("rule", run_id, number + 1)
+        await bus.publisher.publish(Message(subject, b"%d" % number, {}))
+
+
+async def came(found: Sequence[object], count: int) -> None:
+    async def enough() -> bool:
+        return len(found) >= count
+
+    await eventually(enough, what=f"{count} messages")
+
+
+async def test_batches_come_in_order_and_each_message_once(
+    fresh_nats: NatsServer, consumer: Consumer
+) -> None:
+    async with connected(fresh_nats.url, **login("operator")):
+        pass  # makes the streams
+    async with connected(fresh_nats.url, **login("automations")) as bus:
+        await declare(bus, consumer)
+        broker = Broker(bus, 1)
+        found: list[bytes] = []
+
+        async def handle(batch: Sequence[Taken]) -> None:
+            assert len(batch) <= 7
+            for taken in batch:
+                found.append(taken.stored.payload)
+                await taken.ack()
+
+        broker.batches(consumer, 7, handle)
+        async with broker:
+            await publish(bus, 50)
+            await came(found, 50)
+        assert found == [b"%d" % number for number in range(50)]
+        assert bus.ready, "the broker must not close the bus's connection"
+        await publish(bus, 1)
+        assert len(found) == 50
+
+
+async def test_a_message_that_is_given_back_comes_again_and_one_that_is_held_does_not(
+    fresh_nats: NatsServer, consumer: Consumer
+) -> None:
+    async with connected(fresh_nats.url) as bus:
+        await declare(bus, consumer)
+        broker = Broker(bus, 5)
+        deliveries: list[tuple[bytes, int]] = []
+        done = asyncio.Event()
+
+        async def handle(taken: Taken) -> None:
+            deliveries.append((taken.stored.payload, taken.stored.delivered))
+            if taken.stored.delivered == 1 and taken.stored.payload == b"0":
+                await taken.give_back(0.05)
+                return
+            for _ in range(5):  # longer than the server waits for an answer
+                await asyncio.sleep(0.4)
+                await taken.working()
+            await taken.ack()
+            if taken.stored.payload == b"0":
+                done.set()
+
+        broker.messages(consumer, 2, handle)
+        async with broker, asyncio.timeout(20):
+            await publish(bus, 2)
+            await done.wait()
+        assert sorted(deliveries) == [(b"0", 1), (b"0", 2), (b"1", 1)]
+
+
+async def test_a_consumer_gets_other_subjects_while_a_subscriber_runs(
+    fresh_nats: NatsServer,
+) -> None:
+    def consumer(*patterns: str) -> Consumer:
+        return Consumer(streams.DELIVERIES, "automations", patterns, ack_wait_s=5)
+
+    async with connected(fresh_nats.url) as bus:
+        await declare(bus, consumer("delivery.nothing.nothing"))
+        broker = Broker(bus, 1)
+        found: list[str] = []
+
+        async def handle(batch: Sequence[Taken]) -> None:
+            for taken in batch:
+                found.append(taken.stored.subject.split(".")[1])
+                await taken.ack()
+
+        broker.batches(consumer("delivery.nothing.nothing"), 10, handle)
+        async with broker:
+            await declare(bus, consumer("delivery.wanted.*", "delivery.also.*"))
+            run_id = new_run_id()
+            for rule in ("other", "wanted", "also"):
+                message = Message(subjects.delivery(rule, run_id, 1), b"", {})
+                await bus.publisher.publish(message)
+            await came(found, 2)
+        assert sorted(found) == ["also", "wanted"]

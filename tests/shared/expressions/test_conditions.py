@@ -1,0 +1,153 @@
+"""Conditions are checked when they are compiled, and evaluated within limits."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from penstock.expressions import Conditions, ExpressionError, MissingField, Position
+from penstock.expressions.limits import MAX_DATA_BYTES
+
+CONDITIONS = Conditions(["event"])
+EVENT: dict[str, Any] = {
+    "type": "approval.requested",
+    "sequence": 7,
+    "timestamp": "2026-11-22T10:00:00.123Z",
+    "data": {
+        "tool": "delete_file",
+        "count": 3,
+        "ratio": 2.5,
+        "nothing": None,
+        "flag": True,
+        "items": [{"tool": "read_file", "n": 1}, {"tool": "delete_file", "n": 2}],
+        "tags": ["a", "b"],
+    },
+}
+
+
+def holds(text: str, event: dict[str, Any] = EVENT, size_bytes: int = 500) -> bool:
+    return CONDITIONS.compile(text).holds(CONDITIONS.bind({"event": event}, size_bytes))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("true", True),
+        ('event.data.tool == "delete_file"', True),
+        ('event["data"]["tool"] == "delete_file"', True),
+        ("event.data.items[1].n == 2", True),
+        ('event.data.tool in ["delete_file", "move_file"]', True),
+        ("event.data.count in [1, 2, -3]", False),
+        ("event.data.count > 2 && event.data.ratio < 3.0", True),
+        ("event.data.count == 3.0", True),
+        ("event.data.flag == true || event.data.nope == 1", True),
+        ("event.data.nothing == null", True),
+        ("has(event.data.nope)", False),
+        ("!has(event.data.tool)", False),
+        ('event.data.items.exists(i, i.tool == "delete_file")', True),
+        ("event.data.items.all(i, i.n > 1)", False),
+        ("event.data.items.exists_one(i, i.n > 1)", True),
+        ("event.data.items.filter(i, i.n > 0).size() == 2", True),
+        ('event.data.tool.startsWith("delete_") && event.data.tool.contains("file")', True),
+        (r'event.data.tool.matches(r"^\w+_file$")', True),
+        ('timestamp(event.timestamp) > timestamp("2026-01-01T00:00:00Z")', True),
+        ('"+" == event.data.tool', False),
+        ("event.data.count - 1 == 2 // a comment with + and {", True),
+        ('event.data.tags.exists(t, t == "b") ? true : false', True),
+    ],
+)
+def test_a_condition_holds_or_not(text: str, expected: bool) -> None:
+    assert holds(text) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "position"),
+    [
+        ("", "Syntax error", Position(1, 1)),
+        ("event.data.n > ", "Syntax error", Position(1, 16)),
+        ("evnt.data == 1", "undeclared reference to 'evnt.data'", Position(1, 5)),
+        ("true &&\n  nope(1)", "undeclared reference to 'nope'", Position(2, 7)),
+        ('event.data.size() > "a"', "found no matching overload", Position(1, 19)),
+        ('"yes"', "gives STRING, not true or false", Position(1, 1)),
+        ("event.sequence", "unknown type; compare it", Position(1, 1)),
+        ("event.data.a + 1 == 2", "+ is not allowed", Position(1, 14)),
+        ("event.data.items.map(i, i.n) == [1]", "the macro map is not allowed", Position(1, 18)),
+        ('{"a": 1}.a == 1', "map and message literals", Position(1, 1)),
+        ("event.data.n in [event.data.m]", "only constants", Position(1, 18)),
+        ("[[1]] == [[1]]", "only constants", Position(1, 2)),
+        ("x" * 2001, "2001 characters; at most 2000", None),
+        ("(" * 300 + "true" + ")" * 300, "recursion limit exceeded", None),
+    ],
+)
+def test_a_condition_that_cannot_be_used_is_refused_with_position_and_reason(
+    text: str, reason: str, position: Position | None
+) -> None:
+    with pytest.raises(ExpressionError) as refused:
+        CONDITIONS.compile(text)
+    assert reason in refused.value.reason
+    assert refused.value.position == position
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "event.data.nope == 1",
+        "event.data.nope.deeper == 1",
+        'event["data"]["nope"] == 1',
+        "event.data.items[5].n == 1",
+    ],
+)
+def test_a_missing_field_is_told_apart_from_other_errors(text: str) -> None:
+    with pytest.raises(MissingField):
+        holds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("1 / (event.data.count - 3) == 1", "divide by zero"),
+        ("event.data.tool - 1 == 2", "No matching overloads"),
+        ("event.data.tool.deeper == 2", "SELECT to non-message type"),
+        ('timestamp(event.data.tool) > timestamp("2026-01-01T00:00:00Z")', "conversion failed"),
+    ],
+)
+def test_an_operation_that_fails_is_an_error_with_its_reason(text: str, reason: str) -> None:
+    with pytest.raises(ExpressionError, match=reason) as failed:
+        holds(text)
+    assert not isinstance(failed.value, MissingField)
+
+
+def test_a_number_beyond_64_bits_is_an_error() -> None:
+    with pytest.raises(ExpressionError, match="out of range"):
+        holds("event.data.n == 2", {"data": {"n": 2**64}})
+
+
+def nested(depth: int) -> str:
+    names = "abcdefgh"[:depth]
+    opening = "".join(f"event.data.all({name}, " for name in names)
+    return opening + " && ".join(f"{name} > -1" for name in names) + ")" * depth
+
+
+def test_nested_macros_are_limited_by_depth_and_by_the_size_of_the_data() -> None:
+    with pytest.raises(ExpressionError, match="nested at most 3 deep"):
+        CONDITIONS.compile(nested(4))
+    event = {"data": list(range(10))}
+    assert holds(nested(3), event, MAX_DATA_BYTES[3])
+    with pytest.raises(ExpressionError, match=f"{MAX_DATA_BYTES[3] + 1} bytes"):
+        holds(nested(3), event, MAX_DATA_BYTES[3] + 1)
+
+
+def test_too_many_iterations_are_an_error_and_not_a_wait() -> None:
+    started = time.process_time()
+    with pytest.raises(ExpressionError, match="budget exceeded"):
+        holds(nested(3), {"data": list(range(300))})
+    assert time.process_time() - started < 5
+
+
+def test_conditions_share_bound_data() -> None:
+    bound = CONDITIONS.bind({"event": EVENT}, 500)
+    texts = ["event.sequence == 7", "event.sequence == 8"]
+    assert [CONDITIONS.compile(text).holds(bound) for text in texts] == [True, False]
