@@ -244,6 +244,8 @@ class Decoder(Protocol):
 class ClientDialect:
     """Describes one client dialect: its encoder, and the properties that its callers depend on.
 
+    `unchanged`: whether each event becomes one frame, whose data is the stored event and whose name
+    is `category.action`. Then a caller needs no encoder to write the frame.
     `omitted`: the canonical types that have no event in this dialect. Each value says where a
     client sees the content of such an event instead.
     `stateful`: whether a frame depends on earlier events of the run. If so, a reader that begins
@@ -256,6 +258,7 @@ class ClientDialect:
     encoder: Callable[[], Encoder]
     omitted: Mapping[str, str] = field(default_factory=dict)
     stateful: bool = False
+    unchanged: bool = False
     select_types: Callable[[Collection[str], Collection[str]], frozenset[str]] | None = None
 
     @property

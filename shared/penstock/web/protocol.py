@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
@@ -33,6 +33,22 @@ _TOO_LARGE: Final = (
 _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
+class Stream(Protocol):
+    """A response that writes to the transport by itself, after ASGI has sent its head."""
+
+    def paused(self) -> None:
+        """Note that the transport has too many bytes."""
+        ...
+
+    def resumed(self) -> None:
+        """Note that the transport accepts bytes again."""
+        ...
+
+    def lost(self) -> None:
+        """Note that the connection is closed."""
+        ...
+
+
 class HttpProtocol(HttpToolsProtocol):
     """Closes a connection if its client sends too large a head, or sends too slowly.
 
@@ -50,7 +66,12 @@ class HttpProtocol(HttpToolsProtocol):
     - Between requests a connection may be idle for uvicorn's `timeout_keep_alive`.
 
     These limits never end a response that is being sent, such as an event stream.
+
+    A `Stream` may take the connection over. Until `give_back`, the stream hears what happens to
+    the connection, and bytes that the client sends as a body are dropped.
     """
+
+    stream: Stream | None = None
 
     head_s = HEAD_S
     body_s = BODY_S
@@ -72,6 +93,33 @@ class HttpProtocol(HttpToolsProtocol):
         """Stop the timer, because the client has disconnected."""
         self._stop_waiting()
         super().connection_lost(exc)
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.lost()
+
+    def take_over(self, stream: Stream) -> None:
+        """Let the stream write the rest of the response."""
+        self.stream = stream
+        self.flow.resume_reading()  # otherwise a closed connection would not be noticed
+        # What is left of the request is not needed any more, and would take 2 KB until the end.
+        self.scope["headers"], self.headers, self.cycle.body = [], [], bytearray()
+
+    def give_back(self, stream: Stream) -> None:
+        """Let uvicorn continue with the connection, because the response is complete."""
+        assert self.stream is stream
+        self.stream = None
+
+    def pause_writing(self) -> None:
+        """Tell the stream that the transport has too many bytes."""
+        super().pause_writing()
+        if self.stream is not None:
+            self.stream.paused()
+
+    def resume_writing(self) -> None:
+        """Tell the stream that the transport accepts bytes again."""
+        super().resume_writing()
+        if self.stream is not None:
+            self.stream.resumed()
 
     def data_received(self, data: bytes) -> None:
         """Parse and count arrived bytes; close the connection if a limit is exceeded."""
@@ -104,7 +152,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Count a piece of the body."""
         self._framing_bytes -= (1 + FRAMING_PER_BYTE) * len(body)
-        super().on_body(body)
+        if self.stream is None:
+            super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """Start the time for the body, because the head is complete."""

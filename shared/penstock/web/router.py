@@ -136,7 +136,7 @@ class Router:
         except Problem as problem:
             await refuse(problem, errors, scope, receive, send)
             return
-        place = StreamPlace(auth.streams, identity)
+        place = StreamPlace(auth.streams, identity, give_back)
         scope["state"] = {
             **scope.get("state", {}),
             IDENTITY: identity,
@@ -158,7 +158,6 @@ class Router:
                 await response(scope, receive, send)
         finally:
             place.give_back()
-            give_back()
 
     async def _not_served(
         self, path: _Path | None, scope: Scope, receive: Receive, send: Send

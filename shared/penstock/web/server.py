@@ -207,8 +207,15 @@ class Server:
         """Close each connection after its answer; return when none is open, or after `grace_s`."""
         self._letting_go = True
         over = asyncio.get_running_loop().time() + grace_s
-        while self._server.server_state.tasks and asyncio.get_running_loop().time() < over:
+        while self._is_answering() and asyncio.get_running_loop().time() < over:
             await asyncio.sleep(TICK_S)
+
+    def _is_answering(self) -> bool:
+        """Return whether a request has no complete answer yet. A stream may have no task."""
+        state = self._server.server_state
+        return bool(state.tasks) or any(
+            isinstance(each, HttpProtocol) and each.stream is not None for each in state.connections
+        )
 
     async def stop(self) -> None:
         """Close the port, wait two seconds for open requests, then cancel them."""

@@ -116,7 +116,9 @@ async def test_a_stream_ends_when_its_credential_cannot_be_watched(
 
     monkeypatch.setattr(credential, "over", broken)
     monkeypatch.setattr(
-        credential, "identity_of", lambda scope: cast(Identity, SimpleNamespace(expires_at=1.0))
+        credential,
+        "identity_of",
+        lambda scope: cast(Identity, SimpleNamespace(expires_at=1.0, grant=object())),
     )
     ended = asyncio.Event()
     with credential.while_valid({}, ended.set):
@@ -145,7 +147,7 @@ async def test_a_stream_until_idle_ends_although_a_record_could_not_be_read_at_f
 
     monkeypatch.setattr(until_idle, "idle_since", idle_since)
     monkeypatch.setattr(until_idle, "LOOK_S", 0.01)
-    client = cast(Client, SimpleNamespace(end_after=end_after))
+    client = cast(Client, SimpleNamespace(end_after=end_after, when_left=lambda release: None))
     async with asyncio.timeout(5):
         await UntilIdle(stream, client, cast(Bus, None), SESSION)(
             {}, cast(Any, None), cast(Any, None)

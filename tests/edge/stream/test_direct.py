@@ -8,6 +8,7 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from penstock_edge.stream import direct_write
+from penstock_edge.stream.ring import http_chunk
 from support.drive.clients import MakeEdge, Stream
 from support.fakes.pretend import PretendRun
 
@@ -67,8 +68,8 @@ def test_a_server_that_is_not_uvicorn_is_written_to_by_asgi() -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
-    assert direct_write.direct_of(receive) is None
+    assert direct_write.cycle_of(receive) is None
 
 
 def test_a_chunk_is_its_length_in_hex_and_its_bytes() -> None:
-    assert direct_write.http_chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"
+    assert http_chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"

@@ -10,7 +10,7 @@ from typing import Final
 from penstock.bus import Bus, BusError, ObjectGone, Stored, subjects
 from penstock.bus.messages import SEQUENCE
 from penstock.bus.streams import events_for
-from penstock.bus.write.objects import unwrap
+from penstock.bus.write.objects import is_reference, unwrap
 from penstock_edge.sources.history import History
 from penstock_edge.views.items import Encoding, Item
 from penstock_edge.views.positions import StreamSequence
@@ -25,8 +25,21 @@ FOLD_TRIES: Final = 40
 FOLD_RETRY_S: Final = 0.05
 
 
+def encode_now(view: View, encoding: Encoding, stored: Stored) -> Item | None:
+    """Encode one message as an item; None if something must be read before (see `encode`).
+
+    Nearly all messages can be encoded at once, without the cost of a coroutine.
+    """
+    if is_reference(stored.payload) and not is_raw(stored):
+        return None
+    try:
+        return encoding.feed(stored) if encoding.is_ready(stored) else None
+    except Exception as error:
+        return _unreadable(view, stored, error)
+
+
 async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> Item:
-    """Encode one message as an item.
+    """Encode one message as an item, and read what is needed for it.
 
     If the message cannot be read, the item is a notice, so that a client sees where a message is
     missing.
@@ -42,13 +55,20 @@ async def encode(bus: Bus, view: View, encoding: Encoding, stored: Stored) -> It
         log.warning("%s %d: %s", stored.subject, stored.sequence, error)
         return Item(stored.sequence, [view.notice("payload_lost", str(error))])
     except Exception as error:
-        # If a body is not an event, an encoder may raise any exception. If the exception ended the
-        # hub, each client that reconnects would fail at the same message.
-        expected = isinstance(error, (ValueError, KeyError, TypeError))
-        text = "%s %d cannot be read: %r"
-        log.warning(text, stored.subject, stored.sequence, error, exc_info=not expected)
-        text = f"message {stored.sequence} cannot be read"
-        return Item(stored.sequence, [view.notice("unreadable_event", text)])
+        return _unreadable(view, stored, error)
+
+
+def _unreadable(view: View, stored: Stored, error: Exception) -> Item:
+    """Return the notice of a message that cannot be read.
+
+    If a body is not an event, an encoder may raise any exception. If the exception ended the hub,
+    each client that reconnects would fail at the same message.
+    """
+    expected = isinstance(error, (ValueError, KeyError, TypeError))
+    text = "%s %d cannot be read: %r"
+    log.warning(text, stored.subject, stored.sequence, error, exc_info=None if expected else error)
+    text = f"message {stored.sequence} cannot be read"
+    return Item(stored.sequence, [view.notice("unreadable_event", text)])
 
 
 async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequence) -> None:

@@ -20,7 +20,7 @@ from penstock_edge.sources.run_source import ignore_failure
 from penstock_edge.sources.sessions import RunRecords, Session, records_of
 from penstock_edge.views.dialects import notices, reads_from_of, rendering
 from penstock_edge.views.framing import Framing
-from penstock_edge.views.items import Encoding, Item, Render, rendered
+from penstock_edge.views.items import Encoding, Item, Render, UnchangedEncoding, rendered
 from penstock_edge.views.positions import StreamSequence
 from penstock_edge.views.view import Deliver, ManyRuns, ReadFrom, Source, View
 
@@ -40,6 +40,10 @@ class ManyEncoding(Encoding):
     render: Render
     reads_from: ReadFrom
     _encoders: OrderedDict[str, Encoder] = field(default_factory=OrderedDict)
+
+    def is_ready(self, stored: Stored) -> bool:
+        """Return whether no earlier event of the run must be folded before this event."""
+        return self.missing_from(stored) is None
 
     def missing_from(self, stored: Stored) -> StreamSequence | None:
         """Return the sequence of the run's first event if the run has no encoder here.
@@ -313,11 +317,17 @@ def _view(
     known = CLIENT_DIALECTS[dialect]
     render = rendering(framing, types)
     reads_from = reads_from_of(dialect)
+
+    def encoding() -> Encoding:
+        if known.unchanged:
+            return UnchangedEncoding(render, ends=False)
+        return ManyEncoding(known.encoder, render, reads_from)
+
     return View(
         (*key, dialect, framing.key, *sorted(types or ())),
         dialect,
         ManyRuns(sources, shard),
-        lambda: ManyEncoding(known.encoder, render, reads_from),
+        encoding,
         notices(dialect, framing, "", session_id),
         reads_from,
         framing,

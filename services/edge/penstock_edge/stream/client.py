@@ -1,13 +1,17 @@
 """A client of a hub takes items from the ring or from a replay, until the client's stream ends.
 
-A client is in one of three phases:
+A client is in one of four phases:
 
 - `Replay`: the client's position is before the ring, and the client reads the JetStream stream;
-- `Live`: the client has a position in the hub's ring;
+- `Live`: the client has a position in the hub's ring, and takes items from the ring by itself;
+- `STEPPING`: the client is in step, so the hub writes the items of the ring to its connection;
 - None: the client's stream has ended.
 
 A client begins with a replay. When the replay reaches the ring, the client becomes live. If the
-ring then evicts items that the client does not have yet, the client replays again.
+ring then evicts items that the client does not have yet, the client replays again. A live client
+without any items to take gets in step, if it has a `Direct` connection that accepts bytes and if
+its next items need no change. Each `wake` ends this: the client is live again, and looks for what
+it must write.
 """
 
 from __future__ import annotations
@@ -18,18 +22,18 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.telemetry import DELIVERED, SLOW_CLIENTS
 from penstock.web.auth import Identity
 from penstock.web.read_scheduler import ReadScheduler, Turn
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import StartPosition
-from penstock_edge.stream.direct_write import Direct
 from penstock_edge.stream.hub import Hub
+from penstock_edge.stream.in_step import Write
 from penstock_edge.stream.open_streams import ReconnectReason, retry_ms
 from penstock_edge.stream.replay import Reached, Replay
-from penstock_edge.stream.ring import Chunk
+from penstock_edge.stream.ring import http_chunk
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.items import Item
 from penstock_edge.views.positions import ByteOffset, RingPosition, StreamSequence
@@ -62,14 +66,104 @@ class Live:
 
     at: RingPosition
     taken_bytes: ByteOffset  # the number of bytes of all items before `at`
-    idle: bool = False  # the client is at the ring's end, and has nothing to write
+
+
+class Stepping(Enum):
+    """The phase in which the hub writes the items. The group `InStep` has the position."""
+
+    STEPPING = "stepping"
+
+
+STEPPING: Final = Stepping.STEPPING
+
+
+class Idle(Enum):
+    """The result of `Client.next_write` if there is nothing to write until the next `wake`."""
+
+    IDLE = "idle"
+
+
+IDLE: Final = Idle.IDLE
+
+
+class Driver(Protocol):
+    """Writes a client's stream: it calls `next_write` after each `wake`."""
+
+    @property
+    def write(self) -> Write | None:
+        """The connection's own `write`, which takes HTTP chunks; None if ASGI must be used.
+
+        The value is also None while the connection is paused, because it has too many bytes.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Call `next_write` soon, at least once."""
+        ...
+
+    def drop(self) -> bool:
+        """End the stream of a client that does not read; return False if nothing is written now."""
+        ...
+
+    def fail(self) -> None:
+        """Close the connection, because its `write` has raised an exception."""
+        ...
+
+
+class ByTask(Driver):
+    """The driver of a response that is sent by ASGI: the response's task calls `Client.take`."""
+
+    write = None
+
+    def __init__(self) -> None:
+        self._wake = asyncio.Event()
+        self._task = asyncio.current_task()
+
+    async def wait(self) -> None:
+        """Wait for the next `wake`, or return at once if one came since the last call."""
+        await self._wake.wait()
+        self._wake.clear()
+
+    def wake(self) -> None:
+        """End `wait`."""
+        self._wake.set()
+
+    def drop(self) -> bool:
+        """Cancel the task, which then sees that `Client.end` is `End.SLOW`."""
+        return self._task is not None and self._task.cancel()
+
+    def fail(self) -> None:
+        """Do nothing: such a client is never in step."""
 
 
 class Client:
     """Provides the bytes of one client's stream in order, and never waits for another client.
 
-    Only one task, the response, may call `take`. Any task may call the other methods at any time.
+    Only one task, the driver's, may call `next_write`. Any task may call the other methods at any
+    time.
     """
+
+    __slots__ = (
+        "_after",
+        "_end_after",
+        "_is_keep_alive_due",
+        "_live_after",
+        "_next",
+        "_notices",
+        "_on_leave",
+        "_phase",
+        "_releases",
+        "_start",
+        "_turn",
+        "_turns",
+        "_was_last",
+        "_writing_since",
+        "_wrote_at",
+        "driver",
+        "end",
+        "hub",
+        "resumable",
+    )
 
     def __init__(
         self,
@@ -80,44 +174,62 @@ class Client:
     ) -> None:
         self.hub = hub
         self.resumable = False  # the response sets True if the client knows its cursor
-        self.task: asyncio.Task[None] | None = None  # is cancelled when the client is dropped
-        self.direct: Direct | None = None  # is set after the head is sent, if uvicorn allows it
+        self.driver: Driver | None = None
         self.end: End | None = None
-        self._on_leave = on_leave
+        self._on_leave: Callable[[Client], None] | None = on_leave
+        self._releases: tuple[Callable[[], object], ...] = ()  # are called when the client leaves
         self._turns = turns
         self._turn: Turn = nullcontext
         self._start = StreamSequence(start.start)
-        self._phase: Replay | Live | None = Replay(hub, self._start)
+        self._phase: Replay | Live | Stepping | None = Replay(hub, self._start)
         self._next = self._start  # one more than the sequence of the newest item that was taken
         self._after: Cursor | None = start.after  # frames up to this cursor are not written
         self._live_after: int | None = start.live_after  # None after the live marker is written
         self._end_after: int | None = None
         self._was_last = False  # whether the newest item that was taken ends the stream
         self._notices = b""
-        self._keep_alive_due = False
-        self._wake = asyncio.Event()
+        self._is_keep_alive_due = False
         self._writing_since: float | None = None
         self._wrote_at = asyncio.get_running_loop().time()
-        self._count = DELIVERED.labels(hub.view.dialect).inc
         if start.truncated:
             self.warn("history_truncated", "earlier events are no longer kept")
         if self._live_after is not None and self._live_after < start.start:
             self._notices += self._live_marker()
 
-    # Called by the response
+    # Called by the driver, or by a response without a driver
 
     async def take(self) -> bytes | None:
-        """Wait for the bytes to write next, and return them; None when the stream has ended."""
-        while self._phase is not None:
+        """Wait for the bytes to write next, and return them; None when the stream has ended.
+
+        Only the task of a response that is sent by ASGI may call this method.
+        """
+        driver = self.driver
+        if driver is None:
+            driver = self.driver = ByTask()
+        assert isinstance(driver, ByTask)
+        while isinstance(taken := await self.next_write(), Idle):
+            await driver.wait()
+        return taken
+
+    async def next_write(self) -> bytes | Idle | None:
+        """Return the bytes to write next, and wait only while a replay is read.
+
+        The result is None when the stream has ended, and `IDLE` if there is nothing to write until
+        the next `wake`. In the second case the client may be in step.
+        """
+        while (phase := self._phase) is not None:
+            found: bytes | Idle = b""
             if self._is_complete():
                 self._finish(End.COMPLETE)
             elif self.end is not None:
                 self._phase = None
                 return self._farewell() or None
-            elif notice := self._notice():
-                return notice
-            elif body := await self._items(self._phase):
-                return body
+            elif isinstance(phase, Replay):
+                found = self._notice() or await self._replayed(phase)
+            else:
+                found = self._notice() or self._from_ring(phase)
+            if found:
+                return found
         return None
 
     def read_for(self, who: Identity) -> None:
@@ -145,15 +257,32 @@ class Client:
 
     # Called by the hub, by `Hubs.maintain` and by the surfaces
 
-    def wake(self) -> int:
-        """Make the client look for new items; return the number of items written at once."""
-        live = self._phase
-        if isinstance(live, Live) and live.idle and self.direct is not None:
-            written = self._write_at_once(live, self.direct)
-            if written:
-                return written
-        self._wake.set()
-        return 0
+    def wake(self) -> None:
+        """Make the client look for what it must write: a client in step leaves the group."""
+        if self._phase is STEPPING:
+            self._step_out()
+        if self.driver is not None:
+            self.driver.wake()
+
+    def paused(self) -> None:
+        """Leave the group, because the connection accepts no more bytes for now."""
+        if self._phase is STEPPING:
+            self._step_out()
+
+    def resumed(self) -> None:
+        """Continue, because the connection accepts bytes again."""
+        self.wake()
+
+    def fail(self) -> None:
+        """End the stream, because the connection's `write` has raised an exception."""
+        if self._phase is STEPPING:
+            self._step_out()
+        if self.driver is not None:
+            self.driver.fail()
+
+    def when_left(self, release: Callable[[], object]) -> None:
+        """Call this function once when the client leaves the hub."""
+        self._releases += (release,)
 
     def end_after(self, sequence: int) -> None:
         """End the stream after the message with this stream sequence.
@@ -161,12 +290,12 @@ class Client:
         If this client does not get the message, the stream ends after the first later item.
         """
         self._end_after = sequence
-        self._wake.set()
+        self.wake()
 
     def warn(self, code: str, message: str) -> None:
         """Write a notice of the edge to the client, between two events."""
         self._notices += self.hub.view.notice(code, message)
-        self._wake.set()
+        self.wake()
 
     def expire(self) -> None:
         """End the stream, because the caller's credential is no longer valid."""
@@ -177,20 +306,46 @@ class Client:
         self._end_with(_MOVED[reason])
 
     def leave(self) -> None:
-        """Leave the hub: the client has closed the connection, or the response is complete."""
-        self._finish(End.LEFT)
-        self._wake.set()
-        self._on_leave(self)
+        """Leave the hub: the client has closed the connection, or the response is complete.
 
-    def maintain(self, period_s: float, settings: EdgeSettings) -> None:
+        Further calls do nothing.
+        """
+        if self._phase is STEPPING:
+            self._step_out()
+        self._finish(End.LEFT)
+        on_leave, self._on_leave = self._on_leave, None
+        if on_leave is None:
+            return
+        on_leave(self)
+        releases, self._releases = self._releases, ()
+        for release in releases:
+            release()
+        if self.driver is not None:
+            self.driver.wake()
+
+    def maintain(self, now: float, period_s: float, settings: EdgeSettings) -> None:
         """Drop the client if it is slow, and keep an idle stream alive; called every `period_s`."""
-        now = asyncio.get_running_loop().time()
         if self._writing_since is not None:
             self._drop_if_slow(now - self._writing_since, period_s, settings)
             return
-        if self.hub.view.framing.keep_alive and now - self._wrote_at >= 2 * period_s:
-            self._keep_alive_due = True
-            self._wake.set()
+        wrote_at = self._wrote_at
+        if self._phase is STEPPING:
+            wrote_at = max(wrote_at, self.hub.in_step.wrote_at)
+        keep_alive = self.hub.view.framing.keep_alive
+        if not keep_alive or now - wrote_at < 2 * period_s:
+            return
+        write = self.driver.write if self.driver is not None else None
+        if self._phase is STEPPING and write is not None:
+            # The client stays in step. This costs 10 µs less than to leave the group and return.
+            self._wrote_at = now
+            try:
+                write(http_chunk(keep_alive))
+            except Exception:
+                log.exception("a connection takes no bytes; its client's stream ends")
+                self.fail()
+        else:
+            self._is_keep_alive_due = True
+            self.wake()
 
     # The end
 
@@ -200,7 +355,7 @@ class Client:
     def _end_with(self, end: End) -> None:
         """End the stream after `_farewell` was written, unless the stream has ended already."""
         self.end = self.end or end
-        self._wake.set()
+        self.wake()
 
     def _finish(self, end: End) -> None:
         """End the stream at once."""
@@ -227,15 +382,17 @@ class Client:
         behind = resumable and self._pending_bytes > settings.max_pending_bytes
         if not (hangs_s >= settings.write_timeout_s or (behind and hangs_s >= period_s)):
             return
-        if self.end is End.SLOW or self.task is None:
+        if self.end is End.SLOW or self.driver is None:
             return
-        self.end = End.SLOW
+        before, self.end = self.end, End.SLOW
+        if not self.driver.drop():
+            self.end = before
+            return
         log.warning(
             "%s: a client is dropped: it has taken nothing for %.1f s, with %d bytes pending",
             *(" ".join(self.hub.view.key), hangs_s, self._pending_bytes),
         )
         SLOW_CLIENTS.inc()
-        self.task.cancel()
 
     @property
     def _pending_bytes(self) -> int:
@@ -250,8 +407,8 @@ class Client:
         if self._notices:
             notices, self._notices = self._notices, b""
             return notices
-        if self._keep_alive_due:
-            self._keep_alive_due = False
+        if self._is_keep_alive_due:
+            self._is_keep_alive_due = False
             return self.hub.view.framing.keep_alive
         return self._live_marker() if self._is_live_unmarked() else b""
 
@@ -273,24 +430,43 @@ class Client:
 
     # The items
 
-    async def _items(self, phase: Replay | Live) -> bytes:
-        """Return the bytes of the next items; empty if `take` must look again."""
-        if isinstance(phase, Replay):
-            return await self._replayed(phase)
+    def _from_ring(self, phase: Live | Stepping) -> bytes | Idle:
+        """Return the bytes of the next items; `IDLE` if the client has all items of the ring.
+
+        The result is empty if the client's phase has changed, or if no item has bytes.
+        """
+        if phase is STEPPING:
+            return IDLE
         ring = self.hub.ring
         if phase.at < ring.base:
             self._fall_behind()
         elif (chunk := ring.chunk(phase.at)) is not None:
-            self._advance(phase, chunk)
+            newest = chunk.items[-1]
+            phase.at = chunk.end
+            phase.taken_bytes = ByteOffset(newest.offset)
+            self._next = StreamSequence(newest.sequence + 1)
             return self._own_part(chunk.items, chunk.body)
         elif self.hub.closed:
             self._finish(End.FAILED if self.hub.failed else End.STOPPED)
         else:
-            phase.idle = True
-            await self._wake.wait()
-            phase.idle = False
-            self._wake.clear()
+            self._step_in(phase)
+            return IDLE
         return b""
+
+    def _step_in(self, live: Live) -> None:
+        """Let the hub write the next items, if the client gets these items without any change.
+
+        A client that cannot get in step stays live, and is woken for the next items.
+        """
+        is_plain = self._after is None and self._live_after is None and self._end_after is None
+        write = self.driver.write if is_plain and self.driver is not None else None
+        if write is not None and self.hub.step_in(self, live.at, write):
+            self._phase = STEPPING
+
+    def _step_out(self) -> None:
+        at, next_ = self.hub.step_out(self)
+        self._next = max(self._next, next_)
+        self._phase = Live(at, self.hub.ring.offset_before(at))
 
     async def _replayed(self, replay: Replay) -> bytes:
         found = await replay.take(self._turn)
@@ -315,45 +491,10 @@ class Client:
             self._next = start = self._start
         self._phase = Replay(self.hub, start)
 
-    def _write_at_once(self, live: Live, direct: Direct) -> int:
-        """Write the next chunk to the connection without waking the response's task.
-
-        Returns:
-            The number of items in the chunk; 0 if the task must take the chunk.
-        """
-        ring = self.hub.ring
-        chunk = ring.chunk(live.at) if live.at >= ring.base else None
-        if chunk is None or not self._takes_unchanged(chunk):
-            return 0
-        if not direct.write(chunk.framed):
-            return 0
-        self._advance(live, chunk)
-        self.wrote()
-        if ring.chunk(chunk.end) is not None:
-            self._wake.set()
-        return len(chunk.items)
-
-    def _takes_unchanged(self, chunk: Chunk) -> bool:
-        """Return whether this client gets the chunk's bytes next, without any change.
-
-        The result is False if the task was woken for another reason, if frames up to a cursor must
-        be left out, if the live marker must be written, or if the stream may end with this chunk.
-        """
-        is_plain = self._after is None and self._live_after is None and self._end_after is None
-        return (
-            is_plain and not self._wake.is_set() and bool(chunk.body) and not chunk.items[-1].last
-        )
-
-    def _advance(self, live: Live, chunk: Chunk) -> None:
-        newest = chunk.items[-1]
-        live.at = chunk.end
-        live.taken_bytes = ByteOffset(newest.offset)
-        self._next = StreamSequence(newest.sequence + 1)
-
     def _own_part(self, items: tuple[Item, ...], body: bytes) -> bytes:
         """Return the bytes of these items that this client needs, with the live marker if due."""
         self._was_last = items[-1].last
-        self._count(len(items))
+        DELIVERED.labels(self.hub.view.dialect).inc(len(items))
         after, live_after = self._after, self._live_after
         if after is None and live_after is None:
             return body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -15,25 +16,80 @@ from penstock.web.auth import identity_of, over
 log = logging.getLogger(__name__)
 
 EXPIRES: Final = "token_expires"
+LOOK_AGAIN_S: Final = 15.0
+
+
+def watch(
+    scope: Scope, end: Callable[[], object], warn: Callable[[str, str], object] | None = None
+) -> Callable[[], None]:
+    """Call `end` once when the caller's credential becomes invalid.
+
+    Some time before a stream token expires, `warn` is called with a code and a message. The
+    returned function ends the watch.
+    """
+    identity = identity_of(scope)
+    if identity.expires_at is None:
+        return _nothing
+    if identity.grant is None:
+        return _Expiry(identity.expires_at, end).stop
+    return _watch_token(scope, end, warn)
 
 
 @contextmanager
 def while_valid(
     scope: Scope, end: Callable[[], object], warn: Callable[[str, str], object] | None = None
 ) -> Iterator[None]:
-    """Call `end` once if the caller's credential becomes invalid within the block.
-
-    Some time before a stream token expires, `warn` is called with a code and a message.
-    """
-    if identity_of(scope).expires_at is None:
+    """Watch the caller's credential within the block, as `watch` does."""
+    stop = watch(scope, end, warn)
+    try:
         yield
-        return
+    finally:
+        stop()
+
+
+class _Expiry:
+    """Calls `end` at a time, given in Unix seconds. A timer needs 3 KB less than a task."""
+
+    __slots__ = ("_end", "_expires_at", "_timer")
+
+    def __init__(self, expires_at: float, end: Callable[[], object]) -> None:
+        self._expires_at = expires_at
+        self._end: Callable[[], object] | None = end
+        self._timer: asyncio.TimerHandle | None = None
+        self._look()
+
+    def stop(self) -> None:
+        self._end = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        left_s = self._expires_at - time.time()
+        if left_s > 0:
+            # No wait is longer than `LOOK_AGAIN_S`, because the wall clock may be changed.
+            wait_s = min(left_s, LOOK_AGAIN_S)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+        elif self._end is not None:
+            end = self._end
+            self.stop()
+            end()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _watch_token(
+    scope: Scope, end: Callable[[], object], warn: Callable[[str, str], object] | None
+) -> Callable[[], None]:
+    """Watch a stream token, which may also be extended or revoked."""
 
     def warn_of_expiry(left_s: float) -> None:
         if warn is not None:
             warn(EXPIRES, f"the stream token expires in {left_s:.0f} s; extend it, or take another")
 
-    async def watch() -> None:
+    async def until_over() -> None:
         try:
             await over(scope, warn_of_expiry)
         except Exception:
@@ -41,8 +97,9 @@ def while_valid(
             log.exception("a stream is ended: its credential cannot be watched")
         end()
 
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
+    watching = asyncio.create_task(until_over())
+
+    def stop() -> None:
         watching.cancel()
+
+    return stop

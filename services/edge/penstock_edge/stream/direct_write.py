@@ -1,46 +1,178 @@
-"""Writes events directly to a client's transport, at half the cost of ASGI's `send`.
+"""Writes a stream directly to its connection, without ASGI and without a task.
 
-A direct write does not wake the task of the response. ASGI writes the head and the end of a
-response, and all bytes that a connection does not accept at once. Between the head and the end, an
-event is framed as an HTTP chunk once for all clients, and each client's transport gets this chunk
-directly. Direct writes need objects of uvicorn that are not public. So direct writes are used only
-with the versions in `TRIED`. With any other version, ASGI writes all bytes.
+ASGI sends the head of the response. Then the stream takes the connection over from uvicorn, and the
+ASGI application returns: a suspended ASGI call would need 10 KB for each open stream. Until the end
+of the response, the hub writes to the transport. A task exists only while the client is not in
+step. All bytes are HTTP chunks, which are made once for all clients.
+
+This needs objects of uvicorn that are not public. So it is used only with the versions in `TRIED`
+and with the server of `penstock.web`. Otherwise ASGI writes all bytes.
 """
 
 from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
 
 import uvicorn
 from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-TRIED = ("0.54.",)
+from penstock import sse
+from penstock.web.protocol import HttpProtocol
+from penstock_edge.stream.client import Client, Driver, End, Idle
+from penstock_edge.stream.in_step import Write
+from penstock_edge.stream.ring import http_chunk
+from penstock_edge.views.view import Delivery
+
+log = logging.getLogger(__name__)
+
+TRIED: Final = ("0.54.",)
+SLICE_BYTES: Final = 256 * 1024
+DROPPED_S: Final = 5.0  # seconds to write the comment `DROPPED` to a slow connection
+DROPPED: Final = sse.comment(
+    "dropped: this connection reads too slowly; reconnect with Last-Event-ID to continue"
+)
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
-class Direct:
-    """The connection of one chunked response whose head has been sent."""
+class Direct(Driver):
+    """The driver of a stream that has taken over its connection."""
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    __slots__ = ("_client", "_cycle", "_first", "_protocol", "_resumed", "_task", "_write")
+
+    def __init__(self, client: Client, cycle: RequestResponseCycle, protocol: HttpProtocol) -> None:
+        self._client = client
         self._cycle = cycle
+        self._protocol = protocol
+        self._write: Write = protocol.transport.write
+        self._task: asyncio.Task[None] | None = None
+        self._resumed: asyncio.Future[None] | None = None
+        self._first = b""
 
-    def write(self, chunk: bytes) -> bool:
-        """Write an HTTP chunk; return False if the connection does not accept the chunk now."""
-        cycle = self._cycle
-        if (
-            cycle.disconnected
-            or cycle.response_complete
-            or cycle.flow.write_paused
-            or cycle.transport.is_closing()
-        ):
-            return False
-        cycle.transport.write(chunk)
-        return True
+    def start(self, body: bytes) -> None:
+        """Take the connection over, and write the stream, which begins with these bytes."""
+        self._protocol.take_over(self)
+        # uvicorn now accepts that the ASGI application returns before the response is complete.
+        self._cycle.disconnected = True
+        self._client.driver = self
+        self._first = body
+        self.wake()
 
-    def close_after(self) -> None:
-        """Close the connection after the response.
+    # Called by the client
 
-        The client's next request then opens a new connection, which may reach another edge.
+    @property
+    def write(self) -> Write | None:
+        """The transport's `write`; None while the transport has too many bytes."""
+        return None if self._protocol.flow.write_paused else self._write
+
+    def wake(self) -> None:
+        """Start the task, if it does not run."""
+        if self._task is None and self._protocol.stream is self:
+            self._task = asyncio.create_task(self._run())
+
+    def drop(self) -> bool:
+        """Cancel the task, which then sees that `Client.end` is `End.SLOW`."""
+        return self._task is not None and self._task.cancel()
+
+    def fail(self) -> None:
+        """Close the connection; `lost` is called then."""
+        self._protocol.transport.abort()
+
+    # Called by the protocol
+
+    def paused(self) -> None:
+        """The transport has too many bytes."""
+        self._client.paused()
+
+    def resumed(self) -> None:
+        """The transport accepts bytes again."""
+        if self._resumed is not None and not self._resumed.done():
+            self._resumed.set_result(None)
+        self._client.resumed()
+
+    def lost(self) -> None:
+        """The connection is closed."""
+        if self._task is not None:
+            self._task.cancel()
+        self._client.leave()
+
+    # The task
+
+    async def _run(self) -> None:
+        client, in_frame = self._client, False
+        body: bytes | Idle | None
+        body, self._first = self._first, b""
+        try:
+            while not isinstance(body, Idle):
+                if body is None:
+                    self._complete()
+                    return
+                for start in range(0, len(body), SLICE_BYTES):
+                    in_frame = start > 0
+                    await self._write_chunk(body[start : start + SLICE_BYTES])
+                in_frame = False
+                body = await client.next_write()
+        except asyncio.CancelledError:
+            if client.end is not End.SLOW or self._protocol.stream is not self:
+                client.leave()
+                raise
+            await self._say_dropped(in_frame)
+        except Exception:
+            log.exception("a stream ends, because its bytes cannot be written")
+            self._protocol.transport.abort()
+        finally:
+            self._task = None
+
+    async def _write_chunk(self, body: bytes) -> None:
+        client = self._client
+        client.begin_write()
+        await self._writable()
+        self._write(http_chunk(body))
+        client.wrote()
+
+    async def _writable(self) -> None:
+        while self._protocol.flow.write_paused:
+            self._resumed = asyncio.get_running_loop().create_future()
+            try:
+                await self._resumed
+            finally:
+                self._resumed = None
+
+    def _complete(self, body: bytes = b"") -> None:
+        """Write the end of the response, and give the connection back to uvicorn."""
+        client, cycle, protocol = self._client, self._cycle, self._protocol
+        if protocol.stream is self:
+            protocol.give_back(self)
+            self._write((http_chunk(body) if body else b"") + _LAST_CHUNK)
+            cycle.response_complete = True
+            # The next request of a client that is asked to reconnect must be able to reach another
+            # edge, so it needs a new connection.
+            if not cycle.keep_alive or client.end in (End.AGED, End.DRAINED):
+                protocol.transport.close()
+            protocol.on_response_complete()
+        client.leave()
+
+    async def _say_dropped(self, in_frame: bool) -> None:
+        """Write the reason why the stream ends, and close the connection.
+
+        Nothing is written if the last write ended inside a frame, or if the connection does not
+        accept the bytes in time.
         """
-        self._cycle.keep_alive = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DROPPED_S):
+                await self._writable()
+                self._complete(b"" if in_frame else dropped(self._client))
+                return
+        self._protocol.transport.abort()
+
+
+def dropped(client: Client) -> bytes:
+    """Return the bytes that tell a slow client why its stream ends."""
+    resumable = client.hub.view.delivery is Delivery.RESUMABLE
+    return DROPPED if resumable else client.interruption()
 
 
 def is_tried() -> bool:
@@ -48,15 +180,19 @@ def is_tried() -> bool:
     return uvicorn.__version__.startswith(TRIED)
 
 
-def direct_of(receive: Receive) -> Direct | None:
-    """Return the connection of a response whose head has been sent; None if ASGI must be used."""
+def cycle_of(receive: Receive) -> RequestResponseCycle | None:
+    """Return uvicorn's object of the request; None if the request has another server."""
     # Middleware wraps `send`, but not `receive`. So `receive` is a method of uvicorn's own object.
     cycle = getattr(receive, "__self__", None)
-    if is_tried() and isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding:
-        return Direct(cycle)
-    return None
+    return cycle if is_tried() and isinstance(cycle, RequestResponseCycle) else None
 
 
-def http_chunk(body: bytes) -> bytes:
-    """Frame the body as one chunk of a chunked response (RFC 9112, section 7.1)."""
-    return b"%x\r\n%b\r\n" % (len(body), body)
+def direct_of(receive: Receive, client: Client) -> Direct | None:
+    """Return the driver of a response whose head has been sent; None if ASGI must be used."""
+    cycle = cycle_of(receive)
+    if cycle is None or not cycle.chunked_encoding or cycle.disconnected:
+        return None
+    protocol = cycle.transport.get_protocol()
+    if not isinstance(protocol, HttpProtocol) or protocol.cycle is not cycle:
+        return None
+    return Direct(client, cycle, protocol)

@@ -9,38 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
-from typing import Final, Protocol
 
 from penstock.bus import Bus, Stored
-from penstock.telemetry import DELIVERED
 from penstock.web.read_scheduler import Turn
-from penstock_edge.sources.encode import encode
+from penstock_edge.sources.encode import encode, encode_now
 from penstock_edge.sources.history import History
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.sources.run_source import source_of
-from penstock_edge.stream.ring import Ring
+from penstock_edge.stream.flushes import JOIN_MANY_S, JOIN_S, MANY, SLICE, Flushes
+from penstock_edge.stream.in_step import InStep, Member, Write
+from penstock_edge.stream.ring import CHUNK_BYTES, Ring
 from penstock_edge.stream.ring_budget import RingBudget
 from penstock_edge.views.items import Encoding, Item
-from penstock_edge.views.positions import StreamSequence
+from penstock_edge.views.positions import RingPosition, StreamSequence
 from penstock_edge.views.view import View
 
 log = logging.getLogger(__name__)
-
-SLICE: Final = 100  # the number of clients to wake before other tasks may run
-
-
-class HubClient(Protocol):
-    """The part of a client that the hub uses."""
-
-    def wake(self) -> int:
-        """Make the client look at the ring: the ring has new items, or will get no more items.
-
-        Returns:
-            The number of items that the client has written at once.
-        """
-        ...
 
 
 class State(Enum):
@@ -58,62 +45,93 @@ class SourceFailed(Exception):
 
 
 class _Arrivals:
-    """The messages that a source has delivered to a hub. This object has no reference to the hub.
+    """The messages that a source has delivered and that the hub has not encoded yet.
 
-    If it had such a reference, a hub and its source would form a cycle, and the ring of a finished
-    hub would stay in memory until the garbage collector runs.
+    `on_some` is called when there are new messages. `close` drops the reference to the hub.
+    Otherwise the hub and its source would form a cycle, and the ring of a finished hub would stay
+    in memory until the garbage collector runs.
     """
 
-    def __init__(self) -> None:
+    __slots__ = ("_batch", "_failure", "_on_some")
+
+    def __init__(self, on_some: Callable[[], None]) -> None:
         self._batch: list[Stored] = []
         self._failure: BaseException | None = None
-        self._some = asyncio.Event()
+        self._on_some: Callable[[], None] | None = on_some
 
     def add(self, batch: list[Stored]) -> None:
         self._batch += batch
-        self._some.set()
+        if self._on_some is not None:
+            self._on_some()
 
     def fail(self, error: BaseException) -> None:
         self._failure = error
-        self._some.set()
+        if self._on_some is not None:
+            self._on_some()
 
-    async def take(self) -> list[Stored]:
-        """Wait for the next messages, and return them.
+    def give_back(self, batch: list[Stored]) -> None:
+        """Put messages before all others that `take` returns."""
+        self._batch[:0] = batch
+
+    def close(self) -> None:
+        self._on_some = self._failure = None
+        self._batch = []
+
+    @property
+    def waiting(self) -> bool:
+        """Whether `take` would return messages, or raise an exception."""
+        return bool(self._batch) or self._failure is not None
+
+    def take(self) -> list[Stored]:
+        """Return the new messages.
 
         Raises:
             SourceFailed: the source has failed, and all its messages have been taken.
         """
-        await self._some.wait()
-        self._some.clear()
         batch, self._batch = self._batch, []
-        if self._failure is not None:
-            if not batch:
-                raise SourceFailed from self._failure
-            self._some.set()
+        if not batch and self._failure is not None:
+            raise SourceFailed from self._failure
         return batch
 
 
 class Hub:
-    """Follows one view while the view has clients, and for a short time after the last one left."""
+    """Follows one view while the view has clients, and for a short time after the last one left.
+
+    A hub has no task while all its messages can be encoded at once: `Flushes` calls `flush`. If
+    something must be read for a message (`encode_now`), a task encodes this message and the
+    messages after it.
+    """
 
     def __init__(
-        self, bus: Bus, view: View, start: StartPosition, ring_bytes: int, budget: RingBudget
+        self,
+        bus: Bus,
+        view: View,
+        start: StartPosition,
+        ring_bytes: int,
+        budget: RingBudget,
+        flushes: Flushes,
     ) -> None:
         self.view = view
-        self.clients: set[HubClient] = set()
+        self.clients: set[Member] = set()
+        self.in_step = InStep()
         self.ring = Ring()
         # The ring has, or will get, every message from this stream sequence on.
         self.floor = StreamSequence(start.start)
+        self.flush_at = 0.0
         self._bus = bus
         self._state = State.NEW
         self._ring_bytes = ring_bytes
         self._budget = budget
+        self._flushes = flushes
+        self._is_queued = False  # whether `Flushes` will call `flush`
+        self._out_of_step: set[Member] = set()  # these clients are woken at each flush
         self._first: Stored | None = None
         self._encoding = view.encoding()
-        self._arrivals = _Arrivals()
+        self._arrivals = _Arrivals(self._on_arrival)
         self._source = source_of(bus, view, start, self._arrivals.add)
         self._source.on_failure = self._arrivals.fail
-        self._working: asyncio.Task[None] | None = None
+        self._working: asyncio.Task[None] | None = None  # encodes a message that waits for the bus
+        self._stopping: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
 
     @property
@@ -135,7 +153,6 @@ class Hub:
         if self._state is State.NEW:
             self._state = State.STARTING
             self._starting = asyncio.create_task(self._begin())
-            self._working = asyncio.create_task(self._work())
         if self._starting is not None:
             # Without the shield, a client that leaves would cancel the start for all clients.
             await asyncio.shield(self._starting)
@@ -152,11 +169,12 @@ class Hub:
         self._close(State.OVER)
         self._budget.forget(self)
         for task in (self._starting, self._working):
-            if task is not None:
+            if task is not None and task is not asyncio.current_task():
                 task.cancel()
         # The exception in a task refers to a stack frame, and the stack frame refers to this hub.
         # If the hub kept the task, the hub and its ring would stay in memory.
         self._starting = self._working = None
+        self._arrivals.close()
         await self._source.stop()
 
     def history(self, start: StreamSequence, turn: Turn) -> History:
@@ -177,36 +195,162 @@ class Hub:
             return last.sequence >= self.ring.evicted
         return self._first is None or self.view.followed.follows(last, self._first)
 
+    def encode_now(self, encoding: Encoding, stored: Stored) -> Item | None:
+        """Encode one message as an item; None if something must be read for it before."""
+        return encode_now(self.view, encoding, stored)
+
     async def encode(self, encoding: Encoding, stored: Stored) -> Item:
         """Encode one message as an item; a message that cannot be read becomes a notice."""
-        return await encode(self._bus, self.view, encoding, stored)
+        item = encode_now(self.view, encoding, stored)
+        return item or await encode(self._bus, self.view, encoding, stored)
 
     def evict_all(self) -> int:
         """Evict as many items as possible; return the number of bytes that the ring still has."""
         self._evict(0, least=0)
         return self.ring.held_bytes
 
-    async def _work(self) -> None:
+    def add(self, client: Member) -> None:
+        """Add a client, which is not in step."""
+        self.clients.add(client)
+        self._out_of_step.add(client)
+
+    def discard(self, client: Member) -> None:
+        """Remove a client that has left the group `in_step`."""
+        self.clients.discard(client)
+        self._out_of_step.discard(client)
+
+    def step_in(self, client: Member, at: RingPosition, write: Write) -> bool:
+        """Add a client to the group `in_step`, if the group is at the client's position."""
+        group = self.in_step
+        if group.at != at or self.closed:
+            return False
+        self._out_of_step.discard(client)
+        group.add(client, write)
+        return True
+
+    def step_out(self, client: Member) -> tuple[RingPosition, StreamSequence]:
+        """Remove a client from the group; return its position and its next stream sequence."""
+        self._out_of_step.add(client)
+        return self.in_step.remove(client)
+
+    def flush(self) -> int:
+        """Encode the new messages, and write them to the clients; return the number of writes.
+
+        `Flushes` calls this method. A fan-out to many clients continues in the next call.
+        """
+        self._is_queued = False
+        group = self.in_step
         try:
-            while not self.closed:
-                for stored in await self._arrivals.take():
-                    if self._first is None:
-                        self._first = replace(stored, payload=b"")
-                    item = await self.encode(self._encoding, stored)
-                    self.ring.append(item)
-                    if item.last:
-                        self._state = State.OVER
-                    if self.closed:
-                        break
-                self._evict(self._ring_bytes, least=1)
-                await self._fan_out()
-                self._budget.hold(self, self.ring.held_bytes)
-            await self._source.stop()
+            if not group.is_writing:
+                if self._working is None:
+                    self._take_arrivals()
+                self._begin_fan_out()
+            writes = group.write(SLICE)
         except Exception:  # without this, the clients would wait for events for ever
-            log.exception("%s: the hub stops following", " ".join(self.view.key))
-            self._close(State.FAILED)
-            self._budget.forget(self)
-            await self._source.stop()
+            self._fail()
+            return SLICE
+        if writes:
+            self._flushes.delivered(self.view.dialect, writes * group.events)
+        if group.is_writing or group.at != self.ring.end:
+            self._flush_again()
+        elif self._arrivals.waiting:
+            self._on_arrival()
+        return writes
+
+    def _on_arrival(self) -> None:
+        if not self._is_queued and self._working is None:
+            self._is_queued = True
+            self._flushes.add(self)
+
+    def _flush_again(self) -> None:
+        if not self._is_queued:
+            self._is_queued = True
+            self._flushes.again(self)
+
+    def _take_arrivals(self) -> None:
+        batch = self._arrivals.take()
+        if self._first is None and batch:
+            self._first = replace(batch[0], payload=b"")
+        view, encoding, append = self.view, self._encoding, self.ring.append
+        for at, stored in enumerate(batch):
+            item = encode_now(view, encoding, stored)
+            if item is None:
+                self._arrivals.give_back(batch[at + 1 :])
+                self._working = asyncio.create_task(self._encode(stored))
+                return
+            append(item)
+            if item.last:
+                self._end()
+                return
+
+    async def _encode(self, stored: Stored) -> None:
+        """Encode one message that must wait for the bus. The messages after it wait, too."""
+        try:
+            item = await encode(self._bus, self.view, self._encoding, stored)
+        except Exception:
+            self._working = None
+            self._fail()
+            return
+        self._working = None
+        if self.closed:
+            return
+        self.ring.append(item)
+        if item.last:
+            self._end()
+        self._flush_again()
+
+    def _end(self) -> None:
+        """Note that the last item is in the ring, so no more messages are needed."""
+        self._state = State.OVER
+        self._release_source()
+
+    def _fail(self) -> None:
+        log.exception("%s: the hub stops following", " ".join(self.view.key))
+        self._close(State.FAILED)
+        self._budget.forget(self)
+        self._release_source()
+
+    def _release_source(self) -> None:
+        self._arrivals.close()
+        self._stopping = asyncio.create_task(self._source.stop())
+
+    def _begin_fan_out(self) -> None:
+        """Begin to write the new items to the group, and wake the other clients."""
+        ring, group, now = self.ring, self.in_step, self._flushes.time()
+        self.flush_at = now + (JOIN_MANY_S if len(self.clients) >= MANY else JOIN_S)
+        if group.at == ring.end:
+            return
+        if len(group):
+            self._give_to_group(now)
+        if not len(group):
+            newest = ring.newest
+            group.move(ring.end, StreamSequence(newest.sequence + 1) if newest else group.next)
+        if ring.held_bytes > self._ring_bytes:
+            self._evict(self._ring_bytes, least=1)
+        self._budget.hold(self, ring.held_bytes)
+        for client in tuple(self._out_of_step):
+            client.wake()
+
+    def _give_to_group(self, now: float) -> None:
+        """Begin a fan-out of the group's next chunk.
+
+        If the streams end with this chunk, if the chunk is large, or if the ring has evicted it,
+        each client takes its next items by itself.
+        """
+        ring, group = self.ring, self.in_step
+        chunk = ring.chunk(group.at) if group.at >= ring.base else None
+        if chunk is None or chunk.items[-1].last or len(chunk.body) > CHUNK_BYTES:
+            self._dissolve()
+            return
+        next_ = StreamSequence(chunk.items[-1].sequence + 1)
+        if chunk.body:
+            group.begin(chunk.framed, chunk.end, next_, len(chunk.items), now)
+        else:
+            group.move(chunk.end, next_)
+
+    def _dissolve(self) -> None:
+        for client in self.in_step.members:
+            client.wake()
 
     def _evict(self, limit_bytes: int, least: int) -> None:
         newest = self.ring.newest
@@ -218,15 +362,6 @@ class Hub:
             assert self.ring.evicted is not None
             self.floor = StreamSequence(self.ring.evicted + 1)
 
-    async def _fan_out(self) -> None:
-        written = 0
-        for number, client in enumerate(tuple(self.clients), 1):
-            written += client.wake()
-            if number % SLICE == 0:
-                await asyncio.sleep(0)
-        if written:
-            DELIVERED.labels(self.view.dialect).inc(written)
-
     def _close(self, state: State) -> None:
         if not self.closed and (frames := self._encoding.interruption()):
             newest = self.ring.newest
@@ -234,5 +369,5 @@ class Hub:
             self.ring.append(Item(after + 1, frames, last=True))
         if self._state is not State.FAILED:
             self._state = state
-        for client in self.clients:
+        for client in tuple(self.clients):
             client.wake()

@@ -11,7 +11,8 @@ from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.client import Client
-from penstock_edge.stream.hub import SLICE, Hub
+from penstock_edge.stream.flushes import SLICE, Flushes
+from penstock_edge.stream.hub import Hub
 from penstock_edge.stream.open_streams import OpenStreams
 from penstock_edge.stream.ring_budget import RingBudget
 from penstock_edge.views.view import RunEvents, View
@@ -30,6 +31,7 @@ class Hubs:
         self._bus = bus
         self._settings = settings
         self._budget = RingBudget(settings.max_ring_bytes)
+        self._flushing: Flushes | None = None
         self._hubs: dict[tuple[str, ...], Hub] = {}
         self._detached: set[Hub] = set()  # these hubs have clients, but no new client may join
         self._clients: dict[Hub, set[Client]] = {}
@@ -44,9 +46,11 @@ class Hubs:
         hub = self._hubs.get(view.key)
         if hub is None or hub.failed:
             ring_bytes = self._settings.ring_bytes
-            hub = self._hubs[view.key] = Hub(self._bus, view, start, ring_bytes, self._budget)
+            hub = self._hubs[view.key] = Hub(
+                self._bus, view, start, ring_bytes, self._budget, self._flushes()
+            )
         client = Client(hub, start, self._left, self.turns)
-        hub.clients.add(client)
+        hub.add(client)
         self._clients.setdefault(hub, set()).add(client)
         self.streams.add(client)
         CLIENTS.labels(view.dialect).inc()
@@ -71,8 +75,9 @@ class Hubs:
             await asyncio.sleep(period_s)
             self.streams.rotate()
             clients = [client for clients in self._clients.values() for client in clients]
+            now = asyncio.get_running_loop().time()
             for number, client in enumerate(clients, 1):
-                client.maintain(period_s, self._settings)
+                client.maintain(now, period_s, self._settings)
                 if number % SLICE == 0:
                     await asyncio.sleep(0)
 
@@ -103,12 +108,20 @@ class Hubs:
         self._hubs.clear()
         self._detached.clear()
         await asyncio.gather(*(hub.stop() for hub in hubs), *self._stopping)
+        if self._flushing is not None:
+            self._flushing.close()
+
+    def _flushes(self) -> Flushes:
+        """Return the scheduler, which can be made only while the event loop runs."""
+        if self._flushing is None:
+            self._flushing = Flushes(self._budget.report)
+        return self._flushing
 
     def _left(self, client: Client) -> None:
         hub = client.hub
         if client not in hub.clients:
             return
-        hub.clients.discard(client)
+        hub.discard(client)
         clients = self._clients[hub]
         clients.discard(client)
         if not clients:

@@ -7,19 +7,11 @@ import contextlib
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock import sse
-from penstock.web.auth import identity_of
+from penstock.web.auth import identity_of, keep_place
 from penstock_edge.stream.client import Client, End
-from penstock_edge.stream.credential import while_valid
-from penstock_edge.stream.direct_write import direct_of
+from penstock_edge.stream.credential import watch
+from penstock_edge.stream.direct_write import DROPPED_S, SLICE_BYTES, direct_of, dropped
 from penstock_edge.stream.leaving import until_closed
-from penstock_edge.views.view import Delivery
-
-SLICE_BYTES = 256 * 1024
-DROPPED_S = 5.0  # seconds to write the comment `DROPPED` to a slow connection
-DROPPED = sse.comment(
-    "dropped: this connection reads too slowly; reconnect with Last-Event-ID to continue"
-)
 
 
 class EventStream:
@@ -41,38 +33,50 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, as an ASGI application.
 
-        The response also ends when the caller's credential becomes invalid.
+        The response also ends when the caller's credential becomes invalid. If the connection can
+        be taken over, the method returns after the head, and the response continues without ASGI.
         """
         client = self._client
         # The client of a POST does not reconnect by itself. The same POST would also not continue
         # at the client's position.
         client.resumable = scope["method"] == "GET" and client.hub.view.framing.resumable
         client.read_for(identity_of(scope))
-        with while_valid(scope, client.expire, client.warn):
-            await self._respond(receive, send)
+        client.when_left(watch(scope, client.expire, client.warn))
+        leaving = asyncio.create_task(self._watch(receive))
+        continues = False
+        try:
+            continues = await self._respond(scope, receive, send)
+        finally:
+            leaving.cancel()
+            if not continues:
+                client.leave()
 
-    async def _respond(self, receive: Receive, send: Send) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Send the response; return whether it continues without ASGI."""
         client = self._client
         run_id = client.hub.view.run_id
-        client.task = asyncio.current_task()
-        leaving = asyncio.create_task(self._watch(receive))
-        mid_frame = False
+        body = await client.take() if self._ended else b""
+        if body is None:
+            await send(head(204, run_id))
+            await send({"type": "http.response.body"})
+            return False
+        await send(head(200, run_id))
+        if (direct := direct_of(receive, client)) is not None:
+            client.when_left(keep_place(scope))
+            direct.start(body)
+            return True
+        await self._respond_by_asgi(body, send)
+        return False
+
+    async def _respond_by_asgi(self, body: bytes | None, send: Send) -> None:
+        client, in_frame = self._client, False
         try:
-            body = await client.take() if self._ended else b""
-            if body is None:
-                await send(head(204, run_id))
-                await send({"type": "http.response.body"})
-                return
-            await send(head(200, run_id))
-            client.direct = direct_of(receive)
             while body is not None:
                 for start in range(0, len(body), SLICE_BYTES):
-                    mid_frame = start > 0
+                    in_frame = start > 0
                     await self._write(send, body[start : start + SLICE_BYTES])
-                mid_frame = False
+                in_frame = False
                 body = await client.take()
-            if client.end in (End.AGED, End.DRAINED) and client.direct:
-                client.direct.close_after()
             await send({"type": "http.response.body"})
         except asyncio.CancelledError:
             if client.end is not End.SLOW:
@@ -81,25 +85,20 @@ class EventStream:
             # cancelled the task, so the task continues.
             if task := asyncio.current_task():
                 task.uncancel()
-            await self._say_dropped(send, mid_frame)
-        finally:
-            leaving.cancel()
-            client.leave()
+            await self._say_dropped(send, in_frame)
 
     async def _write(self, send: Send, body: bytes) -> None:
         self._client.begin_write()
         await send({"type": "http.response.body", "body": body, "more_body": True})
         self._client.wrote()
 
-    async def _say_dropped(self, send: Send, mid_frame: bool) -> None:
+    async def _say_dropped(self, send: Send, in_frame: bool) -> None:
         """Write the reason why the stream ends.
 
         Nothing is written if the last write ended inside a frame, or if the connection does not
         accept the bytes in time.
         """
-        resumable = self._client.hub.view.delivery is Delivery.RESUMABLE
-        text = DROPPED if resumable else self._client.interruption()
-        body = b"" if mid_frame else text
+        body = b"" if in_frame else dropped(self._client)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DROPPED_S):
                 await send({"type": "http.response.body", "body": body})

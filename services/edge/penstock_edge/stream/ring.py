@@ -6,7 +6,6 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
-from penstock_edge.stream.direct_write import http_chunk
 from penstock_edge.views.items import Item
 from penstock_edge.views.positions import ByteOffset, RingPosition, StreamSequence
 
@@ -94,11 +93,16 @@ class Ring:
 
     def offset_before(self, at: RingPosition) -> ByteOffset:
         """Return the number of bytes of all items before `at`, including evicted items."""
-        index = at - self.base
+        index = max(at - self.base, 0)
         if index >= len(self._items):
             return self.delivered_bytes
         item = self._items[index]
         return ByteOffset(item.offset - len(item.body))
+
+    @property
+    def end(self) -> RingPosition:
+        """The position after the newest item."""
+        return RingPosition(self.base + len(self._items))
 
     @property
     def newest(self) -> Item | None:
@@ -115,3 +119,8 @@ def _chunk_of(items: list[Item], at: RingPosition) -> Chunk:
         count += 1
     body = items[0].body if count == 1 else b"".join(item.body for item in items[:count])
     return Chunk(body, RingPosition(at + count), tuple(items[:count]))
+
+
+def http_chunk(body: bytes) -> bytes:
+    """Frame the body as one chunk of a chunked response (RFC 9112, section 7.1)."""
+    return b"%x\r\n%b\r\n" % (len(body), body)

@@ -31,17 +31,19 @@ class RingBudget:
 
     def hold(self, hub: Emptiable, held_bytes: int) -> None:
         """Note that the hub has added items to its ring, which now has this many bytes."""
-        self.forget(hub)
-        self.held_bytes += held_bytes
+        self.held_bytes += held_bytes - self._held.pop(hub, 0) - self._emptied.pop(hub, 0)
         self._held[hub] = held_bytes
         while self.held_bytes > self._limit_bytes and self._held:
             oldest = next(iter(self._held))
             left = oldest.evict_all()
             self.held_bytes += left - self._held.pop(oldest)
             self._emptied[oldest] = left
-        RING_BYTES.set(self.held_bytes)
 
     def forget(self, hub: Emptiable) -> None:
         """Stop counting the bytes of a hub."""
         self.held_bytes -= self._held.pop(hub, 0) + self._emptied.pop(hub, 0)
+        self.report()
+
+    def report(self) -> None:
+        """Set the metric; called once in a turn of the loop, not for each event."""
         RING_BYTES.set(self.held_bytes)

@@ -32,10 +32,9 @@ class UntilIdle:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, as an ASGI application."""
         watching = asyncio.create_task(self._watch())
-        try:
-            await self._stream(scope, receive, send)
-        finally:
-            watching.cancel()
+        # The client leaves at the end of the stream, which may be after the end of this call.
+        self._client.when_left(watching.cancel)
+        await self._stream(scope, receive, send)
 
     async def _watch(self) -> None:
         while True:

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.bus import Bus, BusError, Msg
 from penstock.web.problems import Problem
 from penstock_edge.stream.credential import while_valid
-from penstock_edge.stream.direct_write import direct_of
+from penstock_edge.stream.direct_write import cycle_of
 from penstock_edge.stream.leaving import until_closed
 from penstock_edge.stream.open_streams import OpenStreams, ReconnectReason, retry_ms
 from penstock_edge.stream.response import EventStream, head
@@ -138,8 +138,10 @@ class WaitingStream:
         body = b""
         if self._end is WaitEnd.MOVED:
             body = NAMED_SSE.reconnect(retry_ms())
-            if direct := direct_of(receive):
-                direct.close_after()
+            if cycle := cycle_of(receive):
+                # The client's next request then opens a new connection, which may reach another
+                # edge.
+                cycle.keep_alive = False
         await send({"type": "http.response.body", "body": body})
 
     async def _on_notice(self, msg: Msg) -> None:

@@ -64,7 +64,6 @@ class EventSocket:
     async def _converse(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
         client = self._client
-        client.task = asyncio.current_task()
         listening: asyncio.Task[None] | None = None
         try:
             await websocket.accept()

@@ -92,6 +92,13 @@ class RunEncoders:
         """Return the number of encoders that are kept."""
         return len(self._encoders)
 
+    def is_ready(self, stored: Stored) -> bool:
+        """Return whether `prepare` has nothing to look up for this message."""
+        run_id = subjects.run_id_of(stored.subject)
+        if run_id in self._ended:
+            return True
+        return run_id in self._encoders and type_of(stored) not in _BEGIN_A_LEG
+
     async def prepare(self, stored: Stored) -> None:
         """Look up the AG-UI ids of the message's run and leg; wait if the bus does not answer."""
         run_id = subjects.run_id_of(stored.subject)
@@ -166,6 +173,10 @@ class AguiRun(EventEncoding):
 
     encoders: RunEncoders
 
+    def is_ready(self, stored: Stored) -> bool:
+        """Return whether `prepare` has nothing to look up for this message."""
+        return self.encoders.is_ready(stored)
+
     async def prepare(self, stored: Stored) -> None:
         """Look up the AG-UI ids of the run and its leg; wait if the bus does not answer."""
         await self.encoders.prepare(stored)
@@ -176,6 +187,10 @@ class AguiLeg(EncodedLeg):
     """Encodes one leg of a run."""
 
     encoders: RunEncoders
+
+    def is_ready(self, stored: Stored) -> bool:
+        """Return whether `prepare` has nothing to look up for this message."""
+        return self.encoders.is_ready(stored)
 
     async def prepare(self, stored: Stored) -> None:
         """Look up the AG-UI ids of the run and its leg; wait if the bus does not answer."""
@@ -237,6 +252,10 @@ class ThreadEncoding(Encoding):
 
     turns: RunsInTurn
     render: Render
+
+    def is_ready(self, stored: Stored) -> bool:
+        """Return whether `prepare` has nothing to look up for this message."""
+        return self.turns.encoders.is_ready(stored)
 
     async def prepare(self, stored: Stored) -> None:
         """Look up the AG-UI ids of the run and its leg; wait if the bus does not answer."""

@@ -12,7 +12,14 @@ from penstock.dialects.agui.encode import PROFILES
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock_edge.views.agui import AguiViews
 from penstock_edge.views.framing import NAMED_SSE, VERBATIM_SSE, Framing, Sse
-from penstock_edge.views.items import EventEncoding, Render, notice, selected
+from penstock_edge.views.items import (
+    Encoding,
+    EventEncoding,
+    Render,
+    UnchangedEncoding,
+    notice,
+    selected,
+)
 from penstock_edge.views.upstream_frames import LegEncoding, RawEncoding
 from penstock_edge.views.view import Delivery, ReadFrom, RunEvents, RunFrames, View
 
@@ -53,11 +60,17 @@ def run_view(
         return _raw_view(run_id)
     known = CLIENT_DIALECTS[dialect]
     render = rendering(framing, types)
+
+    def encoding() -> Encoding:
+        return (
+            UnchangedEncoding(render) if known.unchanged else EventEncoding(known.encoder(), render)
+        )
+
     return View(
         (run_id, dialect, framing.key, *sorted(types or ())),
         dialect,
         RunEvents(run_id),
-        lambda: EventEncoding(known.encoder(), render),
+        encoding,
         notices(dialect, framing, run_id),
         reads_from_of(dialect),
         framing,

@@ -48,6 +48,11 @@ async def wrap(bus: HasJetStream, name: str, payload: bytes) -> bytes:
     return _MARK + name.encode() + b'"}'
 
 
+def is_reference(payload: bytes) -> bool:
+    """Return whether the payload is a reference, which `unwrap` resolves."""
+    return payload.startswith(_MARK)
+
+
 async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
     """Return the payload that was given to `wrap`.
 
@@ -55,7 +60,7 @@ async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
         ObjectGone: the object, or a part of the object, no longer exists.
         BusUnavailable, OutcomeUnknown: the object could not be read; retry.
     """
-    if not payload.startswith(_MARK):
+    if not is_reference(payload):
         return payload
     name = payload[len(_MARK) : -2].decode()
     info = await _info(bus, name)

@@ -22,4 +22,4 @@ class CanonicalEncoder:
         return (Frame(orjson.dumps(event), f"{name['category']}.{name['action']}"),)
 
 
-DIALECT: Final = ClientDialect(CanonicalEncoder)
+DIALECT: Final = ClientDialect(CanonicalEncoder, unchanged=True)

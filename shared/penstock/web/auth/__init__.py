@@ -13,7 +13,7 @@ from penstock.web.auth.identity import (
     over,
     require,
 )
-from penstock.web.auth.limits import beyond, take_stream
+from penstock.web.auth.limits import beyond, keep_place, take_stream
 from penstock.web.auth.redact import redact_logs
 from penstock.web.auth.stream_tokens import StreamTokens
 
@@ -27,6 +27,7 @@ __all__ = [
     "check_owner",
     "check_run",
     "identity_of",
+    "keep_place",
     "over",
     "redact_logs",
     "require",

@@ -94,20 +94,38 @@ class Requests:
 
 
 class StreamPlace:
-    """The place of one request among its user's streams. A request takes at most one place."""
+    """What one request has taken: its connection, and at most one place among the user's streams.
 
-    def __init__(self, streams: Held, identity: Identity) -> None:
+    The places are given back when the request's handler ends, or by the stream that keeps them.
+    """
+
+    def __init__(
+        self, streams: Held, identity: Identity, connection: Callable[[], None] = lambda: None
+    ) -> None:
+        """`connection`: the function that gives back the place among the user's connections."""
         self._streams = streams
         self._identity = identity
+        self._connection = connection
         self._give_back: Callable[[], None] | None = None
+        self._is_kept = False
 
     def take(self) -> None:
         """Count the request as a stream. Raises Refused 429 if the user has too many streams."""
         if self._give_back is None:
             self._give_back = self._streams.take(self._identity)
 
+    def keep(self) -> Callable[[], None]:
+        """Keep the places after the handler's end; the returned function gives them back."""
+        self._is_kept = True
+        return self._release
+
     def give_back(self) -> None:
-        """Give the place back, if it was taken."""
+        """Give the places back, unless a stream keeps them."""
+        if not self._is_kept:
+            self._release()
+
+    def _release(self) -> None:
+        self._connection()
         if self._give_back is not None:
             self._give_back()
             self._give_back = None
@@ -117,3 +135,9 @@ def take_stream(scope: Mapping[str, Any]) -> None:
     """Count the request of this scope as a stream. Raises Refused 429 if the user has too many."""
     place: StreamPlace = scope["state"][STREAMS]
     place.take()
+
+
+def keep_place(scope: Mapping[str, Any]) -> Callable[[], None]:
+    """Let a stream that outlives its handler keep its places; the result gives them back."""
+    place: StreamPlace = scope["state"][STREAMS]
+    return place.keep()

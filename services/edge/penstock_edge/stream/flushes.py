@@ -1,0 +1,116 @@
+"""Decides when each hub encodes its new messages and writes them to its clients.
+
+All hubs that are due are flushed in one callback of the event loop: no hub has a task of its own.
+A hub that was not flushed for `JOIN_S` is flushed at once. Otherwise its next flush waits until
+`JOIN_S` have passed, so the events of a fast run are joined to one write for each client. A hub
+with many clients waits longer, because a write costs 6 µs for each client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Final, Protocol
+
+from penstock.telemetry import DELIVERED
+
+# The shortest time between two flushes of one hub, in seconds.
+JOIN_S: Final = 0.005
+JOIN_MANY_S: Final = 0.02  # for a hub with `MANY` clients or more
+MANY: Final = 20
+# The number of writes after which other callbacks may run. 100 writes take about 0.6 ms.
+SLICE: Final = 100
+# A timer may end this much too early, so that one timer serves several hubs.
+EARLY_S: Final = 0.001
+
+
+class Flushable(Protocol):
+    """A hub, as the scheduler sees it."""
+
+    flush_at: float  # the hub may be flushed again from this time on, by the clock of the loop
+
+    def flush(self) -> int:
+        """Encode the new messages and write them; return the number of writes.
+
+        A hub with more writes than `SLICE` writes only a part, and calls `Flushes.again`. The
+        method must not raise an exception.
+        """
+        ...
+
+
+class Flushes:
+    """Flushes the hubs of one process."""
+
+    def __init__(self, report: Callable[[], None]) -> None:
+        """`report` is called after the flushes of one turn of the loop, and sets metrics."""
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self.time: Callable[[], float] = self._loop.time
+        self._due: deque[Flushable] = deque()
+        self._waiting: list[tuple[float, int, Flushable]] = []  # a heap, by the time of the flush
+        self._count = count()  # no two entries of the heap are equal, so hubs are not compared
+        self._is_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._delivered: dict[str, int] = {}
+
+    def add(self, hub: Flushable) -> None:
+        """Flush a hub that has new messages, at once or when its next flush is due.
+
+        A hub must not be added again before it is flushed.
+        """
+        if hub.flush_at <= self.time():
+            self.again(hub)
+            return
+        heapq.heappush(self._waiting, (hub.flush_at, next(self._count), hub))
+        if self._timer is None or hub.flush_at < self._timer.when():
+            self._set_timer()
+
+    def again(self, hub: Flushable) -> None:
+        """Flush the hub in the next turn of the loop."""
+        self._due.append(hub)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def delivered(self, dialect: str, events: int) -> None:
+        """Count events that a flush has delivered; the metric is set once in a turn of the loop."""
+        self._delivered[dialect] = self._delivered.get(dialect, 0) + events
+
+    def close(self) -> None:
+        """Flush no hub any more."""
+        self._due.clear()
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _flush(self) -> None:
+        due, writes = self._due, 0
+        for _ in range(len(due)):
+            writes += due.popleft().flush()
+            if writes >= SLICE:
+                break
+        self._is_scheduled = bool(due)
+        if due:
+            self._loop.call_soon(self._flush)
+        if self._delivered:
+            for dialect, events in self._delivered.items():
+                DELIVERED.labels(dialect).inc(events)
+            self._delivered.clear()
+        self._report()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._waiting[0][0], self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        waiting, until = self._waiting, self.time() + EARLY_S
+        while waiting and waiting[0][0] <= until:
+            self.again(heapq.heappop(waiting)[2])
+        if waiting:
+            self._set_timer()
