@@ -179,9 +179,9 @@ async def test_a_stream_with_a_last_event_ends_after_it(world: World) -> None:
     ending, *others = await in_step(world, 3)
     ending.client.end_after(3)
     world.say("a", "b")
+    await until(lambda: ending.is_complete)
     world.say("c")
     await all_there(world, others)
-    await until(lambda: ending.is_complete)
     assert ending.frames()[-1].id == "3-0"
 
 

@@ -122,7 +122,7 @@ class Connection:
         self.is_full = False  # the next write pauses the connection
         self.is_closed = False
         self.is_complete = False
-        self.cycle: Any = SimpleNamespace(disconnected=False, keep_alive=True)
+        self.cycle = cast(Any, SimpleNamespace(disconnected=False, keep_alive=True))
         self.direct = Direct(client, self.cycle, cast(Any, self))
         self.direct.start(b"")
 
