@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.bus.write import fence
 from penstock.dialects.decoders import DECODERS
 from penstock.settings import Config
 from penstock_normalizer.fold.run_fold import RunFold
+from penstock_normalizer.runs.active_run import ActiveRun
 from penstock_normalizer.runs.backlog import Backlog, read
 from penstock_normalizer.service import NormalizerService
 from support.drive.bus import connected, new_run_id
@@ -247,7 +249,7 @@ async def test_a_run_that_has_ended_leaves_memory_before_one_that_is_idle(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """5,000 short runs in a minute would all be there at its end."""
-    monkeypatch.setattr("penstock_normalizer.partitions.partition.ENDED_IDLE_S", 0.1)
+    monkeypatch.setattr("penstock_normalizer.partitions.open_runs.ENDED_IDLE_S", 0.1)
 
     async with pipeline(
         nats_server.url, Config(), (NormalizerService,), checkpoint_s=0.1
@@ -258,8 +260,8 @@ async def test_a_run_that_has_ended_leaves_memory_before_one_that_is_idle(
         await penstock.events_until(waits.run_id, "lifecycle.started")
 
         async def only_one_is_left() -> bool:
-            names = {task.get_name() for task in asyncio.all_tasks()}
-            return {f"run {ends.run_id}", f"run {waits.run_id}"} & names == {f"run {waits.run_id}"}
+            runs = {run.run_id for run in gc.get_objects() if isinstance(run, ActiveRun)}
+            return {ends.run_id, waits.run_id} & runs == {waits.run_id}
 
         await eventually(only_one_is_left)
         await write(waits, agno_text("two"))

@@ -39,6 +39,7 @@ from penstock.settings import Config
 from penstock_normalizer.partitions.checkpoint import Checkpoint
 from penstock_normalizer.partitions.partition import Partition
 from penstock_normalizer.runs.backlog import Backlog
+from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.pauses import Pauses
 from penstock_normalizer.runs.run import Run as RunWorker
 from penstock_normalizer.runs.run_index import RunIndex
@@ -360,9 +361,8 @@ async def test_a_run_that_lacks_a_frame_which_another_partition_has_read_is_fold
         await run.whole("one", "two", "three")
         pattern = subjects.raw_of_run(run.run_id)
         frames = [stored async for stored in direct.replay(bus, streams.RAW, pattern)]
-        worker = RunWorker(
+        context = RunContext(
             bus,
-            run.run_id,
             DECODERS,
             2**20,
             RunIndex(bus),
@@ -370,7 +370,9 @@ async def test_a_run_that_lacks_a_frame_which_another_partition_has_read_is_fold
             Budget(2**20),
             _raise,
             60,
+            asyncio.get_running_loop(),
         )
+        worker = RunWorker(context, run.run_id)
         missing = frames[3]  # it says "two"
         for stored in frames:
             if stored is not missing:
@@ -638,7 +640,7 @@ async def test_a_run_that_was_elsewhere_for_a_while_goes_on_with_all_of_its_fram
                 await partition._hand_out(stored)
 
             async def is_done() -> bool:
-                return not any(owned.backlog for owned, _ in partition._runs.values())
+                return not partition.runs.is_busy
 
             await eventually(is_done)
 
@@ -960,7 +962,7 @@ async def test_a_zombie_does_not_put_back_a_pause_or_a_checkpoint(
                 await take(stored)
 
             async def woke() -> bool:
-                return all(not known.backlog for known, _ in zombie._runs.values())
+                return not zombie.runs.is_busy
 
             await eventually(woke)
             await zombie._checkpoint.write(zombie._floor)

@@ -72,6 +72,16 @@ class Gate:
                 self.leave(size_bytes)  # the caller was admitted and cancelled in the same step
             raise
 
+    def enter_now(self, size_bytes: int) -> bool:
+        """Take the room for `size_bytes` if there is room and no caller waits; else return False.
+
+        `leave` returns the room.
+        """
+        if self._waiting or not self._fits(size_bytes):
+            return False
+        self.inside_bytes += size_bytes
+        return True
+
     def leave(self, size_bytes: int) -> None:
         """Return the room for `size_bytes`, and admit the callers that have waited longest."""
         self.inside_bytes -= size_bytes

@@ -6,22 +6,24 @@ import asyncio
 import logging
 import time
 from enum import Enum, auto
+from functools import partial
 
 from penstock.bus import Bus, BusError, Loss, Reader, Stored, streams, subjects
 from penstock.bus.budget import Budget
 from penstock.bus.state.skipping import NOBODY
 from penstock.dialects.decoders import DECODERS
 from penstock_normalizer.partitions.checkpoint import Checkpoint
+from penstock_normalizer.partitions.open_runs import OpenRuns
 from penstock_normalizer.recovery import expired, lost_data
+from penstock_normalizer.runs.active_run import ActiveRun
+from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.feeder import GiveUp
 from penstock_normalizer.runs.pauses import Pauses
-from penstock_normalizer.runs.run import Run
 from penstock_normalizer.runs.run_index import RunIndex
 from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
 
-ENDED_IDLE_S = 10.0  # an epilogue follows its terminal event within this time
 LOOK_S = 30.0  # how often a quiet partition's checkpoint moves to the end of RAW
 
 
@@ -47,18 +49,25 @@ class Partition:
         shard: int = 0,
     ) -> None:
         self._bus = bus
-        self._give_up = give_up
         self._shard = shard
         self._number = number
         self._raw = streams.raw_of(shard)
         self._settings = settings
-        self._budget = budget
-        self._index = RunIndex(bus)
-        self._pauses = Pauses(bus, settings.events_max_age_s)
+        context = RunContext(
+            bus,
+            DECODERS,
+            settings.max_frame_bytes,
+            RunIndex(bus),
+            Pauses(bus, settings.events_max_age_s),
+            budget,
+            give_up,
+            settings.max_standing_s,
+            asyncio.get_running_loop(),
+        )
         self._checkpoint = Checkpoint(bus, shard, number)
         self._looked_at = time.monotonic()
         self._seen = 0  # the last frame that was handed to a run, by its sequence in RAW
-        self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
+        self.runs = OpenRuns(partial(ActiveRun, context), settings.run_idle_s)
         self.phase = PartitionPhase.CLOSED
 
     async def work(self) -> None:
@@ -90,19 +99,14 @@ class Partition:
     async def _close(self) -> None:
         self.phase = PartitionPhase.CLOSED
         try:
-            tasks = [task for _, task in self._runs.values()]
-            for task in tasks:
-                task.cancel()
-            if tasks:
+            if tasks := self.runs.stop():
                 await asyncio.wait(tasks)
             if self._bus.ready:
                 await self._checkpoint.write(self._floor)
         finally:
             # All partitions share the budget. Memory that is not given back here would be missing
             # for the other partitions until the process ends.
-            for run, _ in self._runs.values():
-                run.backlog.drop()
-            self._runs.clear()
+            self.runs.clear()
 
     async def _resume(self) -> list[Loss]:
         """Find out where to begin; return the losses that the partition has not handled yet."""
@@ -139,8 +143,7 @@ class Partition:
     def halt(self) -> None:
         """Stop publishing, because the state of the runs may describe events that NATS has lost."""
         self.phase = PartitionPhase.HALTED
-        for _, task in self._runs.values():
-            task.cancel()
+        self.runs.stop()
 
     async def _hand_out(self, stored: Stored) -> None:
         if self.phase is PartitionPhase.HALTED:
@@ -149,31 +152,12 @@ class Partition:
         run_id = subjects.run_id_of(stored.subject)
         if run_id == NOBODY:
             return  # a filler that the bus has written after a loss
-        known = self._runs.get(run_id)
-        if known is None:
-            known = self._runs[run_id] = self._begin(run_id)
-        known[0].backlog.push(stored)
-
-    def _begin(self, run_id: str) -> tuple[Run, asyncio.Task[None]]:
-        run = Run(
-            self._bus,
-            run_id,
-            DECODERS,
-            self._settings.max_frame_bytes,
-            self._index,
-            self._pauses,
-            self._budget,
-            self._give_up,
-            self._settings.max_standing_s,
-        )
-        return run, asyncio.create_task(run.work(), name=f"run {run_id}")
+        self.runs.push(run_id, stored)
 
     @property
     def _floor(self) -> int:
         """The position in RAW up to which all frames of the partition are done."""
-        return min(
-            (run.backlog.floor for run, _ in self._runs.values() if run.backlog), default=self._seen
-        )
+        return self.runs.floor(self._seen)
 
     async def _keep_checkpoints(self) -> None:
         while True:
@@ -183,7 +167,7 @@ class Partition:
             self._bus.continuity.knows(self._raw, self._seen)
             await self._checkpoint.write(self._floor)
             await self._checkpoint.remember_now_and_then(self._floor)
-            self._forget_idle_runs()
+            self.runs.forget_idle()
 
     async def _pass_over_other_partitions(self) -> None:
         """Count the end of RAW as seen if the partition has no further frames before it.
@@ -199,11 +183,3 @@ class Partition:
             return
         if ours is None or ours.sequence <= self._seen:
             self._seen = max(self._seen, last)
-
-    def _forget_idle_runs(self) -> None:
-        now, idle_s = time.monotonic(), self._settings.run_idle_s
-        for run_id, (run, task) in tuple(self._runs.items()):
-            patience_s = min(idle_s, ENDED_IDLE_S) if run.has_ended else idle_s
-            if not run.backlog and run.idle_since < now - patience_s:
-                task.cancel()
-                del self._runs[run_id]

@@ -41,6 +41,10 @@ class Backlog:
         self.remnant: Stored | None = None
         self._has_frames = asyncio.Event()
 
+    def __len__(self) -> int:
+        """The number of waiting frames in memory."""
+        return len(self._frames)
+
     def __bool__(self) -> bool:
         return bool(self._frames) or self._is_behind
 

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 
 from penstock.bus import Stored
 from penstock.bus.messages import RawFrame
+from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.ready_events import ReadyEvents
+from penstock_normalizer.runs.run_index import CHANGES_RECORD
 from penstock_normalizer.runs.run_output import RunOutput
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,8 @@ class Feeder:
     Each frame's fence names the previous frame of the same writer. So the feeder finds out if the
     fold lacks a frame that another partition has read.
     """
+
+    __slots__ = ("_give_up", "_last_of_writer", "_output", "_run_id")
 
     def __init__(self, run_id: str, output: RunOutput, give_up: GiveUp) -> None:
         self._run_id = run_id
@@ -63,17 +67,48 @@ class Feeder:
                 await self._output.publish(fold, ready)
             ready.add(event, frame.sequence)
             has_new = True
+        if has_new:
+            ready.received.append(frame.received)
+        await self.complete(fold, stored, ready)
+
+    def feed_at_once(
+        self, fold: RunFold, frame: RawFrame, stored: Stored, ready: ReadyEvents
+    ) -> bool:
+        """Fold a frame as `feed` does, without waiting. The frame must be small.
+
+        Returns whether its events only need to be published. If not, the caller calls `complete`,
+        and then publishes the events by `RunOutput.publish`.
+        """
+        has_new, is_simple = False, True
+        published = self._output.events
+        self._last_of_writer[frame.writer] = frame.sequence
+        for event in fold.events(frame):
+            if event.sequence <= published.sequence or frame.sequence < published.raw_position:
+                continue
+            ready.add(event, frame.sequence)
+            has_new = True
+            if event.type in CHANGES_RECORD or len(event.body) > MAX_MESSAGE_BYTES:
+                is_simple = False
+        if has_new:
+            ready.received.append(frame.received)
+        return is_simple and fold.error is None and fold.pending is None
+
+    async def complete(self, fold: RunFold, stored: Stored, ready: ReadyEvents) -> None:
+        """Do what must follow a folded frame before its events are published. Waits for the bus.
+
+        A frame on which the decoder raised an exception becomes a dead letter. If the run is
+        paused and the frame has new events, which are the last of `ready`, the state of the fold is
+        stored. Raises MessageTooLarge.
+        """
         if fold.error is not None:
             log.error(
                 "run %s: RAW %d cannot be decoded",
-                *(self._run_id, frame.sequence),
+                *(self._run_id, stored.sequence),
                 exc_info=fold.error,
             )
             await self._give_up(stored, fold.error)
-        if has_new:
-            ready.received.append(frame.received)
-            if fold.pending is not None:
-                await self._output.keep_pause(fold)
+        if fold.pending is not None and ready.last_raw_sequence == stored.sequence:
+            await self._output.keep_pause(fold)
 
 
 def _writer(stored: Stored) -> str:

@@ -31,6 +31,11 @@ class ReadyEvents:
         """Whether the run waits for a decision after the last of these events."""
         return bool(self.events) and self.events[-1][0].type == "approval.requested"
 
+    @property
+    def last_raw_sequence(self) -> int:
+        """The sequence in RAW of the frame of the last event; 0 without events."""
+        return self.events[-1][1] if self.events else 0
+
     def add(self, event: CanonicalEvent, raw_sequence: int) -> None:
         """Add an event."""
         self.events.append((event, raw_sequence))

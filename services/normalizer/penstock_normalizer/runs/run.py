@@ -9,96 +9,85 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from functools import partial
+from collections.abc import Awaitable, Callable
 
-from penstock.bus import Bus, BusError, MessageTooLarge, Stored
-from penstock.bus.budget import Budget
+from penstock.bus import BusError, MessageTooLarge, Stored
 from penstock.bus.messages import raw_frame
 from penstock.bus.write import fence
-from penstock_normalizer.fold.run_fold import DecoderFor, RunFold
+from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.backlog import Backlog
 from penstock_normalizer.runs.blocked import MAX_RETRY_S, BlockedRun
+from penstock_normalizer.runs.context import RunContext
 from penstock_normalizer.runs.ending import Ending
-from penstock_normalizer.runs.feeder import Feeder, GiveUp
-from penstock_normalizer.runs.pauses import Pauses
+from penstock_normalizer.runs.feeder import Feeder
 from penstock_normalizer.runs.ready_events import ReadyEvents
 from penstock_normalizer.runs.rebuild import Rebuild
-from penstock_normalizer.runs.run_index import RunIndex
 from penstock_normalizer.runs.run_output import RunOutput
 
 log = logging.getLogger(__name__)
+
+# A step of a run's work; it returns how many frames of the backlog it has done.
+Step = Callable[[], Awaitable[int]]
+
+# The size of a frame that is folded without a task. All events of a frame together can be a hundred
+# times as large as the frame, and they are in memory at the same time.
+QUICK_FRAME_BYTES = 16 * 1024
 
 
 class Run:
     """One run. `backlog` takes the run's frames; `work` folds them and publishes the events."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        run_id: str,
-        decoders: DecoderFor,
-        max_frame_bytes: int,
-        index: RunIndex,
-        pauses: Pauses,
-        budget: Budget,
-        give_up: GiveUp,
-        max_standing_s: float,
-    ) -> None:
+    __slots__ = ("_blocked", "_context", "_feeder", "_fold", "_run_id", "backlog", "output")
+
+    def __init__(self, context: RunContext, run_id: str) -> None:
+        self._context = context
         self._run_id = run_id
-        self._give_up = give_up
-        self._new_fold = partial(RunFold, run_id, decoders, max_frame_bytes)
-        self._output = RunOutput(bus, run_id, index, pauses)
-        self._feeder = Feeder(run_id, self._output, give_up)
-        self._ending = Ending(bus, run_id, self._output, index)
-        self._rebuild = Rebuild(
-            bus,
-            run_id,
-            self._new_fold,
-            self._output,
-            self._feeder,
-            self._ending,
-            index,
-            pauses,
-        )
-        self._blocked = BlockedRun(max_standing_s)
+        self.output = RunOutput(context.bus, run_id, context.index, context.pauses)
+        self._feeder = Feeder(run_id, self.output, context.give_up)
+        self._blocked = BlockedRun(context.max_standing_s)
         self._fold: RunFold | None = None  # None: rebuild it before the next frame
-        self.backlog = Backlog(bus, run_id, budget)
-        self.idle_since = time.monotonic()
+        self.backlog = Backlog(context.bus, run_id, context.budget)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._run_id
 
     @property
     def has_ended(self) -> bool:
         """Whether the terminal event was made, so that only an epilogue can follow."""
         return self._fold is not None and self._fold.ended is not None
 
-    async def work(self) -> None:
-        """Fold and publish until cancelled. Only a cancellation ends this method.
+    def close(self) -> None:
+        """Count the run as blocked no more, because this process works on the run no more."""
+        self._blocked.unblocked()
 
-        Each failure is logged, and the run is folded again. If a failure ended the task, the run
-        would still take frames but publish nothing, and no log would say so.
+    async def work(self, first_step: Step | None = None) -> None:
+        """Fold and publish until no frame waits, or until cancelled.
+
+        `first_step` is the rest of a step that began without a task. Each failure is logged, and
+        the run is folded again. If a failure ended the task, the run would still take frames but
+        publish nothing, and no log would say so.
         """
-        try:
-            while True:
-                try:
-                    await self._work()
-                except Exception:
-                    self._fold = None
-                    delay_s = self._blocked.failed() or MAX_RETRY_S
-                    log.exception(
-                        "run %s: unexpected failure; it is tried again in %.0f s",
-                        *(self._run_id, delay_s),
-                    )
-                    await asyncio.sleep(delay_s)
-        finally:
-            self._blocked.unblocked()
-
-    async def _work(self) -> None:
         while True:
-            if not self.backlog:
-                self.idle_since = time.monotonic()
+            try:
+                await self._work(first_step or self._advance)
+                return
+            except Exception:
+                first_step = None
+                self._fold = None
+                delay_s = self._blocked.failed() or MAX_RETRY_S
+                log.exception(
+                    "run %s: unexpected failure; it is tried again in %.0f s",
+                    *(self._run_id, delay_s),
+                )
+                await asyncio.sleep(delay_s)
+
+    async def _work(self, step: Step) -> None:
+        while self.backlog:
             first = await self.backlog.first()
             try:
-                count = await self._advance()
+                count = await step()
             except Exception as error:
                 self._fold = None
                 if isinstance(error, BusError) and not isinstance(error, MessageTooLarge):
@@ -106,9 +95,14 @@ class Run:
                     await asyncio.sleep(fence.RETRY_S)
                 else:
                     await self._wait_or_end(first, error)
-                continue
-            self.backlog.done(count)
-            self._blocked.unblocked()
+            else:
+                self.done(count)
+            step = self._advance
+
+    def done(self, count: int) -> None:
+        """Remove the first `count` frames, whose events are published."""
+        self.backlog.done(count)
+        self._blocked.unblocked()
 
     async def _wait_or_end(self, stored: Stored, error: Exception) -> None:
         """Wait before a blocked run is tried again; end the run if the time limit has passed."""
@@ -123,7 +117,7 @@ class Run:
         if delay_s:
             await asyncio.sleep(delay_s)
             return
-        await self._give_up(stored, error)
+        await self._context.give_up(stored, error)
         text = f"the run cannot go on: {type(error).__name__}, see the dead letters"
         await self._end_blocked(stored, text)
 
@@ -133,7 +127,7 @@ class Run:
             self._fold = self._new_fold()
             self._fold.broken_off = True
             try:
-                await self._ending.fail(self._fold, stored, text)
+                await self._ending().fail(self._fold, stored, text)
                 return
             except BusError as error:
                 if isinstance(error, MessageTooLarge):
@@ -156,20 +150,101 @@ class Run:
             if self._fold is not None and not self._feeder.follows(stored, self._fold):
                 # The run's frames were in another partition for a while, so this fold lacks some
                 # frames.
-                await self._output.publish(self._fold, ready)
+                await self.output.publish(self._fold, ready)
                 self._fold = None
             count += 1
             try:
                 frame = raw_frame(stored)
             except (KeyError, ValueError) as error:
-                await self._give_up(stored, error)
+                await self._context.give_up(stored, error)
                 self._feeder.skip(stored)
                 continue
             if stored is self.backlog.remnant:
-                self._fold = await self._rebuild.after_deletion(frame)
+                self._fold = await self._rebuild().after_deletion(frame)
             if self._fold is None:
-                self._fold = await self._rebuild.before(frame)
+                self._fold = await self._rebuild().before(frame)
             await self._feeder.feed(self._fold, frame, stored, ready)
         if self._fold is not None:
-            await self._output.publish(self._fold, ready)
+            await self.output.publish(self._fold, ready)
+        return count
+
+    def _new_fold(self) -> RunFold:
+        return RunFold(self._run_id, self._context.decoders, self._context.max_frame_bytes)
+
+    # These two objects have no state, so that an open run does not need them in memory.
+
+    def _ending(self) -> Ending:
+        return Ending(self._context.bus, self._run_id, self.output, self._context.index)
+
+    def _rebuild(self) -> Rebuild:
+        return Rebuild(
+            self._context.bus,
+            self._run_id,
+            self._new_fold,
+            self.output,
+            self._feeder,
+            self._ending(),
+            self._context.index,
+            self._context.pauses,
+        )
+
+    # the steps that need no task, because they do not wait
+
+    def fold_at_once(self, ready: ReadyEvents, limit: int) -> tuple[int, bool]:
+        """Fold the frames that need nothing of the bus, until there are `limit` events or more.
+
+        Returns how many frames were folded, and whether their events only need to be published. If
+        not, the caller lets `complete` work on the last of these frames and the events. Frames that
+        need a task are left for `work`: the frames of a run that is not begun, control frames,
+        large frames, and frames that the fold cannot take.
+        """
+        fold, backlog, count = self._fold, self.backlog, 0
+        if fold is None or not self.output.events.first:
+            return 0, True
+        while len(ready.events) < limit and (stored := backlog.after(count)) is not None:
+            if len(stored.payload) > QUICK_FRAME_BYTES or stored is backlog.remnant:
+                break
+            try:
+                frame = raw_frame(stored)
+            except (KeyError, ValueError):
+                break
+            if frame.kind != "bytes" or not self._feeder.follows(stored, fold):
+                break
+            count += 1
+            if not self._feeder.feed_at_once(fold, frame, stored, ready):
+                return count, False
+        return count, True
+
+    def post(self, ready: ReadyEvents, at: int, settled: Callable[[int | BusError], None]) -> bool:
+        """Publish one of the ready events without waiting; see `RunEvents.post`."""
+        assert self._fold is not None
+        return self.output.events.post(self._fold, ready.events[at], settled)
+
+    def posted(self, ready: ReadyEvents, at: int, sequence: int) -> None:
+        """Take note that one of the ready events has this stream sequence."""
+        assert self._fold is not None
+        self.output.events.published(self._fold, ready.events[at : at + 1], sequence)
+
+    async def complete(self, ready: ReadyEvents, count: int) -> int:
+        """Publish the events of `count` folded frames, of which the last one needs the bus.
+
+        Returns `count`. Raises what `RunOutput.publish` raises.
+        """
+        assert self._fold is not None
+        stored = self.backlog.after(count - 1)
+        assert stored is not None
+        await self._feeder.complete(self._fold, stored, ready)
+        await self.output.publish(self._fold, ready)
+        return count
+
+    async def publish_rest(
+        self, ready: ReadyEvents, at: int, count: int, error: BusError | None
+    ) -> int:
+        """Publish the events from the index `at` on, after an attempt failed with `error`.
+
+        Returns `count`, the number of the events' frames. Raises StaleFold and MessageTooLarge.
+        """
+        assert self._fold is not None
+        await self.output.events.append(self._fold, ready.events[at:], error)
+        self.output.observe(ready)
         return count

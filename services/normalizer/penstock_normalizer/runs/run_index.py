@@ -31,6 +31,9 @@ _STATUS: Mapping[str, RunStatus] = {
 }
 
 
+CHANGES_RECORD = frozenset(_STATUS)  # the types of the events that change a run's record
+
+
 class RunIndex:
     """Updates the records of runs: each record follows the run's last lifecycle event."""
 

@@ -10,10 +10,13 @@ from penstock_normalizer.runs.pauses import Pauses
 from penstock_normalizer.runs.ready_events import ReadyEvents
 from penstock_normalizer.runs.run_events import RunEvents
 from penstock_normalizer.runs.run_index import RunIndex
+from penstock_normalizer.runs.stamps import unix_s
 
 
 class RunOutput:
     """Publishes each event of a run once, and updates the run's record and pause."""
+
+    __slots__ = ("_bus", "_index", "_pauses", "_run_id", "events")
 
     def __init__(self, bus: Bus, run_id: str, index: RunIndex, pauses: Pauses) -> None:
         self._bus = bus
@@ -54,6 +57,12 @@ class RunOutput:
             await self._index.update(
                 self._run_id, fold, events, self.events.first, overrule=overrule_record
             )
-        for received in ready.received:
-            telemetry.FOLD_SECONDS.observe(max(0.0, self._bus.clock.age_s(received)))
+        self.observe(ready)
         ready.clear()
+
+    def observe(self, ready: ReadyEvents) -> None:
+        """Add to the metric how long after the receipt of their frames these events are stored."""
+        if ready.received:
+            now_s = self._bus.clock.time()
+            for received in ready.received:
+                telemetry.FOLD_SECONDS.observe(max(0.0, now_s - unix_s(received)))

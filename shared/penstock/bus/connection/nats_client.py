@@ -144,21 +144,33 @@ class Connection(Client):
         finally:
             obey_cancellation(before)
 
-    async def publish_lines(self, subject: str, payload: bytes, reply: str, lines: bytes) -> None:
-        """Publish a message whose headers are lines (see `header_lines`), as `publish` does.
+    def send(self, subject: str, payload: bytes, reply: str, lines: bytes) -> None:
+        """Publish a message whose headers are lines (see `header_lines`), without waiting.
 
         Raises:
-            ConnectionClosedError: there is no connection.
+            ConnectionClosedError: there is no connection; nothing was sent.
         """
         if not self.is_connected:
             raise ConnectionClosedError
-        before = cancellations()
         size = len(lines) + 12  # with the line `NATS/1.0`, and the empty line at the end
         head = f"HPUB {subject} {reply} {size} {size + len(payload)}\r\nNATS/1.0\r\n"
+        command = b"".join((head.encode(), lines, b"\r\n", payload, b"\r\n"))
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        if self._flush_queue is not None and self._flush_queue.empty():
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    async def publish_lines(self, subject: str, payload: bytes, reply: str, lines: bytes) -> None:
+        """Publish as `send` does; wait while too many bytes are unsent.
+
+        Raises:
+            ConnectionClosedError: there is no connection; nothing was sent.
+        """
+        before = cancellations()
         try:
-            await self._send_command(b"".join((head.encode(), lines, b"\r\n", payload, b"\r\n")))
-            if self._flush_queue is not None and self._flush_queue.empty():
-                await self._flush_pending()
+            self.send(subject, payload, reply, lines)
+            if self._pending_data_size > self._max_pending_size > 0:
+                await self._flush_pending(force_flush=True)
         finally:
             obey_cancellation(before)
 

@@ -8,12 +8,12 @@ has no effect.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.bus.connection.clock import Clock
 from penstock.bus.connection.jetstream import HasJetStream
-from penstock.bus.errors import BusUnavailable, OutcomeUnknown
+from penstock.bus.errors import BusError, BusUnavailable, OutcomeUnknown
 from penstock.bus.messages import Message, Stored
 from penstock.bus.read import leader
 from penstock.bus.write.publisher import EXPECTED_SEQUENCE, EXPECTED_SUBJECT, Publisher
@@ -40,6 +40,9 @@ class Writes(HasJetStream, Protocol):
 
 
 def _fenced(message: Message, pattern: str, last: int) -> Message:
+    if isinstance(message.headers, bytes):
+        lines = f"{EXPECTED_SUBJECT}: {pattern}\r\n{EXPECTED_SEQUENCE}: {last}\r\n".encode()
+        return Message(message.subject, message.payload, message.headers + lines)
     return message.with_headers({EXPECTED_SUBJECT: pattern, EXPECTED_SEQUENCE: str(last)})
 
 
@@ -58,6 +61,22 @@ async def append(bus: Writes, pattern: str, batch: Sequence[Message], last: int)
     if len(batch) == 1:
         return await bus.publisher.publish(first, APPEND_TIMEOUT_S)
     return await bus.publisher.publish_batch([first, *batch[1:]], APPEND_TIMEOUT_S)
+
+
+def post(
+    bus: Writes,
+    pattern: str,
+    message: Message,
+    last: int,
+    settled: Callable[[int | BusError], None],
+) -> bool:
+    """Store one message after stream sequence `last`, as `append` does, without waiting.
+
+    `settled` is called once, later, with the message's stream sequence or the error that `append`
+    would raise. Returns False, and sends nothing, if the message cannot be sent now; `append` waits
+    until it can be sent.
+    """
+    return bus.publisher.post(_fenced(message, pattern, last), settled, APPEND_TIMEOUT_S)
 
 
 async def tail(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:
