@@ -79,3 +79,16 @@ async def test_who_is_cancelled_when_just_let_in_gives_the_room_back() -> None:
     await asyncio.wait([next_one])
     assert next_one.cancelled()
     assert gate.inside_bytes == 0
+
+
+async def test_who_does_not_wait_at_the_gate_does_not_overtake_those_who_wait() -> None:
+    gate = Gate(100)
+    assert gate.enter_now(60)
+    assert not gate.enter_now(60)
+    waits = asyncio.create_task(gate.enter(60))
+    await asyncio.sleep(0)
+    assert not gate.enter_now(1)
+    gate.leave(60)
+    await waits
+    assert gate.enter_now(1)
+    assert gate.inside_bytes == 61

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from penstock.bus import (
 )
 from penstock.bus.messages import header_lines
 from penstock.bus.read import direct
-from penstock.bus.write.fence import append
+from penstock.bus.write.fence import append, post
 from penstock.bus.write.publisher import error_of
 from support.drive.bus import connected, event, publish_events
 from support.real.nats import NatsServer
@@ -171,6 +172,83 @@ async def test_a_full_stream_that_refuses_says_so(own_bus: Bus) -> None:
     await own_bus.publisher.publish(Message("small", bytes(1000), {}))
     with pytest.raises(StreamFull):
         await own_bus.publisher.publish(Message("small", bytes(1000), {}))
+
+
+class Outcomes:
+    """What `post` calls with the outcome of each message."""
+
+    def __init__(self) -> None:
+        self.all: list[int | BusError] = []
+
+    async def first(self) -> int | BusError:
+        await wait_for(lambda: self.all)
+        return self.all[0]
+
+
+async def wait_for(probe: Callable[[], object], timeout_s: float = 15) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not probe():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_posted_message_is_stored_and_its_sequence_is_reported_later(
+    bus: Bus, run_id: str
+) -> None:
+    outcomes = Outcomes()
+    assert bus.publisher.post(event(run_id, 1), outcomes.all.append, 5)
+    assert not outcomes.all
+    sequence = await outcomes.first()
+    stored = await bus.tail(streams.EVENTS, subjects.events_of_run(run_id))
+    assert stored is not None
+    assert (stored.sequence, stored.payload) == (sequence, b"1")
+    assert not bus.publisher._waiting
+    assert not bus.publisher._gate.inside_bytes
+
+
+async def test_a_posted_message_that_the_fence_refuses_is_reported_as_a_conflict(
+    bus: Bus, run_id: str
+) -> None:
+    pattern = subjects.events_of_run(run_id)
+    last = await append(bus, pattern, [event(run_id, 1)], 0)
+    stale, fresh = Outcomes(), Outcomes()
+    assert post(bus, pattern, event(run_id, 2), 0, stale.all.append)
+    assert isinstance(await stale.first(), FenceConflict)
+    assert post(bus, pattern, event(run_id, 2), last, fresh.all.append)
+    assert isinstance(await fresh.first(), int)
+
+
+async def test_a_message_that_cannot_be_sent_now_is_not_posted(
+    own_bus: Bus, fresh_nats: NatsServer, run_id: str
+) -> None:
+    outcomes = Outcomes()
+    too_large = event(run_id, 1, bytes(own_bus.client.max_payload))
+    assert not own_bus.publisher.post(too_large, outcomes.all.append, 5)
+    await own_bus.publisher._gate.enter(2**40)
+    assert not own_bus.publisher.post(event(run_id, 1), outcomes.all.append, 5)
+    own_bus.publisher._gate.leave(2**40)
+    await asyncio.to_thread(fresh_nats.stop)
+    await wait_for(lambda: not own_bus.ready)
+    assert not own_bus.publisher.post(event(run_id, 1), outcomes.all.append, 5)
+    await asyncio.to_thread(fresh_nats.start)
+    await wait_for(lambda: own_bus.ready)
+    assert await own_bus.tail(streams.EVENTS, subjects.events_of_run(run_id)) is None
+    assert not outcomes.all
+
+
+async def test_the_outcome_of_a_posted_message_is_unknown_once_the_connection_is_lost_or_late(
+    fresh_nats: NatsServer, run_id: str
+) -> None:
+    async with connected(fresh_nats.url) as bus:
+        late, lost = Outcomes(), Outcomes()
+        fresh_nats.pause()
+        try:
+            assert bus.publisher.post(event(run_id, 1), late.all.append, 0.1)
+            assert isinstance(await late.first(), OutcomeUnknown)
+            assert bus.publisher.post(event(run_id, 1), lost.all.append, 600)
+        finally:
+            await asyncio.to_thread(fresh_nats.kill)
+        assert isinstance(await lost.first(), OutcomeUnknown)
+        assert not bus.publisher._gate.inside_bytes
 
 
 async def test_a_thousand_messages_fit_into_one_batch(bus: Bus, run_id: str) -> None:
